@@ -1,0 +1,48 @@
+# Everything here works in a fresh clone on a machine with python3 (3.11+) and make, and is quick the second time.
+# Another Python: make demo PYTHON=python3.13.   More for pytest: make test ARGS="-k window".
+
+PYTHON ?= python3
+ARGS ?=
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint soak conformance lock clean ready-demo ready-test
+
+help:
+	@echo "make demo         see it work: three transports, 101 channels each, every byte checked"
+	@echo "make test         the whole test suite"
+	@echo "make lint         format, lint, types, import rules, docs/conformance.md, news fragments"
+	@echo "make soak         the long forms: many seeds, many cycles (hours)"
+	@echo "make conformance  write docs/conformance.md again"
+	@echo "make lock         resolve the pinned versions again"
+	@echo "make clean        remove .venv and what the tools left behind"
+
+demo: ready-demo
+	@.venv/bin/muxkit demo $(ARGS)
+
+test: ready-test
+	@.venv/bin/python -m pytest $(ARGS)
+
+lint: ready-test
+	@.ci/run format lint types imports conformance news
+
+soak: ready-test
+	@MUXKIT_SOAK=1 .venv/bin/python -m pytest -m soak --timeout=0 $(ARGS) || [ $$? -eq 5 ]
+	@for program in tests/soak/[!_]*.py; do \
+	    [ -e "$$program" ] || continue; \
+	    case $$program in */test_*|*/conftest.py) continue;; esac; \
+	    echo "== $$program"; .venv/bin/python "$$program" || exit 1; \
+	done
+
+conformance: ready-test
+	@.venv/bin/python tests/conformance.py
+
+lock:
+	@.ci/lock
+
+clean:
+	rm -rf .venv build dist htmlcov .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+ready-demo ready-test: ready-%:
+	@.ci/setup $*

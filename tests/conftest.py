@@ -1,0 +1,61 @@
+"""What holds for the whole suite: Hypothesis profiles, seeds, and the ids that marks may name."""
+
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+from tests.conformance import MARKS, known_ids
+
+SOAK = os.environ.get("MUXKIT_SOAK", "") not in ("", "0")
+
+# `ci` tries the same examples in every run, so only new code can make it fail; `nightly` looks for new ones.
+hypothesis.settings.register_profile("ci", derandomize=True, database=None, deadline=None, max_examples=50)
+hypothesis.settings.register_profile(
+    "nightly",
+    deadline=None,
+    max_examples=10_000,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("nightly" if SOAK else "ci")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test with `@pytest.mark.seeds(20, soak=2000)` once for each value of its argument `seed`."""
+    mark = metafunc.definition.get_closest_marker("seeds")
+    if mark is None:
+        return
+    if "seed" not in metafunc.fixturenames:
+        raise pytest.UsageError(f"{metafunc.definition.nodeid}: the mark seeds(..) needs an argument `seed`")
+    count = mark.kwargs.get("soak", mark.args[0]) if SOAK else mark.args[0]
+    metafunc.parametrize("seed", range(count), ids=lambda seed: f"seed={seed}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    unknown = sorted(set(_unknown_ids(items)))
+    if unknown:
+        raise pytest.UsageError("no such clause or requirement:\n  " + "\n  ".join(unknown))
+    if SOAK:
+        for item in items:
+            if _has_a_long_form(item):
+                item.add_marker(pytest.mark.soak)
+
+
+def _unknown_ids(items: list[pytest.Item]) -> Iterator[str]:
+    known = {name: known_ids(name) for name in MARKS}
+    for item in items:
+        for name in MARKS:
+            for mark in item.iter_markers(name):
+                for cited in mark.args:
+                    if cited not in known[name]:
+                        yield f"{item.nodeid}: {name}({cited!r})"
+
+
+def _has_a_long_form(item: pytest.Item) -> bool:
+    """Whether MUXKIT_SOAK makes this test longer: it is given seeds, or Hypothesis examples."""
+    if item.get_closest_marker("seeds") is not None:
+        return True
+    return isinstance(item, pytest.Function) and hypothesis.is_hypothesis_test(item.obj)
