@@ -1,0 +1,61 @@
+"""One connection, many channels: a structured-concurrency multiplexer for Trio.
+
+async with muxkit.connect("bpmux+tcp://127.0.0.1:7000") as session:
+    async with session.open() as channel:
+        await channel.send(b"hello")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from muxkit._errors import LocalProtocolError as LocalProtocolError
+from muxkit._errors import MuxError as MuxError
+from muxkit._errors import ProtocolError as ProtocolError
+from muxkit._errors import RemoteProtocolError as RemoteProtocolError
+from muxkit._limits import Limits as Limits
+from muxkit._observer import Observer as Observer
+
+if TYPE_CHECKING:
+    from muxkit._door import Served as Served
+    from muxkit._door import connect as connect
+    from muxkit._door import each_channel as each_channel
+    from muxkit._door import serve as serve
+    from muxkit.runtime import Channel as Channel
+    from muxkit.runtime import ChannelCancelled as ChannelCancelled
+    from muxkit.runtime import ChannelStopped as ChannelStopped
+    from muxkit.runtime import LinkLost as LinkLost
+    from muxkit.runtime import Session as Session
+    from muxkit.runtime import SessionInfo as SessionInfo
+    from muxkit.runtime import SessionStats as SessionStats
+    from muxkit.runtime import Unsupported as Unsupported
+
+__version__ = "0.1.0"
+
+# The engines know nothing of Trio, and whoever wants only them should not have to import it: so what needs it
+# is fetched when it is first asked for.
+_LAZY = {
+    "Channel": "muxkit.runtime",
+    "ChannelCancelled": "muxkit.runtime",
+    "ChannelStopped": "muxkit.runtime",
+    "LinkLost": "muxkit.runtime",
+    "Served": "muxkit._door",
+    "Session": "muxkit.runtime",
+    "SessionInfo": "muxkit.runtime",
+    "SessionStats": "muxkit.runtime",
+    "Unsupported": "muxkit.runtime",
+    "connect": "muxkit._door",
+    "each_channel": "muxkit._door",
+    "serve": "muxkit._door",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'muxkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,40 @@
+"""What can go wrong without any I/O: you asked for something illegal, or the peer did.
+
+The errors of a transport that went away need Trio's own classes, so they live in `muxkit.runtime`.
+"""
+
+from __future__ import annotations
+
+
+class MuxError(Exception):
+    """Everything that muxkit raises on its own account."""
+
+
+class ProtocolError(MuxError):
+    """One side broke the rules of the protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """You asked for something that the protocol forbids; nothing was sent and nothing changed."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke a rule or a limit; the connection is over.
+
+    `rule` is the id of the clause that was broken, `offset` the position in the received bytes where the
+    offending frame begins, `limit` the field of `muxkit.Limits` to raise if the peer was in the right.
+    """
+
+    def __init__(
+        self, message: str, *, rule: str | None = None, offset: int | None = None, limit: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.rule = rule
+        self.offset = offset
+        self.limit = limit
+
+    def __str__(self) -> str:
+        where = [part for part in (self.rule, None if self.offset is None else f"byte {self.offset}") if part]
+        text = f"{self.message} ({', '.join(where)})" if where else self.message
+        return f"{text}; raise Limits({self.limit}=…) if this peer is right" if self.limit else text

@@ -1,0 +1,82 @@
+"""How much may one peer make us hold? One object, every default finite, each name in the error that it raises."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import attrs
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+NumberT = TypeVar("NumberT", int, float)
+
+
+def _positive(instance: Limits, field: attrs.Attribute[NumberT], value: NumberT) -> None:
+    if not value > 0 or math.isinf(value):
+        raise ValueError(f"Limits({field.name}={value!r}): must be finite and above 0")
+
+
+def _limit(default: int) -> int:
+    number: int = attrs.field(default=default, validator=_positive)
+    return number
+
+
+def _seconds(default: float) -> float:
+    number: float = attrs.field(default=default, validator=_positive)
+    return number
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """Bounds on what a peer can cost; sizes in bytes, times in seconds."""
+
+    # Counts
+    connections: int = _limit(1024)
+    """Live connections of one listener; more wait in the kernel's backlog."""
+    half_open: int = _limit(100)
+    """Connections of one listener that are still in a TLS or WebSocket handshake."""
+    channels: int = _limit(16_384)
+    """Live channels in one connection that the peer opened, and as many that we opened."""
+    backlog: int = _limit(16_384)
+    """Channels that the peer opened and the application has not taken yet; more are refused."""
+    pongs: int = _limit(1_048_576)
+    """Answers to pings that the peer may owe us the reading of."""
+    tombstones: int = _limit(4096)
+    """Ended channels whose late frames are still recognised."""
+    resets_per_second: int = _limit(200)
+    """Channels that the peer may cancel before we are done with them, sustained."""
+    resets_burst: int = _limit(1000)
+    """The same, at once."""
+
+    # Bytes
+    channel_bytes: int = _limit(1 * MIB)
+    """Window of one channel: credit granted and data not yet consumed."""
+    channel_floor: int = _limit(4 * KIB)
+    """The window that a channel gets even when `connection_bytes` is spent."""
+    connection_bytes: int = _limit(64 * MIB)
+    """The windows of all channels of one connection together, floors apart."""
+    message: int = _limit(16 * MIB)
+    """The largest message that is accepted, or sent."""
+    reassembly: int = _limit(64 * MIB)
+    """Credit lent beyond the windows to messages that arrive in parts, a connection."""
+    outbox: int = _limit(1 * MIB)
+    """Bytes that `send` may queue ahead of the transport, a connection."""
+
+    # Times
+    handshake: float = _seconds(10.0)
+    """A TLS or WebSocket handshake must be over by then."""
+    stall: float = _seconds(30.0)
+    """While a message is unfinished, `stall_bytes` must come in each such span."""
+    stall_bytes: int = _limit(1024)
+
+    def __attrs_post_init__(self) -> None:
+        if self.reassembly < self.message:
+            raise ValueError(
+                f"Limits(reassembly={self.reassembly}) is below message={self.message}: "
+                "such a message could never be put together"
+            )
+        if self.channel_floor > self.channel_bytes:
+            raise ValueError(f"Limits(channel_floor={self.channel_floor}) is above channel_bytes={self.channel_bytes}")

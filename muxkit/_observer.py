@@ -1,0 +1,33 @@
+"""Who may watch? The seam that traces, metrics and captures hang on; without an observer it costs one test."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+Direction = Literal["in", "out"]
+
+
+class Observer(Protocol):
+    """Told what an engine and its pump do, as it happens; must not raise and must not block.
+
+    `channel` names the channel as the protocol does (for bpmux: `"out-sink 7"`). Times are not passed: an
+    observer that wants them brings its own clock.
+    """
+
+    def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
+        """One frame was parsed or written; `size` counts its payload bytes."""
+
+    def credit(self, direction: Direction, channel: str, amount: int) -> None:
+        """Credit came in, or was granted."""
+
+    def state(self, channel: str, state: str) -> None:
+        """A channel opened, ended, or went away."""
+
+    def timer(self, name: str) -> None:
+        """A deadline was reached."""
+
+    def error(self, error: BaseException) -> None:
+        """The connection failed."""
+
+    def transport(self, direction: Direction, data: bytes | memoryview) -> None:
+        """Raw bytes went over the transport; the data belongs to the observer only during the call."""

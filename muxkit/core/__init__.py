@@ -1,0 +1,36 @@
+"""The toolkit that the protocols share: rules and bookkeeping without any I/O. Imports neither trio nor time."""
+
+from muxkit.core._cursor import Cursor as Cursor
+from muxkit.core._cursor import NeedMore as NeedMore
+from muxkit.core._cursor import Pieces as Pieces
+from muxkit.core._cursor import encode_varint as encode_varint
+from muxkit.core._cursor import encode_varu64 as encode_varu64
+from muxkit.core._deadlines import Deadlines as Deadlines
+from muxkit.core._engine import Buffer as Buffer
+from muxkit.core._engine import Engine as Engine
+from muxkit.core._engine import StreamEngine as StreamEngine
+from muxkit.core._halves import RECEIVING as RECEIVING
+from muxkit.core._halves import SENDING as SENDING
+from muxkit.core._halves import Receiving as Receiving
+from muxkit.core._halves import Sending as Sending
+from muxkit.core._halves import Step as Step
+from muxkit.core._halves import advance as advance
+from muxkit.core._halves import draw as draw
+from muxkit.core._ranges import Ranges as Ranges
+from muxkit.core._ranges import serial_add as serial_add
+from muxkit.core._ranges import serial_distance as serial_distance
+from muxkit.core._ranges import serial_less as serial_less
+from muxkit.core._reassembly import Reassembly as Reassembly
+from muxkit.core._scheduler import QUANTUM as QUANTUM
+from muxkit.core._scheduler import Scheduler as Scheduler
+from muxkit.core._scheduler import Source as Source
+from muxkit.core._table import Census as Census
+from muxkit.core._table import ChannelTable as ChannelTable
+from muxkit.core._table import Ids as Ids
+from muxkit.core._tokens import TokenBucket as TokenBucket
+from muxkit.core._windows import U64_MAX as U64_MAX
+from muxkit.core._windows import Ceiling as Ceiling
+from muxkit.core._windows import Credit as Credit
+from muxkit.core._windows import InFlight as InFlight
+from muxkit.core._windows import ReceiveBudget as ReceiveBudget
+from muxkit.core._windows import ReceiveWindow as ReceiveWindow

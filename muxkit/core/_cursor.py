@@ -1,0 +1,185 @@
+"""Which value stands here? A position in received bytes, the numbers there, and how much is missing."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
+
+U64_MAX: Final = 2**64 - 1
+
+# VarU64: a first byte below this is the number itself, above it the count of bytes that follow, less 247.
+_VARU64_DIRECT: Final = 248
+# The least number that needs n bytes behind the first one; below it the form is longer than necessary.
+_VARU64_LEAST: Final = (0, _VARU64_DIRECT, 1 << 8, 1 << 16, 1 << 24, 1 << 32, 1 << 40, 1 << 48, 1 << 56)
+
+_ONE_BYTE: Final = tuple(bytes((value,)) for value in range(_VARU64_DIRECT))
+
+_COALESCE: Final = 1024  # bytes; from this size on the object around a piece costs little beside the piece
+
+
+class NeedMore(Exception):
+    """The input ends inside a value; with fewer than `missing` more bytes another try is in vain.
+
+    It is no error, so it is no `MuxError`. Each raise makes its own: one object raised again and again would
+    collect the traceback, and with it the frames, of every place that it passed.
+    """
+
+    def __init__(self, missing: int) -> None:
+        super().__init__(missing)
+        self.missing = missing
+
+
+class Cursor:
+    """A position over bytes that are there already; each read moves behind what it gave.
+
+    A read that raises leaves the position where it was. To go back further, to the start of a frame that is
+    not complete, set `position`.
+    """
+
+    __slots__ = ("_size", "data", "position")
+
+    def __init__(self, data: bytes, position: int = 0) -> None:
+        self.data = data
+        self.position = position
+        self._size = len(data)
+
+    @property
+    def remaining(self) -> int:
+        """How many bytes lie ahead."""
+        return self._size - self.position
+
+    def byte(self) -> int:
+        position = self.position
+        if position >= self._size:
+            raise NeedMore(1)
+        self.position = position + 1
+        return self.data[position]
+
+    def exact(self, size: int) -> bytes:
+        """The next `size` bytes, copied once."""
+        position = self.position
+        end = position + size
+        if not position <= end <= self._size:
+            if size < 0:
+                raise LocalProtocolError(f"{size} bytes cannot be read")
+            raise NeedMore(end - self._size)
+        self.position = end
+        return self.data[position:end]
+
+    def uint(self, size: int, order: Literal["big", "little"]) -> int:
+        """An unsigned integer of `size` bytes; of none it is 0."""
+        return int.from_bytes(self.exact(size), order)
+
+    def varu64(self, rule: str | None = None) -> int:
+        """A VarU64, in the only form that its number has; `rule` is the clause to cite for another form."""
+        position = self.position
+        if position >= self._size:
+            raise NeedMore(1)
+        first = self.data[position]
+        start = position + 1
+        if first < _VARU64_DIRECT:
+            self.position = start
+            return first
+        size = first - (_VARU64_DIRECT - 1)
+        end = start + size
+        if end > self._size:
+            raise NeedMore(end - self._size)
+        number = int.from_bytes(self.data[start:end], "big")
+        if number < _VARU64_LEAST[size]:
+            least = len(encode_varu64(number))
+            raise RemoteProtocolError(f"VarU64 {number} came in {1 + size} bytes, not in {least}", rule=rule)
+        self.position = end
+        return number
+
+    def varint(self, max_bytes: int = 10, rule: str | None = None) -> int:
+        """An LEB128 varint of at most 64 bits; longer forms of a number are as good as its shortest.
+
+        `rule` is the clause to cite when it has more than `max_bytes` bytes or more than 64 bits.
+        """
+        position = self.position
+        end = min(self._size, position + max_bytes)
+        number = shift = 0
+        while position < end:
+            byte = self.data[position]
+            position += 1
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if number > U64_MAX:
+                    raise RemoteProtocolError(f"varint {number} needs more than 64 bits", rule=rule)
+                self.position = position
+                return number
+            shift += 7
+        if position - self.position >= max_bytes:
+            raise RemoteProtocolError(f"varint goes on after {max_bytes} bytes", rule=rule)
+        raise NeedMore(1)
+
+    def align(self, size: int, origin: int) -> None:
+        """Skip padding, whatever is in it, up to the next multiple of `size` counted from `origin`."""
+        padding = (origin - self.position) % size
+        if padding > self._size - self.position:
+            raise NeedMore(padding - (self._size - self.position))
+        self.position += padding
+
+
+def encode_varu64(number: int) -> bytes:
+    """VarU64 as `Cursor.varu64` reads it, 1 to 9 bytes."""
+    if 0 <= number < _VARU64_DIRECT:
+        return _ONE_BYTE[number]
+    _check_u64(number)
+    size = (number.bit_length() + 7) // 8
+    return bytes((_VARU64_DIRECT - 1 + size,)) + number.to_bytes(size, "big")
+
+
+def encode_varint(number: int) -> bytes:
+    """LEB128 in its shortest form, 1 to 10 bytes."""
+    if 0 <= number < 0x80:
+        return _ONE_BYTE[number]
+    _check_u64(number)
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _check_u64(number: int) -> None:
+    if not 0 <= number <= U64_MAX:
+        # In hexadecimal, because Python refuses to write very long decimal numbers.
+        raise LocalProtocolError(f"{number:#x} is outside 0 … {U64_MAX:#x}")
+
+
+class Pieces:
+    """Bytes that arrive in bits and are wanted as one.
+
+    Small bits grow together as they come, so that a peer who sends single bytes costs their number, not an
+    object for each; large ones are kept as they are and copied only by `join`.
+    """
+
+    __slots__ = ("_pieces", "_tail", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._pieces: list[bytes | bytearray] = []
+        self._tail = bytearray()
+
+    def append(self, data: bytes) -> None:
+        self.size += len(data)
+        if len(data) < _COALESCE:
+            self._tail += data
+            return
+        if self._tail:
+            self._pieces.append(self._tail)
+            self._tail = bytearray()
+        self._pieces.append(data)
+
+    def join(self) -> bytes:
+        """Everything since the last call, as one; what was held is let go."""
+        if self._tail:
+            self._pieces.append(self._tail)
+            self._tail = bytearray()
+        joined = b"".join(self._pieces)
+        self._pieces.clear()
+        self.size = 0
+        return joined

@@ -1,0 +1,86 @@
+"""Who writes next? Deficit round robin over the sources that have something to write.
+
+A source's turn is `QUANTUM` bytes; it goes to the back of the line only after it really wrote. One that must
+write a frame larger than its turn pays for it in later turns, also if it left the line in between. A source alone
+writes as much as the caller takes, and owes nobody anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from muxkit.core._engine import Buffer
+
+QUANTUM = 64 * 1024  # bytes a turn
+
+
+class Source(Protocol):
+    """Something with frames to write. The scheduler owns `deficit` and `scheduled`."""
+
+    deficit: int
+    scheduled: bool
+
+    def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
+        """Append frames up to `budget` bytes, none with more than `piece` bytes of payload; give their size.
+
+        0 means that nothing can be written now.
+        """
+
+    def is_ready(self) -> bool:
+        """Is there more to write?"""
+
+
+class Scheduler:
+    """The line of ready sources."""
+
+    __slots__ = ("_line", "quantum")
+
+    def __init__(self, quantum: int = QUANTUM) -> None:
+        self.quantum = quantum
+        self._line: deque[Source] = deque()
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def add(self, source: Source) -> None:
+        """The source has something to write; harmless when it is in line already.
+
+        One that is gone by its turn writes nothing and drops out of the line.
+        """
+        if not source.scheduled:
+            source.scheduled = True
+            source.deficit = min(source.deficit, 0)
+            self._line.append(source)
+
+    def pull(self, limit: int, out: list[Buffer]) -> int:
+        """Append about `limit` bytes in fair order; give their number. Several ready sources share one quantum."""
+        line = self._line
+        taken = 0
+        while line and taken < limit:
+            if len(line) > 1 and limit > self.quantum:
+                limit = self.quantum
+                if taken >= limit:
+                    break
+            taken += self._turn(line[0], limit, limit - taken, out)
+        return taken
+
+    def _turn(self, source: Source, limit: int, room: int, out: list[Buffer]) -> int:
+        if len(self._line) == 1:
+            written = source.write(room, limit, out)
+            source.deficit = 0
+        else:
+            if source.deficit <= 0:
+                source.deficit += self.quantum
+            if source.deficit <= 0:  # still paying for a large frame
+                self._line.rotate(-1)
+                return 0
+            written = source.write(min(source.deficit, room), self.quantum, out)
+            source.deficit -= written
+        if not source.is_ready() or written == 0:
+            source.scheduled = False
+            self._line.popleft()
+        elif source.deficit <= 0:
+            self._line.rotate(-1)
+        return written

@@ -1,0 +1,203 @@
+"""How much may I send, and how much did I allow? Flow control in plain integers; the unit belongs to the plugin."""
+
+from __future__ import annotations
+
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
+
+U64_MAX = 2**64 - 1
+
+
+class Credit:
+    """Room to send that the peer grants by adding to it."""
+
+    __slots__ = ("available",)
+
+    def __init__(self, available: int = 0) -> None:
+        self.available = available
+
+    def grant(self, amount: int, *, cap: int = U64_MAX) -> None:
+        """The peer gave more."""
+        if self.available + amount > cap:
+            raise RemoteProtocolError(f"credit of {amount} on top of {self.available} is above {cap}")
+        self.available += amount
+
+    def spend(self, amount: int) -> None:
+        """We sent something."""
+        if amount > self.available:
+            raise LocalProtocolError(f"{amount} to send against {self.available} of credit")
+        self.available -= amount
+
+
+class Ceiling:
+    """Room to send that the peer states as a size ahead of its last acknowledgement (e3x)."""
+
+    __slots__ = ("acknowledged", "sent", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.sent = 0
+        self.acknowledged = 0
+
+    @property
+    def available(self) -> int:
+        return max(0, self.acknowledged + self.size - self.sent)
+
+    def spend(self, amount: int) -> None:
+        if amount > self.available:
+            raise LocalProtocolError(f"{amount} to send, {self.available} left below the ceiling")
+        self.sent += amount
+
+    def acknowledge(self, upto: int, size: int | None = None) -> None:
+        """Everything up to `upto` arrived; `size` replaces the window. An older acknowledgement changes nothing."""
+        if upto > self.sent:
+            raise RemoteProtocolError(f"{upto} acknowledged, {self.sent} sent")
+        if upto < self.acknowledged:
+            return
+        self.acknowledged = upto
+        if size is not None:
+            self.size = size
+
+
+class InFlight:
+    """Room to send that we set ourselves: at most `limit` may be unanswered (Relink, Aqueduct)."""
+
+    __slots__ = ("limit", "unanswered")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.unanswered = 0
+
+    @property
+    def available(self) -> int:
+        return self.limit - self.unanswered
+
+    def spend(self, amount: int = 1) -> None:
+        if amount > self.available:
+            raise LocalProtocolError(f"{amount} to send, {self.unanswered} of {self.limit} unanswered")
+        self.unanswered += amount
+
+    def answered(self, amount: int = 1) -> None:
+        if amount > self.unanswered:
+            raise RemoteProtocolError(f"{amount} answered, {self.unanswered} were waiting for an answer")
+        self.unanswered -= amount
+
+
+class ReceiveBudget:
+    """What all automatic windows of one connection may hold together, so that many channels share one bound.
+
+    A window gets an equal share of `total`, never less than `floor` and never more than it asks for. Shares
+    shrink as channels open; what was granted before is not taken back but not renewed either.
+    """
+
+    __slots__ = ("floor", "total", "used", "windows")
+
+    def __init__(self, total: int, floor: int) -> None:
+        self.total = total
+        self.floor = floor
+        self.used = 0
+        self.windows = 0
+
+    def room(self, wanted: int, outstanding: int) -> int:
+        """How much a window that wants `wanted` in all and has `outstanding` may grant now."""
+        share = max(self.floor, self.total // max(1, self.windows))
+        room = min(wanted, share) - outstanding
+        left = self.total - self.used
+        return room if room <= left else max(left, min(wanted, self.floor) - outstanding)
+
+
+class ReceiveWindow:
+    """What did I allow, and what shall I grant? Grants follow consumption, half a window at a time.
+
+    `credit` is what the peer may still send, `held` what arrived and was not consumed. Both together are made of
+    three parts: `own`, which the window renews and the budget counts; `lent`, granted beyond it so that one large
+    message could be put together; and `by_hand`. What is consumed repays the loans first, then what was granted
+    by hand. `unfinished` is what messages that were begun still need. `size` is the window to keep open; 0 means
+    that every grant is made by hand.
+    """
+
+    __slots__ = ("budget", "by_hand", "credit", "held", "lent", "renews", "size", "unfinished")
+
+    def __init__(self, size: int = 0, budget: ReceiveBudget | None = None) -> None:
+        self.size = size
+        self.renews = size > 0
+        self.budget = budget if size else None
+        self.credit = 0
+        self.held = 0
+        self.lent = 0
+        self.by_hand = 0
+        self.unfinished = 0
+        if self.budget is not None:
+            self.budget.windows += 1
+
+    @property
+    def own(self) -> int:
+        """What the window itself has granted and not seen consumed."""
+        return self.credit + self.held - self.lent - self.by_hand
+
+    def start(self) -> int:
+        """The first grant."""
+        return self._refill()
+
+    def grant(self, amount: int) -> None:
+        """Grant by hand, beside what the window does."""
+        if amount < 0 or self.credit + amount > U64_MAX:
+            raise LocalProtocolError(f"credit of {amount} on top of {self.credit} is outside 0 … {U64_MAX}")
+        self.credit += amount
+        self.by_hand += amount
+
+    def arrived(self, amount: int) -> None:
+        """The peer used credit."""
+        if amount > self.credit:
+            raise RemoteProtocolError(f"{amount} bytes sent against {self.credit} granted")
+        self.credit -= amount
+        self.held += amount
+
+    def consumed(self, amount: int) -> tuple[int, int]:
+        """The application took `amount`; gives (what to grant now, what to repay of loans)."""
+        if not 0 <= amount <= self.held:
+            raise LocalProtocolError(f"{amount} bytes consumed, {self.held} were there")
+        self.held -= amount
+        repaid = min(self.lent, amount)
+        self.lent -= repaid
+        by_hand = min(self.by_hand, amount - repaid)
+        self.by_hand -= by_hand
+        if self.budget is not None:
+            self.budget.used -= amount - repaid - by_hand
+        return self._refill(), repaid
+
+    def shortfall(self) -> int:
+        """What begun messages need beyond the credit that is out."""
+        return max(0, self.unfinished - self.credit)
+
+    def lend(self, amount: int) -> None:
+        """Grant beyond the window, out of the connection's budget for reassembly."""
+        self.credit += amount
+        self.lent += amount
+
+    def quiet(self) -> None:
+        """Grant nothing more; what is out may still be used."""
+        self.renews = False
+
+    def retire(self) -> int:
+        """Nothing more will arrive; what is held stays counted until it is consumed. Gives what to repay of loans."""
+        before = self.own
+        repaid = max(0, self.lent - self.held)
+        self.lent -= repaid
+        self.by_hand = min(self.by_hand, self.held - self.lent)
+        self.credit = self.unfinished = 0
+        self.renews = False
+        if self.budget is not None:
+            self.budget.used -= before - self.own
+            self.budget.windows -= 1
+        return repaid
+
+    def _refill(self) -> int:
+        if self.budget is None or not self.renews:
+            return 0
+        own = self.own
+        room = self.budget.room(self.size, own)
+        if room <= 0 or room < own:
+            return 0
+        self.credit += room
+        self.budget.used += room
+        return room
