@@ -1,0 +1,199 @@
+"""How does a URL become a session? `protocol+transport://address`: both are looked up, nothing is built in."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import trio
+
+from muxkit._limits import Limits
+from muxkit._plugins import PROTOCOLS, TRANSPORTS, load
+from muxkit.runtime import Channel, LinkLost, ProtocolPlugin, Session, Transport
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from muxkit._observer import Observer
+
+    SessionHandler = Callable[[Session], Awaitable[object]]
+    ChannelHandler = Callable[[Channel], Awaitable[object]]
+
+LINGER = 5.0  # s, for taking leave
+FORM = "protocol+transport://address, such as bpmux+tcp://127.0.0.1:7000"
+
+_log = logging.getLogger("muxkit")
+
+
+class _Door:
+    """A URL taken apart, with both plugins."""
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        scheme, separator, self.address = url.partition("://")
+        protocol, plus, transport = scheme.partition("+")
+        if not (separator and plus and protocol and transport):
+            raise ValueError(f"{url!r} is no URL of the form {FORM}")
+        self.scheme = scheme
+        # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
+        self.protocol = cast("ProtocolPlugin", load(PROTOCOLS, protocol))
+        self.transport = cast("Transport", load(TRANSPORTS, transport))
+        ours = self.protocol.options
+        self.session_options = {name: value for name, value in options.items() if name in ours}
+        self.link_options = {name: value for name, value in options.items() if name not in ours}
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    linger: float = LINGER,
+    **options: Any,
+) -> AsyncGenerator[Session, None]:
+    """A session with whoever serves `url`; it ends with the block.
+
+    Other keyword arguments are options of the protocol (`config=` for bpmux) or of the transport
+    (`ssl_context=` for tls, `insecure=True` for plaintext off loopback). Time limits are yours to set
+    (`trio.fail_after`); leaving the block takes at most `linger` seconds.
+    """
+    door = _Door(url, options)
+    bounds = limits or Limits()
+    async with (
+        door.transport.connect(door.address, **door.link_options) as stream,
+        door.protocol.session(
+            stream,
+            role="client",
+            address=door.address,
+            limits=bounds,
+            observer=observer,
+            linger=linger,
+            **door.session_options,
+        ) as session,
+    ):
+        yield session
+
+
+class Served:
+    """A running server."""
+
+    def __init__(self, scheme: str, scope: trio.CancelScope) -> None:
+        self._scheme = scheme
+        self._scope = scope
+        self._sessions: set[Session] = set()
+        self._draining = False
+        self._ended = trio.lowlevel.ParkingLot()
+        self.urls: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        """What a client connects to; the first, if there are several addresses."""
+        return self.urls[0]
+
+    @property
+    def sessions(self) -> int:
+        """How many there are now."""
+        return len(self._sessions)
+
+    async def shutdown(self, *, grace: float) -> None:
+        """Take no new sessions and channels, let the live ones end for up to `grace` seconds, then stop."""
+        self._draining = True
+        with trio.move_on_after(grace):
+            async with trio.open_nursery() as nursery:
+                for session in [*self._sessions]:
+                    nursery.start_soon(self._drain, session, grace)
+            while self._sessions:
+                await self._ended.park()
+        self._scope.cancel()
+
+    async def _drain(self, session: Session, grace: float) -> None:
+        with suppress(LinkLost):  # then it is over as well
+            await session.shutdown(grace=grace)
+
+
+async def serve(
+    handler: SessionHandler,
+    url: str,
+    *,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    linger: float = LINGER,
+    task_status: trio.TaskStatus[Served] = trio.TASK_STATUS_IGNORED,
+    **options: Any,
+) -> None:
+    """Serve sessions at `url` until cancelled; `served = await nursery.start(muxkit.serve, handler, url)`.
+
+    `handler` is called with each `Session`; when it returns, the session takes leave. What it raises ends its own
+    session and is logged, the others go on. `muxkit.each_channel` makes one out of a function for a channel.
+    """
+    door = _Door(url, options)
+    bounds = limits or Limits()
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        session: Session | None = None
+        try:
+            async with door.protocol.session(
+                stream,
+                role="server",
+                address=door.address,
+                limits=bounds,
+                observer=observer,
+                linger=linger,
+                **door.session_options,
+            ) as session:
+                if not served._draining:
+                    served._sessions.add(session)
+                    await handler(session)
+        except LinkLost as error:
+            _log.debug("session lost: %s", error)
+        except Exception:
+            _log.exception("the handler of a session failed; the session was closed")
+        finally:
+            # Not before it has taken leave: what its handler sent last may still be on its way.
+            if session is not None:
+                served._sessions.discard(session)
+            served._ended.unpark_all()
+
+    with trio.CancelScope() as scope:
+        served = Served(door.scheme, scope)
+        async with trio.open_nursery() as nursery:
+            addresses = await nursery.start(
+                lambda task_status: door.transport.serve(
+                    handle, door.address, limits=bounds, task_status=task_status, **door.link_options
+                )
+            )
+            served.urls = tuple(f"{door.scheme}://{address}" for address in addresses)
+            task_status.started(served)
+
+
+def each_channel(handler: ChannelHandler) -> SessionHandler:
+    """A session handler that calls `handler` with each channel that the peer opens, all at once.
+
+    A channel is closed when its handler returns. What a handler raises aborts its own channel and is logged; that
+    the peer stopped the channel or that the connection was lost is nothing to log.
+    """
+
+    async def handle_session(session: Session) -> None:
+        async with trio.open_nursery() as nursery:
+            try:
+                async for channel in session.incoming():
+                    nursery.start_soon(handle_channel, channel)
+            except LinkLost as error:
+                _log.debug("session lost: %s", error)
+
+    async def handle_channel(channel: Channel) -> None:
+        try:
+            await handler(channel)
+        except (trio.BrokenResourceError, trio.EndOfChannel):
+            channel.abort()
+        except Exception:
+            channel.abort()
+            _log.exception("the handler of a channel failed; the channel was aborted")
+        except BaseException:
+            channel.abort()
+            raise
+        else:
+            await channel.aclose()
+
+    return handle_session

@@ -1,0 +1,94 @@
+"""Which protocols and transports are there? Entry points of installed packages, ours among them and no better."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+from muxkit._errors import MuxError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Group = Literal["muxkit.protocols", "muxkit.transports"]
+PROTOCOLS: Group = "muxkit.protocols"
+TRANSPORTS: Group = "muxkit.transports"
+
+
+class PluginError(MuxError):
+    """A protocol or a transport is missing, broken, or there twice; the text names the packages."""
+
+
+@attrs.frozen
+class Plugin:
+    """One name that a package offers."""
+
+    kind: str
+    name: str
+    package: str
+    target: str
+    problem: str | None
+    """Why it cannot be used, or None."""
+
+
+def load(group: Group, name: str) -> object:
+    """The plugin of that name."""
+    found = _named(group, name)
+    if not found:
+        names = ", ".join(sorted({point.name for point in entry_points(group=group)})) or "none"
+        raise PluginError(
+            f"there is no {_kind(group)} {name!r}; there are: {names}. "
+            f"A package that brings it names it as an entry point of the group {group!r}"
+        )
+    if len(found) > 1:
+        raise PluginError(f"the {_kind(group)} {name!r} is offered by {_packages(found)}; uninstall all but one")
+    problem = _problem(group, found[0])
+    if problem is not None:
+        raise PluginError(f"the {_kind(group)} {name!r} of {_packages(found)} is broken: {problem}")
+    loaded: object = found[0].load()
+    return loaded
+
+
+def installed() -> list[Plugin]:
+    """Everything that is offered, with what is wrong with it."""
+    plugins = []
+    for group in (PROTOCOLS, TRANSPORTS):
+        for point in sorted(_distinct(entry_points(group=group)), key=lambda point: point.name):
+            rivals = _named(group, point.name)
+            problem = f"offered by {_packages(rivals)}" if len(rivals) > 1 else _problem(group, point)
+            plugins.append(Plugin(_kind(group), point.name, _package(point), point.value, problem))
+    return plugins
+
+
+def _named(group: Group, name: str) -> list[EntryPoint]:
+    return _distinct(entry_points(group=group, name=name))
+
+
+def _distinct(points: Iterable[EntryPoint]) -> list[EntryPoint]:
+    """Without repetitions: a package that is installed and also lies on the path is found twice."""
+    return list({(_package(point), point.name, point.value): point for point in points}.values())
+
+
+def _problem(group: Group, point: EntryPoint) -> str | None:
+    wanted = ("session", "options") if group == PROTOCOLS else ("connect", "serve")
+    try:
+        loaded = point.load()
+    except Exception as error:  # importing runs the package's code, which may fail in any way
+        return f"{point.value} cannot be loaded: {type(error).__name__}: {error}"
+    missing = [attribute for attribute in wanted if not hasattr(loaded, attribute)]
+    return f"{point.value} has no {' and no '.join(missing)}" if missing else None
+
+
+def _package(point: EntryPoint) -> str:
+    # A package whose metadata was damaged has no name, whatever the annotation says.
+    return (point.dist.name if point.dist is not None else "") or "an unknown package"
+
+
+def _packages(points: list[EntryPoint]) -> str:
+    return " and ".join(sorted(_package(point) for point in points))
+
+
+def _kind(group: Group) -> str:
+    return "protocol" if group == PROTOCOLS else "transport"

@@ -1,0 +1,381 @@
+"""The rules of bpmux/rel as one object: bytes and commands in, events and bytes out; no Trio, no clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit.core import U64_MAX, Buffer
+from muxkit.protocols.bpmux._config import Config
+from muxkit.protocols.bpmux._entities import Entity, Kind
+from muxkit.protocols.bpmux._events import Event, Failed, HungUp
+from muxkit.protocols.bpmux._frames import Type
+from muxkit.protocols.bpmux._liveness import Liveness
+from muxkit.protocols.bpmux._reader import Reader
+from muxkit.protocols.bpmux._state import State
+from muxkit.protocols.bpmux._tracing import observe_written
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from muxkit._observer import Observer
+
+
+class Engine:
+    """One end of a bpmux/rel connection; a `StreamEngine`.
+
+    Commands take and give `Entity` objects. A command either does all of its work or raises
+    `LocalProtocolError` and changes nothing. `consumed` must be called for every `Message` that the application
+    has taken, or the peer's credit is never renewed.
+    """
+
+    def __init__(
+        self, config: Config | None = None, *, limits: Limits | None = None, observer: Observer | None = None
+    ) -> None:
+        self.config = config or Config()
+        self.limits = limits or Limits()
+        self._observer = observer
+        self._state = State(self.config, self.limits, observer)
+        self._reader = Reader(self._state)
+        self._liveness = Liveness(self._state, self._reader)
+        self._next_id = self.config.first_id
+        self.over = False
+        self.hung_up_cleanly = False
+
+    # --- what is known
+
+    @property
+    def top_sink(self) -> Entity:
+        """Where top-level messages to the peer go."""
+        return self._state.top_sink
+
+    @property
+    def top_stream(self) -> Entity:
+        """Where top-level messages of the peer come from."""
+        return self._state.top_stream
+
+    def entities(self, kind: Kind) -> dict[int, Entity]:
+        """One of the six maps of the document; to look at, not to change."""
+        return self._state.maps[kind]
+
+    @property
+    def channels(self) -> int:
+        """Live channels of both sides, requests included, the top level not."""
+        return self._state.ours + self._state.theirs
+
+    @property
+    def may_open(self) -> bool:
+        """Does the limit on channels leave room for one more of ours?"""
+        return self._state.ours < self.limits.channels
+
+    @property
+    def outbox(self) -> int:
+        """Bytes that are queued and wait only for the transport."""
+        return self._state.outbox
+
+    @property
+    def bytes_received(self) -> int:
+        return self._reader.offset
+
+    @property
+    def live(self) -> int:
+        """Live entities, those of the top level and both halves of duplexes included."""
+        return sum(map(len, self._state.maps))
+
+    @property
+    def is_quiet(self) -> bool:
+        """Is nothing alive, the top level included?"""
+        return not any(self._state.maps)
+
+    # --- the stream
+
+    def receive_bytes(self, data: bytes, now: float) -> None:
+        """Take in what came; never raises."""
+        if self.over:
+            return
+        self._state.now = now
+        failure = self._reader.feed(data)
+        if failure is not None:
+            self._stop(Failed(failure))
+        else:
+            self._liveness.heard(now)
+
+    def receive_eof(self, now: float) -> None:
+        """The peer will send nothing more."""
+        if not self.over:
+            clean = not self._reader.is_mid_chunk and self.channels == 0
+            self.hung_up_cleanly = clean
+            self._stop(HungUp(clean))
+
+    def events(self) -> Sequence[Event]:
+        events = self._state.events
+        if not events:
+            return ()
+        self._state.events = []
+        return events
+
+    def has_output(self) -> bool:
+        return not self.over and (bool(self._state.control) or len(self._state.scheduler) > 0)
+
+    def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
+        out: list[Buffer] = []
+        if not self.over:
+            written = self._state.control.write(limit, out)
+            if written < limit:
+                self._state.scheduler.pull(limit - written, out)
+            if self._observer is not None:
+                observe_written(self._observer, out)
+        return out
+
+    # --- time
+
+    def next_deadline(self) -> float | None:
+        return None if self.over else self._liveness.next()
+
+    def handle_deadline(self, now: float) -> None:
+        if not self.over:
+            last = self._liveness.handle(now)
+            if last is not None:
+                self._stop(last)
+
+    def _stop(self, last: Event) -> None:
+        self._state.events.append(last)
+        if self._observer is not None and isinstance(last, Failed):
+            self._observer.error(last.error)
+        self.over = True
+
+    # --- opening
+
+    def open_sink(self, payload: bytes = b"", *, id: int | None = None) -> Entity:
+        """A new entity that we send messages on. The opening is queued at once."""
+        id = self._check_opening(payload, id, None, Kind.SINK_OUT)
+        entity = self._state.add(Kind.SINK_OUT, id)
+        return self._announce(entity, Type.OUT_SINK, payload)
+
+    def open_stream(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Entity:
+        """A new entity that the peer sends messages on. `credit` grants by hand instead of automatically."""
+        id = self._check_opening(payload, id, credit, Kind.STREAM_OUT)
+        entity = self._receiving(Kind.STREAM_OUT, id, credit)
+        return self._announce(entity, Type.OUT_STREAM, payload)
+
+    def open_duplex(
+        self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None
+    ) -> tuple[Entity, Entity]:
+        """A sink and a stream with one id."""
+        id = self._check_opening(payload, id, credit, Kind.SINK_OUT, Kind.STREAM_OUT)
+        sink = self._state.add(Kind.SINK_OUT, id)
+        stream = self._receiving(Kind.STREAM_OUT, id, credit)
+        sink.twin, stream.twin = stream, sink
+        stream.announced = False
+        self._announce(sink, Type.DUPLEX, payload)
+        return sink, stream
+
+    def open_request(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Entity:
+        """A question that the peer answers once. `credit` is what the answer may need."""
+        id = self._check_opening(payload, id, credit, Kind.REQUEST_OUT)
+        entity = self._receiving(Kind.REQUEST_OUT, id, credit)
+        return self._announce(entity, Type.OUT_REQUEST, payload)
+
+    def _check_opening(self, payload: bytes, id: int | None, credit: int | None, *kinds: Kind) -> int:
+        self._check_alive()
+        size = len(payload)
+        if self.top_sink.gone or self.top_sink.ending:
+            raise LocalProtocolError("nothing can be opened after the top level was closed")
+        if not self.may_open:
+            raise LocalProtocolError(f"{self._state.ours} channels are open; raise Limits(channels=…) on both sides")
+        if payload and self.config.letter:
+            raise LocalProtocolError(f"an opening payload of {size} bytes; with letter=True it must be empty")
+        self._check_size(size, "an opening payload")
+        if payload and not self.admits(self.top_sink, size):
+            raise LocalProtocolError(
+                f"an opening payload of {size} bytes against {self.top_sink.credit_out} of top-level credit"
+            )
+        if credit is not None and not 0 <= credit <= U64_MAX:
+            raise LocalProtocolError(f"credit of {credit} is outside 0..2^64-1")
+        maps = [self._state.maps[kind] for kind in kinds]
+        if id is None:
+            return self._allocate(maps)
+        lowest = 0 if kinds == (Kind.REQUEST_OUT,) else 1
+        if not lowest <= id <= U64_MAX or any(id in ids for ids in maps):
+            raise LocalProtocolError(f"id {id} is in use, reserved, or not in {lowest}..2^64-1")
+        return id
+
+    def _allocate(self, maps: list[dict[int, Entity]]) -> int:
+        id = self._next_id
+        while any(id in ids for ids in maps):
+            id = id + 1 if id < U64_MAX else 1
+        self._next_id = id + 1 if id < U64_MAX else 1
+        return id
+
+    def _receiving(self, kind: Kind, id: int, credit: int | None) -> Entity:
+        entity = self._state.add(kind, id, window=None if credit is None else 0)
+        if credit is None:
+            entity.grant = entity.window.start()
+        else:
+            entity.window.grant(credit)
+            entity.grant = credit
+        return entity
+
+    def _announce(self, entity: Entity, type: Type, payload: bytes) -> Entity:
+        self._state.outgoing(entity).open(type, payload)
+        self._state.count_channel(entity)
+        self._state.claim(entity)
+        return entity
+
+    # --- sending
+
+    def admits(self, entity: Entity, size: int) -> bool:
+        """May a message of `size` bytes be sent now?
+
+        Yes if credit covers it beside what is queued, or if nothing is queued and there is some credit: then
+        the engine keeps the tail and sends it in parts as credit comes.
+        """
+        outgoing = entity.outgoing
+        if outgoing is None:
+            return entity.credit.available > 0 or size == 0
+        return outgoing.admits(size)
+
+    def watch(self, entity: Entity) -> None:
+        """Tell me with `Writable` when there is room again."""
+        self._state.outgoing(entity).watched = True
+
+    def send(self, entity: Entity, payload: bytes, *, end: bytes | None = None) -> None:
+        """Queue a message, and with it perhaps the end of the entity; all of it or nothing."""
+        self._check_sending(entity, "send on")
+        answers = entity.kind is Kind.REQUEST_IN
+        if answers and end is not None:
+            raise LocalProtocolError(f"{entity.label}: an answer is the end of its request, and has no other")
+        if entity.receives:
+            raise LocalProtocolError(f"{entity.label}: messages on it come from the peer")
+        size = len(payload)
+        self._check_size(size, entity.label)
+        if not self.admits(entity, size):
+            raise LocalProtocolError(f"{entity.label}: {size} bytes to send against {entity.credit_out} of credit")
+        outgoing = self._state.outgoing(entity)
+        if end:
+            self._check_size(len(end), entity.label)
+            if outgoing.queued + outgoing.claimed + size + len(end) > entity.credit_out:
+                raise LocalProtocolError(
+                    f"{entity.label}: {size} + {len(end)} bytes to send against {entity.credit_out} of credit"
+                )
+        counted = outgoing.counted
+        outgoing.push(payload)
+        self._state.outbox += outgoing.counted - counted
+        if end is not None:
+            outgoing.close(end)
+        if answers or end is not None:
+            self._state.ending(entity)
+        elif not outgoing.scheduled and outgoing.is_ready():
+            self._state.scheduler.add(outgoing)
+
+    def send_many(self, entity: Entity, payloads: Iterable[bytes]) -> int:
+        """Queue messages as long as they are admitted; gives how many were. It raises only if the first is refused."""
+        self._check_sending(entity, "send on")
+        count = 0
+        for payload in payloads:
+            if not self.admits(entity, len(payload)):
+                break
+            if count and (entity.ending or len(payload) > self.limits.message):
+                break
+            self.send(entity, payload)
+            count += 1
+        return count
+
+    def end(self, entity: Entity, payload: bytes = b"") -> None:
+        """Say that we are done with an entity: close what we send on, or cancel what the peer sends on.
+
+        A payload is paid from the entity's credit. Messages queued before are sent first, and before the end of
+        the top level all openings.
+        """
+        self._check_sending(entity, "end")
+        self._check_size(len(payload), entity.label)
+        if payload and not self.admits(entity, len(payload)):
+            raise LocalProtocolError(
+                f"{entity.label}: an end payload of {len(payload)} bytes against {entity.credit_out} of credit"
+            )
+        self._state.outgoing(entity).close(payload)
+        self._state.ending(entity)
+
+    def abort(self, entity: Entity) -> None:
+        """Forget what was not begun, also if its end is queued already, then end; harmless once the end is out.
+
+        On a sink, and for a request that is not answered, the end has a payload, by custom an error. It may have
+        to wait for a byte of credit, since without it the peer would take the messages for complete.
+        """
+        self._check_alive()
+        if entity.gone:
+            raise LocalProtocolError(f"{entity.label}: cannot abort an entity that is gone")
+        if entity.end_out:
+            return
+        if entity is self.top_sink:
+            self._state.decline(begun=False)
+        outgoing = self._state.outgoing(entity)
+        lost = outgoing.drop_unbegun()
+        if lost:
+            outgoing.reopen()
+        if not entity.ending:
+            # The end of a request without an answer cannot be taken for one, so it need not wait for credit.
+            can_explain = entity.kind is not Kind.REQUEST_IN or entity.credit_out > 0
+            outgoing.close(b"" if entity.receives or not can_explain else ABORTED)
+        self._state.count(outgoing, outgoing.waits_for_transport())
+        self._state.ending(entity)
+
+    def refuse(self, entity: Entity) -> None:
+        """End both halves of what the peer has just opened; too many of these end the connection.
+
+        Harmless when the entity, or the connection, is over already.
+        """
+        if self.over:
+            return
+        if not self._state.resets.take(self._state.now):
+            self._stop(Failed(RemoteProtocolError("too many channels opened to be refused", limit="backlog")))
+            return
+        for half in (entity, entity.twin):
+            if half is not None and not half.gone and not half.ending:
+                self.end(half)
+
+    def _check_sending(self, entity: Entity, what: str) -> None:
+        self._check_alive()
+        if entity.gone:
+            raise LocalProtocolError(f"{entity.label}: cannot {what} an entity that is gone")
+        if entity.ending:
+            raise LocalProtocolError(f"{entity.label}: cannot {what} it, it was ended")
+
+    def _check_size(self, size: int, what: str) -> None:
+        if size > self.limits.message:
+            raise LocalProtocolError(f"{what}: {size} bytes against Limits(message={self.limits.message})")
+
+    def _check_alive(self) -> None:
+        if self.over:
+            raise LocalProtocolError("the connection is over")
+
+    # --- control
+
+    def give_credit(self, entity: Entity, amount: int) -> None:
+        """Grant by hand, beside what is granted automatically."""
+        self._check_sending(entity, "give credit for")
+        entity.window.grant(amount)
+        self._state.renew(entity, amount)
+        self._state.top_up(entity)
+
+    def consumed(self, entity: Entity, size: int) -> None:
+        """The application has taken `size` bytes of messages; harmless after the entity is gone."""
+        self._state.consume(entity, size)
+
+    def consumed_opening(self, size: int) -> None:
+        """The application has taken an opening payload."""
+        self._state.consume(self.top_stream, size)
+
+    def ping(self, entity: Entity) -> None:
+        """Ask for a sign of life; the answer is a `Ponged`."""
+        self._check_sending(entity, "ping")
+        self._state.control.owe_ping(entity)
+
+    def pong(self, entity: Entity) -> None:
+        """Answer a ping by hand (with `Config(pongs=False)`)."""
+        self._check_sending(entity, "pong")
+        self._state.control.owe_pong(entity)
+
+
+ABORTED = b"\x01"  # any payload but an empty one means that the sender failed

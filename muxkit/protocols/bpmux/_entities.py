@@ -1,0 +1,127 @@
+"""Who is this id? The entities of a connection: six maps, what each kind may carry, how chunks address it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from muxkit.core import Credit, Pieces, ReceiveWindow
+from muxkit.protocols.bpmux._frames import Type, label
+
+if TYPE_CHECKING:
+    from muxkit.protocols.bpmux._outgoing import Outgoing
+
+
+class Kind(IntEnum):
+    """The six maps of the document; the number is the type of the chunks that we send for such an entity."""
+
+    REQUEST_OUT = 0
+    REQUEST_IN = 1
+    SINK_OUT = 2
+    SINK_IN = 3
+    STREAM_OUT = 4
+    STREAM_IN = 5
+
+
+# The table under "Receiving Chunks": the map that a received type speaks of.
+ADDRESSED = (
+    Kind.REQUEST_IN,  # Out-Request
+    Kind.REQUEST_OUT,  # In-Request
+    Kind.STREAM_IN,  # Out-Sink
+    Kind.STREAM_OUT,  # In-Sink
+    Kind.SINK_IN,  # Out-Stream
+    Kind.SINK_OUT,  # In-Stream
+    Kind.SINK_IN,  # Duplex: this map and STREAM_IN
+)
+
+RECEIVERS = frozenset({Kind.REQUEST_OUT, Kind.STREAM_OUT, Kind.STREAM_IN})  # payload comes from the peer
+OURS = frozenset({Kind.REQUEST_OUT, Kind.SINK_OUT, Kind.STREAM_OUT})
+TOP = frozenset({Kind.SINK_OUT, Kind.STREAM_OUT})  # the maps whose id 0 is the top level
+
+
+class Entity:
+    """One half of a channel, or a request: one direction of payload, credit and ends in both."""
+
+    __slots__ = (
+        "announced",
+        "credit",
+        "direct",
+        "dirty",
+        "end_in",
+        "end_out",
+        "ends_in_parts",
+        "gone",
+        "grant",
+        "id",
+        "kind",
+        "late",
+        "live",
+        "opening",
+        "outgoing",
+        "partial",
+        "pieces",
+        "pinged",
+        "pings",
+        "pongs",
+        "receives",
+        "twin",
+        "type",
+        "window",
+    )
+
+    def __init__(self, kind: Kind, id: int, window: ReceiveWindow) -> None:
+        self.kind = kind
+        self.id = id
+        # The top level is an out-entity on both sides, so each side speaks of it as something the peer made.
+        self.type = Type(kind + 1) if id == 0 and kind in TOP else Type(kind)
+        self.receives = kind in RECEIVERS
+        # What the document keeps: credit_out, credit_in, the end flags, and what is still to come in parts.
+        self.credit = Credit()
+        self.window = window
+        self.end_out = False
+        self.end_in = False
+        self.partial = 0
+        # Receiving.
+        self.live = True  # the application wants what comes
+        self.direct = True  # a payload can be handed over as it is: live, nothing in parts on its window
+        self.opening = False  # its opening payload is still coming, in parts
+        self.pinged = False  # meanwhile: to be told after the opening
+        self.pieces: Pieces | None = None
+        self.ends_in_parts: bool | None = None  # parts of an end payload? None before the first part
+        # Sending.
+        self.announced = True  # our opening chunk is out
+        self.outgoing: Outgoing | None = None
+        # Control that we owe: merged, never a queue.
+        self.grant = 0
+        self.pings = 0
+        self.pongs = 0
+        self.dirty = False
+        # Life.
+        self.gone = False
+        self.late = False  # made by the peer after it had closed its top level
+        self.twin: Entity | None = None  # the other half of a duplex, while both live
+
+    @property
+    def credit_out(self) -> int:
+        return self.credit.available
+
+    @property
+    def credit_in(self) -> int:
+        return self.window.credit
+
+    @property
+    def ending(self) -> bool:
+        """Did we say that we are done with it, or are we about to?"""
+        return self.end_out or (self.outgoing is not None and self.outgoing.closing)
+
+    @property
+    def is_top(self) -> bool:
+        return self.id == 0 and self.kind in TOP
+
+    @property
+    def label(self) -> str:
+        """For people, as we address it: `out-sink 7`."""
+        return label(self.type, self.id)
+
+    def __repr__(self) -> str:
+        return f"<{self.label} credit_out={self.credit_out} credit_in={self.credit_in}>"

@@ -1,0 +1,163 @@
+"""What do bytes on the wire mean? Chunks of bpmux/rel, parsed and serialised; no state, no rules."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Protocol
+
+import attrs
+
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit.core import Cursor, encode_varu64
+
+PAYLOAD = 0x10
+CREDIT = 0x08
+PING = 0x04
+END = 0x02
+ACK_END = 0x01
+
+CANONICAL = "bpmux-G12"  # the rule that a number in a longer form breaks
+
+
+class Type(IntEnum):
+    """The three high bits of a tag: which kind of entity, as the sender of the chunk sees it."""
+
+    OUT_REQUEST = 0
+    IN_REQUEST = 1
+    OUT_SINK = 2
+    IN_SINK = 3
+    OUT_STREAM = 4
+    IN_STREAM = 5
+    DUPLEX = 6
+    PARTIAL = 7
+
+    @property
+    def label(self) -> str:
+        return self.name.replace("_", "-").lower()
+
+
+TYPES = tuple(Type)
+
+
+@attrs.define
+class Chunk:
+    """One regular chunk; `payload`, `credit` and `end` are None where the flag is not set."""
+
+    type: Type
+    id: int
+    payload: bytes | None = None
+    credit: int | None = None
+    ping: bool = False
+    end: bytes | None = None
+    ack_end: bool = False
+
+
+@attrs.define
+class Partial:
+    """The announcement that the next chunk begins a message of `total_size` bytes in parts."""
+
+    total_size: int
+
+
+class Checks(Protocol):
+    """Told about a chunk while it is parsed, before the bytes that a length announces have come.
+
+    Each method raises `RemoteProtocolError` when the chunk is illegal; none changes any state, since a chunk
+    whose rest has not come yet is parsed again from its start.
+    """
+
+    def partial(self, total_size: int) -> None: ...
+    def header(self, type: Type, id: int, flags: int) -> None: ...
+    def payload(self, size: int) -> None: ...
+    def credit(self, amount: int) -> None: ...
+    def end(self, size: int) -> None: ...
+
+
+class _NoChecks:
+    """Takes every chunk that can be parsed."""
+
+    def partial(self, total_size: int) -> None: ...
+    def header(self, type: Type, id: int, flags: int) -> None: ...
+    def payload(self, size: int) -> None: ...
+    def credit(self, amount: int) -> None: ...
+    def end(self, size: int) -> None: ...
+
+
+NO_CHECKS = _NoChecks()
+
+
+def parse_chunk(cursor: Cursor, checks: Checks = NO_CHECKS) -> Chunk | Partial:
+    """The next chunk; raises `NeedMore` while it is incomplete, `RemoteProtocolError` when it cannot be one."""
+    tag = cursor.byte()
+    if tag >= Type.PARTIAL << 5:
+        total_size = _parse_total_size(cursor, (tag & 7) + 1)
+        checks.partial(total_size)
+        return Partial(total_size)
+    type, flags = TYPES[tag >> 5], tag & 0x1F
+    chunk = Chunk(type, cursor.varu64(CANONICAL))
+    checks.header(type, chunk.id, flags)
+    if flags & PAYLOAD:
+        size = cursor.varu64(CANONICAL)
+        checks.payload(size)
+        chunk.payload = cursor.exact(size)
+    if flags & CREDIT:
+        chunk.credit = cursor.varu64(CANONICAL)
+        checks.credit(chunk.credit)
+    chunk.ping = bool(flags & PING)
+    if flags & END:
+        size = cursor.varu64(CANONICAL)
+        checks.end(size)
+        chunk.end = cursor.exact(size)
+    chunk.ack_end = bool(flags & ACK_END)
+    return chunk
+
+
+def _parse_total_size(cursor: Cursor, length: int) -> int:
+    encoded = cursor.exact(length)
+    if encoded == b"\x00":
+        raise RemoteProtocolError("a message in parts with a total size of 0", rule="bpmux-P04")
+    if encoded[0] == 0:
+        raise RemoteProtocolError(
+            f"a total size of {int.from_bytes(encoded)} in {length} bytes, longer than needed", rule="bpmux-P05"
+        )
+    return int.from_bytes(encoded)
+
+
+def encode_chunk(chunk: Chunk) -> bytes:
+    """The chunk as bytes."""
+    if chunk.type is Type.PARTIAL:
+        raise LocalProtocolError("a Partial chunk has no id and no flags: use encode_partial")
+    flags = (
+        (PAYLOAD if chunk.payload is not None else 0)
+        | (CREDIT if chunk.credit is not None else 0)
+        | (PING if chunk.ping else 0)
+        | (END if chunk.end is not None else 0)
+        | (ACK_END if chunk.ack_end else 0)
+    )
+    parts = [head(chunk.type, chunk.id, flags)]
+    if chunk.payload is not None:
+        parts += [encode_varu64(len(chunk.payload)), chunk.payload]
+    if chunk.credit is not None:
+        parts.append(encode_varu64(chunk.credit))
+    if chunk.end is not None:
+        parts += [encode_varu64(len(chunk.end)), chunk.end]
+    return b"".join(parts)
+
+
+def encode_partial(total_size: int) -> bytes:
+    """The announcement of a message in parts."""
+    if not 0 < total_size < 2**64:
+        raise LocalProtocolError(f"a message in parts has 1 to 2^64-1 bytes, not {total_size}")
+    length = (total_size.bit_length() + 7) // 8
+    return bytes([Type.PARTIAL << 5 | length - 1]) + total_size.to_bytes(length)
+
+
+def head(type: Type, id: int, flags: int) -> bytes:
+    """Tag and identifier."""
+    return bytes([type << 5 | flags]) + encode_varu64(id)
+
+
+def label(type: Type, id: int) -> str:
+    """What a chunk is about, for people: `out-sink 7`. No In-Sink or In-Stream but the top level's has the id 0."""
+    is_top = id == 0 and type in (Type.IN_SINK, Type.IN_STREAM)
+    return f"top-level {type.label}" if is_top else f"{type.label} {id}"

@@ -1,0 +1,199 @@
+"""What does an application hold? Sinks to send on, sources to receive from, and duplexes that are both."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import trio
+
+from muxkit._errors import LocalProtocolError
+from muxkit.core import Receiving, Sending
+from muxkit.runtime import ByteStream, Channel, ReceiveHalf, SendHalf
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+    from types import TracebackType
+
+    from muxkit.protocols.bpmux._entities import Entity
+    from muxkit.protocols.bpmux._session_connection import Connection
+
+
+class Sink(SendHalf):
+    """Where messages to the peer go."""
+
+    __slots__ = ("_connection", "_engine", "_has_sent", "entity")
+
+    def __init__(self, connection: Connection, entity: Entity) -> None:
+        super().__init__(connection.room, connection.ring)
+        self._has_sent = False
+        self._connection = connection
+        self._engine = connection.engine
+        self.entity = entity
+        connection.senders[entity] = self
+
+    async def ping(self) -> float:
+        """One round trip about this channel, in seconds."""
+        if self.state is not Sending.OPEN:
+            await self._refuse()
+        return await self._connection.ping(self.entity)
+
+    def give_credit(self, amount: int) -> None:
+        """Let the peer explain itself when it stops us: what it may put into its end payload, in bytes.
+
+        Harmless once either side is done with the channel.
+        """
+        if self.state is Sending.OPEN:
+            self._engine.give_credit(self.entity, amount)
+            self._ring()
+
+    @property
+    def has_spoken(self) -> bool:
+        """Did we say anything on it that the peer should hear?"""
+        return self._has_sent or (not self.entity.is_top and self.entity.outgoing is not None)
+
+    def admits(self, size: int) -> bool:
+        return self._engine.admits(self.entity, size)
+
+    def watch(self) -> None:
+        self._engine.watch(self.entity)
+
+    def _push(self, message: bytes) -> None:
+        self._engine.send(self.entity, message)
+        self._connection.messages_sent += 1
+        self._has_sent = True
+
+    def check_size(self, size: int) -> None:
+        if size > self._engine.limits.message:
+            raise LocalProtocolError(f"a message of {size} bytes against Limits(message={self._engine.limits.message})")
+
+    def _finish(self, payload: bytes) -> None:
+        self._engine.end(self.entity, payload)
+
+    def _abort(self) -> None:
+        self._engine.abort(self.entity)
+        self._connection.pump.settle()
+
+    def __repr__(self) -> str:
+        return f"<bpmux.Sink {self.entity.label} {self.state.value}>"
+
+
+class Source(ReceiveHalf):
+    """Where messages of the peer come from."""
+
+    __slots__ = ("_connection", "_engine", "entity")
+
+    def __init__(self, connection: Connection, entity: Entity) -> None:
+        super().__init__(connection.ring)
+        self._connection = connection
+        self._engine = connection.engine
+        self.entity = entity
+        connection.receivers[entity] = self
+
+    async def ping(self) -> float:
+        """One round trip about this channel, in seconds."""
+        if self.state is not Receiving.OPEN:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            raise self._error()
+        return await self._connection.ping(self.entity)
+
+    def give_credit(self, amount: int) -> None:
+        """Let the peer send so many bytes more, beside what is granted automatically.
+
+        Harmless once either side is done with the channel.
+        """
+        if self.state is Receiving.OPEN:
+            self._engine.give_credit(self.entity, amount)
+            self._ring()
+
+    def abort(self) -> None:
+        """The same as `close`: to a reader, giving up and wanting no more are one thing."""
+        self.close()
+
+    def _consumed(self, size: int) -> None:
+        self._engine.consumed(self.entity, size)
+
+    def _stop(self) -> None:
+        self._engine.end(self.entity)
+
+    def __repr__(self) -> str:
+        return f"<bpmux.Source {self.entity.label} {self.state.value}, {self.unread} unread>"
+
+
+class Duplex(Channel):
+    """A sink and a source with one id: the common two-way channel."""
+
+    __slots__ = ("opening", "sink", "source")
+
+    def __init__(self, sink: Sink, source: Source, opening: bytes = b"") -> None:
+        self.sink = sink
+        self.source = source
+        self.opening = opening
+
+    async def send(self, message: bytes) -> None:
+        await self.sink.send(message)
+
+    async def send_many(self, messages: Iterable[bytes]) -> None:
+        await self.sink.send_many(messages)
+
+    async def receive(self) -> bytes:
+        return await self.source.receive()
+
+    async def receive_many(self, limit: int | None = None) -> list[bytes]:
+        return await self.source.receive_many(limit)
+
+    async def finish(self, payload: bytes = b"") -> None:
+        await self.sink.finish(payload)
+
+    async def aclose(self) -> None:
+        self.source.close()
+        await self.sink.aclose()
+
+    def abort(self) -> None:
+        self.sink.abort()
+        self.source.close()
+
+    async def ping(self) -> float:
+        """One round trip about this channel, in seconds."""
+        return await (self.sink if self.sink.state is Sending.OPEN else self.source).ping()
+
+    def as_stream(self) -> ByteStream:
+        """The same channel as a `trio.abc.HalfCloseableStream`; use one face or the other."""
+        return ByteStream(self.sink, self.source)
+
+    def __repr__(self) -> str:
+        return f"<bpmux.Duplex {self.sink!r} {self.source!r}>"
+
+
+class Openable(Protocol):
+    """What an `Opening` can close."""
+
+    async def aclose(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+OpenedT = TypeVar("OpenedT", bound=Openable)
+
+
+class Opening(AbstractAsyncContextManager[OpenedT], Generic[OpenedT]):
+    """Opens when the block is entered; closes when it is left normally, aborts when by an error."""
+
+    __slots__ = ("_open", "_opened")
+
+    def __init__(self, open: Callable[[], Awaitable[OpenedT]]) -> None:
+        self._open = open
+        self._opened: OpenedT | None = None
+
+    async def __aenter__(self) -> OpenedT:
+        self._opened = await self._open()
+        return self._opened
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._opened is None:
+            return
+        if kind is None:
+            await self._opened.aclose()
+        else:
+            self._opened.abort()

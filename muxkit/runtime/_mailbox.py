@@ -1,0 +1,164 @@
+"""What has come and was not taken? The messages of one receiving half, bounded by the credit that paid for them.
+
+Credit counts bytes, but a Python object costs more than a short message. So runs of empty messages are one
+counter, and behind the first few thousand waiting messages short ones are packed together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+PACK_BEHIND = 4096  # messages waiting before packing begins
+PACK_BELOW = 96  # bytes; a larger message costs little beside itself
+RUN = PACK_BELOW  # in a pack: this code means one empty message, the next two of them, and so on
+LONG_RUN = 0  # in a pack: the next eight bytes count empty messages
+PACK_SIZE = 32 * 1024  # bytes in one pack, so that memory is let go while it is read
+
+
+class _Empties:
+    """A run of empty messages."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 1
+
+
+class _Pack:
+    """Short messages, each behind a byte with its length; a run of empty ones is one byte, a long run nine."""
+
+    __slots__ = ("count", "data", "position", "run")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.position = 0
+        self.count = 0
+        self.run = -1  # where the run of empty messages at the end begins
+
+    def put(self, message: bytes) -> None:
+        self.count += 1
+        if message:
+            self.run = -1
+            self.data.append(len(message))
+            self.data += message
+        elif self.run < self.position:
+            self.run = len(self.data)
+            self.data.append(RUN)
+        else:
+            self._lengthen()
+
+    def _lengthen(self) -> None:
+        code = self.data[self.run]
+        if code == LONG_RUN:
+            self._set_long(self.run, self._get_long(self.run) + 1)
+        elif code < 255:
+            self.data[self.run] = code + 1
+        else:
+            self.data[self.run :] = bytes((LONG_RUN, *bytes(8)))
+            self._set_long(self.run, 255 - RUN + 2)
+
+    def take(self) -> bytes:
+        position, code = self.position, self.data[self.position]
+        self.count -= 1
+        if code == LONG_RUN:
+            left = self._get_long(position) - 1
+            self._set_long(position, left)
+            self.position += 0 if left else 9
+        elif code > RUN:
+            self.data[position] = code - 1
+        elif code == RUN:
+            self.position += 1
+        else:
+            self.position += 1 + code
+            return bytes(self.data[position + 1 : self.position])
+        return b""
+
+    def size(self) -> int:
+        """Bytes of the messages that are left."""
+        size, position = 0, self.position
+        while position < len(self.data):
+            code = self.data[position]
+            short = LONG_RUN < code < RUN
+            size += code if short else 0
+            position += 1 + code if short else 9 if code == LONG_RUN else 1
+        return size
+
+    def _get_long(self, position: int) -> int:
+        return int.from_bytes(self.data[position + 1 : position + 9], "big")
+
+    def _set_long(self, position: int, count: int) -> None:
+        self.data[position + 1 : position + 9] = count.to_bytes(8, "big")
+
+
+class Mailbox:
+    """Messages in order."""
+
+    __slots__ = ("_count", "_items")
+
+    def __init__(self) -> None:
+        self._items: deque[bytes | _Empties | _Pack] = deque()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, message: bytes) -> None:
+        self._count += 1
+        if message and (self._count <= PACK_BEHIND or len(message) >= PACK_BELOW):
+            self._items.append(message)
+        else:
+            self._put_small(message)
+
+    def take(self) -> bytes:
+        """The oldest message; there must be one."""
+        item = self._items[0]
+        self._count -= 1
+        if type(item) is bytes:
+            self._items.popleft()
+            return item
+        return self._take_small(item)
+
+    def take_all(self, limit: int | None = None) -> list[bytes]:
+        """The oldest messages, at most `limit`."""
+        count = self._count if limit is None else min(limit, self._count)
+        take = self.take
+        return [take() for _ in range(count)]
+
+    def clear(self) -> int:
+        """Throw everything away; gives the number of bytes that it had."""
+        items, self._items = self._items, deque()
+        self._count = 0
+        size = 0
+        for item in items:
+            if isinstance(item, bytes):
+                size += len(item)
+            elif isinstance(item, _Pack):
+                size += item.size()
+        return size
+
+    def _put_small(self, message: bytes) -> None:
+        last = self._items[-1] if self._items else None
+        if not message:
+            if isinstance(last, _Empties):
+                last.count += 1
+            elif isinstance(last, _Pack):
+                last.put(message)
+            else:
+                self._items.append(_Empties())
+            return
+        if not isinstance(last, _Pack) or len(last.data) > PACK_SIZE:
+            last = _Pack()
+            self._items.append(last)
+        last.put(message)
+
+    def _take_small(self, item: bytes | _Empties | _Pack) -> bytes:
+        if isinstance(item, _Pack):
+            message = item.take()
+            if item.count == 0:
+                self._items.popleft()
+            return message
+        if isinstance(item, _Empties):
+            item.count -= 1
+            if item.count == 0:
+                self._items.popleft()
+        return b""

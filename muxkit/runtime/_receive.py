@@ -1,0 +1,163 @@
+"""How does an application receive? The other direction of a channel, as a `trio.abc.ReceiveChannel` of messages."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING
+
+import trio
+
+from muxkit.core import Receiving, Step, advance
+from muxkit.runtime._mailbox import Mailbox
+from muxkit.runtime._send import YIELD_BYTES, YIELD_CALLS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from muxkit.runtime._gate import ErrorMaker
+
+
+class _Waiter:
+    __slots__ = ("message", "task")
+
+    def __init__(self, task: trio.lowlevel.Task) -> None:
+        self.task = task
+        self.message: bytes | None = None  # handed over: from then on a cancellation comes too late
+
+
+class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
+    """Receives whole messages; a protocol fills in the two methods at the end.
+
+    Several tasks may receive at once: messages go to them in the order in which they came to wait.
+    """
+
+    __slots__ = ("_bytes", "_calls", "_error", "_line", "_mailbox", "_ring", "state")
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._mailbox = Mailbox()
+        self._line: deque[_Waiter] = deque()
+        self._error: ErrorMaker = trio.EndOfChannel
+        self._calls = 0
+        self._bytes = 0
+        self.state = Receiving.OPEN
+
+    # --- for the application
+
+    async def receive(self) -> bytes:
+        """The next message. Cancelled means that none was taken.
+
+        Checks for cancellation in every call, yields at the latest on every 64th call or 16 KiB of this half,
+        and always when it had to wait. What came before the end or the loss of the connection is given first.
+
+        Raises `trio.EndOfChannel` at the clean end, `ChannelCancelled` when the peer gave up before it was done,
+        `LinkLost` when the connection is gone, `trio.ClosedResourceError` after `aclose`.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        message = self._mailbox.take() if self._mailbox else await self._wait()
+        self._took(len(message))
+        self._calls += 1
+        self._bytes += len(message)
+        if self._calls >= YIELD_CALLS or self._bytes >= YIELD_BYTES:
+            await self._yield()
+        return message
+
+    async def receive_many(self, limit: int | None = None) -> list[bytes]:
+        """Wait for at least one message, then give all that have come, at most `limit`; one checkpoint."""
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit={limit}: must be at least 1")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        first = self._mailbox.take() if self._mailbox else await self._wait()
+        messages = [first, *self._mailbox.take_all(None if limit is None else limit - 1)]
+        self._took(sum(map(len, messages)))
+        await self._yield()
+        return messages
+
+    async def aclose(self) -> None:
+        """Stop receiving: what has come is dropped, and the peer is told to send no more."""
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        """`aclose` without the checkpoint."""
+        if self.state is Receiving.OPEN:
+            self._stop()
+        if self.state is not Receiving.CLOSED:
+            self.state = advance(self.state, Step.STOP)
+        self._error = trio.ClosedResourceError
+        self._took(self._mailbox.clear())
+        self._wake_all()
+
+    # --- for the session
+
+    def deliver(self, message: bytes) -> None:
+        """A message came."""
+        if self.state is Receiving.CLOSED:
+            self._consumed(len(message))
+            return
+        if self._line:  # then nothing lies in the mailbox
+            waiter = self._line.popleft()
+            waiter.message = message
+            trio.lowlevel.reschedule(waiter.task)
+        else:
+            self._mailbox.put(message)
+
+    def ended(self, error: ErrorMaker) -> None:
+        """No more will come; `error` says why, once everything was taken."""
+        if self.state is Receiving.OPEN:
+            self.state = advance(self.state, Step.ENDED)
+            self._error = error
+            self._drain()
+            self._wake_all()
+
+    @property
+    def unread(self) -> int:
+        """Messages that wait to be received."""
+        return len(self._mailbox)
+
+    # --- inside
+
+    async def _wait(self) -> bytes:
+        """The next message, in the order in which the waiting tasks came."""
+        if self.state is not Receiving.OPEN:
+            await trio.lowlevel.cancel_shielded_checkpoint()  # a loop around it must not keep everybody waiting
+            raise self._error()
+        waiter = _Waiter(trio.lowlevel.current_task())
+        self._line.append(waiter)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._line.remove(waiter)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        self._calls = self._bytes = 0
+        if waiter.message is None:
+            raise self._error()
+        return waiter.message
+
+    def _took(self, size: int) -> None:
+        self._consumed(size)
+        self._drain()
+        self._ring()
+
+    def _drain(self) -> None:
+        if self.state is Receiving.DRAINING and not self._mailbox:
+            self.state = advance(self.state, Step.DRAINED)
+
+    def _wake_all(self) -> None:
+        line, self._line = self._line, deque()
+        for waiter in line:
+            trio.lowlevel.reschedule(waiter.task)
+
+    async def _yield(self) -> None:
+        self._calls = self._bytes = 0
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    @abstractmethod
+    def _consumed(self, size: int) -> None:
+        """Tell the engine that the application has taken so many bytes."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Tell the engine that the application wants no more."""

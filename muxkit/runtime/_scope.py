@@ -1,0 +1,64 @@
+"""Who owns the tasks? A nursery for background work that adds no exception group to what its block raises."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+
+@asynccontextmanager
+async def background() -> AsyncGenerator[trio.Nursery, None]:
+    """A nursery whose tasks end with the block.
+
+    Its tasks record what they expect to go wrong instead of raising it, so there is one error to tell: the
+    block's own, as it was raised, even if it is a group that the block made. If a background task raises
+    nevertheless, alone, that error comes out bare as well (an interrupt from the keyboard, or a bug of ours);
+    only several at once come as a group.
+    """
+    own: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            try:
+                yield nursery
+            except BaseException as raised:
+                own = raised
+                raise
+            finally:
+                nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        error = _the_one(group, own)
+        if error is None:
+            raise
+        # Set aside, or the group would come out as the context of its own member.
+        context = error.__context__
+        try:
+            raise error
+        finally:
+            error.__context__ = context
+            del error, context, group
+    finally:
+        del own
+
+
+def _the_one(group: BaseExceptionGroup[BaseException], own: BaseException | None) -> BaseException | None:
+    """What to raise instead of the group, if it holds one story only; `own` is what the block raised."""
+    told = set() if own is None else {id(leaf) for leaf in _leaves(own)}
+    strange = [leaf for leaf in _leaves(group) if id(leaf) not in told and not isinstance(leaf, trio.Cancelled)]
+    if not strange:
+        return own or next(_leaves(group))
+    if len(strange) == 1 and (own is None or isinstance(own, trio.Cancelled)):
+        return strange[0]
+    return None
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from _leaves(member)
+    else:
+        yield error

@@ -1,0 +1,246 @@
+"""How does an application send? One direction of a channel, as a `trio.abc.SendChannel` of whole messages."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, NoReturn
+
+import trio
+
+from muxkit.core import Sending, Step, advance
+from muxkit.runtime._gate import ErrorMaker, Gate, Room
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+YIELD_CALLS = 64  # calls after which a half yields at the latest
+YIELD_BYTES = 16 * 1024  # the same in bytes
+
+
+class SendHalf(trio.abc.SendChannel[bytes]):
+    """Sends whole messages; a protocol fills in the six methods at the end.
+
+    Several tasks may send at once: they are served in the order in which they came.
+    """
+
+    __slots__ = ("_bytes", "_calls", "_error", "_gate", "_lost", "_over", "_ring", "_room", "given_up", "state")
+
+    def __init__(self, room: Room, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._room = room
+        self._gate = Gate(self, room)
+        self._error: ErrorMaker | None = None
+        self._over: trio.Event | None = None
+        self._calls = 0
+        self._bytes = 0
+        self._lost = False
+        self.given_up = False  # nobody waits for the peer to hear of it
+        self.state = Sending.OPEN
+
+    # --- for the application
+
+    async def send(self, message: bytes) -> None:
+        """Send one message; returns when the connection has it, in order behind the half's earlier ones.
+
+        Cancelled means not sent. Checks for cancellation in every call, yields at the latest on every 64th call
+        or 16 KiB of this half, and always when it had to wait.
+
+        Raises `trio.ClosedResourceError` after `finish`, `abort` or `aclose`, `ChannelStopped` when the peer
+        wants no more, `LinkLost` when the connection is gone, `LocalProtocolError` for what cannot be sent.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if type(message) is not bytes:
+            message = _as_bytes(message)
+        await self._hand_over(message)
+        self._ring()
+        if self._calls >= YIELD_CALLS or self._bytes >= YIELD_BYTES:
+            await self._yield()
+
+    async def send_many(self, messages: Iterable[bytes]) -> None:
+        """Send several messages with one checkpoint, if they need not wait; cancelled, a prefix was sent."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            for message in messages:
+                await self._hand_over(message if type(message) is bytes else _as_bytes(message))
+                if self._bytes >= YIELD_BYTES * 16 or self._calls >= YIELD_CALLS * 16:
+                    self._ring()
+                    await self._yield()
+        finally:
+            self._ring()
+        await self._yield()
+
+    async def finish(self, payload: bytes = b"") -> None:
+        """Say that no more follows, after everything that was sent, and wait until the peer has heard it.
+
+        Raises `ChannelStopped` if the peer stopped listening before, `LinkLost` if that is never known.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self.state is Sending.OPEN:
+            if payload:
+                await self.wait_turn(len(payload))
+            try:
+                self._close(payload)
+            finally:
+                self.pass_on()
+            self._ring()
+        elif self._error is not None:
+            await self._refuse()
+        await self.wait_over()
+
+    async def aclose(self) -> None:
+        """Say that no more follows, after everything that was sent; does not wait for the peer."""
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        """`aclose` without the checkpoint."""
+        if self.state is Sending.OPEN:
+            self._close(b"")
+            self._ring()
+
+    def abort(self) -> None:
+        """Give up: what has not begun to leave is dropped, and the peer learns that messages are missing.
+
+        After `finish` or `aclose` as well, as long as their end has not left.
+        """
+        if self.state is Sending.CLOSED:
+            return
+        self._abort()
+        if self.state is Sending.OPEN:
+            self.state = advance(self.state, Step.FINISH)
+        self.given_up = True
+        self._error = _closed
+        self._gate.shut(_closed)
+        self._room.release()  # what was queued is not any more
+        self._ring()
+
+    async def wait_over(self) -> None:
+        """Wait until the peer confirmed the end."""
+        if self.state is not Sending.CLOSED:
+            if self._over is None:
+                self._over = trio.Event()
+            await self._over.wait()
+        else:
+            await trio.lowlevel.checkpoint()
+        if self._error is not None:
+            raise self._error()
+
+    async def wait_for_room(self, size: int = 1) -> None:
+        """Wait until a message of this size might be sent without waiting; no promise."""
+        if self.state is not Sending.OPEN:
+            await self._refuse()
+        await self.wait_turn(size)
+        self.pass_on()
+
+    # --- for the session
+
+    async def wait_turn(self, size: int) -> None:
+        """Sleep until `size` bytes may go; the caller must use that before his next checkpoint, then `pass_on`."""
+        if self._gate.is_open(size):
+            return
+        self.check_size(size)
+        self._ring()
+        await self._gate.wait(size)
+        self._calls = self._bytes = 0
+
+    def pass_on(self) -> None:
+        """The turn that we waited for was used, or not."""
+        self._gate.pass_on()
+
+    def poke(self) -> None:
+        """The half's window may have changed."""
+        self._gate.poke()
+
+    def confirmed(self) -> None:
+        """The peer heard that we are done."""
+        self._shut(Step.CONFIRMED, None)
+
+    def stopped(self, error: ErrorMaker) -> None:
+        """The peer wants no more."""
+        self._shut(Step.STOPPED, error)
+
+    @property
+    def is_unheard(self) -> bool:
+        """Is it unknown whether the peer has heard everything? True also once it can never be known."""
+        return not self.given_up and (self._lost or self.state is not Sending.CLOSED)
+
+    def lost(self, error: ErrorMaker) -> None:
+        """The connection is gone."""
+        if self.state is not Sending.CLOSED:
+            self._lost = True
+            self._shut(Step.LOST, error)
+
+    def _shut(self, step: Step, error: ErrorMaker | None) -> None:
+        if self.state is Sending.CLOSED:
+            return
+        self.state = advance(self.state, step)
+        self._error = self._error or error
+        self._gate.shut(error or _closed)
+        if self._over is not None:
+            self._over.set()
+
+    # --- inside
+
+    async def _hand_over(self, message: bytes) -> None:
+        """Wait for room, then give the message to the engine with nothing in between."""
+        size = len(message)
+        if self.state is not Sending.OPEN:
+            await self._refuse()
+        if self._gate.is_open(size):
+            self._push(message)
+            self._calls += 1
+            self._bytes += size
+            return
+        await self.wait_turn(size)
+        try:
+            self._push(message)
+        finally:
+            self.pass_on()
+
+    async def _yield(self) -> None:
+        self._calls = self._bytes = 0
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def _close(self, payload: bytes) -> None:
+        self._finish(payload)
+        self.state = advance(self.state, Step.FINISH)
+        self._gate.shut(_closed)
+
+    async def _refuse(self) -> NoReturn:
+        """Nothing can be sent any more; a yield, so that a loop around it cannot keep everybody waiting."""
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        raise (self._error or _closed)()
+
+    @abstractmethod
+    def admits(self, size: int) -> bool:
+        """Does the window have room?"""
+
+    @abstractmethod
+    def watch(self) -> None:
+        """Call `poke` when it may have."""
+
+    @abstractmethod
+    def _push(self, message: bytes) -> None:
+        """Give a message to the engine."""
+
+    @abstractmethod
+    def check_size(self, size: int) -> None:
+        """Raise `LocalProtocolError` for a message that can never be sent."""
+
+    @abstractmethod
+    def _finish(self, payload: bytes) -> None:
+        """Tell the engine that no more follows."""
+
+    @abstractmethod
+    def _abort(self) -> None:
+        """Tell the engine to give up."""
+
+
+def _closed() -> Exception:
+    return trio.ClosedResourceError("this side of the channel was closed")
+
+
+def _as_bytes(message: object) -> bytes:
+    if isinstance(message, (bytes, bytearray, memoryview)):
+        return bytes(message)
+    raise TypeError(f"a message is bytes, not {type(message).__name__}")
