@@ -1,0 +1,156 @@
+"""What bounds a listener? Live connections, unfinished handshakes, and the harm that one can do to others."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, TypeVar
+
+import trio
+
+from muxkit import Limits
+
+log = logging.getLogger("muxkit.adapters")
+
+OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+BACK_OFF = 0.05  # s, doubled up to the next line while accept keeps failing
+BACK_OFF_MOST = 1.0
+
+WireT = TypeVar("WireT", bound=trio.abc.Stream)
+LinkT = TypeVar("LinkT", bound=trio.abc.Stream)
+
+Handshake = Callable[[WireT], AbstractAsyncContextManager[LinkT]]
+"""Entering it is the handshake, leaving it closes the link; the wire is closed in any case."""
+
+
+async def serve_connections(
+    listeners: Sequence[trio.abc.Listener[WireT]],
+    handler: Callable[[WireT], Awaitable[None]],
+    *,
+    limits: Limits | None = None,
+    started: Callable[[], None] = lambda: None,
+) -> None:
+    """Run `handler` for each connection, until cancelled, and close its stream afterwards."""
+    await serve_handshakes(listeners, _NoHandshake, handler, limits=limits, started=started)
+
+
+async def serve_handshakes(
+    listeners: Sequence[trio.abc.Listener[WireT]],
+    handshake: Handshake[WireT, LinkT],
+    handler: Callable[[LinkT], Awaitable[None]],
+    *,
+    limits: Limits | None = None,
+    started: Callable[[], None] = lambda: None,
+) -> None:
+    """The same with a handshake first, in the connection's own task and within `limits.handshake`."""
+    server = _Server(handshake, handler, limits or Limits())
+    try:
+        async with trio.open_nursery() as nursery:
+            for listener in listeners:
+                nursery.start_soon(server.accept_from, listener, nursery)
+            started()
+    finally:
+        for listener in listeners:
+            await trio.aclose_forcefully(listener)
+    if server.failure is not None:
+        raise server.failure
+
+
+class _Server(Generic[WireT, LinkT]):
+    def __init__(
+        self, handshake: Handshake[WireT, LinkT], handler: Callable[[LinkT], Awaitable[None]], limits: Limits
+    ) -> None:
+        self._handshake = handshake
+        self._handler = handler
+        self._limits = limits
+        self._established: set[trio.CancelScope] = set()
+        self._half_open: dict[trio.CancelScope, None] = {}  # oldest first
+        self._room = trio.lowlevel.ParkingLot()
+        self.failure: OSError | None = None
+        """Why accepting is over for good; raised bare, once the connections have ended."""
+
+    async def accept_from(self, listener: trio.abc.Listener[WireT], nursery: trio.Nursery) -> None:
+        pause = BACK_OFF
+        while True:
+            await self._wait_for_room()
+            try:
+                wire = await listener.accept()
+            except OSError as error:
+                if error.errno not in OUT_OF_DESCRIPTORS:
+                    self.failure = error
+                    nursery.cancel_scope.cancel()
+                    return
+                log.warning("accept: %s; trying again in %g s", os.strerror(error.errno), pause)
+                await trio.sleep(pause)
+                pause = min(2 * pause, BACK_OFF_MOST)
+                continue
+            pause = BACK_OFF
+            try:
+                # Another listener may have taken the last place while this one was in accept.
+                await self._wait_for_room()
+            except trio.Cancelled:
+                await trio.aclose_forcefully(wire)
+                raise
+            scope = trio.CancelScope()
+            if self._handshake is _NoHandshake:
+                self._established.add(scope)
+            else:
+                scope.deadline = trio.current_time() + self._limits.handshake
+                self._half_open[scope] = None
+                self._drop_oldest()
+            nursery.start_soon(self._connection, wire, scope)
+
+    async def _wait_for_room(self) -> None:
+        while len(self._established) >= self._limits.connections:
+            await self._room.park()
+
+    def _drop_oldest(self) -> None:
+        """Half-open connections give way to newer ones: peers who never speak cannot keep others out."""
+        while (
+            len(self._half_open) > self._limits.half_open
+            or len(self._established) + len(self._half_open) > self._limits.connections
+        ):
+            oldest = next(iter(self._half_open))
+            del self._half_open[oldest]
+            oldest.cancel()
+            log.info("a connection was dropped in its handshake: Limits(half_open=%d)", self._limits.half_open)
+
+    async def _connection(self, wire: WireT, scope: trio.CancelScope) -> None:
+        try:
+            # One scope for the whole life: a nursery that begins in the handshake must end inside it.
+            with scope:
+                async with self._handshake(wire) as link:
+                    if scope not in self._established:
+                        await trio.lowlevel.checkpoint_if_cancelled()  # dropped at the last moment
+                        del self._half_open[scope]
+                        scope.deadline = math.inf
+                        self._established.add(scope)
+                    await self._handler(link)
+            if scope.cancelled_caught and scope in self._half_open:
+                log.info("a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake)
+        except (ConnectionError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            log.info("a connection ended with %s", type(error).__name__)
+        except Exception as error:
+            # A message may hold what a peer sent, so it is for debugging only.
+            log.error("a connection's handler failed with %s", type(error).__name__)
+            log.debug("the handler's failure", exc_info=True)
+        finally:
+            self._half_open.pop(scope, None)
+            self._established.discard(scope)
+            self._room.unpark_all()
+            await trio.aclose_forcefully(wire)
+
+
+class _NoHandshake(AbstractAsyncContextManager[WireT]):
+    def __init__(self, wire: WireT) -> None:
+        self._wire = wire
+
+    async def __aenter__(self) -> WireT:
+        return self._wire
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._wire.aclose()

@@ -1,0 +1,220 @@
+"""How does a kernel socket become a stream? Plain reads and writes between Trio's readiness calls."""
+
+from __future__ import annotations
+
+import errno
+import operator
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+RECEIVE_SIZE = 65_536  # bytes, what one receive asks for
+JOIN_BELOW = 4096  # bytes a buffer on average: below it one joined `send` is cheaper than `sendmsg`
+SENDMSG = hasattr(socket.socket, "sendmsg")  # Windows has none
+IOV_MAX = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 16
+IOV_MAX = min(IOV_MAX, 1024) if IOV_MAX > 0 else 16
+CLOSED_HERE = {errno.EBADF, errno.ENOTSOCK}
+
+Buffers = Sequence[bytes | memoryview]
+Prepare = Callable[[socket.socket], "SocketStream"]
+
+
+class OneAtATime:
+    """Two tasks in here at once is a mistake of the caller, never something to queue for."""
+
+    __slots__ = ("_busy", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._busy = False
+
+    def __enter__(self) -> None:
+        if self._busy:
+            raise trio.BusyResourceError(f"another task is already {self._what}")
+        self._busy = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._busy = False
+
+
+class SocketStream(trio.abc.HalfCloseableStream):
+    """A connected stream socket; it owns `sock` and reads and writes it without blocking."""
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._peer = peer
+        self._sending = OneAtATime("sending on this socket")
+        self._receiving = OneAtATime("receiving from this socket")
+        self._finished = False
+        self._more = False  # the last receive filled its buffer, so the next one probably need not wait
+
+    @property
+    def peer(self) -> str:
+        """The other end, for people: `tcp 127.0.0.1:7000`."""
+        return self._peer
+
+    @property
+    def socket(self) -> socket.socket:
+        """For options and addresses; the stream alone sends, receives and closes."""
+        return self._socket
+
+    def __repr__(self) -> str:
+        return f"<SocketStream {self._peer}{', closed' if self._socket.fileno() == -1 else ''}>"
+
+    # Receiving
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        size = RECEIVE_SIZE if max_bytes is None else operator.index(max_bytes)
+        if size < 1:
+            raise ValueError(f"max_bytes={size}: must be at least 1")
+        with self._receiving:
+            if self._more or self._socket.fileno() == -1:
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.lowlevel.wait_readable(self._socket)
+            while True:
+                try:
+                    data = self._socket.recv(size)
+                except (BlockingIOError, InterruptedError):
+                    await trio.lowlevel.wait_readable(self._socket)
+                except OSError as error:
+                    raise self._translated(error) from error
+                else:
+                    # An end of file stays readable, so it counts as more.
+                    self._more = not data or len(data) == size
+                    return data
+
+    # Sending
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        with self._sending, memoryview(data) as view:
+            await self._write([view] if view.nbytes else [])
+
+    async def send_buffers(self, buffers: Buffers) -> None:
+        """`send_all` for several buffers; small ones are joined, large ones go out as they are."""
+        with self._sending:
+            await self._write(_economical(buffers))
+
+    def send_nowait(self, buffers: Buffers) -> int:
+        """Write what the kernel takes now, in order; give the number of bytes, which may be 0."""
+        with self._sending:
+            self._check_sendable()
+            return self._write_some(_economical(buffers))
+
+    async def wait_send_all_might_not_block(self) -> None:
+        with self._sending:
+            if self._socket.fileno() == -1:
+                await trio.lowlevel.checkpoint()
+                raise trio.ClosedResourceError("this socket was closed on our side")
+            await trio.lowlevel.wait_writable(self._socket)
+
+    async def send_eof(self) -> None:
+        with self._sending:
+            await trio.lowlevel.checkpoint()
+            if self._finished:
+                return
+            try:
+                self._socket.shutdown(socket.SHUT_WR)
+            except OSError as error:
+                raise self._translated(error) from error
+            self._finished = True
+
+    async def aclose(self) -> None:
+        if self._socket.fileno() != -1:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+        await trio.lowlevel.checkpoint()
+
+    # Helpers
+
+    async def _write(self, pending: list[bytes | memoryview]) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        waited = False
+        try:
+            self._check_sendable()
+            while True:
+                # Nothing runs between a wait and the write, so a cancelled wait leaves a whole prefix sent.
+                written = self._write_some(pending)
+                pending = _rest(pending, written)
+                if not pending:
+                    return
+                await trio.lowlevel.wait_writable(self._socket)
+                waited = True
+        finally:
+            if not waited:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def _write_some(self, pending: list[bytes | memoryview]) -> int:
+        total = 0
+        for start in range(0, len(pending), IOV_MAX):
+            batch = pending[start : start + IOV_MAX]
+            try:
+                written = self._socket.send(batch[0]) if len(batch) == 1 else self._socket.sendmsg(batch)
+            except (BlockingIOError, InterruptedError):
+                return total
+            except OSError as error:
+                raise self._translated(error) from error
+            total += written
+            if written < sum(map(_size, batch)):
+                break
+        return total
+
+    def _check_sendable(self) -> None:
+        if self._socket.fileno() == -1:
+            raise trio.ClosedResourceError("this socket was closed on our side")
+        if self._finished:
+            raise trio.ClosedResourceError("nothing can be sent after send_eof")
+
+    def _translated(self, error: OSError) -> trio.ClosedResourceError | trio.BrokenResourceError:
+        if error.errno in CLOSED_HERE:
+            return trio.ClosedResourceError("this socket was closed on our side")
+        return trio.BrokenResourceError(f"{self._peer}: {error.strerror or error}")
+
+
+class SocketListener(trio.abc.Listener[SocketStream]):
+    """Accepts on a Trio listener and takes each connection's plain socket over."""
+
+    def __init__(self, listener: trio.SocketListener, prepare: Prepare) -> None:
+        self._listener = listener
+        self._prepare = prepare
+
+    async def accept(self) -> SocketStream:
+        return self._prepare(take_socket(await self._listener.accept()))
+
+    async def aclose(self) -> None:
+        await self._listener.aclose()
+
+
+def take_socket(stream: trio.SocketStream) -> socket.socket:
+    """The plain socket below a Trio stream, which must not be used any more."""
+    return socket.socket(fileno=stream.socket.detach())
+
+
+def _size(buffer: bytes | memoryview) -> int:
+    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+
+
+def _economical(buffers: Buffers) -> list[bytes | memoryview]:
+    pending = [buffer for buffer in buffers if _size(buffer)]
+    if len(pending) > 1 and (not SENDMSG or sum(map(_size, pending)) < JOIN_BELOW * len(pending)):
+        return [b"".join(pending)]
+    return pending
+
+
+def _rest(pending: list[bytes | memoryview], written: int) -> list[bytes | memoryview]:
+    for index, buffer in enumerate(pending):
+        size = _size(buffer)
+        if written < size:
+            view = buffer if isinstance(buffer, memoryview) else memoryview(buffer)
+            return [view.cast("B")[written:], *pending[index + 1 :]]
+        written -= size
+    return []

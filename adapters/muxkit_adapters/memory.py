@@ -1,0 +1,239 @@
+"""How do two tasks of one process get a byte stream? Two bounded buffers, and a listener with a name."""
+
+from __future__ import annotations
+
+import errno
+import operator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from ._listen import serve_connections
+from ._sockets import OneAtATime
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from muxkit import Limits
+
+__all__ = ["MemoryStream", "connect", "pair", "serve", "transport"]
+
+CAPACITY = 65_536  # bytes under way in each direction
+BACKLOG = 128  # connections that a listener has not accepted yet; more wait
+
+
+class _Pipe:
+    """One direction: what was sent and not yet received, at most `capacity` bytes."""
+
+    def __init__(self, capacity: int) -> None:
+        self.data = bytearray()
+        self.capacity = capacity
+        self.ended = False  # the sender has finished or gone
+        self.unwanted = False  # the receiver has gone
+        self.changed = trio.lowlevel.ParkingLot()
+
+    def put(self, view: memoryview) -> int:
+        size = min(self.capacity - len(self.data), view.nbytes)
+        if size:
+            self.data += view[:size]
+            self.changed.unpark_all()
+        return size
+
+    def take(self, size: int) -> bytes:
+        taken = bytes(memoryview(self.data)[:size])
+        del self.data[:size]
+        self.changed.unpark_all()
+        return taken
+
+
+class MemoryStream(trio.abc.HalfCloseableStream):
+    """One end of a pair; what is sent here is received there."""
+
+    def __init__(self, outgoing: _Pipe, incoming: _Pipe, peer: str) -> None:
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._peer = peer
+        self._closed = False
+        self._sending = OneAtATime("sending on this memory stream")
+        self._receiving = OneAtATime("receiving from this memory stream")
+
+    @property
+    def peer(self) -> str:
+        """The other end, for people: `mem name`."""
+        return self._peer
+
+    def __repr__(self) -> str:
+        return f"<MemoryStream {self._peer}{', closed' if self._closed else ''}>"
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        size = self._incoming.capacity if max_bytes is None else operator.index(max_bytes)
+        if size < 1:
+            raise ValueError(f"max_bytes={size}: must be at least 1")
+        with self._receiving:
+            await trio.lowlevel.checkpoint()
+            while not (self._closed or self._incoming.data or self._incoming.ended):
+                await self._incoming.changed.park()
+            if self._closed:
+                raise trio.ClosedResourceError("this memory stream was closed on our side")
+            return self._incoming.take(size)
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self.send_buffers([memoryview(data)])
+
+    async def send_buffers(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """`send_all` for several buffers."""
+        with self._sending:
+            await trio.lowlevel.checkpoint()
+            self._check_sendable()
+            for buffer in buffers:
+                view = memoryview(buffer).cast("B")
+                while view := view[self._outgoing.put(view) :]:
+                    await self._wait_for_room()
+                    self._check_sendable()
+
+    def send_nowait(self, buffers: Sequence[bytes | memoryview]) -> int:
+        """Write what there is room for, in order; give the number of bytes, which may be 0."""
+        with self._sending:
+            self._check_sendable()
+            total = 0
+            for buffer in buffers:
+                view = memoryview(buffer).cast("B")
+                taken = self._outgoing.put(view)
+                total += taken
+                if taken < view.nbytes:
+                    break
+            return total
+
+    async def wait_send_all_might_not_block(self) -> None:
+        with self._sending:
+            await trio.lowlevel.checkpoint()
+            if not self._closed:
+                await self._wait_for_room()
+            if self._closed:
+                raise trio.ClosedResourceError("this memory stream was closed on our side")
+
+    async def send_eof(self) -> None:
+        with self._sending:
+            await trio.lowlevel.checkpoint()
+            if self._closed:
+                raise trio.ClosedResourceError("this memory stream was closed on our side")
+            self._outgoing.ended = True
+            self._outgoing.changed.unpark_all()
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._outgoing.ended = True
+        self._incoming.unwanted = True
+        self._incoming.data.clear()
+        self._outgoing.changed.unpark_all()
+        self._incoming.changed.unpark_all()
+        await trio.lowlevel.checkpoint()
+
+    async def _wait_for_room(self) -> None:
+        pipe = self._outgoing
+        while len(pipe.data) >= pipe.capacity and not (pipe.unwanted or self._closed):
+            await pipe.changed.park()
+
+    def _check_sendable(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("this memory stream was closed on our side")
+        if self._outgoing.ended:
+            raise trio.ClosedResourceError("nothing can be sent after send_eof")
+        if self._outgoing.unwanted:
+            raise trio.BrokenResourceError(f"{self._peer}: the other end was closed")
+
+
+def pair(*, capacity: int = CAPACITY, name: str = "pair") -> tuple[MemoryStream, MemoryStream]:
+    """Two connected streams; a sender waits while `capacity` bytes of his are unread."""
+    if capacity < 1:
+        raise ValueError(f"pair(capacity={capacity}): must be at least 1")
+    there, back = _Pipe(capacity), _Pipe(capacity)
+    return MemoryStream(there, back, f"mem {name}"), MemoryStream(back, there, f"mem {name}")
+
+
+class _Listener(trio.abc.Listener[MemoryStream]):
+    def __init__(self) -> None:
+        self.arrivals, self._accepted = trio.open_memory_channel[MemoryStream](BACKLOG)
+
+    async def accept(self) -> MemoryStream:
+        return await self._accepted.receive()
+
+    async def aclose(self) -> None:
+        """Those who wait in the backlog see the end of their stream, those before it a refusal."""
+        while True:
+            try:
+                await trio.aclose_forcefully(self._accepted.receive_nowait())
+            except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
+                break
+        await self._accepted.aclose()
+
+
+# A name is known inside one `trio.run`: streams cannot cross into another.
+_listeners: trio.lowlevel.RunVar[dict[str, _Listener]] = trio.lowlevel.RunVar("muxkit memory listeners")
+
+
+def _named() -> dict[str, _Listener]:
+    try:
+        return _listeners.get()
+    except LookupError:
+        _listeners.set({})
+        return _listeners.get()
+
+
+@asynccontextmanager
+async def connect(name: str, *, capacity: int = CAPACITY) -> AsyncIterator[MemoryStream]:
+    """A stream to whoever serves `name` in this process; ConnectionRefusedError when nobody does."""
+    ours, theirs = pair(capacity=capacity, name=name)
+    try:
+        await _named()[name].arrivals.send(theirs)
+    except (KeyError, trio.BrokenResourceError):
+        raise ConnectionRefusedError(
+            errno.ECONNREFUSED, f"mem {name}: nobody serves this name in this process"
+        ) from None
+    async with ours:
+        yield ours
+
+
+async def serve(
+    handler: Callable[[MemoryStream], Awaitable[None]],
+    name: str,
+    *,
+    limits: Limits | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run `handler(stream)` for each connection to `name`, until cancelled; OSError if the name is taken."""
+    _check_name(name)
+    if name in _named():
+        raise OSError(errno.EADDRINUSE, f"mem {name}: this name is served already")
+    listener = _named()[name] = _Listener()
+    try:
+        await serve_connections([listener], handler, limits=limits, started=lambda: task_status.started([name]))
+    finally:
+        del _named()[name]
+
+
+def _check_name(name: str) -> None:
+    if not name:
+        raise ValueError("address '': expected a name, such as mem://orders")
+
+
+class _Transport:
+    """`mem://name`."""
+
+    def connect(self, address: str, *, capacity: int = CAPACITY) -> AbstractAsyncContextManager[trio.abc.Stream]:
+        _check_name(address)
+        return connect(address, capacity=capacity)
+
+    async def serve(
+        self,
+        handler: Callable[[trio.abc.Stream], Awaitable[None]],
+        address: str,
+        *,
+        limits: Limits,
+        task_status: trio.TaskStatus[list[str]],
+    ) -> None:
+        await serve(handler, address, limits=limits, task_status=task_status)
+
+
+transport = _Transport()

@@ -1,0 +1,172 @@
+"""How do two machines get a byte stream? TCP; it is plaintext, so beyond loopback only when asked for."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from ._addresses import join_host_port, parse_host_port, parse_hosts
+from ._errors import PlaintextWarning
+from ._listen import serve_connections
+from ._plaintext import exposed
+from ._sockets import SocketListener, SocketStream, take_socket
+
+if TYPE_CHECKING:
+    from muxkit import Limits
+
+__all__ = ["PlaintextWarning", "SocketStream", "connect", "serve", "transport"]
+
+CONNECT_TIMEOUT = 30.0  # s, for each host
+UNSENT = 128 * 1024  # bytes that the kernel holds beyond what it has sent
+NOTSENT_LOWAT: int | None = getattr(trio.socket, "TCP_NOTSENT_LOWAT", None)
+
+Hosts = str | Sequence[tuple[str, int]]
+
+
+@asynccontextmanager
+async def connect(
+    host: Hosts,
+    port: int | None = None,
+    *,
+    connect_timeout: float = CONNECT_TIMEOUT,
+    unsent: int = UNSENT,
+    insecure: bool = False,
+) -> AsyncIterator[SocketStream]:
+    """A TCP connection to `host`, or to the first that answers of several `(host, port)`.
+
+    The addresses of one host are raced as RFC 8305 says; each host gets `connect_timeout` seconds. Raises
+    OSError with every reason when none answers; ValueError for a host off loopback without `insecure=True`.
+    """
+    places = each_host(host, port)
+    open_to_others = [await exposed("tcp", *place, insecure=insecure, secure="tls") for place in places]
+    stream, _ = await dial("tcp", places, connect_timeout=connect_timeout, unsent=unsent, exposed=any(open_to_others))
+    async with stream:
+        yield stream
+
+
+async def serve(
+    handler: Callable[[SocketStream], Awaitable[None]],
+    port: int = 0,
+    *,
+    host: str = "127.0.0.1",
+    limits: Limits | None = None,
+    unsent: int = UNSENT,
+    insecure: bool = False,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run `handler(stream)` for each connection, until cancelled; tells `task_status` the addresses."""
+    unprotected = await exposed("tcp", host, port, insecure=insecure, secure="tls")
+    listeners, addresses = await listen("tcp", host, port, unsent=unsent, exposed=unprotected)
+    await serve_connections(listeners, handler, limits=limits, started=lambda: task_status.started(addresses))
+
+
+class _Transport:
+    """`tcp://host:port`, and `tcp://one:7000,two:7000` to connect to the first that answers."""
+
+    def connect(
+        self,
+        address: str,
+        *,
+        connect_timeout: float = CONNECT_TIMEOUT,
+        unsent: int = UNSENT,
+        insecure: bool = False,
+    ) -> AbstractAsyncContextManager[trio.abc.Stream]:
+        return connect(parse_hosts(address), connect_timeout=connect_timeout, unsent=unsent, insecure=insecure)
+
+    async def serve(
+        self,
+        handler: Callable[[trio.abc.Stream], Awaitable[None]],
+        address: str,
+        *,
+        limits: Limits,
+        task_status: trio.TaskStatus[list[str]],
+        unsent: int = UNSENT,
+        insecure: bool = False,
+    ) -> None:
+        host, port = parse_host_port(address)
+        await serve(handler, port, host=host, limits=limits, unsent=unsent, insecure=insecure, task_status=task_status)
+
+
+transport = _Transport()
+
+
+# What the transports above TCP share
+
+
+def each_host(host: Hosts, port: int | None) -> list[tuple[str, int]]:
+    """The places to try, in order."""
+    if isinstance(host, str):
+        if port is None:
+            raise ValueError(f"connect({host!r}): a port is needed beside a single host")
+        return [(host, port)]
+    if port is not None or not host:
+        raise ValueError("connect: several hosts are given as one or more (host, port), without another port")
+    return list(host)
+
+
+async def dial(
+    kind: str,
+    places: Sequence[tuple[str, int]],
+    *,
+    connect_timeout: float,
+    unsent: int,
+    exposed: bool = False,
+) -> tuple[SocketStream, tuple[str, int]]:
+    """The first place that answers, and which one it is."""
+    reasons: list[OSError] = []
+    for host, port in places:
+        where = join_host_port(host, port)
+        try:
+            with trio.fail_after(connect_timeout):
+                stream = await trio.open_tcp_stream(host, port)
+        except trio.TooSlowError:
+            reasons.append(TimeoutError(f"{where}: no answer within {connect_timeout:g} s"))
+        except OSError as error:
+            reasons += [_said(where, reason) for reason in _leaves(error)]
+        else:
+            return prepare(take_socket(stream), kind=kind, unsent=unsent, exposed=exposed), (host, port)
+    kinds = {type(reason) for reason in reasons}
+    failure = kinds.pop() if len(kinds) == 1 else OSError
+    raise failure(f"{kind}: " + "; ".join(dict.fromkeys(map(str, reasons))))
+
+
+async def listen(
+    kind: str, host: str, port: int, *, unsent: int = UNSENT, exposed: bool = False
+) -> tuple[list[SocketListener], list[str]]:
+    """Listening sockets for every address of `host`, and those addresses."""
+    bound = await trio.open_tcp_listeners(port, host=host or None)
+    names = [listener.socket.getsockname() for listener in bound]
+    accept = partial(prepare, kind=kind, unsent=unsent, exposed=exposed)
+    return [SocketListener(one, accept) for one in bound], [join_host_port(name[0], name[1]) for name in names]
+
+
+def prepare(sock: socket.socket, *, kind: str, unsent: int, exposed: bool) -> SocketStream:
+    """Send small writes at once, and keep the kernel's unsent backlog small, so that our order stays ours."""
+    with suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if NOTSENT_LOWAT is not None:
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, NOTSENT_LOWAT, unsent)
+    try:
+        name = join_host_port(*sock.getpeername()[:2])
+    except OSError:  # gone already; the first read will say so
+        name = "(gone)"
+    return SocketStream(sock, f"{kind} {name}{' (plaintext, insecure)' if exposed else ''}")
+
+
+def _leaves(error: OSError) -> Iterator[OSError]:
+    group = error.__cause__
+    if isinstance(group, BaseExceptionGroup):
+        yield from (leaf for leaf in group.exceptions if isinstance(leaf, OSError))
+    else:
+        yield error
+
+
+def _said(where: str, error: OSError) -> OSError:
+    kind = type(error) if isinstance(error, ConnectionError) else OSError
+    return kind(f"{where}: {error.strerror or error}")

@@ -1,0 +1,258 @@
+"""How does a byte stream cross a network that others can touch? TLS 1.2 or later, verified by default."""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from muxkit import Limits
+
+from ._addresses import join_host_port, parse_host_port, parse_hosts
+from ._errors import HandshakeFailed
+from ._listen import serve_handshakes
+from .tcp import CONNECT_TIMEOUT, UNSENT, Hosts, dial, each_host, listen
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from ._sockets import SocketStream
+
+__all__ = ["HandshakeFailed", "TLSStream", "connect", "serve", "transport"]
+
+CLOSE_TIMEOUT = 5.0  # s, for close_notify to leave when the peer does not read
+HANDSHAKE_TIMEOUT = 10.0  # s, on the connecting side; a listener has Limits.handshake
+
+
+class TLSStream(trio.abc.Stream):
+    """An encrypted stream; its end is only clean when the peer said so with close_notify."""
+
+    def __init__(self, stream: trio.SSLStream[SocketStream], peer: str, *, close_timeout: float) -> None:
+        self._tls = stream
+        self._peer = peer
+        self._close_timeout = close_timeout
+        self._closed = False
+
+    @property
+    def peer(self) -> str:
+        """The other end, for people: `tls example.org:7000`."""
+        return self._peer
+
+    @property
+    def alpn(self) -> str | None:
+        """The protocol that both sides agreed on, if ALPN was asked for."""
+        chosen: str | None = self._tls.selected_alpn_protocol()
+        return chosen
+
+    def __repr__(self) -> str:
+        return f"<TLSStream {self._peer} {self._tls.version()}{', closed' if self._closed else ''}>"
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        try:
+            return await self._tls.receive_some(max_bytes)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise self._ended(error) from error.__cause__
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        try:
+            await self._tls.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise self._ended(error) from error.__cause__
+
+    async def wait_send_all_might_not_block(self) -> None:
+        try:
+            await self._tls.wait_send_all_might_not_block()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise self._ended(error) from error.__cause__
+
+    async def aclose(self) -> None:
+        """Say close_notify and hang up; a peer that does not read delays it by the close timeout."""
+        if self._closed:
+            await trio.lowlevel.checkpoint()
+            return
+        self._closed = True
+        with trio.move_on_after(self._close_timeout):
+            await self._tls.aclose()
+
+    def _ended(self, error: Exception) -> Exception:
+        if self._closed:
+            return trio.ClosedResourceError("this TLS stream was closed on our side")
+        cause = error.__cause__
+        if isinstance(cause, ssl.SSLError):
+            return trio.BrokenResourceError(f"{self._peer}: {reason_of(cause)}")
+        return trio.BrokenResourceError(str(error) or f"{self._peer}: a cancelled call left the stream unusable")
+
+
+@asynccontextmanager
+async def connect(
+    host: Hosts,
+    port: int | None = None,
+    *,
+    ssl_context: ssl.SSLContext | None = None,
+    server_hostname: str | None = None,
+    alpn: Sequence[str] = (),
+    connect_timeout: float = CONNECT_TIMEOUT,
+    handshake_timeout: float = HANDSHAKE_TIMEOUT,
+    close_timeout: float = CLOSE_TIMEOUT,
+    unsent: int = UNSENT,
+    insecure: bool = False,
+) -> AsyncIterator[TLSStream]:
+    """A TLS connection whose certificate is valid for `server_hostname`, by default the host.
+
+    `alpn` is set on the context; when it is given, a peer that agrees to none of it is refused. Raises
+    `HandshakeFailed` with the reason when the peer cannot be trusted. `insecure=True` admits a context that
+    does not verify.
+    """
+    context = ssl_context or ssl.create_default_context()
+    check_context(context, verifies=not insecure)
+    if alpn:
+        context.set_alpn_protocols(list(alpn))
+    wire, (found, at) = await dial("tls", each_host(host, port), connect_timeout=connect_timeout, unsent=unsent)
+    where = f"tls {join_host_port(found, at)}{' (not verified, insecure)' if insecure else ''}"
+    tls = trio.SSLStream(wire, context, server_hostname=server_hostname or found, https_compatible=False)
+    stream = TLSStream(tls, where, close_timeout=close_timeout)
+    async with _trusted(stream, tls, handshake_timeout, alpn):
+        yield stream
+
+
+async def serve(
+    handler: Callable[[TLSStream], Awaitable[None]],
+    port: int = 0,
+    *,
+    ssl_context: ssl.SSLContext,
+    host: str = "127.0.0.1",
+    alpn: Sequence[str] = (),
+    limits: Limits | None = None,
+    close_timeout: float = CLOSE_TIMEOUT,
+    unsent: int = UNSENT,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run `handler(stream)` for each connection whose handshake succeeds, until cancelled."""
+    limits = limits or Limits()
+    accept = acceptor(ssl_context, alpn=alpn, limits=limits, close_timeout=close_timeout)
+    listeners, addresses = await listen("tls", host, port, unsent=unsent)
+    await serve_handshakes(listeners, accept, handler, limits=limits, started=lambda: task_status.started(addresses))
+
+
+class _Transport:
+    """`tls://host:port`; several hosts with commas between."""
+
+    def connect(
+        self,
+        address: str,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        server_hostname: str | None = None,
+        alpn: Sequence[str] = (),
+        insecure: bool = False,
+    ) -> AbstractAsyncContextManager[trio.abc.Stream]:
+        return connect(
+            parse_hosts(address),
+            ssl_context=ssl_context,
+            server_hostname=server_hostname,
+            alpn=alpn,
+            insecure=insecure,
+        )
+
+    async def serve(
+        self,
+        handler: Callable[[trio.abc.Stream], Awaitable[None]],
+        address: str,
+        *,
+        limits: Limits,
+        task_status: trio.TaskStatus[list[str]],
+        ssl_context: ssl.SSLContext | None = None,
+        alpn: Sequence[str] = (),
+    ) -> None:
+        host, port = parse_host_port(address)
+        await serve(
+            handler,
+            port,
+            host=host,
+            ssl_context=server_context(f"tls://{address}", ssl_context),
+            alpn=alpn,
+            limits=limits,
+            task_status=task_status,
+        )
+
+
+transport = _Transport()
+
+
+# What WebSocket over TLS shares
+
+
+def acceptor(
+    context: ssl.SSLContext, *, limits: Limits, alpn: Sequence[str] = (), close_timeout: float = CLOSE_TIMEOUT
+) -> Callable[[SocketStream], AbstractAsyncContextManager[TLSStream]]:
+    """The server's handshake over one accepted socket."""
+    check_context(context, verifies=False)
+    if alpn:
+        context.set_alpn_protocols(list(alpn))
+
+    def accept(wire: SocketStream) -> AbstractAsyncContextManager[TLSStream]:
+        tls = trio.SSLStream(wire, context, server_side=True, https_compatible=False)
+        stream = TLSStream(tls, wire.peer, close_timeout=close_timeout)
+        return _trusted(stream, tls, limits.handshake, alpn)
+
+    return accept
+
+
+@asynccontextmanager
+async def _trusted(
+    stream: TLSStream, tls: trio.SSLStream[SocketStream], within: float, alpn: Sequence[str]
+) -> AsyncIterator[TLSStream]:
+    """Entering it is the handshake; leaving it normally says goodbye, by an error hangs up."""
+    try:
+        await _shake_hands(tls, stream.peer, within)
+        if alpn and stream.alpn is None:
+            raise HandshakeFailed(f"{stream.peer}: the peer agrees to none of the protocols {', '.join(alpn)} (ALPN)")
+        yield stream
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    await stream.aclose()
+
+
+async def _shake_hands(tls: trio.SSLStream[SocketStream], peer: str, within: float) -> None:
+    try:
+        with trio.fail_after(within):
+            await tls.do_handshake()
+    except trio.TooSlowError:
+        raise HandshakeFailed(f"{peer}: the TLS handshake was not over within {within:g} s") from None
+    except trio.BrokenResourceError as error:
+        cause = error.__cause__
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+            raise HandshakeFailed(f"{peer}: {reason_of(cause)}") from cause
+        raise HandshakeFailed(f"{peer}: the peer hung up during the TLS handshake") from cause
+
+
+def server_context(url: str, context: ssl.SSLContext | None) -> ssl.SSLContext:
+    if context is None:
+        raise ValueError(f"{url}: a server needs ssl_context=, with its certificate and key loaded")
+    return context
+
+
+def check_context(context: ssl.SSLContext, *, verifies: bool) -> None:
+    """Raises ValueError for a context that would accept what this transport promises to refuse."""
+    if context.minimum_version not in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        raise ValueError(
+            f"ssl_context admits {context.minimum_version.name}: set minimum_version to ssl.TLSVersion.TLSv1_2"
+        )
+    if verifies and (not context.check_hostname or context.verify_mode is not ssl.CERT_REQUIRED):
+        raise ValueError(
+            f"ssl_context does not verify the server (check_hostname={context.check_hostname}, "
+            f"verify_mode={context.verify_mode.name}): "
+            "use ssl.create_default_context(), or pass insecure=True"
+        )
+
+
+def reason_of(error: ssl.SSLError) -> str:
+    """Why TLS failed, in words; never what was sent."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate was refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLEOFError) or "UNEXPECTED_EOF" in (error.reason or ""):
+        return "cut off without close_notify, so data may be missing"
+    return f"TLS failed: {(error.reason or type(error).__name__).replace('_', ' ').lower()}"

@@ -1,0 +1,182 @@
+"""How do two processes of one machine get a byte stream? A Unix socket that only its owner may open."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import socket
+import stat
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from ._listen import serve_connections
+from ._sockets import SocketListener, SocketStream, take_socket
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from muxkit import Limits
+
+__all__ = ["SocketStream", "connect", "serve", "transport"]
+
+CONNECT_TIMEOUT = 30.0  # s, while the listener's backlog is full
+BACKLOG = 128
+PATH_MOST = 103  # bytes; sun_path holds 108 on Linux, 104 on the BSDs, a closing NUL among them
+LOCK_TRIES = 100
+LOCK_PAUSE = 0.02  # s; another server holds the lock for a few system calls only
+
+Inode = tuple[int, int]
+
+
+@asynccontextmanager
+async def connect(
+    path: str | os.PathLike[str], *, connect_timeout: float = CONNECT_TIMEOUT
+) -> AsyncIterator[SocketStream]:
+    """A connection to the process that listens at `path`."""
+    name = _checked(path)
+    try:
+        with trio.fail_after(connect_timeout):
+            sock = take_socket(await trio.open_unix_socket(name))
+    except trio.TooSlowError:
+        raise TimeoutError(f"unix {name}: no answer within {connect_timeout:g} s") from None
+    except OSError as error:
+        raise OSError(error.errno or errno.EIO, f"unix: {error.strerror or error}", name) from error
+    async with SocketStream(sock, f"unix {name}") as stream:
+        yield stream
+
+
+async def serve(
+    handler: Callable[[SocketStream], Awaitable[None]],
+    path: str | os.PathLike[str],
+    *,
+    limits: Limits | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run `handler(stream)` for each connection to `path`, until cancelled.
+
+    The socket is made with mode 0600. One that nobody listens on any more is replaced; one in use, and any
+    other kind of file, a symlink among them, is left alone and raises OSError.
+    """
+    name = _checked(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        ours = await _publish(sock, Path(name))
+    except BaseException:
+        sock.close()
+        raise
+    bound = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+    listener = SocketListener(bound, lambda accepted: SocketStream(accepted, f"unix {name}"))
+    try:
+        await serve_connections([listener], handler, limits=limits, started=lambda: task_status.started([name]))
+    finally:
+        # A successor may have put his own socket there.
+        if _inode(name) == ours:
+            os.unlink(name)
+
+
+async def _publish(sock: socket.socket, path: Path) -> Inode:
+    """Bind under a name nobody knows, then rename into place.
+
+    A umask would belong to the whole process, so the mode is set between `bind` and `listen`, while nobody
+    can connect. `rename` replaces the directory entry itself: it follows no symlink, and there is no moment
+    without a socket. Servers that start at once would each find the old socket dead, and one would replace
+    the other's new one; hence the lock on the directory from the look until the rename.
+    """
+    private = path.with_name(f".{secrets.token_hex(4)}")
+    async with _only_server(path.parent):
+        _check_replaceable(path)
+        sock.bind(str(private))
+        try:
+            os.chmod(private, 0o600)
+            sock.listen(BACKLOG)
+            os.rename(private, path)
+        except BaseException:
+            os.unlink(private)
+            raise
+        inode = _inode(path)
+        assert inode is not None
+        return inode
+
+
+def _check_replaceable(path: Path) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        kind = "a symlink" if stat.S_ISLNK(mode) else "a directory" if stat.S_ISDIR(mode) else "not a socket"
+        raise FileExistsError(errno.EEXIST, f"unix: this is {kind}, and stays as it is", str(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return
+        except BlockingIOError:  # a full backlog: somebody listens
+            pass
+    raise OSError(errno.EADDRINUSE, "unix: somebody listens on this socket", str(path))
+
+
+@asynccontextmanager
+async def _only_server(directory: Path) -> AsyncIterator[None]:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for _ in range(LOCK_TRIES):
+            with suppress(BlockingIOError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            await trio.sleep(LOCK_PAUSE)
+        else:
+            raise OSError(errno.EBUSY, "unix: another process holds the lock of this directory", str(directory))
+        yield
+    finally:
+        os.close(handle)  # and with it the lock
+
+
+def _inode(path: str | Path) -> Inode | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _checked(path: str | os.PathLike[str]) -> str:
+    name = os.fspath(path)
+    size = len(os.fsencode(name))
+    if not name or "\0" in name or size > PATH_MOST:
+        raise ValueError(f"address {name!r}: expected the path of a socket, at most {PATH_MOST} bytes, not {size}")
+    return name
+
+
+def _absolute(address: str) -> str:
+    if not address.startswith("/"):
+        raise ValueError(f"address {address!r}: expected an absolute path, such as unix:///run/app.sock")
+    return _checked(address)
+
+
+class _Transport:
+    """`unix:///absolute/path`."""
+
+    def connect(
+        self, address: str, *, connect_timeout: float = CONNECT_TIMEOUT
+    ) -> AbstractAsyncContextManager[trio.abc.Stream]:
+        return connect(_absolute(address), connect_timeout=connect_timeout)
+
+    async def serve(
+        self,
+        handler: Callable[[trio.abc.Stream], Awaitable[None]],
+        address: str,
+        *,
+        limits: Limits,
+        task_status: trio.TaskStatus[list[str]],
+    ) -> None:
+        await serve(handler, _absolute(address), limits=limits, task_status=task_status)
+
+
+transport = _Transport()

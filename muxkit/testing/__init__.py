@@ -1,0 +1,48 @@
+"""Tools to test protocols, transports and programs with: for our tests and for yours. None of them needs pytest."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from muxkit.testing._cancel import cancel_sweep as cancel_sweep
+    from muxkit.testing._links import check_link as check_link
+    from muxkit.testing._packets import PacketChannel as PacketChannel
+    from muxkit.testing._packets import PacketWeather as PacketWeather
+    from muxkit.testing._pair import EngineCase as EngineCase
+    from muxkit.testing._pair import EnginePair as EnginePair
+    from muxkit.testing._pair import check_every_split as check_every_split
+    from muxkit.testing._pair import check_stream_engine as check_stream_engine
+    from muxkit.testing._sessions import SessionPair as SessionPair
+    from muxkit.testing._sessions import check_session as check_session
+    from muxkit.testing._weather import WeatherStream as WeatherStream
+    from muxkit.testing._weather import replay as replay
+    from muxkit.testing._weather import weather_pair as weather_pair
+
+# Whoever tests an engine need not import Trio: each tool is fetched when it is first asked for.
+_LAZY = {
+    "EngineCase": "_pair",
+    "EnginePair": "_pair",
+    "PacketChannel": "_packets",
+    "PacketWeather": "_packets",
+    "SessionPair": "_sessions",
+    "WeatherStream": "_weather",
+    "cancel_sweep": "_cancel",
+    "check_every_split": "_pair",
+    "check_link": "_links",
+    "check_session": "_sessions",
+    "check_stream_engine": "_pair",
+    "replay": "_weather",
+    "weather_pair": "_weather",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,353 @@
+"""Is this transport a link that muxkit can run on? The promises of a byte stream, tried one after the other.
+
+    await check_link(my_pair, half_close=True)
+
+`my_pair()` is an async context manager that gives two connected streams. Each check opens a pair of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+
+import trio
+import trio.testing
+
+from muxkit.runtime import NowaitLink
+
+Pair = tuple[trio.abc.Stream, trio.abc.Stream]
+MakePair = Callable[[], AbstractAsyncContextManager[Pair]]
+
+SIZES = (1, 2, 1000, 65_535, 65_536, 65_537, 1_000_003, 4 * 1024 * 1024)  # bytes
+PIECE = 65_536  # bytes in one send where the amount is what matters
+HELD_MOST = 64 * 1024 * 1024  # bytes that a link may take from a sender while nobody reads
+QUIET = 0.02  # s without any task running, after which a sender counts as waiting
+PATIENCE = 30.0  # s, for a single check; reached only by a link that hangs
+
+
+async def check_link(make_pair: MakePair, *, half_close: bool) -> None:
+    """Try every promise of a link in both directions; raises AssertionError with what was broken.
+
+    `half_close` says whether the link promises `send_eof`, as `trio.abc.HalfCloseableStream` does.
+    """
+    for check in (*_CHECKS, *([_half_close_keeps_the_way_back] if half_close else [])):
+        for flip in (False, True):
+            await _run(check, make_pair, flip=flip, half_close=half_close)
+
+
+async def _run(check: Check, make_pair: MakePair, *, flip: bool, half_close: bool) -> None:
+    name = getattr(check, "__name__", "check").strip("_").replace("_", " ")
+    failure: Exception | None = None
+    with trio.move_on_after(PATIENCE) as scope:
+        try:
+            async with make_pair() as (one, other):
+                here, there = (other, one) if flip else (one, other)
+                _require(
+                    isinstance(here, trio.abc.HalfCloseableStream) or not half_close,
+                    f"half_close=True, but {type(here).__name__} is no trio.abc.HalfCloseableStream",
+                )
+                try:
+                    await check(here, there)
+                except Exception as error:
+                    failure = error
+        except Exception as error:
+            # A pair that minds how its streams were left matters only when the check itself went well.
+            failure = failure or error
+    _require(not scope.cancelled_caught, f"{name}: not over within {PATIENCE:g} s")
+    if isinstance(failure, ExceptionGroup):
+        failure = _first(failure)
+    if failure is not None:
+        raise AssertionError(f"{name}: {str(failure) or type(failure).__name__}") from failure
+
+
+# The checks
+
+
+async def _bytes_arrive_as_they_were_sent(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    for size in SIZES:
+        data = _noise(size)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.send_all, data)
+            _require(await _receive(there, size) == data, f"{size} bytes came out different")
+
+
+async def _empty_sends_mean_nothing(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            for piece in (b"", b"a", bytearray(b""), bytearray(b"b"), memoryview(b"c")):
+                await here.send_all(piece)
+
+        nursery.start_soon(send)
+        _require(await _receive(there, 3) == b"abc", "an empty send or the type of a buffer changed the stream")
+
+
+async def _one_byte_at_a_time_is_enough(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    data = _noise(3000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(here.send_all, data)
+        got = bytearray()
+        while len(got) < len(data):
+            piece = await there.receive_some(1)
+            _require(len(piece) == 1, f"receive_some(1) gave {len(piece)} bytes")
+            got += piece
+    _require(got == data, "bytes taken one by one came out different")
+
+
+async def _both_sides_may_push_at_once(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    forth, back = _noise(2 * 1024 * 1024, seed=1), _noise(2 * 1024 * 1024, seed=2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_send_in_pieces, here, forth)
+        nursery.start_soon(_send_in_pieces, there, back)
+        nursery.start_soon(_expect, there, forth)
+        nursery.start_soon(_expect, here, back)
+
+
+async def _a_sender_waits_for_a_reader(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    sent, wanted = 0, HELD_MOST
+    async with trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            nonlocal sent
+            while sent < wanted:
+                await here.send_all(bytes(PIECE))
+                sent += PIECE
+
+        nursery.start_soon(send)
+        before = -1
+        while before != sent:
+            before = sent
+            await trio.testing.wait_all_tasks_blocked(QUIET)
+        _require(sent < HELD_MOST, f"{sent} bytes were taken while nobody read")
+        wanted = sent + 16 * PIECE
+        await _receive(there, wanted)
+    _require(sent == wanted, f"a sender that had waited sent {sent} of {wanted} bytes")
+
+
+async def _a_close_is_the_end_for_the_peer(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_send_and_close, here, b"last words")
+        _require(await _receive(there, 10) == b"last words", "bytes sent before aclose were lost")
+        _require(await there.receive_some(10) == b"", "aclose of one side is no end of file for the other")
+        _require(await there.receive_some(10) == b"", "the end of file came once and did not stay")
+        await there.aclose()
+
+
+async def _nothing_works_after_a_local_close(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_drain, there)
+        await here.aclose()
+        await _must_raise(trio.ClosedResourceError, "send_all after aclose", here.send_all, b"x")
+        await _must_raise(trio.ClosedResourceError, "an empty send_all after aclose", here.send_all, b"")
+        await _must_raise(trio.ClosedResourceError, "receive_some after aclose", here.receive_some, 1)
+        nursery.cancel_scope.cancel()
+
+
+async def _a_peer_that_left_breaks_the_sender(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    await trio.aclose_forcefully(there)
+
+    async def send_on() -> None:
+        while True:
+            await here.send_all(bytes(PIECE))
+
+    await _must_raise(trio.BrokenResourceError, "sending on after the peer closed", send_on)
+    await _must_raise(trio.BrokenResourceError, "sending again on a broken link", here.send_all, b"x")
+
+
+async def _a_cancelled_receive_loses_nothing(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    data, got = _noise(20_000), bytearray()
+    async with trio.open_nursery() as nursery:
+
+        async def send_slowly() -> None:
+            for start in range(0, len(data), 100):
+                await here.send_all(data[start : start + 100])
+                await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(send_slowly)
+        for turn in range(1_000_000):
+            if len(got) == len(data):
+                break
+            with trio.CancelScope() as scope:
+                # Cancel before, during and just after the wait, in turns.
+                if turn % 3 == 0:
+                    scope.cancel()
+                elif turn % 3 == 1:
+                    scope.deadline = trio.current_time()
+                got += await there.receive_some(64)
+    _require(got == data, "a cancelled receive_some lost or repeated bytes")
+
+
+async def _closing_twice_is_fine(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_drain, there)
+        for _ in range(3):
+            await here.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def _a_cancelled_close_still_closes(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    await trio.aclose_forcefully(here)
+    await _must_raise(trio.ClosedResourceError, "send_all after a cancelled aclose", here.send_all, b"x")
+    # A hang-up without goodbye may be the end of the stream or an error, but it must be noticed.
+    with suppress(trio.BrokenResourceError):
+        _require(await there.receive_some(10) == b"", "data came out of a link on which nothing was sent")
+
+
+async def _a_close_wakes_who_waits_in_receive(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def wait() -> None:
+            await _must_raise(trio.ClosedResourceError, "receive_some while aclose came", here.receive_some, 1)
+
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.aclose_forcefully(here)
+
+
+async def _two_tasks_cannot_receive_at_once(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_drain, here)
+        await trio.testing.wait_all_tasks_blocked()
+        await _must_raise(trio.BusyResourceError, "a second receive_some", here.receive_some, 1)
+        nursery.cancel_scope.cancel()
+
+
+async def _writing_at_once_keeps_the_order(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    if not isinstance(here, NowaitLink):
+        return
+    link: NowaitLink = here
+    data = _noise(3 * 1024 * 1024)
+    async with trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            at, turn = 0, 0
+            while at < len(data):
+                turn += 1
+                size = (7, 1000, 70_000, 300_000)[turn % 4]
+                view = memoryview(data)[at : at + size]
+                cuts = [view[:1], view[1:1], view[1 : size // 2], view[size // 2 :]]
+                if turn % 2:
+                    taken = link.send_nowait(cuts)
+                    _require(0 <= taken <= len(view), f"send_nowait took {taken} of {len(view)} bytes")
+                    await here.send_all(view[taken:])
+                else:
+                    await link.send_buffers(cuts)
+                at += len(view)
+            await link.send_buffers([])
+            _require(link.send_nowait([]) == 0, "send_nowait of nothing is not 0")
+
+        nursery.start_soon(send)
+        _require(await _receive(there, len(data)) == data, "send_nowait, send_buffers and send_all changed order")
+
+
+async def _writing_at_once_never_waits(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    if not isinstance(here, NowaitLink):
+        return
+    taken = total = link_full = 0
+    while total < HELD_MOST and not link_full:
+        taken = here.send_nowait([bytes(PIECE)])
+        total += taken
+        link_full = taken == 0
+    _require(bool(link_full), f"send_nowait took {total} bytes while nobody read")
+    _require(await _receive(there, total) == bytes(total), "what send_nowait took is not what arrived")
+    await here.aclose()
+    try:
+        here.send_nowait([b"x"])
+    except trio.ClosedResourceError:
+        return
+    raise AssertionError("send_nowait after aclose does not raise ClosedResourceError")
+
+
+async def _half_close_keeps_the_way_back(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    assert isinstance(here, trio.abc.HalfCloseableStream)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(here.send_all, b"question")
+        _require(await _receive(there, 8) == b"question", "bytes before send_eof were lost")
+    await here.send_eof()
+    await here.send_eof()
+    _require(await there.receive_some(10) == b"", "send_eof is no end of file for the peer")
+    await _must_raise(trio.ClosedResourceError, "send_all after send_eof", here.send_all, b"x")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(there.send_all, b"answer")
+        _require(await _receive(here, 6) == b"answer", "after send_eof nothing came back")
+
+
+Check = Callable[[trio.abc.Stream, trio.abc.Stream], Awaitable[None]]
+
+_CHECKS: tuple[Check, ...] = (
+    _bytes_arrive_as_they_were_sent,
+    _empty_sends_mean_nothing,
+    _one_byte_at_a_time_is_enough,
+    _both_sides_may_push_at_once,
+    _a_sender_waits_for_a_reader,
+    _a_close_is_the_end_for_the_peer,
+    _nothing_works_after_a_local_close,
+    _a_peer_that_left_breaks_the_sender,
+    _a_cancelled_receive_loses_nothing,
+    _closing_twice_is_fine,
+    _a_cancelled_close_still_closes,
+    _a_close_wakes_who_waits_in_receive,
+    _two_tasks_cannot_receive_at_once,
+    _writing_at_once_keeps_the_order,
+    _writing_at_once_never_waits,
+)
+
+
+# Helpers
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise AssertionError(sentence)
+
+
+def _noise(size: int, *, seed: int = 0) -> bytes:
+    return random.Random(size + seed).randbytes(size)
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, ExceptionGroup) else error
+
+
+async def _receive(stream: trio.abc.ReceiveStream, size: int) -> bytes:
+    got = bytearray()
+    while len(got) < size:
+        piece = await stream.receive_some(size - len(got))
+        _require(bool(piece), f"the stream ended after {len(got)} of {size} bytes")
+        got += piece
+    _require(len(got) == size, f"{len(got)} bytes came where at most {size} were asked for")
+    return bytes(got)
+
+
+async def _expect(stream: trio.abc.ReceiveStream, data: bytes) -> None:
+    _require(await _receive(stream, len(data)) == data, f"{len(data)} bytes came out different")
+
+
+async def _drain(stream: trio.abc.ReceiveStream) -> None:
+    with suppress(trio.BrokenResourceError):
+        while await stream.receive_some():
+            pass
+
+
+async def _send_in_pieces(stream: trio.abc.SendStream, data: bytes) -> None:
+    for start in range(0, len(data), 50_000):
+        await stream.send_all(data[start : start + 50_000])
+
+
+async def _send_and_close(stream: trio.abc.Stream, data: bytes) -> None:
+    await stream.send_all(data)
+    await stream.aclose()
+
+
+async def _must_raise(
+    kind: type[Exception], what: str, call: Callable[..., Awaitable[object]], *arguments: object
+) -> None:
+    try:
+        await call(*arguments)
+    except kind:
+        return
+    except Exception as error:
+        raise AssertionError(f"{what} raises {type(error).__name__}, not {kind.__name__}") from error
+    raise AssertionError(f"{what} does not raise {kind.__name__}")

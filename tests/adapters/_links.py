@@ -1,0 +1,122 @@
+"""What the tests of the transports share: a server with one handler, pairs of streams, hostile peers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import trio
+import trio.testing
+import trustme
+
+Serve = Callable[..., Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(serve: Serve, *arguments: object, **options: object) -> AsyncIterator[list[str]]:
+    """Run a transport's `serve` for the length of the block; gives the addresses."""
+    async with trio.open_nursery() as nursery:
+
+        async def run(*, task_status: trio.TaskStatus[list[str]]) -> None:
+            await serve(*arguments, **options, task_status=task_status)
+
+        yield await nursery.start(run)
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def paired(
+    serve: Serve,
+    connect: Callable[[str], AbstractAsyncContextManager[Any]],
+    *arguments: object,
+    **options: object,
+) -> AsyncIterator[tuple[Any, Any]]:
+    """The two ends of one real connection: the one that connected and the one that was accepted."""
+    accepted: list[trio.abc.Stream] = []
+    arrived, over = trio.Event(), trio.Event()
+
+    async def keep(stream: trio.abc.Stream) -> None:
+        accepted.append(stream)
+        arrived.set()
+        await over.wait()
+
+    async with serving(serve, keep, *arguments, **options) as addresses:
+        async with connect(addresses[0]) as stream:
+            await arrived.wait()
+            try:
+                yield stream, accepted[0]
+            finally:
+                # Neither end may wait for the other's goodbye here; the tests of closing do that.
+                await trio.aclose_forcefully(stream)
+                await trio.aclose_forcefully(accepted[0])
+                over.set()
+
+
+async def park(stream: trio.abc.Stream) -> None:
+    await trio.sleep_forever()
+
+
+async def flood(stream: trio.abc.SendStream) -> None:
+    """Send until the other side has had enough."""
+    try:
+        while True:
+            await stream.send_all(bytes(65_536))
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        pass
+
+
+async def drain(stream: trio.abc.ReceiveStream) -> None:
+    """Receive until the end, whatever it is."""
+    try:
+        while await stream.receive_some():
+            pass
+    except trio.BrokenResourceError:
+        pass
+
+
+async def descriptors_and_tasks() -> tuple[int, int]:
+    """What is open and alive once everything has come to rest."""
+    gc.collect()
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    return len(os.listdir("/proc/self/fd")), trio.lowlevel.current_statistics().tasks_living
+
+
+async def echo(stream: trio.abc.Stream) -> None:
+    async for data in stream:
+        await stream.send_all(data)
+
+
+def port_of(address: str) -> int:
+    return int(address.partition("/")[0].rpartition(":")[2])
+
+
+def reset(stream: socket.socket) -> None:
+    """Hang up with a RST."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    stream.close()
+
+
+class Certificates:
+    """An authority, and contexts that trust it."""
+
+    def __init__(self, *names: str) -> None:
+        self.authority = trustme.CA()
+        self.certificate = self.authority.issue_cert(*(names or ("127.0.0.1", "localhost")))
+
+    def server(self) -> ssl.SSLContext:
+        return self.server_with(self.certificate)
+
+    def server_with(self, certificate: trustme.LeafCert) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        certificate.configure_cert(context)
+        return context
+
+    def client(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        self.authority.configure_trust(context)
+        return context
