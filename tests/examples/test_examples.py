@@ -1,0 +1,69 @@
+"""Do the examples do what they say? Each is run as a program of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+
+
+def run(name: str) -> list[str]:
+    """The lines that an example prints; it must succeed, and have nothing to complain about."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=60,
+        env={**os.environ, "PYTHONUTF8": "1"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_echo_brings_back_what_was_sent() -> None:
+    assert run("echo") == ["b'hello'"]
+
+
+def test_everybody_in_a_room_hears_everybody_in_it_and_nobody_else() -> None:
+    heard = {line for line in run("chat") if line.endswith(": hello")}
+    rooms = {"tea": ["ann", "bob", "cleo"], "trains": ["ann", "cleo"]}
+    assert heard == {
+        f"{listener:>4} in #{room:<6}  {speaker}: hello"
+        for room, people in rooms.items()
+        for listener in people
+        for speaker in people
+    }
+
+
+def test_calls_are_answered_declined_and_cancelled() -> None:
+    assert sorted(run("rpc")) == [
+        "client: 2 + 3 + 4 = 9",
+        "client: a short sleep, well rested",
+        "client: declined, there is no method 'fly'",
+        "client: the long sleep was too long",
+        "server: sleep(3600) was cancelled, since its caller gave up",
+    ]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it uses a Unix socket")
+def test_a_file_arrives_whole_and_its_progress_is_shown() -> None:
+    *progress, last = run("file_transfer")
+    assert progress == [f"{share:>3}% of 25,165,824 bytes sent" for share in (25, 50, 75, 100)]
+    assert last.startswith("arrived whole, sha256 ")
+
+
+def test_a_slow_reader_delays_nobody_else() -> None:
+    fast, slow, ping, late = run("slow_reader")
+    assert fast == "fast: 2000 messages read, while slow was not read at all"
+    assert slow == "slow: its sender waits, with 65,536 bytes under way and a window of 65,536"
+    assert ping == "ping: answered beside it at once"
+    assert late == "slow: 2000 messages read in the end, none was lost"
+
+
+def test_every_example_is_tried_here() -> None:
+    ours = Path(__file__).read_text(encoding="utf-8")
+    assert [path.stem for path in sorted(EXAMPLES.glob("*.py")) if f'run("{path.stem}")' not in ours] == []

@@ -1,0 +1,173 @@
+"""Does the frame of the project hold: layers, sizes, data files, and what the wheel and the pages promise?"""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import conformance
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("muxkit", "adapters", "examples")
+TOP_LEVEL = (*SOURCES, "tests", "docs", ".ci")
+MOST_LINES = 400
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def modules_below(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def text_files() -> Iterator[Path]:
+    """Every file that belongs to the project and is not made by a tool."""
+    yield from (path for path in sorted(ROOT.iterdir()) if path.is_file())
+    for folder in TOP_LEVEL:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
+                yield path
+
+
+def sans_io_modules() -> list[str]:
+    """The modules that hold the rules: the ground floor, core, and all of a protocol but its `_session*`."""
+    files = [
+        *(ROOT / "muxkit").glob("_[elo]*.py"),
+        *(ROOT / "muxkit" / "core").rglob("*.py"),
+        *(ROOT / "muxkit" / "protocols").glob("*/_[!_]*.py"),
+    ]
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted(files)
+        if not path.name.startswith("_session")
+    ]
+    assert "muxkit.core" in names
+    assert "muxkit.protocols.bpmux._engine" in names
+    return names
+
+
+# ---------------------------------------------------------------------------- layers
+
+
+def loaded_by_importing(*modules: str) -> set[str]:
+    program = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_rules_can_be_imported_without_trio() -> None:
+    assert "trio" not in loaded_by_importing(*sans_io_modules())
+
+
+def test_importing_muxkit_alone_does_not_import_trio() -> None:
+    assert "trio" not in loaded_by_importing("muxkit")
+
+
+def test_every_entry_point_of_ours_can_be_loaded() -> None:
+    for group, declared in project()["project"]["entry-points"].items():
+        installed = {point.name: point for point in entry_points(group=group)}
+        for name, value in declared.items():
+            assert name in installed, f"{group}: {name} is not installed; run .ci/setup test"
+            assert installed[name].value == value
+            installed[name].load()
+
+
+# ---------------------------------------------------------------------------- sizes and files
+
+
+def test_no_module_is_longer_than_four_hundred_lines() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules_below(*SOURCES)}
+    too_long = {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > MOST_LINES}
+    assert too_long == {}
+
+
+def test_every_module_says_what_it_is_for_in_its_first_line() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in modules_below(*SOURCES)
+        if not path.read_text(encoding="utf-8").startswith(('"""', "#!", 'r"""'))
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize("package", ["muxkit", "adapters/muxkit_adapters"])
+def test_a_package_is_marked_as_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").exists()
+
+
+def test_no_file_holds_a_path_of_one_machine() -> None:
+    machine = re.compile(r"(?<![a-z0-9.])/(?:work|farm|root|tmp/[a-z]|home/[a-z])\w*" + r"|\.\./" + "shared")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in text_files()
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1)
+        if machine.search(line)
+    ]
+    assert found == []
+
+
+# ---------------------------------------------------------------------------- what is installed
+
+
+def test_every_dependency_is_pinned_to_one_version() -> None:
+    def plain(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    lines = (ROOT / ".ci" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)] == []
+    pinned = {plain(pin.partition("==")[0]) for pin in pins}
+    data = project()
+    wanted = [*data["build-system"]["requires"], *data["project"]["dependencies"]]
+    for extra in data["project"]["optional-dependencies"].values():
+        wanted += [name for name in extra if not name.startswith("muxkit[")]
+    for group in data["dependency-groups"].values():
+        wanted += group
+    names = {plain(re.split(r"[^\w.-]", name)[0]) for name in wanted}
+    assert names - pinned == set(), "run `make lock`"
+
+
+def test_the_extra_named_all_holds_every_other() -> None:
+    extras = project()["project"]["optional-dependencies"]
+    assert extras["all"] == [f"muxkit[{','.join(sorted(extras.keys() - {'all'}))}]"]
+
+
+# ---------------------------------------------------------------------------- pages and data
+
+
+def test_news_fragments_are_named_after_an_issue_and_a_kind() -> None:
+    kinds = "|".join(each["directory"] for each in project()["tool"]["towncrier"]["type"])
+    names = [path.name for path in (ROOT / "docs" / "changes").iterdir() if path.name != ".gitignore"]
+    assert [name for name in names if not re.fullmatch(rf"\d+\.({kinds})\.md", name)] == []
+
+
+def test_there_is_news_or_a_release() -> None:
+    fragments = list((ROOT / "docs" / "changes").glob("*.md"))
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert fragments or re.search(r"^## \d", changelog, re.MULTILINE)
+
+
+def test_clauses_and_requirements_are_well_formed() -> None:
+    for protocol in conformance.protocols():
+        ids = [rule.id for rule in conformance.clauses(protocol)]
+        assert len(set(ids)) == len(ids)
+        assert [each for each in ids if not re.fullmatch(rf"{protocol}-[A-Z]\d\d", each)] == []
+    ids = [rule.id for rule in conformance.requirements()]
+    assert ids == sorted(set(ids))
+    assert [each for each in ids if not re.fullmatch(r"R-\d\d", each)] == []
+
+
+def test_every_reading_belongs_to_a_clause_and_says_why() -> None:
+    for reading in conformance.readings():
+        assert reading.id in conformance.known_ids("clause")
+        assert reading.how.endswith(".")
+        assert reading.why.endswith(".")

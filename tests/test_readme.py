@@ -1,0 +1,140 @@
+"""Do the pages tell the truth? Their programs run, their links lead somewhere, their tables follow the code."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from muxkit import Limits
+from muxkit.core import RECEIVING, SENDING, draw
+from muxkit.protocols.bpmux import Config
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+GENERATED = {DOCS / "conformance.md", *(DOCS / "changes").glob("*.md")}
+PAGES = sorted({ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")} - GENERATED)
+
+BLOCK = re.compile(r"(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
+ANY_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks() -> Iterator[tuple[str, str, str]]:
+    """Page and line, the line before, and the program, of every Python block on every page."""
+    for page in PAGES:
+        text = "\n" + page.read_text(encoding="utf-8")
+        for found in BLOCK.finditer(text):
+            line = text.count("\n", 0, found.start("code"))
+            yield f"{name(page)}:{line}", found["before"], found["code"]
+
+
+def programs() -> list[tuple[str, str]]:
+    return [(where, code) for where, before, code in blocks() if not NOT_RUN.fullmatch(before)]
+
+
+@pytest.mark.parametrize("code", [code for _, code in programs()], ids=[where for where, _ in programs()])
+def test_a_program_on_a_page_runs(code: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_the_readme_begins_with_the_echo_example() -> None:
+    first = next(code for where, _, code in blocks() if where.startswith("README.md:"))
+    assert first == (ROOT / "examples" / "echo.py").read_text(encoding="utf-8")
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """Where the links of a page lead inside the project: file and heading."""
+    for found in LINK.finditer(ANY_BLOCK.sub("", page.read_text(encoding="utf-8"))):
+        target, _, heading = found["target"].partition("#")
+        if "://" not in target:
+            yield (page.parent / target).resolve() if target else page, heading
+
+
+def headings(page: Path) -> set[str]:
+    """The names by which a page's headings can be linked to."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    assert [target for target, _ in links(page) if not target.exists()] == []
+    assert [heading for target, heading in links(page) if heading and heading not in headings(target)] == []
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    reached, waiting = {DOCS / "index.md"}, [DOCS / "index.md"]
+    while waiting:
+        found = {target for target, _ in links(waiting.pop()) if target.suffix == ".md"} - reached
+        reached |= found
+        waiting += found
+    assert sorted(name(page) for page in PAGES if page.is_relative_to(DOCS) and page not in reached) == []
+
+
+# ---------------------------------------------------------------------------- tables that follow the code
+
+
+def rows(page: str) -> dict[str, list[str]]:
+    """The cells of every table row that begins with a name in backticks."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")
+    ]
+    return {row[0].strip("`"): row[1:] for row in cells}
+
+
+IN_BYTES = {"channel_bytes", "channel_floor", "connection_bytes", "message", "reassembly", "outbox"}
+
+
+def shown(field: "attrs.Attribute[object]") -> str:
+    """A default as the pages write it."""
+    value = field.default
+    if field.name in IN_BYTES and isinstance(value, int):
+        return f"{value // 2**20} MiB" if value % 2**20 == 0 else f"{value // 2**10} KiB"
+    return f"{value:g} s" if isinstance(value, float) else f"{value:,}"
+
+
+def test_every_limit_is_explained_with_its_default() -> None:
+    table = rows("docs/how-to/limits.md")
+    expected = {field.name: shown(field) for field in attrs.fields(Limits)}
+    assert {field: cells[0] for field, cells in table.items()} == expected
+
+
+def test_every_setting_of_bpmux_is_explained_with_its_default() -> None:
+    table = rows("docs/reference/bpmux.md")
+    for field in attrs.fields(Config):
+        default = f"{field.default:g} s" if isinstance(field.default, float) else str(field.default)
+        assert table.get(field.name, ["missing"])[0] == default
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reference/feature-matrix.md", "docs/reference/url.md"])
+def test_a_page_names_every_protocol_and_transport(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    names = [*points["muxkit.protocols"], *points["muxkit.transports"]]
+    assert [each for each in names if not re.search(rf"\b{each}\b", text)] == []
+
+
+def test_the_state_diagrams_are_those_of_the_tables() -> None:
+    text = (ROOT / "docs" / "explanation" / "why-halves.md").read_text(encoding="utf-8")
+    diagrams = re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL)
+    assert diagrams == [draw(SENDING), draw(RECEIVING)]
