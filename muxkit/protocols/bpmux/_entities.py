@@ -57,6 +57,7 @@ class Entity:
         "late",
         "live",
         "opening",
+        "orderly",
         "outgoing",
         "partial",
         "pieces",
@@ -98,6 +99,7 @@ class Entity:
         self.dirty = False
         # Life.
         self.gone = False
+        self.orderly = False  # a duplex whose other half the peer ended without an error
         self.late = False  # made by the peer after it had closed its top level
         self.twin: Entity | None = None  # the other half of a duplex, while both live
 

@@ -120,9 +120,12 @@ class Receiving:
             self._check_reset(what)
 
     def _is_reset(self, entity: Entity) -> bool:
-        """Would an end break off what we do for the peer? Legal, but not without bound (its goodbye apart)."""
+        """Would an end break off what we do for the peer? Legal, but not without bound.
+
+        Its goodbye does not count, nor that it wants no answer on a duplex whose own half it has ended in order.
+        """
         is_goodbye = self._state.top_stream.gone and not entity.late
-        return entity.kind in BREAKABLE and not entity.ending and not is_goodbye
+        return entity.kind in BREAKABLE and not entity.ending and not entity.orderly and not is_goodbye
 
     def _check_loan(self, window: ReceiveWindow, what: str) -> None:
         """Could what the peer has begun on this window ever be lent? Otherwise it would wait for ever."""
@@ -296,6 +299,8 @@ class Receiving:
             payload, size = whole, len(whole)
         if self._is_reset(entity):
             state.resets.take(state.now)
+        if entity.twin is not None:
+            entity.twin.orderly = not payload
         state.consume(entity, size)
         entity.end_in = True
         if not entity.end_out:

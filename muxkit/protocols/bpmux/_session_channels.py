@@ -146,8 +146,8 @@ class Duplex(Channel):
         await self.sink.finish(payload)
 
     async def aclose(self) -> None:
-        self.source.close()
-        await self.sink.aclose()
+        self.sink.close()  # first: a peer counts the other order as breaking off
+        await self.source.aclose()
 
     def abort(self) -> None:
         self.sink.abort()

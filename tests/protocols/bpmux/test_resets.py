@@ -1,0 +1,87 @@
+"""What counts as breaking off? Leaving in order never does, however often; stopping an answer does."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+import muxkit
+from muxkit.protocols.bpmux import Config, Engine, Failed, Kind
+
+LIMITS = muxkit.Limits(resets_burst=3, resets_per_second=1)
+QUIET = Config(keepalive=None)
+
+
+class Pair:
+    """A client's engine and a server's, and all bytes delivered after each step."""
+
+    def __init__(self) -> None:
+        self.client = Engine(QUIET)
+        self.server = Engine(QUIET, limits=LIMITS)
+        self.deliver()
+
+    def deliver(self) -> None:
+        while self.client.has_output() or self.server.has_output():
+            self.server.receive_bytes(b"".join(self.client.buffers_to_send()), 1.0)
+            self.client.receive_bytes(b"".join(self.server.buffers_to_send()), 1.0)
+
+    @property
+    def failure(self) -> muxkit.RemoteProtocolError | None:
+        return next((event.error for event in self.server.events() if isinstance(event, Failed)), None)
+
+
+@pytest.mark.requirement("R-10")
+def test_closing_a_duplex_in_order_is_no_reset() -> None:
+    pair = Pair()
+    for _ in range(20):
+        sink, stream = pair.client.open_duplex()
+        pair.client.end(sink)
+        pair.client.end(stream)
+        pair.deliver()
+        for server_sink in [*pair.server.entities(Kind.SINK_IN).values()]:
+            pair.server.end(server_sink)
+    assert pair.failure is None
+
+
+@pytest.mark.requirement("R-10")
+def test_stopping_the_answer_on_a_duplex_that_goes_on_is_a_reset() -> None:
+    pair = Pair()
+    for _ in range(4):
+        _, stream = pair.client.open_duplex()
+        pair.client.end(stream)
+        pair.deliver()
+    failure = pair.failure
+    assert failure is not None
+    assert failure.limit == "resets_per_second"
+
+
+@pytest.mark.requirement("R-10")
+def test_an_end_with_an_error_does_not_make_the_stop_orderly() -> None:
+    pair = Pair()
+    for _ in range(4):
+        sink, stream = pair.client.open_duplex()
+        pair.deliver()
+        pair.server.give_credit(pair.server.entities(Kind.STREAM_IN)[sink.id], 1)
+        pair.deliver()
+        pair.client.end(sink, b"\x01")
+        pair.client.end(stream)
+        pair.deliver()
+    assert pair.failure is not None
+
+
+@pytest.mark.requirement("R-10")
+async def test_a_client_may_open_and_leave_channels_as_fast_as_it_likes() -> None:
+    async def echo(channel: muxkit.Channel) -> None:
+        async for message in channel:
+            await channel.send(message)
+
+    cycles = 3 * muxkit.Limits().resets_burst
+    async with trio.open_nursery() as nursery:
+        served = await nursery.start(muxkit.serve, muxkit.each_channel(echo), "bpmux+mem://resets")
+        async with muxkit.connect(served.url) as session:
+            for _ in range(cycles):
+                async with session.open() as channel:
+                    await channel.send(b"x")
+                    assert await channel.receive() == b"x"
+            assert await session.ping() >= 0
+        nursery.cancel_scope.cancel()
