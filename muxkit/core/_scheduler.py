@@ -76,7 +76,7 @@ class Scheduler:
             if source.deficit <= 0:  # still paying for a large frame
                 self._line.rotate(-1)
                 return 0
-            written = source.write(min(source.deficit, room), self.quantum, out)
+            written = source.write(min(source.deficit, room), limit, out)
             source.deficit -= written
         if not source.is_ready() or written == 0:
             source.scheduled = False

@@ -72,11 +72,7 @@ def decode_varu64(data: bytes) -> tuple[int, int] | Literal["not canonical"] | N
     follow = max(0, data[0] - 247)
     if len(data) < 1 + follow:
         return None
-    number = (
-        sum(byte * 256**place for place, byte in enumerate(reversed(data[1 : 1 + follow])))
-        if follow
-        else data[0]
-    )
+    number = sum(byte * 256**place for place, byte in enumerate(reversed(data[1 : 1 + follow]))) if follow else data[0]
     shorter = number < 248 or any(number < 256**size for size in range(1, follow))
     return "not canonical" if follow and shorter else (number, 1 + follow)
 
@@ -262,9 +258,7 @@ def test_varu64_agrees_with_the_reference_on_every_input_of_up_to_three_bytes() 
     # The first byte alone says how many follow, so behind one that stands for itself or asks for more than
     # two a single value of each further byte is enough.
     inputs = [bytes((first,)) for first in range(256)]
-    inputs += [
-        bytes((first, second)) for first in range(256) for second in (range(256) if first == 248 else [7])
-    ]
+    inputs += [bytes((first, second)) for first in range(256) for second in (range(256) if first == 248 else [7])]
     for first in range(256):
         seconds = range(256) if first in (248, 249) else [7]
         thirds = range(256) if first == 249 else [9]
@@ -364,9 +358,7 @@ def test_varint_agrees_with_the_reference_on_every_input_of_up_to_two_bytes() ->
     ],
     ids=["every second byte", "every first byte", "all"],
 )
-def test_varint_agrees_with_the_reference_on_three_bytes(
-    firsts: Sequence[int], seconds: Sequence[int]
-) -> None:
+def test_varint_agrees_with_the_reference_on_three_bytes(firsts: Sequence[int], seconds: Sequence[int]) -> None:
     # A first or second byte below 128 ends the number, which the test above has seen; here neither does.
     # Every third byte is followed by a zero, which belongs to the number if the third does not end it.
     thirds = range(256)
@@ -399,9 +391,7 @@ def test_varint_accepts_longer_forms_up_to_ten_bytes(number: int, data: st.DataO
 
 @pytest.mark.requirement("R-20")
 @given(st.binary(min_size=9, max_size=9), st.integers(0, 255), st.binary(max_size=2))
-def test_the_tenth_byte_of_a_varint_may_hold_one_bit_and_must_end_it(
-    head: bytes, tenth: int, rest: bytes
-) -> None:
+def test_the_tenth_byte_of_a_varint_may_hold_one_bit_and_must_end_it(head: bytes, tenth: int, rest: bytes) -> None:
     data = bytes(byte | 0x80 for byte in head) + bytes((tenth,)) + rest
     cursor = Cursor(data)
     if tenth <= 1:

@@ -35,9 +35,9 @@ class Control:
         self._acks += head(entity.type, entity.id, ACK_END)
 
     def owe_grant(self, entity: Entity, amount: int) -> None:
-        if amount and not entity.end_out and not entity.gone:
-            entity.grant += amount
-            self.touch(entity)
+        """Owe credit that the entity's window has counted; windows of entities that we have ended grant nothing."""
+        entity.grant += amount
+        self.touch(entity)
 
     def owe_pong(self, entity: Entity) -> None:
         entity.pongs += 1

@@ -167,7 +167,6 @@ class Engine:
         sink = self._state.add(Kind.SINK_OUT, id)
         stream = self._receiving(Kind.STREAM_OUT, id, credit)
         sink.twin, stream.twin = stream, sink
-        stream.announced = False
         self._announce(sink, Type.DUPLEX, payload)
         return sink, stream
 
@@ -211,10 +210,11 @@ class Engine:
     def _receiving(self, kind: Kind, id: int, credit: int | None) -> Entity:
         entity = self._state.add(kind, id, window=None if credit is None else 0)
         if credit is None:
-            entity.grant = entity.window.start()
+            credit = entity.window.start()
         else:
             entity.window.grant(credit)
-            entity.grant = credit
+        entity.announced = False  # so the credit waits, to travel with the opening
+        self._state.renew(entity, credit)
         return entity
 
     def _announce(self, entity: Entity, type: Type, payload: bytes) -> Entity:

@@ -66,13 +66,12 @@ class Liveness:
         for timer in self._deadlines.expired(now):
             if self._state.observer is not None:
                 self._state.observer.timer(timer.value)
-            match timer:
-                case Timer.KEEPALIVE:
-                    self._keep_alive(now)
-                case Timer.ANSWER:
-                    last = Silent(now - self._heard_at)
-                case Timer.STALL:
-                    last = self._check_progress(now)
+            if timer is Timer.KEEPALIVE:
+                self._keep_alive(now)
+            elif timer is Timer.ANSWER:
+                last = Silent(now - self._heard_at)
+            else:
+                last = self._check_progress(now)
             if last is not None:
                 break
         return last

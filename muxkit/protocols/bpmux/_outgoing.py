@@ -237,8 +237,6 @@ class Outgoing:
         if not self._begun:
             size = min(len(payload), piece, top.available)
             if size < len(payload):
-                if size == 0:
-                    return 0
                 out.append(encode_partial(len(payload)))
             grant = self._owner.first_grant(self.entity)
             flags = PAYLOAD | CREDIT if grant else PAYLOAD

@@ -254,10 +254,7 @@ class State:
         top.claimed += opening.opening_left
         top.openings += 1
         self._openings[entity] = None
-        if opening.is_ready():
-            self.scheduler.add(opening)
-        else:
-            self._starved[entity] = None
+        self.scheduler.add(opening)  # it was admitted, so there is credit for its first part
 
     def top_credit_came(self) -> None:
         starved, self._starved = self._starved, {}

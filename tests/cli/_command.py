@@ -1,0 +1,85 @@
+"""What the tests of the command line share: run `muxkit` in a process of its own, and see which processes it has."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MUXKIT = [sys.executable, "-P", "-m", "muxkit.cli"]
+ESCAPE = "\x1b"
+COLOUR = re.compile(ESCAPE + r"\[[0-9;]*(?<![0-9])(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Ours, without what would decide about colours."""
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    return {**plain, "TERM": "xterm-256color", **changes}
+
+
+def muxkit(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        [*MUXKIT, *arguments], capture_output=True, text=True, check=False, env=environment(**changes)
+    )
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command at work; killed with the block if it is still there."""
+    with subprocess.Popen(
+        [*MUXKIT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def wait_until_at_work(demo: subprocess.Popen[str]) -> None:
+    """Until the first line about the load: then both processes are there, and connected."""
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if " messages, " in line:
+            return
+    raise AssertionError("the demo ended before it worked")
+
+
+def children_of(parent: int) -> dict[str, int]:
+    """The processes of a demo: the module that each one runs, and its id."""
+    children = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # After the name, which stands in parentheses and may hold anything: state, then the parent's id.
+            of = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            arguments = (folder / "cmdline").read_text().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if of == parent and "-m" in arguments:  # otherwise it is only about to become what it will be
+            children[arguments[arguments.index("-m") + 1].rpartition(".")[2]] = int(folder.name)
+    return children
+
+
+def is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def kill(process: int) -> None:
+    os.kill(process, signal.SIGKILL)

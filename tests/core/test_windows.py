@@ -1,0 +1,337 @@
+"""Windows: what may be sent, what was allowed, what is granted next. The unit is nobody's business here."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit.core import U64_MAX, Ceiling, Credit, InFlight, ReceiveBudget, ReceiveWindow
+
+# --- Credit
+
+
+def test_credit_is_granted_and_spent() -> None:
+    credit = Credit()
+    credit.grant(5)
+    credit.grant(5)
+    credit.spend(7)
+    assert credit.available == 3
+
+
+def test_more_than_the_credit_cannot_be_spent() -> None:
+    credit = Credit(2)
+    with pytest.raises(LocalProtocolError, match="3 to send against 2"):
+        credit.spend(3)
+    assert credit.available == 2
+
+
+@pytest.mark.requirement("R-16")
+@pytest.mark.parametrize(("available", "amount", "fits"), [(0, U64_MAX, True), (1, U64_MAX, False), (U64_MAX, 0, True)])
+def test_credit_may_not_pass_its_cap(available: int, amount: int, fits: bool) -> None:
+    credit = Credit(available)
+    if fits:
+        credit.grant(amount)
+        assert credit.available == available + amount
+    else:
+        with pytest.raises(RemoteProtocolError, match=f"credit of {amount} on top of {available}"):
+            credit.grant(amount)
+        assert credit.available == available
+
+
+@pytest.mark.requirement("R-16")
+def test_the_cap_of_credit_belongs_to_the_protocol() -> None:
+    with pytest.raises(RemoteProtocolError, match="above 2"):
+        Credit(1).grant(2, cap=2)
+
+
+# --- Ceiling
+
+
+def test_a_ceiling_moves_with_the_acknowledgements() -> None:
+    ceiling = Ceiling(10)
+    ceiling.spend(10)
+    assert ceiling.available == 0
+    ceiling.acknowledge(4)
+    assert ceiling.available == 4
+
+
+def test_a_ceiling_may_change_its_size_and_an_old_acknowledgement_changes_nothing() -> None:
+    ceiling = Ceiling(10)
+    ceiling.spend(10)
+    ceiling.acknowledge(10, size=2)
+    ceiling.acknowledge(5, size=50)
+    assert ceiling.available == 2
+
+
+def test_a_ceiling_that_shrinks_leaves_no_negative_room() -> None:
+    ceiling = Ceiling(10)
+    ceiling.spend(10)
+    ceiling.acknowledge(5, size=1)
+    assert ceiling.available == 0
+
+
+def test_nothing_goes_above_the_ceiling() -> None:
+    with pytest.raises(LocalProtocolError, match="11 to send, 10 left"):
+        Ceiling(10).spend(11)
+
+
+def test_what_was_not_sent_cannot_be_acknowledged() -> None:
+    with pytest.raises(RemoteProtocolError, match="1 acknowledged, 0 sent"):
+        Ceiling(10).acknowledge(1)
+
+
+# --- InFlight
+
+
+def test_what_is_answered_makes_room() -> None:
+    flying = InFlight(3)
+    flying.spend()
+    flying.spend(2)
+    assert flying.available == 0
+    flying.answered()
+    assert flying.available == 1
+
+
+def test_more_than_the_limit_cannot_fly() -> None:
+    flying = InFlight(3)
+    flying.spend(2)
+    with pytest.raises(LocalProtocolError, match="2 to send, 2 of 3 unanswered"):
+        flying.spend(2)
+
+
+def test_what_does_not_fly_cannot_be_answered() -> None:
+    with pytest.raises(RemoteProtocolError, match="1 answered, 0"):
+        InFlight(3).answered()
+
+
+# --- ReceiveWindow
+
+
+def window_of(size: int = 100, *, total: int = 1000, floor: int = 1) -> ReceiveWindow:
+    return ReceiveWindow(size, ReceiveBudget(total, floor))
+
+
+def used(window: ReceiveWindow) -> int:
+    assert window.budget is not None
+    return window.budget.used
+
+
+def test_a_window_is_granted_whole_at_the_start() -> None:
+    window = window_of()
+    assert window.start() == 100
+    assert (window.credit, used(window)) == (100, 100)
+
+
+def test_grants_follow_consumption_half_a_window_at_a_time() -> None:
+    window = window_of()
+    window.start()
+    window.arrived(100)
+    assert window.consumed(49) == (0, 0)
+    assert window.consumed(1) == (50, 0)
+    assert (window.credit, window.held) == (50, 50)
+
+
+def test_the_smallest_window_is_renewed_by_one() -> None:
+    window = window_of(1)
+    assert window.start() == 1
+    window.arrived(1)
+    assert window.consumed(1) == (1, 0)
+
+
+def test_more_than_was_granted_is_a_violation() -> None:
+    window = window_of()
+    window.start()
+    with pytest.raises(RemoteProtocolError, match="101 bytes sent against 100 granted"):
+        window.arrived(101)
+
+
+@pytest.mark.parametrize("amount", [11, -1])
+def test_more_than_came_cannot_be_consumed(amount: int) -> None:
+    window = window_of()
+    window.start()
+    window.arrived(10)
+    with pytest.raises(LocalProtocolError, match=f"{amount} bytes consumed, 10 were there"):
+        window.consumed(amount)
+    assert window.held == 10
+
+
+def test_a_window_by_hand_grants_nothing_by_itself() -> None:
+    window = ReceiveWindow(0, ReceiveBudget(1000, 1))
+    assert window.start() == 0
+    window.grant(10)
+    window.arrived(10)
+    assert window.consumed(10) == (0, 0)
+    assert window.budget is None
+
+
+@pytest.mark.requirement("R-16")
+@pytest.mark.parametrize("amount", [-1, U64_MAX])
+def test_credit_by_hand_stays_within_64_bits(amount: int) -> None:
+    window = ReceiveWindow()
+    window.grant(1)
+    with pytest.raises(LocalProtocolError, match=f"credit of {amount} on top of 1"):
+        window.grant(amount)
+    assert (window.credit, window.by_hand) == (1, 1)
+
+
+@pytest.mark.requirement("R-22")
+def test_credit_by_hand_is_beside_the_window() -> None:
+    window = window_of()
+    window.start()
+    window.grant(1000)
+    window.arrived(1100)
+    assert window.consumed(1000) == (0, 0)
+    assert window.consumed(100) == (100, 0)
+    assert used(window) == 100
+
+
+@pytest.mark.requirement("R-22")
+def test_loans_are_repaid_first() -> None:
+    window = window_of()
+    window.start()
+    window.unfinished = 400
+    assert window.shortfall() == 300
+    window.lend(300)
+    assert window.shortfall() == 0
+    window.arrived(400)
+    assert window.consumed(400) == (100, 300)
+    assert (window.lent, used(window), window.credit) == (0, 100, 100)
+
+
+def test_a_quiet_window_grants_nothing_more() -> None:
+    window = window_of()
+    window.start()
+    window.arrived(100)
+    window.quiet()
+    assert window.consumed(100) == (0, 0)
+    assert used(window) == 0
+
+
+def test_a_retired_window_counts_what_is_held_until_it_is_consumed() -> None:
+    window = window_of()
+    assert window.budget is not None
+    window.start()
+    window.arrived(60)
+    assert window.retire() == 0
+    assert (used(window), window.budget.windows, window.credit) == (60, 0, 0)
+    assert window.consumed(60) == (0, 0)
+    assert used(window) == 0
+
+
+@pytest.mark.requirement("R-22")
+def test_a_retired_window_repays_the_loans_that_were_not_used() -> None:
+    window = window_of()
+    window.start()
+    window.lend(300)
+    window.grant(50)
+    window.arrived(120)
+    assert window.retire() == 180
+    assert (window.lent, window.by_hand, window.own, used(window)) == (120, 0, 0, 0)
+    assert window.consumed(120) == (0, 120)
+
+
+def test_a_retired_window_by_hand_touches_no_budget() -> None:
+    window = ReceiveWindow()
+    window.grant(5)
+    assert window.retire() == 0
+    assert window.credit == 0
+
+
+# --- ReceiveBudget
+
+
+@pytest.mark.requirement("R-03")
+def test_windows_share_the_budget() -> None:
+    budget = ReceiveBudget(1000, 10)
+    windows = [ReceiveWindow(600, budget) for _ in range(4)]
+    assert [window.start() for window in windows] == [250, 250, 250, 250]
+
+
+@pytest.mark.requirement("R-03")
+def test_who_comes_late_gets_what_is_left_or_the_floor() -> None:
+    budget = ReceiveBudget(1000, 10)
+    assert ReceiveWindow(900, budget).start() == 900
+    assert ReceiveWindow(900, budget).start() == 100
+    assert ReceiveWindow(900, budget).start() == 10
+    assert ReceiveWindow(5, budget).start() == 5
+    assert budget.used == 1015
+
+
+@pytest.mark.requirement("R-03")
+def test_a_share_that_shrank_is_not_renewed_beyond_it() -> None:
+    budget = ReceiveBudget(1000, 10)
+    first = ReceiveWindow(1000, budget)
+    first.start()
+    others = [ReceiveWindow(1000, budget) for _ in range(9)]
+    first.arrived(1000)
+    assert first.consumed(1000) == (100, 0)
+    assert [other.start() for other in others] == [100] * 9
+
+
+class Windows(RuleBasedStateMachine):
+    """Three windows on one budget and a peer who uses what he gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.budget = ReceiveBudget(300, 7)
+        self.windows = [ReceiveWindow(size, self.budget) for size in (100, 250, 0)]
+        self.granted = [window.start() for window in self.windows]
+        self.came = [0, 0, 0]
+        self.took = [0, 0, 0]
+        self.loans = 0
+
+    @rule(n=st.integers(0, 2), amount=st.integers(0, 300))
+    def arrive(self, n: int, amount: int) -> None:
+        amount = min(amount, self.windows[n].credit)
+        self.windows[n].arrived(amount)
+        self.came[n] += amount
+
+    @rule(n=st.integers(0, 2), amount=st.integers(0, 300))
+    def consume(self, n: int, amount: int) -> None:
+        amount = min(amount, self.windows[n].held)
+        granted, repaid = self.windows[n].consumed(amount)
+        self.granted[n] += granted
+        self.took[n] += amount
+        self.loans -= repaid
+
+    @rule(n=st.integers(0, 2), amount=st.integers(0, 50))
+    def grant_by_hand(self, n: int, amount: int) -> None:
+        self.windows[n].grant(amount)
+        self.granted[n] += amount
+
+    @rule(n=st.integers(0, 2), total=st.integers(1, 400))
+    def begin_a_large_message(self, n: int, total: int) -> None:
+        window = self.windows[n]
+        window.unfinished = total
+        need = window.shortfall()
+        window.lend(need)
+        window.unfinished = 0
+        self.granted[n] += need
+        self.loans += need
+
+    @precondition(lambda self: self.budget.windows)
+    @rule()
+    def somebody_can_always_go_on(self) -> None:
+        """Consumed to the end, an automatic window has credit: nobody starves."""
+        for n, window in enumerate(self.windows[:2]):
+            self.consume(n, window.held)
+            assert window.credit > 0
+
+    @invariant()
+    def credit_is_conserved(self) -> None:
+        for window, granted, came, took in zip(self.windows, self.granted, self.came, self.took, strict=True):
+            assert granted == came + window.credit
+            assert came == took + window.held
+            assert window.own + window.lent + window.by_hand == window.credit + window.held
+            assert min(window.own, window.lent, window.by_hand, window.credit, window.held) >= 0
+
+    @invariant()
+    def the_budget_is_the_sum(self) -> None:
+        assert self.budget.used == sum(window.own for window in self.windows if window.budget is not None)
+        assert self.budget.used <= self.budget.total + 7 * len(self.windows)
+        assert self.loans == sum(window.lent for window in self.windows)
+
+
+TestWindows = Windows.TestCase

@@ -1,0 +1,122 @@
+"""What must add up, inside one engine and between two: the sums it keeps, and the chunks on their way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from muxkit.core import Cursor, Pieces
+from muxkit.protocols.bpmux import Chunk, Engine, Entity, Kind, Partial, Type, parse_chunk
+
+if TYPE_CHECKING:
+    from muxkit.protocols.bpmux._state import State
+
+OPENINGS = frozenset({Type.OUT_REQUEST, Type.OUT_STREAM, Type.DUPLEX})
+
+
+class Wire:
+    """All chunks that went one way, and which of them the other engine has taken in."""
+
+    def __init__(self) -> None:
+        self._rest = Pieces()
+        self._seen = 0  # bytes looked at
+        self._parsed = 0  # offset behind the last chunk
+        self._begun: dict[tuple[Type, int], int] = {}  # openings in parts: what is still to come
+        self._known: set[int] = set()  # ids of sinks that were opened; none comes twice in these tests
+        self._total = 0
+        self.chunks: list[tuple[int, tuple[Kind, int], int, int, int]] = []  # end, entity, paid, top paid, credit
+
+    def look(self, sent: bytearray) -> None:
+        self._rest.append(bytes(sent[self._seen :]))
+        self._seen = len(sent)
+        data = self._rest.join()
+        cursor = Cursor(data)
+        while cursor.remaining:  # whole chunks only: a part of one raises
+            start = cursor.position
+            chunk = parse_chunk(cursor)
+            self._parsed += cursor.position - start
+            self._note(chunk)
+
+    def _note(self, chunk: Chunk | Partial) -> None:
+        if isinstance(chunk, Partial):
+            self._total = chunk.total_size
+            return
+        size = len(chunk.payload or b"")
+        key = (chunk.type, chunk.id)
+        is_opening = (
+            key in self._begun
+            or chunk.type in OPENINGS
+            or (chunk.type is Type.OUT_SINK and chunk.payload is not None and chunk.id not in self._known)
+        )
+        is_opening = is_opening and chunk.payload is not None
+        if is_opening:
+            left = self._begun.get(key, self._total or size) - size
+            if left:
+                self._begun[key] = left
+            else:
+                self._begun.pop(key, None)
+                if chunk.type in (Type.OUT_SINK, Type.DUPLEX):
+                    self._known.add(chunk.id)
+        self._total = 0
+        # The sender's entity: what the type says, the top level's In-* apart.
+        kind = Kind.STREAM_OUT if chunk.type is Type.DUPLEX else Kind(chunk.type)
+        if chunk.id == 0 and chunk.type in (Type.IN_SINK, Type.IN_STREAM):
+            kind = Kind(chunk.type - 1)
+        paid = 0 if is_opening else size + len(chunk.end or b"")
+        self.chunks.append((self._parsed, (kind, chunk.id), paid, size if is_opening else 0, chunk.credit or 0))
+
+    def forget(self, taken: int) -> None:
+        while self.chunks and self.chunks[0][0] <= taken:
+            self.chunks.pop(0)
+
+
+def check_books(engine: Engine, inbox: dict[Entity, list[int]]) -> None:
+    """The sums that one engine keeps are what adding up gives; `inbox` is what its application did not consume."""
+    entities = [entity for kind in Kind for entity in engine.entities(kind).values()]
+    _check_queues(engine, entities)
+    _check_windows(engine, entities, [entity for entity in inbox if entity.gone and inbox[entity]])
+    _check_parts(engine._state, entities)
+    channels = [
+        one for one in entities if not one.is_top and (one.twin is None or one.kind in (Kind.SINK_OUT, Kind.SINK_IN))
+    ]
+    assert engine.channels == len(channels)
+    assert engine._state.control.pongs_owed == sum(entity.pongs for entity in entities)
+
+
+def _check_queues(engine: Engine, entities: list[Entity]) -> None:
+    queues = [entity.outgoing for entity in entities if entity.outgoing is not None]
+    assert engine.outbox == sum(queue.counted for queue in queues)
+    for queue in queues:
+        begun = queue._begun if queue._opening is None else 0
+        assert min(queue.counted, queue.queued, queue.claimed) >= 0
+        assert queue.queued == sum(map(len, queue._queue)) + len(queue.end or b"") - begun
+    if not engine.top_sink.gone and engine.top_sink.outgoing is not None:
+        top = engine.top_sink.outgoing
+        assert top.claimed == sum(queue.opening_left for queue in queues)
+        assert top.openings == sum(queue._opening is not None for queue in queues)
+    asleep = [queue.entity for queue in queues if queue.is_ready() and not queue.scheduled]
+    assert not asleep, f"ready and not in line: {asleep}"
+
+
+def _check_windows(engine: Engine, entities: list[Entity], gone: list[Entity]) -> None:
+    state = engine._state
+    windows = [entity.window for entity in [*entities, *gone]]
+    if not engine.top_stream.gone:  # else openings that nobody consumed count there
+        assert state.budget.used == sum(window.own for window in windows if window.budget is not None)
+    for window in windows:
+        assert min(window.credit, window.held, window.lent, window.by_hand, window.own) >= 0
+        assert window.own + window.lent + window.by_hand == window.credit + window.held
+    assert state.reassembly.left >= 0
+    assert state.reassembly.total - state.reassembly.left >= sum(entity.window.lent for entity in entities)
+
+
+def _check_parts(state: State, entities: list[Entity]) -> None:
+    in_parts = [entity for entity in entities if entity.pieces is not None]
+    assert state.unfinished == len(in_parts)
+    for entity in entities:
+        assert entity.window.unfinished == sum(one.partial for one in in_parts if state.payer(one) is entity)
+        if entity.direct:
+            assert entity.live
+            assert not entity.partial
+            assert not entity.opening
+        elif entity.live and not entity.opening:
+            assert entity.partial or entity.window.unfinished

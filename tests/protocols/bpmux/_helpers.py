@@ -1,0 +1,221 @@
+"""Engines for tests: fed with hexadecimal, asked for what they wrote, compared by what they hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from muxkit.core import Cursor, encode_varu64
+from muxkit.protocols.bpmux import (
+    Chunk,
+    Config,
+    Confirmed,
+    Declined,
+    Ended,
+    Engine,
+    Entity,
+    Event,
+    Failed,
+    Kind,
+    Message,
+    Opened,
+    Partial,
+    Probed,
+    Responded,
+    Writable,
+    parse_chunk,
+)
+from muxkit.testing._pair import EnginePair, drain, feed
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from muxkit._errors import RemoteProtocolError
+    from muxkit._limits import Limits
+
+U64_MAX = 2**64 - 1
+
+
+def by_hand(*, limits: Limits | None = None, letter: bool = False, pongs: bool = True) -> Engine:
+    """An engine that says nothing by itself but pongs: every grant is made by hand."""
+    return Engine(Config(grants=False, keepalive=None, letter=letter, pongs=pongs), limits=limits)
+
+
+def automatic(*, limits: Limits | None = None, letter: bool = False) -> Engine:
+    """An engine as applications have it, without the keepalive."""
+    return Engine(Config(keepalive=None, letter=letter), limits=limits)
+
+
+def with_top_credit(credit: int = 1000, *, limits: Limits | None = None, letter: bool = False) -> Engine:
+    """`by_hand`, and the peer has top-level credit to open things with."""
+    engine = by_hand(limits=limits, letter=letter)
+    engine.give_credit(engine.top_stream, credit)
+    drain(engine)
+    return engine
+
+
+def allowed_to_open(credit: int = 1000, *, limits: Limits | None = None, letter: bool = False) -> Engine:
+    """`by_hand`, and we have top-level credit from the peer."""
+    engine = by_hand(limits=limits, letter=letter)
+    grant(engine, "in-stream 0", credit)
+    return engine
+
+
+def fed(engine: Engine, *chunks: str, now: float = 0.0) -> list[tuple[object, ...]]:
+    """Feed hexadecimal; what the engine tells, made comparable."""
+    return [told(event) for event in feed(engine, [bytes.fromhex(chunk) for chunk in chunks], now=now)]
+
+
+def written(engine: Engine) -> str:
+    """All that the engine has to write, in hexadecimal with a space after each chunk."""
+    return " ".join(chunk.hex() for chunk in split(drain(engine)))
+
+
+def split(data: bytes) -> list[bytes]:
+    cursor, chunks = Cursor(data), []
+    while cursor.remaining:
+        start = cursor.position
+        parse_chunk(cursor)
+        chunks.append(data[start : cursor.position])
+    return chunks
+
+
+def parsed(data: bytes) -> list[Chunk | Partial]:
+    cursor, chunks = Cursor(data), []
+    while cursor.remaining:
+        chunks.append(parse_chunk(cursor))
+    return chunks
+
+
+def violation(engine: Engine, *chunks: str, now: float = 0.0) -> RemoteProtocolError:
+    """Feed what must end in a violation: exactly one Failed, and then silence."""
+    events = feed(engine, [bytes.fromhex(chunk) for chunk in chunks], now=now)
+    assert events, "no violation"
+    *before, last = events
+    assert isinstance(last, Failed), f"no violation: {last}"
+    assert not any(isinstance(event, Failed) for event in before)
+    assert engine.over
+    assert not engine.has_output()
+    assert engine.buffers_to_send() == []
+    assert engine.next_deadline() is None
+    engine.receive_bytes(b"\x64\x00", now)
+    engine.receive_eof(now)
+    engine.handle_deadline(now + 1000)
+    assert not engine.events()
+    return last.error
+
+
+def told(event: Event) -> tuple[object, ...]:
+    """An event as a tuple: its name, the entity as we address it, and the rest."""
+    name = type(event).__name__
+    match event:
+        case Message() | Ended() | Responded():
+            return name, event.entity.label, event.payload
+        case Opened():
+            source = () if event.source is None else (event.source.label,)
+            return (name, event.entity.label, event.payload, *source)
+        case Declined():
+            return (name, event.entity.label, *(() if event.twin is None else (event.twin.label,)))
+        case Failed():
+            error = event.error
+            return name, str(error), error.rule, error.offset, error.limit
+        case Confirmed() | Writable() | Probed():
+            return name, event.entity.label
+        case _:
+            entity = getattr(event, "entity", None)
+            return (name, entity.label) if isinstance(entity, Entity) else (name, repr(event))
+
+
+def grant(engine: Engine, channel: str, credit: int) -> None:
+    """The peer gives credit: `grant(engine, "in-stream 3", 10)`."""
+    types = ("out-request", "in-request", "out-sink", "in-sink", "out-stream", "in-stream")
+    name, _, id = channel.partition(" ")
+    tag = types.index(name) << 5 | 0x08
+    engine.receive_bytes(bytes([tag]) + encode_varu64(int(id)) + encode_varu64(credit), 0.0)
+    assert not any(isinstance(event, Failed) for event in engine.events())
+
+
+def the(engine: Engine, kind: Kind, id: int) -> Entity:
+    return engine.entities(kind)[id]
+
+
+def ids(engine: Engine) -> dict[str, list[int]]:
+    """Who is in which map; empty maps are left out."""
+    return {kind.name.lower(): sorted(engine.entities(kind)) for kind in Kind if engine.entities(kind)}
+
+
+def state_of(engine: Engine) -> object:
+    """Everything that a command or a chunk may change, as one value: maps, credit, queues, budgets, what is owed."""
+    state = engine._state
+    entities = [
+        (
+            kind.name,
+            id,
+            entity.credit.available,
+            tuple(getattr(entity.window, name) for name in entity.window.__slots__ if name != "budget"),
+            (
+                entity.end_in,
+                entity.end_out,
+                entity.partial,
+                entity.opening,
+                entity.live,
+                entity.direct,
+                entity.announced,
+            ),
+            (entity.grant, entity.pings, entity.pongs, entity.ends_in_parts, entity.pinged, entity.late),
+            None if entity.pieces is None else entity.pieces.size,
+            None if entity.outgoing is None else _queue_of(entity),
+        )
+        for kind in Kind
+        for id, entity in sorted(engine.entities(kind).items())
+    ]
+    return (
+        entities,
+        (state.ours, state.theirs, state.outbox, state.unfinished),
+        (state.budget.used, state.budget.windows),
+        (state.reassembly.left, [one.label for one in state.reassembly._waiting]),
+        (bytes(state.control._acks), state.control.leaving, state.control.pongs_owed),
+        engine._reader._receiving.announced,
+    )
+
+
+def _queue_of(entity: Entity) -> object:
+    queue = entity.outgoing
+    assert queue is not None
+    if not (queue._queue or queue._opening or queue.end is not None or queue.claimed or queue.openings):
+        return None
+    return (
+        tuple(queue._queue),
+        queue._opening,
+        queue._begun,
+        queue.end,
+        queue.queued,
+        queue.claimed,
+        queue.counted,
+        queue.openings,
+    )
+
+
+def pair_of(
+    *,
+    limits: Limits | None = None,
+    weather: random.Random | None = None,
+    latency: float = 0.0,
+    letter: bool = False,
+    listener: Callable[[int, Event], None] | None = None,
+) -> EnginePair[Engine, Event]:
+    """Two automatic engines that have exchanged their first grants."""
+    pair: EnginePair[Engine, Event] = EnginePair(
+        automatic(limits=limits, letter=letter),
+        automatic(limits=limits, letter=letter),
+        weather=weather,
+        latency=latency,
+        listener=listener,
+    )
+    pair.run_until_quiet()
+    return pair
+
+
+def seen(pair: EnginePair[Engine, Event], side: int) -> list[tuple[object, ...]]:
+    """What one side was told since the last look."""
+    return [told(event) for event in pair.take_events(side)]

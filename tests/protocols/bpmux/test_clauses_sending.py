@@ -1,0 +1,362 @@
+"""The section "Sending Chunks": what goes out, and what is refused before it could."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from muxkit._errors import LocalProtocolError
+from muxkit._limits import Limits
+from muxkit.protocols.bpmux import Engine, Entity, Kind
+from tests.protocols.bpmux._helpers import (
+    U64_MAX,
+    allowed_to_open,
+    by_hand,
+    fed,
+    grant,
+    ids,
+    pair_of,
+    state_of,
+    the,
+    violation,
+    written,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def with_sink(credit: int = 0, *, limits: Limits | None = None) -> tuple[Engine, Entity]:
+    """An engine whose sink 3 is announced and has this much credit."""
+    engine = by_hand(limits=limits)
+    sink = engine.open_sink(id=3)
+    written(engine)
+    grant(engine, "in-stream 3", credit)
+    return engine, sink
+
+
+def refused(engine: Engine, command: Callable[[], object], match: str) -> None:
+    """The command raises, nothing goes out and nothing has changed."""
+    before = state_of(engine)
+    with pytest.raises(LocalProtocolError, match=match):
+        command()
+    assert state_of(engine) == before
+    assert written(engine) == ""
+
+
+@pytest.mark.clause("bpmux-T01", "bpmux-T03")
+def test_both_sides_agree_about_credit_when_they_are_quiet() -> None:
+    pair = pair_of()
+    here, there = pair.engines
+    sink = here.open_sink()
+    pair.run_until_quiet()
+    here.send(sink, b"x" * 1000)
+    pair.run_until_quiet()
+    there.consumed(the(there, Kind.STREAM_IN, sink.id), 1000)
+    pair.run_until_quiet()
+    assert sink.credit_out == the(there, Kind.STREAM_IN, sink.id).credit_in == 1024 * 1024 - 1000
+
+
+@pytest.mark.clause("bpmux-T02", "bpmux-R22")
+def test_a_payload_on_what_we_read_is_refused() -> None:
+    engine = by_hand()
+    stream = engine.open_stream()
+    written(engine)
+    refused(engine, lambda: engine.send(stream, b""), "messages on it come from the peer")
+
+
+@pytest.mark.clause("bpmux-T02", "bpmux-T10", "bpmux-R28")
+def test_a_second_end_is_refused() -> None:
+    engine, sink = with_sink()
+    engine.end(sink)
+    written(engine)
+    refused(engine, lambda: engine.end(sink), "it was ended")
+
+
+@pytest.mark.clause("bpmux-T02", "bpmux-R27")
+def test_an_answer_together_with_an_end_is_refused() -> None:
+    engine = by_hand()
+    fed(engine, "10 03 00")
+    refused(engine, lambda: engine.send(the(engine, Kind.REQUEST_IN, 3), b"", end=b""), "its request, and has no other")
+
+
+@pytest.mark.clause("bpmux-T02", "bpmux-R24")
+def test_a_second_answer_and_an_end_after_one_are_refused() -> None:
+    engine = by_hand()
+    fed(engine, "10 03 00")
+    request = the(engine, Kind.REQUEST_IN, 3)
+    engine.send(request, b"")
+    assert written(engine) == "300300"
+    refused(engine, lambda: engine.send(request, b""), "it was ended")
+    refused(engine, lambda: engine.end(request), "it was ended")
+
+
+@pytest.mark.clause("bpmux-T02")
+def test_everything_about_an_entity_that_is_gone_is_refused() -> None:
+    engine, sink = with_sink(5)
+    fed(engine, "a2 03 00")
+    written(engine)
+    for command in (
+        lambda: engine.send(sink, b""),
+        lambda: engine.send_many(sink, [b""]),
+        lambda: engine.end(sink),
+        lambda: engine.abort(sink),
+        lambda: engine.give_credit(sink, 1),
+        lambda: engine.ping(sink),
+        lambda: engine.pong(sink),
+    ):
+        refused(engine, command, "gone")
+
+
+@pytest.mark.clause("bpmux-T02", "bpmux-G20")
+def test_everything_is_refused_once_the_connection_is_over() -> None:
+    engine, sink = with_sink(5)
+    violation(engine, "30 09 00")
+    for command in (
+        lambda: engine.send(sink, b""),
+        lambda: engine.send_many(sink, [b""]),
+        lambda: engine.end(sink),
+        lambda: engine.abort(sink),
+        lambda: engine.give_credit(sink, 1),
+        lambda: engine.ping(sink),
+        lambda: engine.pong(sink),
+        engine.open_sink,
+        engine.open_request,
+    ):
+        refused(engine, command, "the connection is over")
+
+
+@pytest.mark.clause("bpmux-T02")
+def test_what_comes_after_the_end_of_the_connection_harms_nobody() -> None:
+    engine = by_hand()
+    fed(engine, "50 09 00")
+    entity = the(engine, Kind.STREAM_IN, 9)
+    engine.give_credit(entity, 5)
+    fed(engine, "50 09 01 61")
+    violation(engine, "30 09 00")
+    engine.consumed(entity, 1)
+    engine.refuse(entity)
+    assert not engine.events()
+
+
+@pytest.mark.clause("bpmux-T02")
+@pytest.mark.parametrize("id", [-1, 0, 2**64, 3])
+def test_an_id_that_is_taken_or_no_id_is_refused(id: int) -> None:
+    engine, _ = with_sink()
+    refused(engine, lambda: engine.open_sink(id=id), f"id {id} is in use, reserved, or not in 1")
+    refused(engine, lambda: engine.open_duplex(id=id), f"id {id} is in use, reserved, or not in 1")
+
+
+@pytest.mark.clause("bpmux-T02", "bpmux-T07")
+@pytest.mark.parametrize("credit", [-1, 2**64])
+def test_a_first_credit_outside_64_bits_is_refused(credit: int) -> None:
+    engine = by_hand()
+    for command in (
+        lambda: engine.open_stream(credit=credit),
+        lambda: engine.open_duplex(credit=credit),
+        lambda: engine.open_request(credit=credit),
+    ):
+        refused(engine, command, "outside 0")
+
+
+@pytest.mark.clause("bpmux-T02")
+def test_nothing_can_be_opened_after_the_top_level_was_closed() -> None:
+    engine = by_hand()
+    engine.end(engine.top_sink)
+    written(engine)
+    refused(engine, engine.open_sink, "after the top level was closed")
+
+
+@pytest.mark.clause("bpmux-T02")
+def test_nothing_can_be_opened_when_the_peer_takes_nothing_more() -> None:
+    engine = by_hand()
+    fed(engine, "a2 00 00")
+    written(engine)
+    refused(engine, engine.open_duplex, "after the top level was closed")
+
+
+@pytest.mark.clause("bpmux-T03")
+def test_a_duplex_is_two_entities_here() -> None:
+    engine = by_hand()
+    engine.open_duplex(id=4)
+    assert written(engine) == "d00400"
+    assert ids(engine) == {"sink_out": [0, 4], "stream_out": [0, 4]}
+    assert engine.channels == 1
+
+
+@pytest.mark.clause("bpmux-T03", "bpmux-T06")
+def test_credit_for_a_stream_of_the_peer_counts_in_its_map() -> None:
+    engine = by_hand()
+    fed(engine, "50 09 00")
+    engine.give_credit(the(engine, Kind.STREAM_IN, 9), 7)
+    assert written(engine) == "a80907"
+    assert the(engine, Kind.STREAM_IN, 9).credit_in == 7
+
+
+@pytest.mark.clause("bpmux-T04")
+def test_a_payload_takes_its_length_off_the_credit() -> None:
+    engine, sink = with_sink(5)
+    engine.send(sink, b"abc")
+    assert written(engine) == "500303616263"
+    assert sink.credit_out == 2
+
+
+@pytest.mark.clause("bpmux-T05")
+def test_a_payload_above_the_credit_goes_out_in_parts_and_never_beyond_it() -> None:
+    engine, sink = with_sink(2)
+    engine.send(sink, b"abc")
+    assert written(engine) == "e003 5003026162"
+    assert sink.credit_out == 0
+    grant(engine, "in-stream 3", 5)
+    assert written(engine) == "50030163"
+    assert sink.credit_out == 4
+
+
+@pytest.mark.clause("bpmux-T05")
+def test_a_payload_without_any_credit_is_refused() -> None:
+    engine, sink = with_sink(0)
+    refused(engine, lambda: engine.send(sink, b"abc"), "3 bytes to send against 0")
+
+
+@pytest.mark.clause("bpmux-T05")
+def test_behind_a_queue_only_what_the_credit_covers_is_admitted() -> None:
+    engine, sink = with_sink(5)
+    engine.send(sink, b"abc")
+    assert engine.admits(sink, 2)
+    assert not engine.admits(sink, 3)
+    refused_engine_state = state_of(engine)
+    with pytest.raises(LocalProtocolError):
+        engine.send(sink, b"def")
+    assert state_of(engine) == refused_engine_state
+
+
+@pytest.mark.clause("bpmux-T06")
+def test_given_credit_goes_out_and_counts() -> None:
+    engine = by_hand()
+    stream = engine.open_stream(id=3, credit=0)
+    written(engine)
+    engine.give_credit(stream, 10)
+    assert stream.credit_in == 10
+    assert written(engine) == "88030a"
+
+
+@pytest.mark.clause("bpmux-T06")
+def test_credit_given_before_the_opening_is_out_travels_with_it() -> None:
+    engine = by_hand()
+    stream = engine.open_stream(id=3, credit=5)
+    engine.give_credit(stream, 10)
+    assert written(engine) == "9803000f"
+
+
+@pytest.mark.clause("bpmux-T07")
+@pytest.mark.requirement("R-16")
+def test_credit_that_would_pass_64_bits_is_refused() -> None:
+    engine = by_hand()
+    stream = engine.open_stream(id=3, credit=U64_MAX)
+    written(engine)
+    refused(engine, lambda: engine.give_credit(stream, 1), str(U64_MAX))
+    refused(engine, lambda: engine.give_credit(stream, -1), "credit of -1")
+
+
+@pytest.mark.clause("bpmux-T08")
+def test_an_end_payload_takes_its_length_off_the_credit() -> None:
+    engine, sink = with_sink(1)
+    engine.end(sink, b"x")
+    assert written(engine) == "42030178"
+    assert sink.credit_out == 0
+
+
+@pytest.mark.clause("bpmux-T09")
+def test_an_end_payload_without_credit_is_refused_and_an_empty_one_works() -> None:
+    engine, sink = with_sink(0)
+    refused(engine, lambda: engine.end(sink, b"x"), "1 bytes against 0")
+    assert not sink.end_out
+    engine.end(sink)
+    assert written(engine) == "420300"
+
+
+@pytest.mark.clause("bpmux-T10")
+def test_after_the_end_nothing_more_is_sent() -> None:
+    engine, sink = with_sink(5)
+    engine.end(sink)
+    assert written(engine) == "420300"
+    assert sink.end_out
+    for command in (
+        lambda: engine.send(sink, b""),
+        lambda: engine.give_credit(sink, 1),
+        lambda: engine.ping(sink),
+        lambda: engine.pong(sink),
+    ):
+        refused(engine, command, "it was ended")
+    engine.abort(sink)
+    assert written(engine) == ""
+
+
+@pytest.mark.clause("bpmux-T10")
+def test_a_ping_that_waits_for_the_opening_ends_with_the_entity() -> None:
+    engine = by_hand()
+    sink = engine.open_sink(id=3)
+    engine.ping(sink)
+    engine.give_credit(sink, 5)
+    engine.end(sink)
+    assert written(engine) == "500300 420300"
+
+
+@pytest.mark.clause("bpmux-T10")
+def test_what_was_asked_before_the_end_goes_out_before_it() -> None:
+    engine, sink = with_sink()
+    engine.ping(sink)
+    engine.give_credit(sink, 5)
+    engine.end(sink)
+    assert written(engine) == "4c0305 420300"
+
+
+@pytest.mark.clause("bpmux-T11")
+def test_a_message_and_an_end_are_taken_together_or_not_at_all() -> None:
+    engine, sink = with_sink(3)
+    refused(engine, lambda: engine.send(sink, b"ab", end=b"xy"), r"2 \+ 2 bytes to send against 3")
+    engine.send(sink, b"ab", end=b"x")
+    assert written(engine) == "5003026162 42030178"
+    assert (sink.credit_out, sink.end_out) == (0, True)
+
+
+@pytest.mark.clause("bpmux-T11")
+def test_an_end_beside_a_message_counts_what_openings_have_claimed() -> None:
+    engine = allowed_to_open(10)
+    engine.open_sink(b"x" * 6)
+    with pytest.raises(LocalProtocolError, match=r"2 \+ 3 bytes to send against 10"):
+        engine.send(engine.top_sink, b"ab", end=b"xyz")
+
+
+@pytest.mark.clause("bpmux-T02")
+@pytest.mark.requirement("R-01")
+def test_nothing_above_the_limit_on_messages_is_sent() -> None:
+    limits = Limits(message=10, reassembly=10)
+    engine, sink = with_sink(1000, limits=limits)
+    grant(engine, "in-stream 0", 1000)
+    for command in (
+        lambda: engine.send(sink, b"x" * 11),
+        lambda: engine.send(sink, b"", end=b"x" * 11),
+        lambda: engine.end(sink, b"x" * 11),
+        lambda: engine.open_sink(b"x" * 11),
+    ):
+        refused(engine, command, r"11 bytes against Limits\(message=10\)")
+
+
+@pytest.mark.clause("bpmux-T02", "bpmux-R15")
+def test_by_the_letter_only_empty_openings_are_sent() -> None:
+    engine = allowed_to_open(letter=True)
+    refused(engine, lambda: engine.open_sink(b"x"), "letter=True")
+    engine.open_sink()
+    assert written(engine) == "500100"
+
+
+@pytest.mark.clause("bpmux-T02", "bpmux-R15")
+def test_an_opening_payload_needs_top_level_credit() -> None:
+    engine = by_hand()
+    refused(engine, lambda: engine.open_request(b"x"), "1 bytes against 0 of top-level credit")
+    grant(engine, "in-stream 0", 1)
+    engine.open_request(b"x", credit=0)
+    assert written(engine) == "10010178"
+    assert engine.top_sink.credit_out == 0

@@ -1,0 +1,261 @@
+"""What waits to be sent: admission, the order of openings and ends, giving up and refusing."""
+
+from __future__ import annotations
+
+import pytest
+
+from muxkit._errors import LocalProtocolError
+from muxkit._limits import Limits
+from muxkit.protocols.bpmux import Engine, Entity, Kind, Type
+from tests.protocols.bpmux._helpers import (
+    allowed_to_open,
+    by_hand,
+    fed,
+    grant,
+    ids,
+    pair_of,
+    parsed,
+    seen,
+    the,
+    written,
+)
+
+
+def with_sink(credit: int = 0, *, limits: Limits | None = None) -> tuple[Engine, Entity]:
+    """An engine whose sink 3 is announced and has this much credit."""
+    engine = by_hand(limits=limits)
+    sink = engine.open_sink(id=3)
+    written(engine)
+    grant(engine, "in-stream 3", credit)
+    return engine, sink
+
+
+# --- many at once
+
+
+def test_many_messages_are_taken_as_far_as_the_credit_reaches() -> None:
+    engine, sink = with_sink(5)
+    assert engine.send_many(sink, [b"ab", b"cd", b"ef", b""]) == 2
+    assert written(engine) == "5003026162 5003026364"
+
+
+@pytest.mark.requirement("R-32")
+def test_many_messages_stop_before_one_that_is_refused_so_that_the_count_is_known() -> None:
+    engine, sink = with_sink(1000, limits=Limits(message=10, reassembly=10))
+    assert engine.send_many(sink, [b"ab", b"x" * 11]) == 1
+    with pytest.raises(LocalProtocolError, match="11 bytes"):
+        engine.send_many(sink, [b"x" * 11])
+
+
+def test_many_answers_are_one() -> None:
+    engine = by_hand()
+    fed(engine, "10 03 00")
+    assert engine.send_many(the(engine, Kind.REQUEST_IN, 3), [b"", b""]) == 1
+
+
+# --- waiting for room
+
+
+def test_who_watches_is_told_once_when_there_is_room() -> None:
+    engine, sink = with_sink(3)
+    engine.send(sink, b"abcde")
+    engine.watch(sink)
+    written(engine)
+    assert fed(engine, "a8 03 02") == []
+    written(engine)
+    assert fed(engine, "a8 03 09") == [("Writable", "out-sink 3")]
+    assert fed(engine, "a8 03 09") == []
+
+
+def test_who_watches_is_told_when_the_queue_has_gone_out() -> None:
+    engine, sink = with_sink(5)
+    engine.send(sink, b"abcde")
+    engine.send(sink, b"")
+    engine.watch(sink)
+    fed(engine, "a8 03 00")
+    written(engine)
+    grant(engine, "in-stream 3", 0)
+    assert not engine.admits(sink, 1)
+    assert fed(engine, "a8 03 05") == [("Writable", "out-sink 3")]
+
+
+def test_who_watches_the_top_level_is_told_when_an_opening_has_been_paid() -> None:
+    engine = allowed_to_open(500)
+    engine.open_sink(b"x" * 100)
+    assert not engine.admits(engine.top_sink, 1000)
+    engine.watch(engine.top_sink)
+    written(engine)
+    assert [type(event).__name__ for event in engine.events()] == ["Writable"]
+    assert engine.admits(engine.top_sink, 1000)
+
+
+# --- openings and the end of the top level
+
+
+@pytest.mark.clause("bpmux-T01")
+def test_the_top_level_ends_after_the_openings_that_were_queued_before() -> None:
+    pair = pair_of(limits=Limits(channel_bytes=1000, channel_floor=1, message=300_000, reassembly=300_000))
+    engine = pair.engines[0]
+    for size in (200_000, 0):
+        engine.open_sink(b"x" * size)
+    engine.end(engine.top_sink)
+    pair.run_until_quiet()
+    assert [(event[0], len(event[2])) for event in seen(pair, 1) if event[0] == "Opened"] == [  # type: ignore[arg-type]
+        ("Opened", 0),
+        ("Opened", 200_000),
+    ]
+    assert engine.top_sink.gone
+    assert pair.engines[1].top_stream.gone
+
+
+@pytest.mark.clause("bpmux-T01")
+def test_an_opening_that_the_peer_does_not_take_any_more_is_declined_as_a_whole() -> None:
+    engine = allowed_to_open(2)
+    sink, stream = engine.open_duplex(b"abc", id=4)
+    assert written(engine) == "e003 d004026162"
+    assert fed(engine, "a2 00 00") == [
+        ("Ended", "top-level in-sink", b""),
+        ("Declined", "out-sink 4", "out-stream 4"),
+    ]
+    assert sink.gone
+    assert stream.gone
+    assert (engine.channels, engine.outbox) == (0, 0)
+    assert written(engine) == "6100"
+
+
+@pytest.mark.clause("bpmux-T01", "bpmux-P18")
+def test_who_stops_the_top_level_forgets_openings_that_will_not_be_completed() -> None:
+    pair = pair_of(limits=Limits(channel_bytes=1000, channel_floor=1, message=5000, reassembly=5000), latency=1.0)
+    here, there = pair.engines
+    sink = here.open_duplex(b"x" * 3000)[0]
+    pair.step()
+    there.end(there.top_stream)
+    pair.run_until_quiet()
+    assert ids(here) == {"stream_out": [0]}
+    assert ids(there) == {"sink_out": [0]}
+    assert sink.gone
+    assert (there.channels, there._state.unfinished, there._state.reassembly.left) == (0, 0, 5000)
+    assert seen(pair, 1) == [("Confirmed", "top-level in-stream")]
+    assert seen(pair, 0) == [("Ended", "top-level in-sink", b""), ("Declined", "out-sink 1", "out-stream 1")]
+
+
+# --- giving up
+
+
+def test_giving_up_drops_what_was_not_begun_and_says_that_something_is_missing() -> None:
+    engine, sink = with_sink(6)
+    engine.send(sink, b"ab")
+    engine.send(sink, b"cd")
+    engine.abort(sink)
+    assert written(engine) == "42030101"
+    assert engine.outbox == 0
+
+
+def test_giving_up_never_tears_a_message_that_was_begun() -> None:
+    engine, sink = with_sink(2)
+    engine.send(sink, b"abcd")
+    assert written(engine) == "e004 5003026162"
+    engine.abort(sink)
+    assert written(engine) == ""
+    grant(engine, "in-stream 3", 3)
+    assert written(engine) == "5003026364 42030101"
+
+
+def test_giving_up_without_credit_waits_for_a_byte_of_it_rather_than_look_like_an_orderly_end() -> None:
+    engine, sink = with_sink(0)
+    engine.abort(sink)
+    assert written(engine) == ""
+    grant(engine, "in-stream 3", 1)
+    assert written(engine) == "42030101"
+
+
+def test_giving_up_after_the_end_was_queued_still_drops_what_waits() -> None:
+    engine, sink = with_sink(2)
+    engine.send(sink, b"ab")
+    engine.end(sink)
+    engine.abort(sink)
+    assert written(engine) == "42030101"
+
+
+def test_giving_up_after_the_end_was_queued_changes_nothing_when_nothing_is_lost() -> None:
+    engine, sink = with_sink(2)
+    engine.send(sink, b"abc")
+    assert written(engine) == "e003 5003026162"
+    engine.end(sink)
+    engine.abort(sink)
+    grant(engine, "in-stream 3", 1)
+    assert written(engine) == "50030163 420300"
+
+
+def test_giving_up_what_we_read_is_a_plain_cancellation() -> None:
+    engine = by_hand()
+    stream = engine.open_stream(id=3)
+    written(engine)
+    engine.abort(stream)
+    assert written(engine) == "820300"
+
+
+@pytest.mark.parametrize(("opening", "wire"), [("18 03 00 05", "22030101"), ("10 03 00", "220300")])
+def test_giving_up_a_request_explains_itself_if_it_may(opening: str, wire: str) -> None:
+    engine = by_hand()
+    fed(engine, opening)
+    engine.abort(the(engine, Kind.REQUEST_IN, 3))
+    assert written(engine) == wire
+
+
+def test_giving_up_a_request_takes_back_an_answer_that_was_not_begun() -> None:
+    engine = by_hand()
+    fed(engine, "18 03 00 05")
+    request = the(engine, Kind.REQUEST_IN, 3)
+    engine.send(request, b"ok")
+    engine.abort(request)
+    assert written(engine) == "22030101"
+
+
+def test_giving_up_a_request_lets_an_answer_that_was_begun_go_on() -> None:
+    engine = by_hand()
+    fed(engine, "18 03 00 01")
+    request = the(engine, Kind.REQUEST_IN, 3)
+    engine.send(request, b"ok")
+    assert written(engine) == "e002 3003016f"
+    engine.abort(request)
+    grant(engine, "out-request 3", 1)
+    assert written(engine) == "3003016b"
+    assert request.end_out
+
+
+def test_giving_up_the_top_level_takes_back_openings_of_which_nothing_went_out() -> None:
+    engine = allowed_to_open(3)
+    begun = engine.open_sink(b"abcd", id=4)
+    written(engine)
+    engine.open_sink(id=5)
+    engine.abort(engine.top_sink)
+    assert [type(event).__name__ for event in engine.events()] == ["Declined"]
+    assert ids(engine)["sink_out"] == [0, 4]
+    grant(engine, "in-stream 0", 5)
+    assert [chunk.type for chunk in parsed(bytes.fromhex(written(engine).replace(" ", "")))] == [  # type: ignore[union-attr]
+        Type.OUT_SINK,
+        Type.IN_SINK,
+    ]
+    assert begun.announced
+
+
+# --- refusing
+
+
+def test_a_refusal_ends_both_halves() -> None:
+    engine = by_hand()
+    fed(engine, "d0 03 00", "10 03 00")
+    engine.refuse(the(engine, Kind.SINK_IN, 3))
+    engine.refuse(the(engine, Kind.REQUEST_IN, 3))
+    assert sorted(written(engine).split()) == ["220300", "620300", "a20300"]
+
+
+def test_a_refusal_of_what_is_gone_by_now_sends_nothing() -> None:
+    engine = by_hand()
+    fed(engine, "50 03 00")
+    entity = the(engine, Kind.STREAM_IN, 3)
+    fed(engine, "42 03 00")
+    written(engine)
+    engine.refuse(entity)
+    assert written(engine) == ""
