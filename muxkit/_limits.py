@@ -53,7 +53,9 @@ class Limits:
 
     # Bytes
     channel_bytes: int = _limit(1 * MIB)
-    """Window of one channel: credit granted and data not yet consumed."""
+    """The largest window of one channel: credit granted and data not yet consumed."""
+    channel_first: int = _limit(64 * KIB)
+    """The window that a channel begins with; it grows to `channel_bytes` while the channel is busy."""
     channel_floor: int = _limit(4 * KIB)
     """The window that a channel gets even when `connection_bytes` is spent."""
     connection_bytes: int = _limit(64 * MIB)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 
 U64_MAX = 2**64 - 1
+BUSY = 1.0  # s; half a window consumed within this: the channel could use a larger one
+IDLE = 4.0  # s; half a window consumed in more than this: the channel has more than it needs
 
 
 class Credit:
@@ -85,21 +87,29 @@ class InFlight:
 class ReceiveBudget:
     """What all automatic windows of one connection may hold together, so that many channels share one bound.
 
-    A window gets an equal share of `total`, never less than `floor` and never more than it asks for. Shares
-    shrink as channels open; what was granted before is not taken back but not renewed either.
+    A window begins with `first` and grows only while its channel is busy: credit that was granted cannot be taken
+    back, so what idle channels were given is lost to the busy ones. First grants may use half of `total`, windows
+    that have grown share the other half. Beyond all that a window still gets `floor`.
     """
 
-    __slots__ = ("floor", "total", "used", "windows")
+    __slots__ = ("first", "floor", "grown", "total", "used", "windows")
 
-    def __init__(self, total: int, floor: int) -> None:
+    def __init__(self, total: int, floor: int, first: int) -> None:
         self.total = total
         self.floor = floor
+        self.first = first
         self.used = 0
         self.windows = 0
+        self.grown = 0  # windows that have grown beyond the first grant
+
+    def first_room(self, wanted: int) -> int:
+        """What a new window that wants `wanted` in the end may grant at once."""
+        first = min(wanted, self.first)
+        return first if self.used + first <= self.total // 2 else min(first, self.floor)
 
     def room(self, wanted: int, outstanding: int) -> int:
         """How much a window that wants `wanted` in all and has `outstanding` may grant now."""
-        share = max(self.floor, self.total // max(1, self.windows))
+        share = max(self.first, self.total // 2 // max(1, self.grown))
         room = min(wanted, share) - outstanding
         left = self.total - self.used
         return room if room <= left else max(left, min(wanted, self.floor) - outstanding)
@@ -111,11 +121,23 @@ class ReceiveWindow:
     `credit` is what the peer may still send, `held` what arrived and was not consumed. Both together are made of
     three parts: `own`, which the window renews and the budget counts; `lent`, granted beyond it so that one large
     message could be put together; and `by_hand`. What is consumed repays the loans first, then what was granted
-    by hand. `unfinished` is what messages that were begun still need. `size` is the window to keep open; 0 means
-    that every grant is made by hand.
+    by hand. `unfinished` is what messages that were begun still need. `size` is the largest window to keep open; 0
+    means that every grant is made by hand. `target` is the window of now: it doubles while half of it is consumed
+    within `BUSY`, and halves when that takes longer than `IDLE`.
     """
 
-    __slots__ = ("budget", "by_hand", "credit", "held", "lent", "renews", "size", "unfinished")
+    __slots__ = (
+        "budget",
+        "by_hand",
+        "credit",
+        "held",
+        "lent",
+        "renewed_at",
+        "renews",
+        "size",
+        "target",
+        "unfinished",
+    )
 
     def __init__(self, size: int = 0, budget: ReceiveBudget | None = None) -> None:
         self.size = size
@@ -126,7 +148,10 @@ class ReceiveWindow:
         self.lent = 0
         self.by_hand = 0
         self.unfinished = 0
+        self.renewed_at = 0.0
+        self.target = 0
         if self.budget is not None:
+            self.target = min(size, self.budget.first)
             self.budget.windows += 1
 
     @property
@@ -134,9 +159,15 @@ class ReceiveWindow:
         """What the window itself has granted and not seen consumed."""
         return self.credit + self.held - self.lent - self.by_hand
 
-    def start(self) -> int:
+    def start(self, now: float) -> int:
         """The first grant."""
-        return self._refill()
+        if self.budget is None or not self.renews:
+            return 0
+        self.renewed_at = now
+        room = self.budget.first_room(self.size)
+        self.credit += room
+        self.budget.used += room
+        return room
 
     def grant(self, amount: int) -> None:
         """Grant by hand, beside what the window does."""
@@ -152,7 +183,7 @@ class ReceiveWindow:
         self.credit -= amount
         self.held += amount
 
-    def consumed(self, amount: int) -> tuple[int, int]:
+    def consumed(self, amount: int, now: float) -> tuple[int, int]:
         """The application took `amount`; gives (what to grant now, what to repay of loans)."""
         if not 0 <= amount <= self.held:
             raise LocalProtocolError(f"{amount} bytes consumed, {self.held} were there")
@@ -163,7 +194,7 @@ class ReceiveWindow:
         self.by_hand -= by_hand
         if self.budget is not None:
             self.budget.used -= amount - repaid - by_hand
-        return self._refill(), repaid
+        return self._refill(now), repaid
 
     def shortfall(self) -> int:
         """What begun messages need beyond the credit that is out."""
@@ -189,15 +220,26 @@ class ReceiveWindow:
         if self.budget is not None:
             self.budget.used -= before - self.own
             self.budget.windows -= 1
+            self._aim(min(self.target, self.budget.first), self.budget)
         return repaid
 
-    def _refill(self) -> int:
+    def _refill(self, now: float) -> int:
         if self.budget is None or not self.renews:
             return 0
         own = self.own
-        room = self.budget.room(self.size, own)
+        room = self.budget.room(self.target, own)
         if room <= 0 or room < own:
             return 0
+        took, self.renewed_at = now - self.renewed_at, now
+        if took < BUSY:
+            self._aim(min(self.size, self.target * 2), self.budget)
+        elif took > IDLE:
+            self._aim(max(min(self.size, self.budget.first), self.target // 2), self.budget)
+        room = max(0, self.budget.room(self.target, own))
         self.credit += room
         self.budget.used += room
         return room
+
+    def _aim(self, target: int, budget: ReceiveBudget) -> None:
+        budget.grown += (target > budget.first) - (self.target > budget.first)
+        self.target = target

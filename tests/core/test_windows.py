@@ -109,8 +109,11 @@ def test_what_does_not_fly_cannot_be_answered() -> None:
 # --- ReceiveWindow
 
 
+NEITHER = 2.0  # s after the start: half a window consumed by then is neither fast nor slow
+
+
 def window_of(size: int = 100, *, total: int = 1000, floor: int = 1) -> ReceiveWindow:
-    return ReceiveWindow(size, ReceiveBudget(total, floor))
+    return ReceiveWindow(size, ReceiveBudget(total, floor, first=100))
 
 
 def used(window: ReceiveWindow) -> int:
@@ -120,29 +123,29 @@ def used(window: ReceiveWindow) -> int:
 
 def test_a_window_is_granted_whole_at_the_start() -> None:
     window = window_of()
-    assert window.start() == 100
+    assert window.start(0.0) == 100
     assert (window.credit, used(window)) == (100, 100)
 
 
 def test_grants_follow_consumption_half_a_window_at_a_time() -> None:
     window = window_of()
-    window.start()
+    window.start(0.0)
     window.arrived(100)
-    assert window.consumed(49) == (0, 0)
-    assert window.consumed(1) == (50, 0)
+    assert window.consumed(49, NEITHER) == (0, 0)
+    assert window.consumed(1, NEITHER) == (50, 0)
     assert (window.credit, window.held) == (50, 50)
 
 
 def test_the_smallest_window_is_renewed_by_one() -> None:
     window = window_of(1)
-    assert window.start() == 1
+    assert window.start(0.0) == 1
     window.arrived(1)
-    assert window.consumed(1) == (1, 0)
+    assert window.consumed(1, NEITHER) == (1, 0)
 
 
 def test_more_than_was_granted_is_a_violation() -> None:
     window = window_of()
-    window.start()
+    window.start(0.0)
     with pytest.raises(RemoteProtocolError, match="101 bytes sent against 100 granted"):
         window.arrived(101)
 
@@ -150,19 +153,19 @@ def test_more_than_was_granted_is_a_violation() -> None:
 @pytest.mark.parametrize("amount", [11, -1])
 def test_more_than_came_cannot_be_consumed(amount: int) -> None:
     window = window_of()
-    window.start()
+    window.start(0.0)
     window.arrived(10)
     with pytest.raises(LocalProtocolError, match=f"{amount} bytes consumed, 10 were there"):
-        window.consumed(amount)
+        window.consumed(amount, NEITHER)
     assert window.held == 10
 
 
 def test_a_window_by_hand_grants_nothing_by_itself() -> None:
-    window = ReceiveWindow(0, ReceiveBudget(1000, 1))
-    assert window.start() == 0
+    window = ReceiveWindow(0, ReceiveBudget(1000, 1, first=100))
+    assert window.start(0.0) == 0
     window.grant(10)
     window.arrived(10)
-    assert window.consumed(10) == (0, 0)
+    assert window.consumed(10, NEITHER) == (0, 0)
     assert window.budget is None
 
 
@@ -179,57 +182,57 @@ def test_credit_by_hand_stays_within_64_bits(amount: int) -> None:
 @pytest.mark.requirement("R-22")
 def test_credit_by_hand_is_beside_the_window() -> None:
     window = window_of()
-    window.start()
+    window.start(0.0)
     window.grant(1000)
     window.arrived(1100)
-    assert window.consumed(1000) == (0, 0)
-    assert window.consumed(100) == (100, 0)
+    assert window.consumed(1000, NEITHER) == (0, 0)
+    assert window.consumed(100, NEITHER) == (100, 0)
     assert used(window) == 100
 
 
 @pytest.mark.requirement("R-22")
 def test_loans_are_repaid_first() -> None:
     window = window_of()
-    window.start()
+    window.start(0.0)
     window.unfinished = 400
     assert window.shortfall() == 300
     window.lend(300)
     assert window.shortfall() == 0
     window.arrived(400)
-    assert window.consumed(400) == (100, 300)
+    assert window.consumed(400, NEITHER) == (100, 300)
     assert (window.lent, used(window), window.credit) == (0, 100, 100)
 
 
 def test_a_quiet_window_grants_nothing_more() -> None:
     window = window_of()
-    window.start()
+    window.start(0.0)
     window.arrived(100)
     window.quiet()
-    assert window.consumed(100) == (0, 0)
+    assert window.consumed(100, NEITHER) == (0, 0)
     assert used(window) == 0
 
 
 def test_a_retired_window_counts_what_is_held_until_it_is_consumed() -> None:
     window = window_of()
     assert window.budget is not None
-    window.start()
+    window.start(0.0)
     window.arrived(60)
     assert window.retire() == 0
     assert (used(window), window.budget.windows, window.credit) == (60, 0, 0)
-    assert window.consumed(60) == (0, 0)
+    assert window.consumed(60, NEITHER) == (0, 0)
     assert used(window) == 0
 
 
 @pytest.mark.requirement("R-22")
 def test_a_retired_window_repays_the_loans_that_were_not_used() -> None:
     window = window_of()
-    window.start()
+    window.start(0.0)
     window.lend(300)
     window.grant(50)
     window.arrived(120)
     assert window.retire() == 180
     assert (window.lent, window.by_hand, window.own, used(window)) == (120, 0, 0, 0)
-    assert window.consumed(120) == (0, 120)
+    assert window.consumed(120, NEITHER) == (0, 120)
 
 
 def test_a_retired_window_by_hand_touches_no_budget() -> None:
@@ -239,35 +242,91 @@ def test_a_retired_window_by_hand_touches_no_budget() -> None:
     assert window.credit == 0
 
 
+# --- growing
+
+
+def test_a_window_begins_small_and_doubles_while_its_channel_is_busy() -> None:
+    window = ReceiveWindow(1000, ReceiveBudget(10_000, 1, first=100))
+    sizes = [window.start(0.0)]
+    for turn in range(5):
+        window.arrived(window.credit)
+        window.consumed(window.held, 0.5 * turn)
+        sizes.append(window.credit)
+    assert sizes == [100, 200, 400, 800, 1000, 1000]
+
+
+def test_a_window_that_is_consumed_slowly_shrinks_to_what_it_began_with() -> None:
+    window = ReceiveWindow(1000, ReceiveBudget(10_000, 1, first=100))
+    window.start(0.0)
+    sizes = []
+    for now in (0.5, 1.0, 1.5, 10.0, 20.0, 30.0, 40.0):
+        window.arrived(window.credit)
+        window.consumed(window.held, now)
+        sizes.append(window.credit)
+    assert sizes == [200, 400, 800, 400, 200, 100, 100]
+
+
 # --- ReceiveBudget
 
 
 @pytest.mark.requirement("R-03")
-def test_windows_share_the_budget() -> None:
-    budget = ReceiveBudget(1000, 10)
-    windows = [ReceiveWindow(600, budget) for _ in range(4)]
-    assert [window.start() for window in windows] == [250, 250, 250, 250]
+def test_first_grants_use_half_of_the_budget_and_then_the_floor() -> None:
+    budget = ReceiveBudget(1000, 10, first=200)
+    assert [ReceiveWindow(900, budget).start(0.0) for _ in range(4)] == [200, 200, 10, 10]
+    assert ReceiveWindow(5, budget).start(0.0) == 5
+    assert budget.used == 425
 
 
 @pytest.mark.requirement("R-03")
-def test_who_comes_late_gets_what_is_left_or_the_floor() -> None:
-    budget = ReceiveBudget(1000, 10)
-    assert ReceiveWindow(900, budget).start() == 900
-    assert ReceiveWindow(900, budget).start() == 100
-    assert ReceiveWindow(900, budget).start() == 10
-    assert ReceiveWindow(5, budget).start() == 5
-    assert budget.used == 1015
+def test_a_window_at_the_floor_still_gets_its_share_when_it_is_busy() -> None:
+    budget = ReceiveBudget(1000, 10, first=200)
+    window = [ReceiveWindow(900, budget) for _ in range(4)][-1]
+    for other in range(2):
+        ReceiveWindow(900, budget).start(float(other))
+    assert window.start(0.0) == 10
+    window.arrived(10)
+    assert window.consumed(10, 0.1) == (400, 0)
+
+
+@pytest.mark.requirement("R-07")
+def test_idle_channels_do_not_take_the_window_of_a_busy_one() -> None:
+    budget = ReceiveBudget(64 * 1024, 4, first=64)
+    for _ in range(1000):
+        ReceiveWindow(1024, budget).start(0.0)
+    busy = ReceiveWindow(1024, budget)
+    busy.start(0.0)
+    for turn in range(20):
+        busy.arrived(busy.credit)
+        busy.consumed(busy.held, 0.01 * turn)
+    assert busy.credit == 1024
 
 
 @pytest.mark.requirement("R-03")
-def test_a_share_that_shrank_is_not_renewed_beyond_it() -> None:
-    budget = ReceiveBudget(1000, 10)
-    first = ReceiveWindow(1000, budget)
-    first.start()
-    others = [ReceiveWindow(1000, budget) for _ in range(9)]
-    first.arrived(1000)
-    assert first.consumed(1000) == (100, 0)
-    assert [other.start() for other in others] == [100] * 9
+def test_busy_windows_share_the_other_half() -> None:
+    budget = ReceiveBudget(8000, 10, first=100)
+    windows = [ReceiveWindow(4000, budget) for _ in range(4)]
+    for window in windows:
+        window.start(0.0)
+    for turn in range(20):
+        for window in windows:
+            window.arrived(window.credit)
+            window.consumed(window.held, 0.01 * turn)
+    assert [window.credit for window in windows] == [1000] * 4
+
+
+@pytest.mark.requirement("R-03")
+def test_a_window_that_is_gone_leaves_its_share_to_the_others() -> None:
+    budget = ReceiveBudget(8000, 10, first=100)
+    stays, goes = ReceiveWindow(4000, budget), ReceiveWindow(4000, budget)
+    for window in (stays, goes):
+        window.start(0.0)
+    for turn in range(20):
+        if turn == 10:
+            goes.retire()
+        for window in (stays, goes)[: 1 if turn >= 10 else 2]:
+            window.arrived(window.credit)
+            window.consumed(window.held, 0.01 * turn)
+    assert (stays.credit, budget.grown) == (4000, 1)
 
 
 class Windows(RuleBasedStateMachine):
@@ -275,12 +334,17 @@ class Windows(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.budget = ReceiveBudget(300, 7)
+        self.budget = ReceiveBudget(300, 7, first=40)
+        self.now = 0.0
         self.windows = [ReceiveWindow(size, self.budget) for size in (100, 250, 0)]
-        self.granted = [window.start() for window in self.windows]
+        self.granted = [window.start(0.0) for window in self.windows]
         self.came = [0, 0, 0]
         self.took = [0, 0, 0]
         self.loans = 0
+
+    @rule(seconds=st.sampled_from([0.1, 2.0, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
 
     @rule(n=st.integers(0, 2), amount=st.integers(0, 300))
     def arrive(self, n: int, amount: int) -> None:
@@ -291,7 +355,7 @@ class Windows(RuleBasedStateMachine):
     @rule(n=st.integers(0, 2), amount=st.integers(0, 300))
     def consume(self, n: int, amount: int) -> None:
         amount = min(amount, self.windows[n].held)
-        granted, repaid = self.windows[n].consumed(amount)
+        granted, repaid = self.windows[n].consumed(amount, self.now)
         self.granted[n] += granted
         self.took[n] += amount
         self.loans -= repaid
@@ -331,6 +395,8 @@ class Windows(RuleBasedStateMachine):
     def the_budget_is_the_sum(self) -> None:
         assert self.budget.used == sum(window.own for window in self.windows if window.budget is not None)
         assert self.budget.used <= self.budget.total + 7 * len(self.windows)
+        grown = [window for window in self.windows if window.target > self.budget.first]
+        assert self.budget.grown == len(grown)
         assert self.loans == sum(window.lent for window in self.windows)
 
 

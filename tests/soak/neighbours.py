@@ -52,11 +52,13 @@ async def ping_pong(session: muxkit.Session, times: list[float], until: float) -
             times.append(trio.current_time() - began)
 
 
-async def echo(session: muxkit.Session, counts: list[int], pace: float | None, until: float) -> None:
+async def echo(session: muxkit.Session, counts: list[int], pace: float | None, phase: float, until: float) -> None:
     done = 0
     async with session.open() as channel:
         await channel.send(b"echo")
-        turn = trio.current_time()
+        turn = trio.current_time() + phase / PACE
+        if pace is not None:
+            await trio.sleep_until(turn)
         while trio.current_time() < until:
             await channel.send(MESSAGE)
             await channel.receive()
@@ -107,8 +109,8 @@ async def mixture(
         until = trio.current_time() + seconds
         for _ in range(stalled):
             nursery.start_soon(push_unread, session, until)
-        for _ in range(echoes):
-            nursery.start_soon(echo, session, run.counts, pace, until)
+        for number in range(echoes):  # spread over the pace, or all would come at the same moment
+            nursery.start_soon(echo, session, run.counts, pace, number / echoes, until)
         for _ in range(bulks):
             nursery.start_soon(bulk, session, run.sent, until)
         if ping:

@@ -210,7 +210,7 @@ class Engine:
     def _receiving(self, kind: Kind, id: int, credit: int | None) -> Entity:
         entity = self._state.add(kind, id, window=None if credit is None else 0)
         if credit is None:
-            credit = entity.window.start()
+            credit = entity.window.start(self._state.now)
         else:
             entity.window.grant(credit)
         entity.announced = False  # so the credit waits, to travel with the opening

@@ -248,7 +248,7 @@ class Receiving:
         state.refresh(entity)
         receiving = entity if entity.receives else entity.twin
         if receiving is not None:
-            state.renew(receiving, receiving.window.start())
+            state.renew(receiving, receiving.window.start(self._state.now))
         source = receiving if receiving is not entity else None
         state.events.append(Opened(entity, payload, source))
         state.events.extend(Pinged(half) for half in (entity, source) if half is not None and half.pinged)

@@ -27,7 +27,7 @@ class State:
         self.maps: tuple[dict[int, Entity], ...] = tuple({} for _ in Kind)
         self.control = Control()
         self.scheduler = Scheduler()
-        self.budget = ReceiveBudget(limits.connection_bytes, limits.channel_floor)
+        self.budget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
         self.reassembly: Reassembly[Entity] = Reassembly(limits.reassembly)
         self.resets = TokenBucket(limits.resets_per_second, limits.resets_burst)
         self.outbox = 0  # bytes that wait for the transport alone
@@ -39,7 +39,7 @@ class State:
         self._starved: dict[Entity, None] = {}  # of these, the ones that wait for top-level credit
         self.top_sink = self._top(Kind.SINK_OUT)
         self.top_stream = self._top(Kind.STREAM_OUT)
-        self.renew(self.top_stream, self.top_stream.window.start())
+        self.renew(self.top_stream, self.top_stream.window.start(self.now))
 
     def _top(self, kind: Kind) -> Entity:
         size = self.limits.channel_bytes if self.config.grants and kind is Kind.STREAM_OUT else 0
@@ -118,7 +118,7 @@ class State:
 
     def consume(self, entity: Entity, size: int) -> None:
         """The application, or the waste bin, has taken `size` bytes that came for this entity's window."""
-        grant, repaid = entity.window.consumed(size)
+        grant, repaid = entity.window.consumed(size, self.now)
         self.renew(entity, grant)
         if repaid:
             self._repay(repaid)

@@ -55,7 +55,7 @@ def test_both_sides_agree_about_credit_when_they_are_quiet() -> None:
     pair.run_until_quiet()
     there.consumed(the(there, Kind.STREAM_IN, sink.id), 1000)
     pair.run_until_quiet()
-    assert sink.credit_out == the(there, Kind.STREAM_IN, sink.id).credit_in == 1024 * 1024 - 1000
+    assert sink.credit_out == the(there, Kind.STREAM_IN, sink.id).credit_in == 64 * 1024 - 1000
 
 
 @pytest.mark.clause("bpmux-T02", "bpmux-R22")

@@ -36,6 +36,7 @@ MET_HERE = {
     "resets_per_second": "test_cancelling_is_limited_at_once_and_in_the_long_run",
     "backlog": "test_channels_that_have_to_be_refused_are_counted_with_the_cancelled",
     "channel_bytes": "test_the_window_of_a_channel_is_what_the_limit_says",
+    "channel_first": "test_a_channel_begins_with_a_smaller_window_and_grows",
     "channel_floor": "test_every_channel_gets_the_floor_when_the_connection_has_nothing_left",
     "connection_bytes": "test_channels_share_what_the_connection_has",
     "message": "test_a_message_above_the_limit_is_refused_however_it_comes",
@@ -162,12 +163,23 @@ def test_the_window_of_a_channel_is_what_the_limit_says() -> None:
 
 
 @pytest.mark.requirement("R-01")
+def test_a_channel_begins_with_a_smaller_window_and_grows() -> None:
+    engine = automatic(limits=Limits(channel_first=100, channel_bytes=5000))
+    fed(engine, "50 09 00")
+    stream = the(engine, Kind.STREAM_IN, 9)
+    assert stream.credit_in == 100
+    fed(engine, "50 09 64" + "00" * 100)
+    engine.consumed(stream, 100)
+    assert stream.credit_in == 200
+
+
+@pytest.mark.requirement("R-01")
 def test_channels_share_what_the_connection_has() -> None:
     engine = automatic(limits=Limits(channel_bytes=5000, connection_bytes=20_000, channel_floor=10))
     for id in range(1, 20):
         fed(engine, f"50 {id:02x} 00")
     windows = [entity.credit_in for entity in engine.entities(Kind.STREAM_IN).values()]
-    assert windows[:3] == [5000, 5000, 5000]
+    assert windows == [5000] + [10] * 18  # first grants stop at half, and the top level had one
     assert sum(windows) + engine.top_stream.credit_in <= 20_000 + 19 * 10
 
 
@@ -181,7 +193,7 @@ def test_every_channel_gets_the_floor_when_the_connection_has_nothing_left() -> 
 
 @pytest.mark.requirement("R-01")
 def test_a_channel_at_the_floor_goes_on_as_it_is_consumed() -> None:
-    engine = automatic(limits=Limits(channel_bytes=5000, connection_bytes=5000, channel_floor=10))
+    engine = automatic(limits=Limits(channel_bytes=5000, connection_bytes=1, channel_floor=10))
     fed(engine, "50 09 00")
     stream = the(engine, Kind.STREAM_IN, 9)
     for _ in range(100):
@@ -189,7 +201,7 @@ def test_a_channel_at_the_floor_goes_on_as_it_is_consumed() -> None:
         assert 0 < size <= 10
         fed(engine, f"50 09 {size:02x}" + "00" * size)
         engine.consumed(stream, size)
-    assert engine._state.budget.used == 5010
+    assert engine._state.budget.used == 20
 
 
 @pytest.mark.requirement("R-01", "R-26")
