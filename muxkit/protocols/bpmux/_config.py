@@ -7,16 +7,6 @@ import attrs
 from muxkit.core import U64_MAX
 
 
-def _is_id(instance: Config, field: attrs.Attribute[int], value: int) -> None:
-    if not 1 <= value <= U64_MAX:
-        raise ValueError(f"Config({field.name}={value}): ids go from 1 to {U64_MAX}")
-
-
-def _is_span(instance: Config, field: attrs.Attribute[float], value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"Config({field.name}={value}): must be above 0 s")
-
-
 @attrs.frozen(kw_only=True)
 class Config:
     """The settings of an engine; times in seconds."""
@@ -27,9 +17,16 @@ class Config:
     """Grant credit by itself as the application consumes; otherwise every grant is made by hand."""
     pongs: bool = True
     """Answer pings by itself."""
-    keepalive: float | None = attrs.field(default=20.0, validator=attrs.validators.optional(_is_span))
+    keepalive: float | None = 20.0
     """Ping when nothing came for so long; None never pings."""
-    keepalive_timeout: float = attrs.field(default=20.0, validator=_is_span)
+    keepalive_timeout: float = 20.0
     """Give up when nothing comes for so long after such a ping."""
-    first_id: int = attrs.field(default=1, validator=_is_id)
+    first_id: int = 1
     """Where the ids of our entities begin."""
+
+    def __attrs_post_init__(self) -> None:
+        for name, span in (("keepalive", self.keepalive), ("keepalive_timeout", self.keepalive_timeout)):
+            if span is not None and not span > 0:
+                raise ValueError(f"Config({name}={span}): must be above 0 s")
+        if not 1 <= self.first_id <= U64_MAX:
+            raise ValueError(f"Config(first_id={self.first_id}): ids go from 1 to {U64_MAX}")

@@ -209,7 +209,7 @@ class Receiving:
             state.events.append(Confirmed(entity))
         elif chunk.payload is None and chunk.credit is None and not chunk.ping and chunk.end is None:
             self._take_pong(entity)
-        if payer.window.unfinished or state.reassembly.waits(payer):
+        if payer.window.unfinished:
             state.top_up(payer)
 
     def _create(self, chunk: Chunk) -> Entity:

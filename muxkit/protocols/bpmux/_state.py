@@ -70,7 +70,6 @@ class State:
         entity.gone = True
         self.control.forget(entity)
         self._drop_parts(entity)
-        self.reassembly.leave(entity)
         self._repay(entity.window.retire())
         if entity.outgoing is not None:
             self._forget_outgoing(entity.outgoing)
@@ -188,7 +187,7 @@ class State:
         if self.reassembly.waits(entity):
             if need == 0:
                 self.reassembly.leave(entity)
-                self._serve()
+            self._serve()  # also when he only needs less than before
         elif need and self.reassembly.borrow(entity, need):
             self._lend(entity, need)
 

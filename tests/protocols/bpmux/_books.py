@@ -111,6 +111,11 @@ def _check_windows(engine: Engine, entities: list[Entity], gone: list[Entity]) -
 
 def _check_parts(state: State, entities: list[Entity]) -> None:
     in_parts = [entity for entity in entities if entity.pieces is not None]
+    for waiting in state.reassembly._waiting:
+        assert not waiting.gone
+        assert waiting.window.shortfall() > 0, f"{waiting.label} stands in line and needs nothing"
+    if state.reassembly.waiting:
+        assert next(iter(state.reassembly._waiting)).window.shortfall() > state.reassembly.left
     assert state.unfinished == len(in_parts)
     for entity in entities:
         assert entity.window.unfinished == sum(one.partial for one in in_parts if state.payer(one) is entity)

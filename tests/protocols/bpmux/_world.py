@@ -103,7 +103,8 @@ class World:
                         self.known[side].append(half)
                         self.announced[side, half.kind, half.id] = half
                         if not half.receives:
-                            self.lines[half] = Line()
+                            reader = self.announced[1 - side, MIRROR[half.kind], half.id]
+                            self.lines[half] = Line(torn=reader in self.stops)
             case Message() | Responded():
                 line = self.lines[self._partner(side, event.entity)]
                 assert event.payload == line.sent[line.came], "a message was lost, changed or overtaken"

@@ -75,6 +75,18 @@ def test_who_waits_and_gets_by_without_a_loan_does_not_stop_the_line() -> None:
 
 
 @pytest.mark.requirement("R-22")
+def test_who_waits_and_needs_less_by_now_is_served() -> None:
+    engine, _, other = two_streams(reassembly=150)
+    fed(engine, "e0 64 50 01 01 61", "e0 64 50 03 01 61")
+    assert written(engine) == "a8015a"
+    engine.give_credit(other, 29)
+    assert written(engine) == "a8031d"
+    engine.give_credit(other, 1)
+    assert written(engine) == "a8033d"
+    assert (engine._state.reassembly.left, engine._state.reassembly.waiting) == (0, 0)
+
+
+@pytest.mark.requirement("R-22")
 def test_who_sends_his_last_word_leaves_the_line() -> None:
     """A request whose cancellation comes in parts and waits for a loan is answered meanwhile."""
     engine = by_hand(limits=Limits(message=100, reassembly=100))
@@ -127,6 +139,16 @@ def test_a_top_level_message_that_uses_up_the_loan_of_an_opening_does_not_stop_i
     assert engine._state.reassembly.left == 10
     engine.consumed_opening(100)
     assert engine._state.reassembly.left == 100
+
+
+@pytest.mark.requirement("R-22")
+def test_such_a_loan_is_made_again_at_once_if_there_is_more_to_lend() -> None:
+    engine = by_hand(limits=Limits(message=100, reassembly=300))
+    engine.give_credit(engine.top_stream, 10)
+    fed(engine, "e0 64 50 09 0a" + "61" * 10)
+    assert written(engine) == "a80064"
+    fed(engine, "70 00 5a" + "62" * 90)
+    assert written(engine) == "a8005a"
 
 
 @pytest.mark.requirement("R-22")

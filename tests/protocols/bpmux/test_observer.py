@@ -113,6 +113,7 @@ def test_what_one_side_writes_is_what_the_other_reads() -> None:
     diaries = (Diary(), Diary())
     engines = [Engine(observer=diary) for diary in diaries]
     pair: EnginePair[Engine, Event] = EnginePair(*engines)
+    pair.run_until_quiet()
     sink, _ = engines[0].open_duplex(b"hello")
     pair.run_until_quiet()
     engines[0].send(sink, b"x" * 300_000)
