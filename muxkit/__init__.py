@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from muxkit._door import connect as connect
     from muxkit._door import each_channel as each_channel
     from muxkit._door import serve as serve
+    from muxkit._plugins import PluginError as PluginError
     from muxkit.runtime import Channel as Channel
     from muxkit.runtime import ChannelCancelled as ChannelCancelled
     from muxkit.runtime import ChannelStopped as ChannelStopped
@@ -40,6 +41,7 @@ _LAZY = {
     "ChannelCancelled": "muxkit.runtime",
     "ChannelStopped": "muxkit.runtime",
     "LinkLost": "muxkit.runtime",
+    "PluginError": "muxkit._plugins",
     "Served": "muxkit._door",
     "Session": "muxkit.runtime",
     "SessionInfo": "muxkit.runtime",

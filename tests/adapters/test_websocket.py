@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 import warnings
+import zlib
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -204,6 +205,21 @@ async def test_a_text_message_is_an_error() -> None:
     assert isinstance(remembering.error, trio.BrokenResourceError)
     assert "only binary messages" in str(remembering.error)
     assert "canary" not in str(remembering.error)
+
+
+@pytest.mark.requirement("R-15")
+async def test_compression_is_not_agreed_to_and_a_compressed_message_is_not_inflated() -> None:
+    remembering = Remembering()
+    deflate = zlib.compressobj(wbits=-15)
+    bomb = deflate.compress(bytes(1_000_000)) + deflate.flush(zlib.Z_SYNC_FLUSH)
+    offer = b"Sec-WebSocket-Extensions: permessage-deflate\r\n"
+    compressed = 0x42  # a binary message with the first reserved bit, which means: deflated
+    async with serving(websocket.serve, remembering) as (address,), raw_client(address, headers=offer) as wire:
+        with suppress(trio.BrokenResourceError):  # it may be hung up on before all is sent
+            await wire.send_all(frame(compressed, bomb))
+        await remembering.over.wait()
+    assert isinstance(remembering.error, trio.BrokenResourceError)
+    assert remembering.got == b""
 
 
 @pytest.mark.parametrize("code", [1000, 1001, None])
