@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -147,8 +148,9 @@ async def serve(
                     await handler(session)
         except LinkLost as error:
             _log.debug("session lost: %s", error)
-        except Exception:
-            _log.exception("the handler of a session failed; the session was closed")
+        except Exception as error:
+            _log.error("the handler of a session failed, the session was closed: %s", _where(error))
+            _log.debug("in full", exc_info=error)
         finally:
             # Not before it has taken leave: what its handler sent last may still be on its way.
             if session is not None:
@@ -167,33 +169,48 @@ async def serve(
             task_status.started(served)
 
 
-def each_channel(handler: ChannelHandler) -> SessionHandler:
+def each_channel(handler: ChannelHandler, *, most: int | None = None) -> SessionHandler:
     """A session handler that calls `handler` with each channel that the peer opens, all at once.
 
-    A channel is closed when its handler returns. What a handler raises aborts its own channel and is logged; that
-    the peer stopped the channel or that the connection was lost is nothing to log.
+    At most `most` handlers run at the same time in one session, `Limits().channels` if nothing is said: work that
+    goes on after its channel is gone still counts, or a peer could start it without bound. A channel is closed when
+    its handler returns. What a handler raises aborts its own channel and is logged; that the peer stopped the
+    channel or that the connection was lost is nothing to log.
     """
 
     async def handle_session(session: Session) -> None:
+        free = trio.Semaphore(most or Limits().channels)
         async with trio.open_nursery() as nursery:
             try:
+                await free.acquire()
                 async for channel in session.incoming():
-                    nursery.start_soon(handle_channel, channel)
+                    nursery.start_soon(handle_channel, channel, free)
+                    await free.acquire()
             except LinkLost as error:
                 _log.debug("session lost: %s", error)
 
-    async def handle_channel(channel: Channel) -> None:
+    async def handle_channel(channel: Channel, free: trio.Semaphore) -> None:
         try:
             await handler(channel)
         except (trio.BrokenResourceError, trio.EndOfChannel):
             channel.abort()
-        except Exception:
+        except Exception as error:
             channel.abort()
-            _log.exception("the handler of a channel failed; the channel was aborted")
+            _log.error("the handler of a channel failed, the channel was aborted: %s", _where(error))
+            _log.debug("in full", exc_info=error)
         except BaseException:
             channel.abort()
             raise
         else:
             await channel.aclose()
+        finally:
+            free.release()
 
     return handle_session
+
+
+def _where(error: BaseException) -> str:
+    """An error for the log: its type and the way to it, but not its text, which may quote what a peer sent."""
+    way = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    inner = [_where(member) for member in error.exceptions] if isinstance(error, BaseExceptionGroup) else []
+    return "\n".join([f"{type(error).__name__} (its text is left out, it may hold payload)", way, *inner])

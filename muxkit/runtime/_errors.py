@@ -28,7 +28,7 @@ class LinkLost(MuxError, trio.BrokenResourceError):
 
     def __str__(self) -> str:
         who = f"{self.peer}: " if self.peer else ""
-        when = "" if self.after is None else f" {self.after:.1f} s after it began"
+        when = "" if self.after is None else f", {self.after:.1f} s after it began"
         unsent = f"; {self.unsent:,} bytes were not sent" if self.unsent else ""
         return f"{who}{self.reason}{when}{unsent}"
 
