@@ -172,14 +172,14 @@ async def serve(
 def each_channel(handler: ChannelHandler, *, most: int | None = None) -> SessionHandler:
     """A session handler that calls `handler` with each channel that the peer opens, all at once.
 
-    At most `most` handlers run at the same time in one session, `Limits().channels` if nothing is said: work that
+    At most `most` handlers run at the same time in one session, its `Limits.channels` if nothing is said: work that
     goes on after its channel is gone still counts, or a peer could start it without bound. A channel is closed when
     its handler returns. What a handler raises aborts its own channel and is logged; that the peer stopped the
     channel or that the connection was lost is nothing to log.
     """
 
     async def handle_session(session: Session) -> None:
-        free = trio.Semaphore(most or Limits().channels)
+        free = trio.Semaphore(most or session.limits.channels)
         async with trio.open_nursery() as nursery:
             try:
                 await free.acquire()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
 import attrs
@@ -188,7 +188,7 @@ async def websocket_over(wire: trio.abc.Stream, opening: Opening) -> AsyncIterat
 async def _upgrade(nursery: trio.Nursery, wire: GuardedStream, opening: Opening) -> WebSocketConnection:
     tasks = _Tasks(nursery)
     tasks.waiting.deadline = trio.current_time() + opening.handshake_timeout
-    with tasks.waiting:
+    with tasks.waiting, suppress(ConnectionClosed):  # the peer is gone before the answer is
         # Of the nursery only `start_soon` is used.
         return await opening.start(cast("trio.Nursery", tasks), wire)
     if isinstance(tasks.failure, ConnectionRejected):

@@ -7,6 +7,7 @@ from muxkit.core._cursor import encode_varint as encode_varint
 from muxkit.core._cursor import encode_varu64 as encode_varu64
 from muxkit.core._deadlines import Deadlines as Deadlines
 from muxkit.core._engine import Buffer as Buffer
+from muxkit.core._engine import CountsFrames as CountsFrames
 from muxkit.core._engine import Engine as Engine
 from muxkit.core._engine import StreamEngine as StreamEngine
 from muxkit.core._halves import RECEIVING as RECEIVING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,17 @@ class Engine(Protocol[EventT_co]):
 
     def handle_deadline(self, now: float) -> None:
         """Act on what is due; harmless when early."""
+
+
+@runtime_checkable
+class CountsFrames(Protocol):
+    """An engine that says how many frames it has parsed, so that its pump can bound the work of one turn.
+
+    Not every frame makes an event: without this a flood of those that make none counts by its bytes only.
+    """
+
+    @property
+    def frames(self) -> int: ...
 
 
 class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):

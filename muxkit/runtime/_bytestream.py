@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
 import trio
@@ -63,8 +64,8 @@ class ByteStream(trio.abc.HalfCloseableStream):
         await self._sending.aclose()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        if max_bytes is not None and max_bytes < 1:
-            raise ValueError(f"max_bytes is {max_bytes}, it must be at least 1")
+        if max_bytes is not None and operator.index(max_bytes) < 1:
+            raise ValueError(f"max_bytes={max_bytes}: must be at least 1")
         if self._busy_receiving:
             raise trio.BusyResourceError("another task is receiving on this stream")
         self._busy_receiving = True
@@ -84,10 +85,9 @@ class ByteStream(trio.abc.HalfCloseableStream):
         if not self._closed:
             self._closed = True
             self._rest = b""
+            self._sending.close()  # first: a peer counts the other order as breaking off
             self._receiving.close()
-            await self._sending.aclose()
-        else:
-            await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
 
     async def _fill(self) -> None:
         if self._closed:

@@ -42,7 +42,10 @@ class ChannelStopped(MuxError, trio.BrokenResourceError):
 
 
 class ChannelCancelled(MuxError, trio.BrokenResourceError):
-    """The peer gave up sending on this channel before it was done; `payload` is what it said about that."""
+    """The peer gave up sending on this channel before it was done; `payload` is what it said about that.
+
+    A session keeps the first 4 KiB of it.
+    """
 
     def __init__(self, reason: str, *, payload: bytes = b"") -> None:
         super().__init__(reason)

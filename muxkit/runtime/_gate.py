@@ -23,8 +23,8 @@ class Admission(Protocol):
     def admits(self, size: int) -> bool:
         """Does the half's own window have room?"""
 
-    def watch(self) -> None:
-        """Call the gate's `poke` when that may have changed."""
+    def watch(self, size: int) -> None:
+        """Call the gate's `poke` when it may have room for a message of this size."""
 
 
 class Room:
@@ -172,4 +172,4 @@ class Gate:
         if self._half.admits(size):
             self._room.wait(self)
         else:
-            self._half.watch()
+            self._half.watch(size)

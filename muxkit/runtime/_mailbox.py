@@ -1,15 +1,15 @@
 """What has come and was not taken? The messages of one receiving half, bounded by the credit that paid for them.
 
 Credit counts bytes, but a Python object costs more than a short message. So runs of empty messages are one
-counter, and behind the first few thousand waiting messages short ones are packed together.
+counter, and behind the first few waiting messages short ones are packed together.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-PACK_BEHIND = 4096  # messages waiting before packing begins
-PACK_BELOW = 96  # bytes; a larger message costs little beside itself
+PACK_BEHIND = 16  # messages waiting before packing begins
+PACK_BELOW = 32  # bytes; the objects around a larger message cost at most about as much as it does
 RUN = PACK_BELOW  # in a pack: this code means one empty message, the next two of them, and so on
 LONG_RUN = 0  # in a pack: the next eight bytes count empty messages
 PACK_SIZE = 32 * 1024  # bytes in one pack, so that memory is let go while it is read

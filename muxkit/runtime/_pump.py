@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
 
+from muxkit.core import CountsFrames
 from muxkit.runtime._errors import LinkLost, Side
 from muxkit.runtime._links import Described, NowaitLink
 
@@ -26,10 +27,13 @@ EventT = TypeVar("EventT")
 
 READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
 READ_LARGE = 256 * 1024  # and while they fill what was asked for
-SLICE_EVENTS = 1024  # with more events from one slice, the next is smaller
-SLICE_LEAST = 4 * 1024  # bytes
+TURN_FRAMES = 1024  # frames to parse before the others get their turn; with more from one slice, the next is smaller
+TURN_BYTES = 64 * 1024  # the same in bytes
+SLICE_FIRST = 16 * 1024  # bytes to hand to the engine at once, to begin with
+SLICE_LEAST = 1024
 WRITE = 256 * 1024  # bytes to pull at most for one write
 JOIN_BELOW = 4 * 1024  # bytes a buffer on average: join smaller ones, hand over larger ones as they are
+CLOSE = 1.0  # s, for closing a stream without goodbye
 INLINE_PAUSE = 30e-6  # s; senders who come faster than this are served together by the writer
 
 
@@ -63,7 +67,8 @@ class StreamPump(Generic[EventT]):
         self._carry: list[Buffer] = []  # pulled, and not taken by the transport yet
         self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
         self._wrote_at = 0.0
-        self._slice = READ_LARGE
+        self._slice = SLICE_FIRST
+        self._counter = engine if isinstance(engine, CountsFrames) else None
         self._alarm = trio.CancelScope()
         self._tasks = trio.CancelScope()
         self._began = trio.current_time()
@@ -87,7 +92,9 @@ class StreamPump(Generic[EventT]):
                     await self._read()
         finally:
             self.lose("we hung up", by="local")
-            await trio.aclose_forcefully(self._stream)
+            # Shielded, though it does not wait: a cancellation from outside would take the place of an error.
+            with trio.move_on_after(CLOSE, shield=True):
+                await trio.aclose_forcefully(self._stream)
 
     @property
     def is_lost(self) -> bool:
@@ -231,24 +238,33 @@ class StreamPump(Generic[EventT]):
                     return
                 size = READ_LARGE if len(data) == size else READ_SMALL
                 await self._feed(data if type(data) is bytes else bytes(data))
+                data = b""  # not kept while waiting for more
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.lose("the connection broke while reading", by="network", cause=error)
 
     async def _feed(self, data: bytes) -> None:
         """Bounded work at a time: a flood of tiny frames must not keep the other connections waiting."""
-        position = 0
+        position = turn = work = 0
         while True:
-            part = data[position : position + self._slice] if len(data) > self._slice else data
+            part = data[position : position + self._slice]  # no copy if it is all
             position += len(part)
+            before = self._frames()
             self._engine.receive_bytes(part, trio.current_time())
-            count = self._dispatch()
-            if count > SLICE_EVENTS:
-                self._slice = max(SLICE_LEAST, self._slice // 2)
-            elif self._slice < READ_LARGE:
-                self._slice *= 2
+            events = self._dispatch()
+            count = max(events, self._frames() - before)
+            if count > TURN_FRAMES:
+                self._slice = max(SLICE_LEAST, self._slice * TURN_FRAMES // count)
+            else:
+                self._slice = min(TURN_BYTES, self._slice * 2)
             if position >= len(data):
                 return
-            await trio.lowlevel.checkpoint()
+            work += count
+            if work > TURN_FRAMES or position - turn >= TURN_BYTES:
+                work, turn = 0, position
+                await trio.lowlevel.checkpoint()
+
+    def _frames(self) -> int:
+        return 0 if self._counter is None else self._counter.frames
 
     def _dispatch(self) -> int:
         count = self._hand_out_events()

@@ -17,8 +17,8 @@ async def background() -> AsyncGenerator[trio.Nursery, None]:
 
     Its tasks record what they expect to go wrong instead of raising it, so there is one error to tell: the
     block's own, as it was raised, even if it is a group that the block made. If a background task raises
-    nevertheless, alone, that error comes out bare as well (an interrupt from the keyboard, or a bug of ours);
-    only several at once come as a group.
+    nevertheless, alone, that error comes out bare as well (a bug of ours); only several at once come as a group.
+    An interrupt from the keyboard comes out bare wherever it struck.
     """
     own: BaseException | None = None
     try:
@@ -51,9 +51,11 @@ def _the_one(group: BaseExceptionGroup[BaseException], own: BaseException | None
     strange = [leaf for leaf in _leaves(group) if id(leaf) not in told and not isinstance(leaf, trio.Cancelled)]
     if not strange:
         return own or next(_leaves(group))
-    if len(strange) == 1 and (own is None or isinstance(own, trio.Cancelled)):
-        return strange[0]
-    return None
+    if len(strange) > 1:
+        return None
+    # An interrupt is what happened; that the block fell over it is not worth a group.
+    is_the_reason = own is None or isinstance(own, trio.Cancelled) or not isinstance(strange[0], Exception)
+    return strange[0] if is_the_reason else None
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

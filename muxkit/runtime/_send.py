@@ -127,6 +127,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
 
     async def wait_for_room(self, size: int = 1) -> None:
         """Wait until a message of this size might be sent without waiting; no promise."""
+        await trio.lowlevel.checkpoint()
         if self.state is not Sending.OPEN:
             await self._refuse()
         await self.wait_turn(size)
@@ -140,6 +141,8 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             return
         self.check_size(size)
         self._ring()
+        if self._gate.is_open(size):  # ringing may have made room
+            return
         await self._gate.wait(size)
         self._calls = self._bytes = 0
 
@@ -216,8 +219,8 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         """Does the window have room?"""
 
     @abstractmethod
-    def watch(self) -> None:
-        """Call `poke` when it may have."""
+    def watch(self, size: int) -> None:
+        """Call `poke` when it may have it for a message of this size."""
 
     @abstractmethod
     def _push(self, message: bytes) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
+from muxkit._limits import Limits
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
     from contextlib import AbstractAsyncContextManager
@@ -87,6 +89,11 @@ class Session(ABC):
     @abstractmethod
     async def shutdown(self, *, grace: float) -> None:
         """Take no new channels, let the live ones end for up to `grace` seconds, then cut them."""
+
+    @property
+    def limits(self) -> Limits:
+        """What holds for this session."""
+        return Limits()
 
     @property
     @abstractmethod

@@ -102,7 +102,14 @@ class Run:
 
 
 async def mixture(
-    url: str, seconds: float, *, ping: bool = True, pace: float | None = PACE, echoes: int = 0, bulks: int = 0, stalled: int = 0
+    url: str,
+    seconds: float,
+    *,
+    ping: bool = True,
+    pace: float | None = PACE,
+    echoes: int = 0,
+    bulks: int = 0,
+    stalled: int = 0,
 ) -> Run:
     run = Run()
     async with muxkit.connect(url) as session, trio.open_nursery() as nursery:
@@ -145,7 +152,10 @@ async def client(url: str, seconds: float) -> None:
         f"  beside bulk ({sum(loaded.sent) / seconds / MIB:.0f} MiB/s): "
         f"{sum(loaded.counts)}, the slowest keeps {worst_share(alone, loaded):.1%} (target 90 %)"
     )
-    print(f"  beside a stalled reader: {sum(stalled.counts)}, the slowest keeps {worst_share(alone, stalled):.1%} (target 90 %)")
+    print(
+        f"  beside a stalled reader: {sum(stalled.counts)}, "
+        f"the slowest keeps {worst_share(alone, stalled):.1%} (target 90 %)"
+    )
     print(
         f"unpaced: alone {sum(free_alone.counts) / seconds:.0f} rounds/s, beside a stalled reader "
         f"{sum(free_stalled.counts) / seconds:.0f} rounds/s"

@@ -55,9 +55,7 @@ def url_for(transport: str, folder: Path) -> str:
 @pytest.mark.requirement("R-39")
 @pytest.mark.seeds(2, soak=30)
 @pytest.mark.parametrize("transport", ["tcp", "unix", "ws"])
-def test_every_waiter_of_a_client_is_told_when_the_server_is_killed(
-    transport: str, tmp_path: Path, seed: int
-) -> None:
+def test_every_waiter_of_a_client_is_told_when_the_server_is_killed(transport: str, tmp_path: Path, seed: int) -> None:
     with peer("serve", url_for(transport, tmp_path)) as server:
         with peer("client", str(next_line(server)["url"])) as client:
             after_rounds(client, random.Random(seed).randrange(1, 3000))

@@ -8,7 +8,7 @@ from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit.core import U64_MAX, Buffer
 from muxkit.protocols.bpmux._config import Config
-from muxkit.protocols.bpmux._entities import Entity, Kind
+from muxkit.protocols.bpmux._entities import OURS, Entity, Kind
 from muxkit.protocols.bpmux._events import Event, Failed, HungUp
 from muxkit.protocols.bpmux._frames import Type
 from muxkit.protocols.bpmux._liveness import Liveness
@@ -77,6 +77,16 @@ class Engine:
     @property
     def bytes_received(self) -> int:
         return self._reader.offset
+
+    @property
+    def unread(self) -> int:
+        """Channels that the peer opened and ended, and of which not everything was consumed."""
+        return self._state.unread
+
+    @property
+    def frames(self) -> int:
+        """Chunks received."""
+        return self._reader.frames
 
     @property
     def live(self) -> int:
@@ -236,9 +246,9 @@ class Engine:
             return entity.credit.available > 0 or size == 0
         return outgoing.admits(size)
 
-    def watch(self, entity: Entity) -> None:
-        """Tell me with `Writable` when there is room again."""
-        self._state.outgoing(entity).watched = True
+    def watch(self, entity: Entity, size: int = 1) -> None:
+        """Tell me with `Writable` when a message of `size` bytes may fit; an empty one needs no credit."""
+        self._state.outgoing(entity).watch(size)
 
     def send(self, entity: Entity, payload: bytes, *, end: bytes | None = None) -> None:
         """Queue a message, and with it perhaps the end of the entity; all of it or nothing."""
@@ -334,6 +344,14 @@ class Engine:
         for half in (entity, entity.twin):
             if half is not None and not half.gone and not half.ending:
                 self.end(half)
+
+    def blame(self, entity: Entity) -> None:
+        """Work for the peer failed: too many of these on channels that it made end the connection."""
+        if self.over or entity.kind in OURS or self._state.resets.take(self._state.now):
+            return
+        burst, rate = self.limits.resets_burst, self.limits.resets_per_second
+        what = f"more than {burst} channels of the peer failed at once and {rate} a second"
+        self._stop(Failed(RemoteProtocolError(what, limit="resets_per_second")))
 
     def _check_sending(self, entity: Entity, what: str) -> None:
         self._check_alive()

@@ -67,6 +67,7 @@ class Entity:
         "receives",
         "twin",
         "type",
+        "unread",
         "window",
     )
 
@@ -99,6 +100,7 @@ class Entity:
         self.dirty = False
         # Life.
         self.gone = False
+        self.unread = False  # the peer made and ended it, and the application has not taken everything
         self.orderly = False  # a duplex whose other half the peer ended without an error
         self.late = False  # made by the peer after it had closed its top level
         self.twin: Entity | None = None  # the other half of a duplex, while both live

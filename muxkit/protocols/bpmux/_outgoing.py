@@ -53,6 +53,7 @@ class Outgoing:
         "openings",
         "queued",
         "scheduled",
+        "wanted",
         "watched",
     )
 
@@ -71,6 +72,7 @@ class Outgoing:
         self.openings = 0  # openings that are not out yet; the end of the top level comes after them
         self.counted = 0  # what of it counts for the connection's outbox
         self.watched = False  # somebody waits for room
+        self.wanted = 1  # and needs some credit, or 0 for an empty message
         self.deficit = 0
         self.scheduled = False
 
@@ -93,6 +95,11 @@ class Outgoing:
     def is_begun(self) -> bool:
         """Has a part of a message, or of the end, gone out and the rest not?"""
         return self._begun > 0 and self._opening is None
+
+    def watch(self, size: int) -> None:
+        """Somebody waits to send a message of this size; an empty one needs no credit."""
+        self.watched = True
+        self.wanted = min(size, 1)
 
     def open(self, type: Type, payload: bytes) -> None:
         self.entity.announced = False

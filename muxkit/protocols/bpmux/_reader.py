@@ -28,6 +28,7 @@ class Reader:
         self._held = Pieces()
         self._wanted = 0  # size of the held bytes with which parsing may get on
         self.offset = 0  # bytes received in all
+        self.frames = 0  # chunks parsed in all
 
     @property
     def is_mid_chunk(self) -> bool:
@@ -63,7 +64,9 @@ class Reader:
         size = len(data)
         while position < size:
             if not self._receiving.announced and size - position > ROOM:
+                events = len(self._state.events)
                 position = self._parse_payloads(data, position, size - ROOM)
+                self.frames += len(self._state.events) - events
             cursor = Cursor(data, position)
             try:
                 chunk = parse_chunk(cursor, self._receiving)
@@ -74,6 +77,7 @@ class Reader:
             except RemoteProtocolError as error:
                 error.offset = base + position
                 raise
+            self.frames += 1
             self._receiving.apply(chunk)
             position = cursor.position
 

@@ -197,7 +197,9 @@ class Session(CommonSession):
             self._engine.consumed_opening(len(event.payload))
             self._decline(event)
             return
-        if self._draining or sum(len(backlog) for backlog in self._backlogs) >= self._limits.backlog:
+        waiting = sum(len(backlog) for backlog in self._backlogs)
+        # What the application has not read stays in memory when its channel has ended; so that counts as well.
+        if self._draining or waiting >= self._limits.backlog or self._engine.unread >= self._limits.channels:
             self._engine.consumed_opening(len(event.payload))
             self._engine.refuse(event.entity)
             return
@@ -214,7 +216,7 @@ class Session(CommonSession):
 
     def _decline(self, event: Opened) -> None:
         for half in (event.entity, event.source):
-            if half is not None and not half.gone and not half.ending:
+            if half is not None and not self._engine.over and not half.gone and not half.ending:
                 self._engine.end(half)
 
     def _took(self, opening: bytes) -> None:
@@ -249,6 +251,10 @@ class Session(CommonSession):
                 await self.connection.gone.park()
         if not self.connection.pump.is_lost:
             self.connection.abort_all()
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
 
     @property
     def info(self) -> SessionInfo:

@@ -35,8 +35,14 @@ class Sink(SendHalf):
     async def ping(self) -> float:
         """One round trip about this channel, in seconds."""
         if self.state is not Sending.OPEN:
+            await trio.lowlevel.checkpoint_if_cancelled()
             await self._refuse()
         return await self._connection.ping(self.entity)
+
+    def blame(self) -> None:
+        """For a channel that the peer opened: its handler failed, and a peer may make only so many of them fail."""
+        self._engine.blame(self.entity)
+        self._connection.pump.settle()
 
     def give_credit(self, amount: int) -> None:
         """Let the peer explain itself when it stops us: what it may put into its end payload, in bytes.
@@ -55,8 +61,8 @@ class Sink(SendHalf):
     def admits(self, size: int) -> bool:
         return self._engine.admits(self.entity, size)
 
-    def watch(self) -> None:
-        self._engine.watch(self.entity)
+    def watch(self, size: int) -> None:
+        self._engine.watch(self.entity, size)
 
     def _push(self, message: bytes) -> None:
         self._engine.send(self.entity, message)
@@ -93,7 +99,7 @@ class Source(ReceiveHalf):
     async def ping(self) -> float:
         """One round trip about this channel, in seconds."""
         if self.state is not Receiving.OPEN:
-            await trio.lowlevel.cancel_shielded_checkpoint()
+            await trio.lowlevel.checkpoint()
             raise self._error()
         return await self._connection.ping(self.entity)
 
@@ -152,6 +158,7 @@ class Duplex(Channel):
     def abort(self) -> None:
         self.sink.abort()
         self.source.close()
+        self.sink.blame()
 
     async def ping(self) -> float:
         """One round trip about this channel, in seconds."""

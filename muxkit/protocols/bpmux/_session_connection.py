@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,7 +24,7 @@ from muxkit.protocols.bpmux._events import (
     Silent,
     Writable,
 )
-from muxkit.runtime import ChannelCancelled, ChannelStopped, ReceiveHalf, Room, StreamPump
+from muxkit.runtime import ChannelCancelled, ChannelStopped, Room, StreamPump
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
     from muxkit._observer import Observer
     from muxkit.protocols.bpmux._config import Config
     from muxkit.protocols.bpmux._entities import Entity
-    from muxkit.protocols.bpmux._session_channels import Sink
+    from muxkit.protocols.bpmux._session_channels import Sink, Source
+
+REASON_MOST = 4096  # bytes of an end payload that are kept for the error that tells of it
+
+_log = logging.getLogger("muxkit")
 
 
 class Answered(Protocol):
@@ -80,7 +85,7 @@ class Connection:
         self.room = Room(limits.outbox, lambda: self.engine.outbox)
         self.ring = self.pump.ring
         self.senders: dict[Entity, Sink] = {}
-        self.receivers: dict[Entity, ReceiveHalf] = {}
+        self.receivers: dict[Entity, Source] = {}
         self.requests: dict[Entity, Answered] = {}
         self.gone = trio.lowlevel.ParkingLot()  # those who wait for channels to go away
         self.round_trip: float | None = None
@@ -101,14 +106,17 @@ class Connection:
             Probed: self._on_probed,
             HungUp: self._on_hung_up,
             Silent: lambda event: self.pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network"),
-            Failed: lambda event: self.pump.lose(str(event.error), by="peer", cause=event.error),
+            Failed: self._on_failed,
         }
 
     # --- pings
 
     async def ping(self, entity: Entity) -> float:
         """One round trip about an entity, in seconds."""
-        await trio.lowlevel.checkpoint_if_cancelled()
+        if self.pump.is_lost or entity.gone:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
         self.raise_if_lost()
         answer = trio.Event()
         self.engine.ping(entity)
@@ -280,6 +288,11 @@ class Connection:
         if sender is not None:
             sender.poke()
 
+    def _on_failed(self, event: Failed) -> None:
+        # The protocol has no error frame: the peer sees a closed connection, and only this log can say why.
+        _log.warning("%s broke a rule, the session was closed: %s", self.pump.peer or "a peer", event.error)
+        self.pump.lose(str(event.error), by="peer", cause=event.error)
+
     def _on_hung_up(self, event: HungUp) -> None:
         channels = self.engine.channels
         what = "" if event.clean else f" while {channels} channels were open" if channels else " in mid-message"
@@ -300,4 +313,5 @@ def _end_of(payload: bytes) -> Callable[[], Exception]:
     """By the custom of bpmux an end payload that is not empty means an error."""
     if not payload:
         return trio.EndOfChannel
-    return lambda: ChannelCancelled("the peer gave up on this channel before it was done", payload=payload)
+    reason = payload[:REASON_MOST]  # nobody may ever ask for it, so it must not be what a peer likes to store here
+    return lambda: ChannelCancelled("the peer gave up on this channel before it was done", payload=reason)

@@ -117,6 +117,7 @@ class IncomingRequest:
         Raises `ChannelStopped` when the peer needs no answer any more, `LocalProtocolError` the second time.
         """
         if self._answer.answered:
+            await trio.lowlevel.checkpoint()
             raise LocalProtocolError(f"{self.entity.label}: it was answered before")
         await self._answer.send(payload)
         self._answer.close()

@@ -33,6 +33,7 @@ class State:
         self.outbox = 0  # bytes that wait for the transport alone
         self.ours = 0  # live channels that we opened
         self.theirs = 0  # live channels that the peer opened
+        self.unread = 0  # those that it ended, and of which the application still has something to take
         self.unfinished = 0  # messages in parts that somebody waits for
         self.now = 0.0
         self._openings: dict[Entity, None] = {}
@@ -71,6 +72,9 @@ class State:
         self.control.forget(entity)
         self._drop_parts(entity)
         self._repay(entity.window.retire())
+        if entity.window.held and entity.kind not in OURS:
+            entity.unread = True
+            self.unread += 1
         if entity.outgoing is not None:
             self._forget_outgoing(entity.outgoing)
         if entity.twin is not None:
@@ -119,6 +123,9 @@ class State:
         """The application, or the waste bin, has taken `size` bytes that came for this entity's window."""
         grant, repaid = entity.window.consumed(size, self.now)
         self.renew(entity, grant)
+        if entity.unread and not entity.window.held:
+            entity.unread = False
+            self.unread -= 1
         if repaid:
             self._repay(repaid)
         if entity.window.unfinished:
@@ -241,7 +248,7 @@ class State:
 
     def writable(self, outgoing: Outgoing) -> None:
         """Wake who watches, if there is room by now."""
-        if outgoing.watched and outgoing.admits(1):
+        if outgoing.watched and outgoing.admits(outgoing.wanted):
             outgoing.watched = False
             self.events.append(Writable(outgoing.entity))
 

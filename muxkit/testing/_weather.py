@@ -1,0 +1,325 @@
+"""What if the link is bad? Byte streams and packets in memory whose weather comes from a seed, on virtual time.
+
+    one, other = weather_pair(17, latency=0.05, jitter=0.02, bandwidth=1_000_000, reset_at_byte=5_000)
+
+Use them with `trio.testing.MockClock(autojump_threshold=0)`. With `replay(seed)` around it Trio's scheduler follows
+the seed too, so that a run happens again exactly.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BUFFER = 64 * 1024  # bytes under way in one direction, as a kernel would hold them
+READ = 64 * 1024  # bytes that one receive gives at most
+
+
+class _Way:
+    """One direction: pieces under way, each with the moment of its arrival."""
+
+    def __init__(
+        self, seed: str, *, latency: float, jitter: float, bandwidth: float | None, buffer: int, splits: bool
+    ) -> None:
+        self._random = random.Random(seed)
+        self._latency = latency
+        self._jitter = jitter
+        self._bandwidth = bandwidth
+        self._splits = splits
+        self._free_at = 0.0  # when the wire has sent what it took so far
+        self._arrived_at = 0.0  # pieces do not overtake each other
+        self.buffer = buffer
+        self.pieces: deque[tuple[float, bytes]] = deque()
+        self.under_way = 0
+        self.taken = 0  # bytes that senders have handed over in all
+        self.given = 0  # bytes that receivers have got in all
+        self.ended_at: float | None = None  # when the end of the stream arrives
+        self.stall_after: int | None = None
+        self.cut_at: int | None = None
+        self.reset_at: int | None = None
+        self.half_open_after: int | None = None
+        self.clogged = False
+        self.vanishing = False  # what is sent is lost without a sign
+        self.unwanted = False  # the receiver is gone
+        self.changed = trio.lowlevel.ParkingLot()
+
+    def put(self, data: memoryview) -> int:
+        """Take what fits, in random pieces; gives its size."""
+        size = min(len(data), self.room if self.has_room else 0)
+        if self.half_open_after is not None and not self.vanishing:
+            size = min(size, max(1, self.half_open_after - self.taken))
+        if size <= 0:
+            return 0
+        if self.vanishing or (self.half_open_after is not None and self.taken >= self.half_open_after):
+            self.vanishing = True
+            self.taken += len(data)
+            return len(data)
+        self.taken += size
+        position = 0
+        while position < size:
+            step = self._random.randint(1, size - position) if self._splits else size - position
+            self._add(bytes(data[position : position + step]))
+            position += step
+        self.changed.unpark_all()
+        return size
+
+    @property
+    def room(self) -> int:
+        return self.buffer - self.under_way
+
+    @property
+    def has_room(self) -> bool:
+        """Senders wait for half of the buffer, or they would send ever smaller pieces."""
+        return self.room * 2 >= self.buffer
+
+    def _add(self, piece: bytes) -> None:
+        now = trio.current_time()
+        self._free_at = max(self._free_at, now) + (len(piece) / self._bandwidth if self._bandwidth else 0.0)
+        self._arrived_at = max(self._arrived_at, self._free_at + self._latency + self._random.uniform(0, self._jitter))
+        self.pieces.append((self._arrived_at, piece))
+        self.under_way += len(piece)
+
+    def end(self) -> None:
+        """The sender is done; the news takes its time like everything else."""
+        if self.ended_at is None and not self.vanishing:
+            self.ended_at = max(self._arrived_at, trio.current_time() + self._latency)
+        self.changed.unpark_all()
+
+    @property
+    def is_stalled(self) -> bool:
+        return self.clogged or (self.stall_after is not None and self.given >= self.stall_after)
+
+    def next_arrival(self) -> float | None:
+        if self.is_stalled:
+            return None
+        if self.cut_at is not None and self.given >= self.cut_at:
+            return 0.0
+        if self.pieces:
+            return self.pieces[0][0]
+        return self.ended_at
+
+    def take(self, limit: int) -> bytes:
+        """What has arrived, at most `limit` bytes; b"" is the end."""
+        if self.cut_at is not None:
+            limit = min(limit, self.cut_at - self.given)
+        for fault in (self.reset_at, self.stall_after):
+            if fault is not None and self.given < fault:
+                limit = min(limit, fault - self.given)
+        if limit <= 0 or not self.pieces:
+            return b""
+        arrival, piece = self.pieces.popleft()
+        if len(piece) > limit:
+            self.pieces.appendleft((arrival, piece[limit:]))
+            piece = piece[:limit]
+        self.given += len(piece)
+        self.under_way -= len(piece)
+        self.changed.unpark_all()
+        return piece
+
+
+class _Wire:
+    """What both ends share."""
+
+    def __init__(self) -> None:
+        self.ways: tuple[_Way, ...] = ()
+        self.was_reset = False
+
+    def reset(self) -> None:
+        self.was_reset = True
+        for way in self.ways:
+            way.changed.unpark_all()
+
+
+class WeatherStream(trio.abc.HalfCloseableStream):
+    """One end of `weather_pair`; its methods beyond those of a stream are for the test that makes the weather."""
+
+    def __init__(self, wire: _Wire, outgoing: _Way, incoming: _Way, peer: str) -> None:
+        self._wire = wire
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._closed = False
+        self._ended = False
+        self._sending = False
+        self._receiving = False
+        self.peer = peer
+
+    # --- the weather
+
+    def clog(self) -> None:
+        """Deliver nothing of what this end sends, and lose nothing, until `unclog`."""
+        self._outgoing.clogged = True
+
+    def unclog(self) -> None:
+        self._outgoing.clogged = False
+        self._outgoing.changed.unpark_all()
+
+    def vanish(self) -> None:
+        """From now on both ends talk to nobody, and neither is told."""
+        for way in self._wire.ways:
+            way.vanishing = True
+            way.changed.unpark_all()
+
+    def reset(self) -> None:
+        """Break the connection for both ends; what is under way is lost."""
+        self._wire.reset()
+
+    @property
+    def bytes_sent(self) -> int:
+        """What the link has taken from this end."""
+        return self._outgoing.taken
+
+    # --- the stream
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        self._sending = True
+        try:
+            await trio.lowlevel.checkpoint()
+            self._check_sendable()
+            view = memoryview(data).cast("B")
+            while view:
+                taken = self._outgoing.put(view)
+                if self._outgoing.vanishing:
+                    for way in self._wire.ways:  # a peer that is gone is gone for both directions
+                        way.vanishing = True
+                view = view[taken:]
+                if not taken:
+                    await self._outgoing.changed.park()
+                self._check_sendable()
+        finally:
+            self._sending = False
+
+    async def wait_send_all_might_not_block(self) -> None:
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        self._sending = True
+        try:
+            await trio.lowlevel.checkpoint()
+            way = self._outgoing
+            while not (self._closed or way.unwanted or self._wire.was_reset) and not way.has_room:
+                await way.changed.park()
+            if self._closed:
+                raise trio.ClosedResourceError("this stream was closed")
+        finally:
+            self._sending = False
+
+    async def send_eof(self) -> None:
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        await trio.lowlevel.checkpoint()
+        if self._closed:
+            raise trio.ClosedResourceError("this stream was closed")
+        self._ended = True
+        self._outgoing.end()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        size = READ if max_bytes is None else operator.index(max_bytes)
+        if size < 1:
+            raise ValueError(f"max_bytes={size}: must be at least 1")
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving on this stream")
+        self._receiving = True
+        try:
+            await trio.lowlevel.checkpoint()
+            way = self._incoming
+            while True:
+                if self._closed:
+                    raise trio.ClosedResourceError("this stream was closed")
+                if way.reset_at is not None and way.given >= way.reset_at:
+                    self._wire.reset()
+                if self._wire.was_reset:
+                    raise trio.BrokenResourceError(f"{self.peer}: the connection was reset")
+                arrival = way.next_arrival()
+                if arrival is not None and arrival <= trio.current_time():
+                    return way.take(size)
+                with trio.move_on_at(float("inf") if arrival is None else arrival):
+                    await way.changed.park()
+        finally:
+            self._receiving = False
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            # As TCP has it: whoever closes with bytes unread resets the connection.
+            if self._incoming.under_way and not self._incoming.vanishing:
+                self._wire.reset()
+            self._outgoing.end()
+            if not self._incoming.vanishing:
+                self._incoming.unwanted = True
+            for way in self._wire.ways:
+                way.changed.unpark_all()
+        await trio.lowlevel.checkpoint()
+
+    def _check_sendable(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("this stream was closed")
+        if self._ended:
+            raise trio.ClosedResourceError("nothing can be sent after send_eof")
+        if self._wire.was_reset or self._outgoing.unwanted:
+            raise trio.BrokenResourceError(f"{self.peer}: the connection was reset")
+
+
+def weather_pair(
+    seed: int,
+    *,
+    latency: float = 0.0,
+    jitter: float = 0.0,
+    bandwidth: float | None = None,
+    buffer: int = BUFFER,
+    stall_after: int | None = None,
+    half_open_after: int | None = None,
+    reset_at_byte: int | None = None,
+    cut_at_byte: int | None = None,
+    splits: bool = True,
+) -> tuple[WeatherStream, WeatherStream]:
+    """Two connected streams; times in seconds, `bandwidth` in bytes a second, the same in both directions.
+
+    What is counted in bytes concerns the way from the first stream to the second, and happens behind so many
+    bytes: `stall_after` delivers nothing more, `half_open_after` loses everything from then on in both
+    directions without a sign, `reset_at_byte` breaks the connection, `cut_at_byte` ends the stream. With
+    `splits` what is sent arrives in pieces of random size.
+    """
+    wire = _Wire()
+    there, back = (
+        _Way(f"{seed}/{name}", latency=latency, jitter=jitter, bandwidth=bandwidth, buffer=buffer, splits=splits)
+        for name in ("there", "back")
+    )
+    there.stall_after = stall_after
+    there.half_open_after = half_open_after
+    there.reset_at = reset_at_byte
+    there.cut_at = cut_at_byte
+    wire.ways = (there, back)
+    name = f"weather seed={seed}"
+    return WeatherStream(wire, there, back, name), WeatherStream(wire, back, there, name)
+
+
+@contextmanager
+def replay(seed: int) -> Iterator[None]:
+    """Inside, Trio's scheduler follows the seed as well; an error that leaves the block names it."""
+    # Trio has no public way to do this. Without these names runs still differ only in the order of tasks.
+    from trio._core import _run
+
+    scheduling = getattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", None)
+    dice: random.Random | None = getattr(_run, "_r", None)
+    if scheduling is not None and dice is not None:
+        vars(_run)["_ALLOW_DETERMINISTIC_SCHEDULING"] = True
+        dice.seed(seed)
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, trio.Cancelled):
+            error.add_note(f"with seed={seed}")
+        raise
+    finally:
+        if scheduling is not None and dice is not None:
+            vars(_run)["_ALLOW_DETERMINISTIC_SCHEDULING"] = scheduling
+            dice.seed()

@@ -1,0 +1,267 @@
+"""Is anything left behind? Channels and sessions by the hundred, and what the process holds afterwards."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+import muxkit
+from muxkit import Limits, LinkLost
+from muxkit.protocols import bpmux
+from muxkit.protocols.bpmux import Duplex, Engine, Entity, IncomingRequest, Request, Session, Sink, Source
+from muxkit.runtime import StreamPump
+from muxkit_adapters import memory, tcp
+from tests.protocols.bpmux._pairs import answer_each, at_rest, cut, echo_each, rough_sessions, sessions
+from tests.protocols.bpmux._sessions import tasks_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from trio.testing import MockClock
+
+    from tests.protocols.bpmux._pairs import Pair
+
+    Cycle = Callable[[Pair], Awaitable[object]]
+
+pytestmark = pytest.mark.requirement("R-43")
+
+KIB = 1024
+DESCRIPTORS = Path("/proc/self/fd")
+OURS = (Duplex, Engine, Entity, IncomingRequest, Request, Session, Sink, Source, StreamPump)
+
+
+def held() -> int:
+    """How many objects of ours live."""
+    gc.collect()
+    return sum(isinstance(one, OURS) for one in gc.get_objects())
+
+
+def descriptors() -> int:
+    return len([*DESCRIPTORS.iterdir()])
+
+
+# --- channels
+
+
+async def echo(pair: Pair) -> None:
+    async with pair.one.open() as channel:
+        await channel.send(b"message")
+        assert await channel.receive() == b"message"
+        await channel.finish()
+        with pytest.raises(trio.EndOfChannel):
+            await channel.receive()
+
+
+async def echo_bytes(pair: Pair) -> None:
+    """Closed before the peer has said that it is done, as programs close sockets."""
+    async with pair.one.open() as channel:
+        stream = channel.as_stream()
+        await stream.send_all(b"bytes")
+        assert await stream.receive_some() == b"bytes"
+        await stream.aclose()
+
+
+async def ask(pair: Pair) -> None:
+    assert await pair.one.request(b"?") == b"??"
+
+
+async def close_at_once(pair: Pair) -> None:
+    async with pair.one.open() as channel:
+        await channel.send(b"message")
+
+
+async def abort_at_once(pair: Pair) -> None:
+    async with pair.one.open() as channel:
+        await channel.send(bytes(1000))
+        channel.abort()
+
+
+async def many(pair: Pair, cycle: Cycle, count: int) -> None:
+    """Cycle after cycle; every so often all that is on its way comes to its end."""
+    for number in range(count):
+        await cycle(pair)
+        if number % 50 == 0:
+            await at_rest()
+    await at_rest()
+
+
+@pytest.mark.parametrize("cycle", [echo, echo_bytes, ask, close_at_once, abort_at_once])
+async def test_nothing_is_left_of_channels_that_ended(cycle: Cycle) -> None:
+    async with sessions() as pair, trio.open_nursery() as nursery:
+        nursery.start_soon(echo_each, pair.other)
+        nursery.start_soon(answer_each, pair.other)
+        await many(pair, cycle, 50)
+        tasks, before = tasks_alive(), held()
+        await many(pair, cycle, 300)
+        assert tasks_alive() == tasks
+        assert held() == before
+        for session in (pair.one, pair.other):
+            assert session.connection.engine.channels == 0
+            assert len(session.connection.senders) == len(session.connection.receivers) == 1  # the top level
+            assert session.connection.requests == {}
+        nursery.cancel_scope.cancel()
+
+
+async def test_byte_streams_may_be_closed_as_fast_as_sockets() -> None:
+    """Whoever closes one in order has broken nothing off: it does not count against `Limits.resets_burst`."""
+    async with sessions(limits=Limits(resets_burst=10, resets_per_second=1)) as pair, trio.open_nursery() as nursery:
+        nursery.start_soon(echo_each, pair.other)
+        await many(pair, echo_bytes, 50)
+        nursery.cancel_scope.cancel()
+
+
+async def growth(cycle: Cycle, warm: int, count: int) -> int:
+    """Bytes that so many cycles leave behind, after others."""
+    async with sessions() as pair, trio.open_nursery() as nursery:
+        nursery.start_soon(echo_each, pair.other)
+        await many(pair, cycle, warm)
+        tracemalloc.start()
+        try:
+            await many(pair, cycle, 50)  # what tracing itself keeps
+            gc.collect()
+            before, _ = tracemalloc.get_traced_memory()
+            await many(pair, cycle, count)
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        nursery.cancel_scope.cancel()
+    return after - before
+
+
+async def test_memory_does_not_grow_with_the_channels_that_were() -> None:
+    assert await growth(echo, warm=100, count=250) <= 64 * KIB // 20
+
+
+@pytest.mark.soak
+async def test_memory_does_not_grow_with_ten_thousand_channels_that_were() -> None:
+    assert await growth(echo, warm=5000, count=5000) <= 64 * KIB
+
+
+# --- sessions
+
+
+async def talk_and_leave() -> None:
+    async with sessions() as pair, trio.open_nursery() as nursery:
+        nursery.start_soon(echo_each, pair.other)
+        await echo(pair)
+        nursery.cancel_scope.cancel()
+
+
+async def leave_by_an_error() -> None:
+    with suppress(ValueError, LinkLost):
+        async with sessions() as pair, pair.one.open() as channel:
+            await channel.send(b"unread")
+            raise ValueError
+
+
+async def be_cancelled() -> None:
+    with trio.CancelScope() as scope:
+        async with sessions() as pair, pair.one.open() as channel:
+            await channel.send(b"unread")
+            scope.cancel()
+            await trio.lowlevel.checkpoint()
+
+
+async def lose_the_link() -> None:
+    async with rough_sessions() as pair, pair.one.open() as channel, pair.one.open_request():
+        await channel.send(b"unread")
+        cut(pair)
+
+
+async def linger_in_vain() -> None:
+    """The peer takes no leave."""
+    here, _there = memory.pair()
+    async with bpmux.session(here, linger=1):
+        pass
+
+
+@pytest.mark.parametrize("use", [talk_and_leave, leave_by_an_error, be_cancelled, lose_the_link, linger_in_vain])
+async def test_nothing_is_left_of_a_hundred_sessions_however_they_ended(
+    use: Callable[[], Awaitable[None]], autojump_clock: MockClock
+) -> None:
+    async def use_some(count: int) -> None:
+        for _ in range(count):
+            with suppress(LinkLost):
+                await use()
+
+    await use_some(1)
+    tasks, before = tasks_alive(), held()
+    await use_some(100)
+    assert tasks_alive() == tasks
+    assert held() == before
+
+
+async def test_a_session_that_was_left_dies() -> None:
+    references: list[weakref.ref[object]] = []
+
+    async def use() -> None:
+        async with sessions() as pair, trio.open_nursery() as nursery:
+            nursery.start_soon(echo_each, pair.other)
+            await echo(pair)
+            for session in (pair.one, pair.other):
+                connection = session.connection
+                references.extend(map(weakref.ref, (session, connection, connection.engine, connection.pump)))
+            nursery.cancel_scope.cancel()
+
+    await use()
+    gc.collect()
+    assert [reference() for reference in references if reference() is not None] == []
+
+
+# --- descriptors
+
+
+async def use_by_url(url: str) -> None:
+    async with muxkit.connect(url) as session, session.open() as channel:
+        await channel.send(b"message")
+        assert await channel.receive() == b"message"
+
+
+async def be_cancelled_by_url(url: str) -> None:
+    with trio.CancelScope() as scope:
+        async with muxkit.connect(url) as session, session.open() as channel:
+            await channel.send(b"message")
+            scope.cancel()
+            await channel.receive()
+
+
+@pytest.mark.skipif(not DESCRIPTORS.exists(), reason="counts descriptors in /proc")
+@pytest.mark.parametrize("use", [use_by_url, be_cancelled_by_url])
+async def test_no_descriptor_is_left_of_a_hundred_connections(use: Callable[[str], Awaitable[None]]) -> None:
+    served = 0
+    changed = trio.lowlevel.ParkingLot()
+
+    async def serve(stream: trio.abc.Stream) -> None:
+        nonlocal served
+        with suppress(LinkLost):
+            async with bpmux.session(stream) as session:
+                await echo_each(session)
+        served += 1
+        changed.unpark_all()
+
+    async def use_some(count: int) -> None:
+        until = served + count
+        async with trio.open_nursery() as clients:
+            for _ in range(count):
+                clients.start_soon(use, f"bpmux+tcp://{address}")
+        while served < until:
+            await changed.park()
+        await at_rest()
+
+    async with trio.open_nursery() as nursery:
+        (address,) = await nursery.start(tcp.serve, serve)
+        await use_some(1)
+        tasks, before = tasks_alive(), descriptors()
+        for _ in range(5):
+            await use_some(20)
+        assert descriptors() == before
+        assert tasks_alive() == tasks
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,107 @@
+"""Halves over a window in memory instead of a protocol, so that the runtime can be tried by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+import trio.testing
+
+from muxkit import ChannelStopped, LinkLost, LocalProtocolError
+from muxkit.runtime import ReceiveHalf, Room, SendHalf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LARGEST = 1_000_000
+
+
+class Outbox:
+    """What waits for the transport; `drain` is the transport taking it."""
+
+    def __init__(self, limit: int = 1000) -> None:
+        self.used = 0
+        self.limit = limit
+        self.room = Room(limit, lambda: self.used)
+        self.rung = 0
+
+    def drain(self, size: int | None = None) -> None:
+        self.used -= self.used if size is None else min(size, self.used)
+        self.room.release()
+
+    def ring(self) -> None:
+        self.rung += 1
+
+
+class WindowedSend(SendHalf):
+    """Sends into a list, as far as a window of bytes allows; a message larger than the window goes in by itself."""
+
+    def __init__(self, outbox: Outbox, credit: int = 1000, deliver: Callable[[bytes], None] | None = None) -> None:
+        super().__init__(outbox.room, outbox.ring)
+        self.outbox = outbox
+        self.credit = credit
+        self.sent: list[bytes] = []
+        self.watched = False
+        self.log: list[str] = []
+        self._deliver = deliver
+
+    def grant(self, amount: int) -> None:
+        self.credit += amount
+        if self.watched:
+            self.watched = False
+            self.poke()
+
+    def admits(self, size: int) -> bool:
+        return size <= self.credit
+
+    def watch(self, size: int) -> None:
+        self.watched = True
+
+    def _push(self, message: bytes) -> None:
+        if not self.admits(len(message)):
+            raise LocalProtocolError(f"{len(message)} bytes against {self.credit}")
+        self.credit -= len(message)
+        self.outbox.used += len(message)
+        self.sent.append(message)
+        if self._deliver is not None:
+            self._deliver(message)
+
+    def check_size(self, size: int) -> None:
+        if size > LARGEST:
+            raise LocalProtocolError(f"{size} bytes against {LARGEST}")
+
+    def _finish(self, payload: bytes) -> None:
+        self.log.append(f"finish {payload!r}")
+
+    def _abort(self) -> None:
+        self.log.append("abort")
+        self.outbox.used = 0
+
+
+class PlainReceive(ReceiveHalf):
+    """Receives what the test delivers."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.consumed = 0
+        self.was_stopped = False
+        self.on_consumed: Callable[[int], None] = lambda size: None
+
+    def _consumed(self, size: int) -> None:
+        self.consumed += size
+        self.on_consumed(size)
+
+    def _stop(self) -> None:
+        self.was_stopped = True
+
+
+def lost() -> Exception:
+    return LinkLost("cut", by="network")
+
+
+def stopped() -> Exception:
+    return ChannelStopped("no more")
+
+
+async def at_rest() -> None:
+    await trio.testing.wait_all_tasks_blocked()

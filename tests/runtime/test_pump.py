@@ -1,0 +1,409 @@
+"""Does the pump move bytes in order, never block one direction on the other, and end in one place?"""
+
+from __future__ import annotations
+
+import math
+import random
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+import trio
+import trio.testing
+
+from muxkit import LinkLost
+from muxkit.runtime import StreamPump
+from muxkit.testing import weather_pair
+from muxkit_adapters import memory
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from muxkit.core import Buffer
+
+Link = trio.abc.Stream
+
+
+class Lines:
+    """An engine that gives what came as events and sends what it is told; `echo` sends it back."""
+
+    def __init__(self, *, echo: bool = False) -> None:
+        self.echo = echo
+        self.out: list[Buffer] = []
+        self.pending: list[bytes] = []
+        self.deadline: float | None = None
+        self.called_at: list[float] = []
+        self.fed: list[int] = []
+        self.events_from = 100_000  # larger pieces are one event, others one for each byte
+
+    def receive_bytes(self, data: bytes, now: float) -> None:
+        self.fed.append(len(data))
+        self.pending += [data] if len(data) > self.events_from else [bytes([byte]) for byte in data]
+        if self.echo:
+            self.out.append(data)
+
+    def receive_eof(self, now: float) -> None:
+        self.pending.append(b"eof")
+
+    def events(self) -> Sequence[bytes]:
+        events, self.pending = self.pending, []
+        return events
+
+    def next_deadline(self) -> float | None:
+        return self.deadline
+
+    def handle_deadline(self, now: float) -> None:
+        self.called_at.append(now)
+        self.deadline = None
+
+    def has_output(self) -> bool:
+        return bool(self.out)
+
+    def buffers_to_send(self, limit: int) -> list[Buffer]:
+        buffers, self.out = self.out, []
+        return buffers
+
+
+class Running:
+    """A pump at work on one end, and what it told."""
+
+    def __init__(self, link: Link, engine: Lines, observer: Watcher | None = None) -> None:
+        self.engine = engine
+        self.got: list[bytes] = []
+        self.written = 0
+        self.losses = 0
+        self.on_event: Callable[[bytes], None] = lambda event: None
+        self.pump: StreamPump[bytes] = StreamPump(
+            link,
+            engine,
+            on_events=self._take,
+            on_written=self._count,
+            on_lost=self._lose,
+            queued=lambda: sum(map(len, engine.out)),
+            observer=observer,
+        )
+
+    def _take(self, events: Sequence[bytes]) -> None:
+        for event in events:
+            self.got.append(event)
+            self.on_event(event)
+
+    def _count(self) -> None:
+        self.written += 1
+
+    def _lose(self) -> None:
+        self.losses += 1
+
+    def send(self, data: bytes) -> None:
+        self.engine.out.append(data)
+        self.pump.ring()
+
+
+class Watcher:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[str, bytes] = {"in": b"", "out": b""}
+        self.errors: list[BaseException] = []
+
+    def frame(self, direction: str, channel: str, name: str, size: int) -> None: ...
+    def credit(self, direction: str, channel: str, amount: int) -> None: ...
+    def state(self, channel: str, state: str) -> None: ...
+    def timer(self, name: str) -> None: ...
+
+    def error(self, error: BaseException) -> None:
+        self.errors.append(error)
+
+    def transport(self, direction: Literal["in", "out"], data: bytes | memoryview) -> None:
+        self.bytes[direction] += data
+
+
+@asynccontextmanager
+async def running(link: Link, engine: Lines | None = None, observer: Watcher | None = None) -> AsyncIterator[Running]:
+    async with trio.open_nursery() as nursery:
+        run = Running(link, engine or Lines(), observer)
+        nursery.start_soon(run.pump.run)
+        yield run
+        nursery.cancel_scope.cancel()
+
+
+class Slow(trio.abc.Stream):
+    """A stream without the nowait path, whose every step the test can see; a write waits until it is let through."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.let_through = trio.Semaphore(0)
+        self.incoming_send, self.incoming = trio.open_memory_channel[bytes](math.inf)
+        self.was_closed = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self.let_through.acquire()
+        self.writes.append(bytes(data))
+
+    async def wait_send_all_might_not_block(self) -> None: ...
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return await self.incoming.receive()
+
+    async def aclose(self) -> None:
+        self.was_closed = True
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_quiet_link_is_written_to_at_once() -> None:
+    here, there = memory.pair()
+    async with running(here) as run:
+        await trio.testing.wait_all_tasks_blocked()
+        run.send(b"now")
+        assert await there.receive_some() == b"now"
+        assert run.pump.bytes_sent == 3
+
+
+async def test_what_the_link_does_not_take_at_once_is_written_later_and_in_order() -> None:
+    here, there = memory.pair(capacity=100)
+    async with running(here) as run:
+        await trio.testing.wait_all_tasks_blocked()
+        run.send(b"a" * 250)
+        assert run.pump.unsent == 150
+        run.send(b"b" * 50)
+        got = b""
+        while len(got) < 300:
+            got += await there.receive_some()
+        assert got == b"a" * 250 + b"b" * 50
+        await run.pump.flushed()
+        assert run.pump.unsent == 0
+
+
+async def test_what_is_ready_while_a_write_is_under_way_goes_out_as_one() -> None:
+    link = Slow()
+    async with running(link) as run:
+        run.send(b"1")
+        await trio.testing.wait_all_tasks_blocked()
+        for number in b"234":
+            run.send(bytes([number]))
+        link.let_through.release()
+        link.let_through.release()
+        await run.pump.flushed()
+        assert link.writes == [b"1", b"234"]
+
+
+async def test_senders_hear_that_bytes_left_the_engine_while_the_link_still_writes() -> None:
+    link = Slow()
+    async with running(link) as run:
+        run.send(b"1")
+        await trio.testing.wait_all_tasks_blocked()
+        assert run.written >= 1
+        assert not link.writes
+
+
+async def test_flushed_waits_for_the_writer_as_well() -> None:
+    link = Slow()
+    async with running(link) as run, trio.open_nursery() as nursery:
+        run.send(b"1")
+        await trio.testing.wait_all_tasks_blocked()
+        assert not run.engine.out
+        with trio.move_on_after(0.01) as scope:
+            await run.pump.flushed()
+        assert scope.cancelled_caught
+        nursery.start_soon(run.pump.flushed)
+        link.let_through.release()
+
+
+async def test_flushed_returns_when_the_link_is_lost() -> None:
+    link = Slow()
+    async with running(link) as run, trio.open_nursery() as nursery:
+        run.send(b"1")
+        nursery.start_soon(run.pump.flushed)
+        await trio.testing.wait_all_tasks_blocked()
+        run.pump.lose("cut", by="network")
+
+
+@pytest.mark.requirement("R-03")
+async def test_the_reader_goes_on_while_the_writer_is_stuck() -> None:
+    link = Slow()
+    async with running(link, Lines(echo=True)) as run:
+        for number in range(100):
+            link.incoming_send.send_nowait(bytes([number]))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(run.got) == 100
+
+
+async def test_what_handling_an_event_leads_to_is_told_as_well() -> None:
+    here, there = memory.pair()
+    async with running(here) as run:
+
+        def react(event: bytes) -> None:
+            if event == b"a":
+                run.engine.pending.append(b"consequence")
+
+        run.on_event = react
+        await trio.testing.wait_all_tasks_blocked()
+        await there.send_all(b"a")
+        await trio.testing.wait_all_tasks_blocked()
+        assert run.got == [b"a", b"consequence"]
+
+
+async def test_the_end_of_the_stream_is_the_end_also_if_the_engine_says_nothing() -> None:
+    here, there = memory.pair()
+    async with running(here) as run:
+        await there.send_eof()
+        await run.pump.hung_up.wait()
+        assert run.got == [b"eof"]
+        assert run.pump.loss().by == "peer"
+        assert run.losses == 1
+
+
+@pytest.mark.requirement("R-39")
+async def test_the_first_reason_counts_and_is_told_once() -> None:
+    here, _there = memory.pair(name="here")
+    async with running(here) as run:
+        await trio.testing.wait_all_tasks_blocked()
+        run.engine.out.append(b"123")
+        cause = OSError("cable")
+        run.pump.lose("first", by="network", cause=cause)
+        run.pump.lose("second", by="peer")
+        loss = run.pump.loss()
+        assert (loss.reason, loss.by, loss.peer, loss.unsent) == ("first", "network", "mem here", 3)
+        assert loss.after is not None
+        assert loss.__cause__ is cause
+        assert str(loss) == f"mem here: first, {loss.after:.1f} s after it began; 3 bytes were not sent"
+        assert run.pump.loss() is not loss
+        assert run.losses == 1
+
+
+async def test_a_lost_link_is_closed() -> None:
+    link = Slow()
+    async with trio.open_nursery() as nursery:
+        run = Running(link, Lines())
+        nursery.start_soon(run.pump.run)
+        await trio.testing.wait_all_tasks_blocked()
+        run.pump.lose("cut", by="network")
+    assert link.was_closed
+
+
+async def test_nothing_is_written_behind_our_end() -> None:
+    here, there = memory.pair()
+    async with running(here, Lines(echo=True)) as run, trio.open_nursery() as nursery:
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(run.pump.hang_up)
+        await there.send_all(b"an answer, please")
+        await trio.testing.wait_all_tasks_blocked()
+        assert not run.pump.is_lost
+        assert await there.receive_some() == b""
+        await there.aclose()
+
+
+async def test_hanging_up_a_link_without_half_close_closes_it() -> None:
+    link = Slow()
+    async with running(link) as run:
+        await trio.testing.wait_all_tasks_blocked()
+        await run.pump.hang_up()
+        assert link.was_closed
+        assert run.pump.loss().reason == "we hung up"
+        await run.pump.hang_up()
+
+
+async def test_a_deadline_is_called_when_it_comes(autojump_clock: trio.testing.MockClock) -> None:
+    here, _there = memory.pair()
+    engine = Lines()
+    engine.deadline = trio.current_time() + 7
+    async with running(here, engine):
+        await trio.sleep(100)
+        assert engine.called_at == [pytest.approx(trio.current_time() - 93)]
+
+
+async def test_a_deadline_may_come_nearer_because_of_what_arrived(autojump_clock: trio.testing.MockClock) -> None:
+    here, there = memory.pair()
+    engine = Lines()
+    async with running(here, engine) as run:
+        await trio.sleep(1)
+        start = trio.current_time()
+
+        def react(event: bytes) -> None:
+            engine.deadline = start + {b"a": 50, b"b": 5}[event]
+
+        run.on_event = react
+        await there.send_all(b"a")
+        await trio.sleep(1)
+        await there.send_all(b"b")
+        await trio.sleep(100)
+        assert engine.called_at == [pytest.approx(start + 5)]
+
+
+@pytest.mark.requirement("R-52")
+async def test_a_clock_that_jumps_calls_each_deadline_once(mock_clock: trio.testing.MockClock) -> None:
+    here, _there = memory.pair()
+    engine = Lines()
+    engine.deadline = trio.current_time() + 20
+    async with running(here, engine):
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(3600)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(engine.called_at) == 1
+
+
+@pytest.mark.requirement("R-27")
+async def test_a_flood_of_events_is_taken_in_slices_with_a_yield_between() -> None:
+    here, there = memory.pair(capacity=1_000_000)
+    engine = Lines()
+    async with running(here, engine) as run:
+        others = 0
+
+        async def count() -> None:
+            nonlocal others
+            while True:
+                others += 1
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                await there.send_all(bytes(90_000))
+            nursery.start_soon(count)
+            while sum(engine.fed) < 900_000:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        assert len(run.got) == 900_000
+        assert max(engine.fed) <= 64 * 1024
+        assert engine.fed[-2] <= 4096
+        assert others >= 100
+
+
+@pytest.mark.seeds(20, soak=500)
+async def test_slices_of_any_size_give_every_byte_once(seed: int) -> None:
+    dice = random.Random(seed)
+    here, there = memory.pair(capacity=1_000_000)
+    engine = Lines()
+    async with running(here, engine) as run:
+        sent = b""
+        for _ in range(30):
+            # Few events and many, so that slices shrink and grow again within what was read.
+            engine.events_from = dice.choice((1, 10**9))
+            data = dice.randbytes(dice.choice((10, 5000, 70_000, 300_000)))
+            sent += data
+            await there.send_all(data)
+            await trio.testing.wait_all_tasks_blocked()
+        assert b"".join(run.got) == sent
+
+
+async def test_an_observer_sees_the_bytes_and_the_loss_of_the_link() -> None:
+    here, there = weather_pair(1)
+    watcher = Watcher()
+    async with running(here, observer=watcher) as run:
+        run.send(b"out")
+        assert await there.receive_some(1)
+        there.reset()
+        await run.pump.hung_up.wait()
+    assert watcher.bytes["out"] == b"out"
+    (error,) = watcher.errors
+    assert isinstance(error, LinkLost)
+
+
+async def test_both_sides_may_push_over_a_link_that_takes_nothing_until_it_is_read() -> None:
+    one, other = trio.testing.lockstep_stream_pair()
+    async with running(one) as here, running(other) as there:
+        for _ in range(50):
+            here.send(bytes(10_000))
+            there.send(bytes(10_000))
+            await trio.lowlevel.checkpoint()
+        while len(here.got) < 500_000 or len(there.got) < 500_000:
+            await trio.testing.wait_all_tasks_blocked()

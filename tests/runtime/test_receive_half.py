@@ -1,0 +1,278 @@
+"""Does a receiving half lose nothing, whoever is cancelled, and end when it should?"""
+
+from __future__ import annotations
+
+import random
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+import trio.testing
+
+from muxkit import LinkLost
+from muxkit.core import Receiving
+from muxkit.testing import cancel_sweep
+
+from ._halves import PlainReceive, at_rest, lost
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+
+async def test_messages_come_in_order_and_are_counted_when_taken() -> None:
+    source = PlainReceive()
+    for message in (b"1", b"22", b""):
+        source.deliver(message)
+    assert source.unread == 3
+    assert source.consumed == 0
+    assert await source.receive() == b"1"
+    assert source.consumed == 1
+    assert await source.receive_many() == [b"22", b""]
+    assert source.consumed == 3
+
+
+async def test_receive_many_gives_at_most_so_many() -> None:
+    source = PlainReceive()
+    for message in (b"1", b"2", b"3"):
+        source.deliver(message)
+    assert await source.receive_many(limit=2) == [b"1", b"2"]
+    assert await source.receive_many(limit=2) == [b"3"]
+    with pytest.raises(ValueError, match="limit=0"):
+        await source.receive_many(limit=0)
+
+
+async def test_those_who_wait_are_served_in_the_order_in_which_they_came() -> None:
+    source = PlainReceive()
+    got: dict[int, bytes] = {}
+
+    async def receive(number: int) -> None:
+        got[number] = await source.receive()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(10):
+            nursery.start_soon(receive, number)
+            await at_rest()
+        for number in range(10):
+            source.deliver(b"%d" % number)
+    assert got == {number: b"%d" % number for number in range(10)}
+
+
+async def test_a_newcomer_does_not_take_what_is_on_its_way_to_another() -> None:
+    source = PlainReceive()
+    got: list[bytes] = []
+
+    async def receive() -> None:
+        got.append(await source.receive())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        await at_rest()
+        source.deliver(b"first")
+        with trio.move_on_after(0) as scope:
+            await source.receive()
+        assert scope.cancelled_caught
+    assert got == [b"first"]
+
+
+@pytest.mark.requirement("R-33")
+@pytest.mark.seeds(10, soak=100)
+async def test_a_cancelled_receive_took_nothing(seed: int) -> None:
+    dice, source, wanted = random.Random(seed), PlainReceive(), 1000
+    got: list[bytes] = []
+
+    async def receive() -> None:
+        while len(got) < wanted:
+            with trio.CancelScope() as scope:
+                throw = dice.random()
+                if throw < 0.2:
+                    scope.cancel()
+                elif throw < 0.7:
+                    nursery.start_soon(cancel, scope)
+                if throw < 0.5:
+                    got.append(await source.receive())
+                else:
+                    got.extend(await source.receive_many(limit=dice.choice((None, 3))))
+
+    async def cancel(scope: trio.CancelScope) -> None:
+        for _ in range(dice.randrange(3)):
+            await trio.lowlevel.checkpoint()
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        for number in range(wanted):
+            source.deliver(b"%d" % number)
+            if dice.random() < 0.6:
+                await trio.lowlevel.checkpoint()
+    assert got == [b"%d" % number for number in range(wanted)]
+    assert source.consumed == sum(map(len, got))
+
+
+@pytest.mark.requirement("R-31")
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_receive_cancelled_at_any_step_loses_nothing(many: bool) -> None:
+    @asynccontextmanager
+    async def scenario() -> AsyncIterator[Callable[[], Awaitable[object]]]:
+        source = PlainReceive()
+        got: list[bytes] = []
+
+        async def receive() -> None:
+            got.extend(await source.receive_many() if many else [await source.receive()])
+
+        async with trio.open_nursery() as nursery:
+
+            async def deliver() -> None:
+                await at_rest()
+                source.deliver(b"1")
+                source.deliver(b"2")
+
+            nursery.start_soon(deliver)
+            yield receive
+        while len(got) < 2:
+            got.append(await source.receive())
+        assert got == [b"1", b"2"]
+
+    assert await cancel_sweep(scenario) >= 1
+
+
+async def test_the_end_comes_behind_the_last_message() -> None:
+    source = PlainReceive()
+    source.deliver(b"last")
+    source.ended(trio.EndOfChannel)
+    assert source.state.value == Receiving.DRAINING.value
+    assert [message async for message in source] == [b"last"]
+    assert source.state.value == Receiving.CLOSED.value
+    with pytest.raises(trio.EndOfChannel):
+        await source.receive()
+
+
+@pytest.mark.requirement("R-39")
+async def test_a_loss_comes_behind_the_last_message_and_wakes_everybody() -> None:
+    source = PlainReceive()
+    source.deliver(b"last")
+    source.ended(lost)
+    assert await source.receive() == b"last"
+    for call in (source.receive, source.receive_many):
+        with pytest.raises(LinkLost):
+            await call()
+
+    source = PlainReceive()
+
+    async def receive() -> None:
+        with pytest.raises(LinkLost):
+            await source.receive()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(receive)
+        await at_rest()
+        source.ended(lost)
+
+
+async def test_the_first_end_counts() -> None:
+    source = PlainReceive()
+    source.ended(trio.EndOfChannel)
+    source.ended(lost)
+    with pytest.raises(trio.EndOfChannel):
+        await source.receive()
+
+
+@pytest.mark.parametrize("over", [lambda source: source.ended(lost), PlainReceive.close])
+async def test_a_message_handed_over_before_the_end_still_arrives(over: Callable[[PlainReceive], None]) -> None:
+    source = PlainReceive()
+    got: list[bytes] = []
+
+    async def receive() -> None:
+        got.append(await source.receive())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        await at_rest()
+        source.deliver(b"late")
+        over(source)
+    assert got == [b"late"]
+
+
+async def test_closing_drops_what_came_and_tells_the_peer() -> None:
+    source = PlainReceive()
+    source.deliver(b"123")
+    source.close()
+    assert source.was_stopped
+    assert source.consumed == 3
+    source.deliver(b"45")
+    assert source.consumed == 5
+    source.close()
+    await source.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        await source.receive()
+
+
+async def test_closing_wakes_those_who_wait() -> None:
+    source = PlainReceive()
+
+    async def receive() -> None:
+        with pytest.raises(trio.ClosedResourceError):
+            await source.receive()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        await at_rest()
+        await source.aclose()
+
+
+async def test_closing_behind_the_end_tells_nobody() -> None:
+    source = PlainReceive()
+    source.deliver(b"123")
+    source.ended(trio.EndOfChannel)
+    source.close()
+    assert not source.was_stopped
+    assert source.state.value == Receiving.CLOSED.value
+
+
+@pytest.mark.requirement("R-34")
+async def test_a_half_yields_at_the_latest_in_every_64th_call() -> None:
+    source = PlainReceive()
+    others = 0
+
+    async def count() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        for _ in range(640):
+            source.deliver(b"")
+        for _ in range(640):
+            await source.receive()
+        assert others >= 9
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.requirement("R-34")
+async def test_every_call_that_fails_or_gives_many_is_a_checkpoint() -> None:
+    source = PlainReceive()
+    source.deliver(b"x")
+    with trio.testing.assert_checkpoints():
+        await source.receive_many()
+    source.ended(trio.EndOfChannel)
+    for call in (source.receive, source.receive_many):
+        with trio.testing.assert_checkpoints(), pytest.raises(trio.EndOfChannel):
+            await call()
+    with trio.testing.assert_checkpoints():
+        await source.aclose()
+
+
+@pytest.mark.requirement("R-34")
+async def test_a_cancellation_is_noticed_in_every_call() -> None:
+    source = PlainReceive()
+    source.deliver(b"x")
+    for call in (source.receive, source.receive_many):
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await partial(call)()
+        assert scope.cancelled_caught
+    assert source.unread == 1

@@ -1,0 +1,118 @@
+"""Are plugins found as entry points of installed packages, and is what is wrong with them said by name?"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import muxkit
+from muxkit._plugins import PROTOCOLS, TRANSPORTS, Plugin, PluginError, installed, load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Makes real distributions: a folder on the path with a module and its metadata."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = set(sys.modules)
+
+    def make(package: str, *entries: str, code: str = "", group: str = "transports", metadata: bool = True) -> None:
+        (tmp_path / f"{package}.py").write_text(code, encoding="utf-8")
+        info = tmp_path / f"{package}-1.0.dist-info"
+        info.mkdir()
+        if metadata:
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n", encoding="utf-8")
+        lines = "\n".join((f"[muxkit.{group}]", *entries, ""))
+        (info / "entry_points.txt").write_text(lines, encoding="utf-8")
+        importlib.invalidate_caches()
+
+    yield make
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+GOOD = "class T:\n    def connect(self): ...\n    def serve(self): ...\ntransport = T()\n"
+
+
+def test_our_own_plugins_come_in_through_the_same_door() -> None:
+    from muxkit.protocols import bpmux
+    from muxkit_adapters import tcp
+
+    assert load(PROTOCOLS, "bpmux") is bpmux.protocol
+    assert load(TRANSPORTS, "tcp") is tcp.transport
+
+
+def test_a_strangers_transport_works_the_day_it_is_installed(install: Install) -> None:
+    install("stranger", "pigeon = stranger:transport", code=GOOD)
+    assert type(load(TRANSPORTS, "pigeon")).__name__ == "T"
+    assert Plugin("transport", "pigeon", "stranger", "stranger:transport", None) in installed()
+
+
+def test_a_missing_plugin_says_what_there_is() -> None:
+    with pytest.raises(PluginError, match=r"no transport 'carrier'; there are: .*mem.*tcp.*'muxkit.transports'"):
+        load(TRANSPORTS, "carrier")
+    with pytest.raises(PluginError, match=r"no protocol 'nope'; there are: .*bpmux"):
+        load(PROTOCOLS, "nope")
+
+
+def test_a_name_that_is_taken_twice_names_both_packages(install: Install) -> None:
+    install("loft_one", "pigeon = loft_one:transport", code=GOOD)
+    install("loft_two", "pigeon = loft_two:transport", code=GOOD)
+    with pytest.raises(PluginError, match="'pigeon' is offered by loft_one and loft_two; uninstall all but one"):
+        load(TRANSPORTS, "pigeon")
+    problems = [plugin.problem for plugin in installed() if plugin.name == "pigeon"]
+    assert problems == ["offered by loft_one and loft_two"] * 2
+
+
+def test_a_package_cannot_take_one_of_our_names(install: Install) -> None:
+    install("usurper", "tcp = usurper:transport", code=GOOD)
+    with pytest.raises(PluginError, match="'tcp' is offered by muxkit and usurper"):
+        load(TRANSPORTS, "tcp")
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("other = 1\n", "AttributeError: .*has no attribute 'transport'"),
+        ("transport = (\n", "SyntaxError"),
+        ("1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("raise RuntimeError('no wings')\n", "RuntimeError: no wings"),
+        ("transport = object()\n", "has no connect and no serve"),
+        ("class transport:\n    connect = None\n", "has no serve"),
+    ],
+)
+def test_a_broken_plugin_names_its_package_and_what_is_wrong(install: Install, code: str, problem: str) -> None:
+    install("hurt", "pigeon = hurt:transport", code=code)
+    with pytest.raises(PluginError, match=f"the transport 'pigeon' of hurt is broken: hurt:transport .*{problem}"):
+        load(TRANSPORTS, "pigeon")
+    (plugin,) = (plugin for plugin in installed() if plugin.name == "pigeon")
+    assert plugin.problem is not None
+
+
+def test_a_protocol_needs_a_session_and_its_options(install: Install) -> None:
+    install("odd", "odd = odd:protocol", code="class protocol: ...\n", group="protocols")
+    with pytest.raises(PluginError, match="has no session and no options"):
+        load(PROTOCOLS, "odd")
+
+
+def test_a_package_with_damaged_metadata_does_not_hide_the_others(install: Install) -> None:
+    install("nameless", "pigeon = nameless:transport", code=GOOD, metadata=False)
+    assert {plugin.name for plugin in installed()} >= {"tcp", "mem", "bpmux"}
+
+
+def test_a_broken_plugin_does_not_keep_others_from_working(install: Install) -> None:
+    install("hurt", "pigeon = hurt:transport", code="1 / 0\n")
+    assert load(TRANSPORTS, "mem")
+
+
+def test_the_error_is_one_of_muxkits() -> None:
+    assert issubclass(PluginError, muxkit.MuxError)
