@@ -15,7 +15,7 @@ hypothesis.settings.register_profile("ci", derandomize=True, database=None, dead
 hypothesis.settings.register_profile(
     "nightly",
     deadline=None,
-    max_examples=10_000,
+    max_examples=1000,
     print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
