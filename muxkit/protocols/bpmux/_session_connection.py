@@ -48,15 +48,20 @@ class Answered(Protocol):
     def failed(self, error: Callable[[], Exception]) -> None: ...
 
 
+def _ended_before_the_pong() -> Exception:
+    return ChannelStopped("the channel ended before the answer to the ping came")
+
+
 class _Ping:
     """One ping on its way; those that the engine sends by itself have nobody who waits."""
 
-    __slots__ = ("answer", "sent_at", "took")
+    __slots__ = ("answer", "error", "sent_at", "took")
 
     def __init__(self, answer: trio.Event | None) -> None:
         self.answer = answer
         self.sent_at = trio.current_time()
         self.took: float | None = None
+        self.error: Callable[[], Exception] = _ended_before_the_pong
 
 
 class Connection:
@@ -123,10 +128,9 @@ class Connection:
         ping = self._expect_pong(entity, answer)
         self.ring()
         await answer.wait()
-        if ping.took is not None:
-            return ping.took
-        self.raise_if_lost()
-        raise ChannelStopped("the channel ended before the answer to the ping came")
+        if ping.took is None:
+            raise ping.error()
+        return ping.took
 
     def _expect_pong(self, entity: Entity, answer: trio.Event | None) -> _Ping:
         ping = _Ping(answer)
@@ -163,12 +167,13 @@ class Connection:
         for request in [*self.requests.values()]:
             request.failed(loss)
         for entity in [*self._pings]:
-            self._forget_pings(entity)
+            self._forget_pings(entity, loss)
         self._on_goodbye(loss)
         self.gone.unpark_all()
 
-    def _forget_pings(self, entity: Entity) -> None:
+    def _forget_pings(self, entity: Entity, error: Callable[[], Exception] = _ended_before_the_pong) -> None:
         for ping in self._pings.pop(entity, ()):
+            ping.error = error
             if ping.answer is not None:
                 ping.answer.set()
 

@@ -343,50 +343,6 @@ async def test_a_peer_that_breaks_the_rules_is_the_cause() -> None:
     assert isinstance(caught.value.__cause__, RemoteProtocolError)
 
 
-@pytest.mark.requirement("R-36")
-async def test_a_blocks_own_error_comes_out_bare_and_the_link_is_closed() -> None:
-    here, there = memory.pair()
-    error = ValueError("mine")
-    with pytest.raises(ValueError, match="mine") as caught:
-        async with bpmux.session(here) as session, session.open():
-            raise error
-    assert caught.value is error
-    assert here._closed
-    assert await there.receive_some() == b"" or await there.receive_some() == b""
-
-
-@pytest.mark.requirement("R-36")
-async def test_a_time_limit_around_the_block_is_just_that(autojump_clock: MockClock) -> None:
-    with trio.move_on_after(3) as scope:
-        async with sessions() as pair, pair.one.open() as channel:
-            await channel.receive()
-    assert scope.cancelled_caught
-
-
-@pytest.mark.requirement("R-36")
-async def test_an_interrupt_comes_out_bare_from_the_block_and_from_the_pump() -> None:
-    async def interrupt_the_block() -> None:
-        async with bpmux.session(memory.pair()[0]):
-            await trio.lowlevel.checkpoint()
-            raise KeyboardInterrupt
-
-    class Interrupting(memory.MemoryStream):
-        async def receive_some(self, max_bytes: int | None = None) -> bytes:
-            await super().receive_some(max_bytes)
-            raise KeyboardInterrupt
-
-    async def interrupt_the_pump() -> None:
-        here, there = memory.pair()
-        here.__class__ = Interrupting
-        await there.send_all(b"x")
-        async with bpmux.session(here) as session:
-            await session.receive()
-
-    for interrupted in (interrupt_the_block, interrupt_the_pump):
-        with pytest.raises(KeyboardInterrupt):
-            await interrupted()
-
-
 @pytest.mark.requirement("R-41")
 async def test_what_came_before_the_loss_can_still_be_read(autojump_clock: MockClock) -> None:
     async with rough_sessions() as pair, pair.one.open_sink() as sink:
