@@ -1,12 +1,17 @@
 """What holds for the whole suite: Hypothesis profiles, seeds, and the ids that marks may name."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 
 from tests.conformance import MARKS, known_ids
+
+# A shell starts what it runs in the background with interrupts ignored, and every child would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOAK = os.environ.get("MUXKIT_SOAK", "") not in ("", "0")
 
