@@ -259,6 +259,12 @@ class Server:
         self._kept = [said for said in self._kept if key not in said]
         return found
 
+    def forget(self, port: int) -> None:
+        """A new peer has this port: what was said of an earlier one that had it is no answer about this one."""
+        while not self._said.empty():
+            self._kept.append(self._said.get_nowait())
+        self._kept = [said for said in self._kept if port not in (said.get("over"), said.get("left"))]
+
     async def over(self, peer: Raw) -> dict[str, Any]:
         """How the session with this peer was lost."""
         return await trio.to_thread.run_sync(self.hear, "over", peer.port)
@@ -420,7 +426,9 @@ class Raw:
 @asynccontextmanager
 async def attacker(server: Server, port: int | None = None) -> AsyncGenerator[Raw, None]:
     async with await trio.open_tcp_stream("127.0.0.1", port or server.port) as stream:
-        yield Raw(stream)
+        peer = Raw(stream)
+        server.forget(peer.port)
+        yield peer
 
 
 class Friend:
