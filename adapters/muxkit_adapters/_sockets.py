@@ -34,6 +34,11 @@ class OneAtATime:
         self._what = what
         self._busy = False
 
+    def check(self) -> None:
+        """For what does not wait, and so cannot be in here when another comes."""
+        if self._busy:
+            raise trio.BusyResourceError(f"another task is already {self._what}")
+
     def __enter__(self) -> None:
         if self._busy:
             raise trio.BusyResourceError(f"another task is already {self._what}")
@@ -76,16 +81,17 @@ class SocketStream(trio.abc.HalfCloseableStream):
         size = RECEIVE_SIZE if max_bytes is None else operator.index(max_bytes)
         if size < 1:
             raise ValueError(f"max_bytes={size}: must be at least 1")
+        sock = self._socket
         with self._receiving:
-            if self._more or self._socket.fileno() == -1:
+            if self._more or sock.fileno() == -1:
                 await trio.lowlevel.checkpoint()
             else:
-                await trio.lowlevel.wait_readable(self._socket)
+                await trio.lowlevel.wait_readable(sock)
             while True:
                 try:
-                    data = self._socket.recv(size)
+                    data = sock.recv(size)
                 except (BlockingIOError, InterruptedError):
-                    await trio.lowlevel.wait_readable(self._socket)
+                    await trio.lowlevel.wait_readable(sock)
                 except OSError as error:
                     raise self._translated(error) from error
                 else:
@@ -106,9 +112,9 @@ class SocketStream(trio.abc.HalfCloseableStream):
 
     def send_nowait(self, buffers: Buffers) -> int:
         """Write what the kernel takes now, in order; give the number of bytes, which may be 0."""
-        with self._sending:
-            self._check_sendable()
-            return self._write_some(_economical(buffers))
+        self._sending.check()
+        self._check_sendable()
+        return self._write_some(buffers if len(buffers) == 1 else _economical(buffers))
 
     async def wait_send_all_might_not_block(self) -> None:
         with self._sending:
@@ -153,12 +159,14 @@ class SocketStream(trio.abc.HalfCloseableStream):
             if not waited:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
-    def _write_some(self, pending: list[bytes | memoryview]) -> int:
+    def _write_some(self, pending: Buffers) -> int:
+        if len(pending) == 1:
+            return self._write_one(pending[0])
         total = 0
         for start in range(0, len(pending), IOV_MAX):
             batch = pending[start : start + IOV_MAX]
             try:
-                written = self._socket.send(batch[0]) if len(batch) == 1 else self._socket.sendmsg(batch)
+                written = self._socket.sendmsg(batch)
             except (BlockingIOError, InterruptedError):
                 return total
             except OSError as error:
@@ -167,6 +175,14 @@ class SocketStream(trio.abc.HalfCloseableStream):
             if written < sum(map(_size, batch)):
                 break
         return total
+
+    def _write_one(self, buffer: bytes | memoryview) -> int:
+        try:
+            return self._socket.send(buffer)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            raise self._translated(error) from error
 
     def _check_sendable(self) -> None:
         if self._socket.fileno() == -1:

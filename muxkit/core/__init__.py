@@ -7,9 +7,17 @@ from muxkit.core._cursor import encode_varint as encode_varint
 from muxkit.core._cursor import encode_varu64 as encode_varu64
 from muxkit.core._deadlines import Deadlines as Deadlines
 from muxkit.core._engine import Buffer as Buffer
-from muxkit.core._engine import CountsFrames as CountsFrames
+from muxkit.core._engine import Consumed as Consumed
+from muxkit.core._engine import DatagramEngine as DatagramEngine
 from muxkit.core._engine import Engine as Engine
+from muxkit.core._engine import Lent as Lent
+from muxkit.core._engine import MultistreamEngine as MultistreamEngine
+from muxkit.core._engine import Paced as Paced
+from muxkit.core._engine import Reset as Reset
+from muxkit.core._engine import Stop as Stop
+from muxkit.core._engine import StreamControl as StreamControl
 from muxkit.core._engine import StreamEngine as StreamEngine
+from muxkit.core._engine import StreamId as StreamId
 from muxkit.core._halves import RECEIVING as RECEIVING
 from muxkit.core._halves import SENDING as SENDING
 from muxkit.core._halves import Receiving as Receiving
@@ -17,6 +25,7 @@ from muxkit.core._halves import Sending as Sending
 from muxkit.core._halves import Step as Step
 from muxkit.core._halves import advance as advance
 from muxkit.core._halves import draw as draw
+from muxkit.core._outbox import Outbox as Outbox
 from muxkit.core._ranges import Ranges as Ranges
 from muxkit.core._ranges import serial_add as serial_add
 from muxkit.core._ranges import serial_distance as serial_distance

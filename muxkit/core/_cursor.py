@@ -126,6 +126,9 @@ def encode_varu64(number: int) -> bytes:
     """VarU64 as `Cursor.varu64` reads it, 1 to 9 bytes."""
     if 0 <= number < _VARU64_DIRECT:
         return _ONE_BYTE[number]
+    if number < 1 << 16:
+        _check_u64(number)
+        return b"\xf8%c" % number if number < 1 << 8 else b"\xf9%c%c" % (number >> 8, number & 0xFF)
     _check_u64(number)
     size = (number.bit_length() + 7) // 8
     return bytes((_VARU64_DIRECT - 1 + size,)) + number.to_bytes(size, "big")
@@ -161,10 +164,10 @@ class Pieces:
 
     def __init__(self) -> None:
         self.size = 0
-        self._pieces: list[bytes | bytearray] = []
+        self._pieces: list[bytes | bytearray | memoryview] = []
         self._tail = bytearray()
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         self.size += len(data)
         if len(data) < _COALESCE:
             self._tail += data

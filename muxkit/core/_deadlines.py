@@ -17,10 +17,11 @@ class Deadlines(Generic[TimerT]):
     is brought within ±`FURTHEST`. Costs grow with the members of the enum only.
     """
 
-    __slots__ = ("_moments",)
+    __slots__ = ("_moments", "_next")
 
     def __init__(self) -> None:
         self._moments: dict[TimerT, float] = {}
+        self._next: float | None = None  # asked for after each read, and seldom another
 
     def __contains__(self, timer: TimerT) -> bool:
         """Is it running?"""
@@ -31,14 +32,16 @@ class Deadlines(Generic[TimerT]):
         # `int` is named because compiled code refuses one that does not fit where only a float is announced.
         # The order of the arguments decides about NaN, which compares as false: it becomes FURTHEST.
         self._moments[timer] = float(max(-FURTHEST, min(FURTHEST, when)))
+        self._find_next()
 
     def stop(self, timer: TimerT) -> None:
         """Fine also if it is not running."""
-        self._moments.pop(timer, None)
+        if self._moments.pop(timer, None) is not None:
+            self._find_next()
 
     def next(self) -> float | None:
         """The earliest moment of all."""
-        return min(self._moments.values()) if self._moments else None
+        return self._next
 
     def expired(self, now: float) -> list[TimerT]:
         """The timers that are due, earliest first; they are stopped."""
@@ -46,4 +49,8 @@ class Deadlines(Generic[TimerT]):
         due.sort(key=self._moments.__getitem__)
         for timer in due:
             del self._moments[timer]
+        self._find_next()
         return due
+
+    def _find_next(self) -> None:
+        self._next = min(self._moments.values()) if self._moments else None

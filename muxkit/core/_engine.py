@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
+import attrs
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -26,14 +28,19 @@ class Engine(Protocol[EventT_co]):
 
 
 @runtime_checkable
-class CountsFrames(Protocol):
-    """An engine that says how many frames it has parsed, so that its pump can bound the work of one turn.
+class Paced(Protocol):
+    """An engine that parses a bounded number of frames at a time, so that its pump can let others have their turn.
 
-    Not every frame makes an event: without this a flood of those that make none counts by its bytes only.
+    Bytes alone are no measure: a read that is full of the smallest frames takes a thousand times as long as one
+    with a single message.
     """
 
+    frames_at_once: int
+    """`receive_bytes` parses at most so many; all, unless a pump says otherwise."""
+
     @property
-    def frames(self) -> int: ...
+    def unparsed(self) -> int:
+        """Bytes that it has kept because of that; call `receive_bytes(b"", now)` until there are none."""
 
 
 class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):
@@ -54,3 +61,87 @@ class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):
 
     def buffers_to_send(self, limit: int) -> list[Buffer]:
         """Take out about `limit` bytes to write now; a frame that was begun is finished."""
+
+
+class DatagramEngine(Engine[EventT_co], Protocol[EventT_co]):
+    """Speaks over packets that may be lost, repeated and reordered: UDP, DTLS."""
+
+    def receive_datagram(self, data: bytes, now: float) -> None:
+        """Take in one packet; never raises."""
+
+    def datagrams_to_send(self, now: float) -> Sequence[bytes]:
+        """Take out the packets to send now."""
+
+
+StreamId = int
+"""The number of a unidirectional stream, as QUIC counts them: 2, 6, 10, … of a client, 3, 7, 11, … of a server."""
+
+
+@attrs.define
+class Reset:
+    """Give up a stream that we write: nothing more is sent on it."""
+
+    stream: StreamId
+
+
+@attrs.define
+class Stop:
+    """Ask the peer to give up a stream that he writes."""
+
+    stream: StreamId
+
+
+@attrs.define
+class Consumed:
+    """So many bytes of a stream that the peer writes are done with: they may be renewed to him."""
+
+    stream: StreamId
+    amount: int
+
+
+@attrs.define
+class Lent:
+    """Let the peer send so many bytes beyond the window; what is consumed of the stream repays them first."""
+
+    stream: StreamId
+    amount: int
+
+
+StreamControl = Reset | Stop | Consumed | Lent
+
+
+class MultistreamEngine(Engine[EventT_co], Protocol[EventT_co]):
+    """Speaks over unidirectional streams and datagrams: QUIC, or a byte stream through a carrier.
+
+    `receive_*` never raises. Output is pulled, a stream at a time, by a writer that knows the room of each.
+    """
+
+    def receive_stream(self, stream: StreamId, data: bytes, fin: bool, now: float) -> None:
+        """The next bytes of a stream that the peer writes; with `fin` the last ones."""
+
+    def receive_reset(self, stream: StreamId, now: float) -> None:
+        """The peer gave up a stream that he writes."""
+
+    def receive_stopped(self, stream: StreamId, now: float) -> None:
+        """The peer wants no more of a stream that we write."""
+
+    def receive_datagram(self, data: bytes, now: float) -> None:
+        """Take in one datagram."""
+
+    def has_output(self, may_open: bool) -> bool:
+        """Is there anything to run or to write, if new streams may be opened or not? Cheap."""
+
+    def control_to_run(self) -> Sequence[StreamControl]:
+        """What the link is to do about its streams, merged since the last call."""
+
+    def next_stream(self, may_open: bool) -> StreamId | None:
+        """Which stream writes next, in fair order; a new one only if the peer allows one more."""
+
+    def stream_to_send(self, stream: StreamId, limit: int) -> tuple[bytes, bool]:
+        """At most `limit` bytes of it, and whether they end it. With a limit of 0 it waits for `stream_writable`."""
+
+    def stream_writable(self, stream: StreamId) -> None:
+        """A stream has room again."""
+
+    def datagram_to_send(self, limit: int) -> bytes | None:
+        """The next datagram, no larger than `limit`; its number is assigned here."""

@@ -35,14 +35,14 @@ class Source(Protocol):
 class Scheduler:
     """The line of ready sources."""
 
-    __slots__ = ("_line", "quantum")
+    __slots__ = ("line", "quantum")
 
     def __init__(self, quantum: int = QUANTUM) -> None:
         self.quantum = quantum
-        self._line: deque[Source] = deque()
+        self.line: deque[Source] = deque()
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self.line)
 
     def add(self, source: Source) -> None:
         """The source has something to write; harmless when it is in line already.
@@ -52,11 +52,11 @@ class Scheduler:
         if not source.scheduled:
             source.scheduled = True
             source.deficit = min(source.deficit, 0)
-            self._line.append(source)
+            self.line.append(source)
 
     def pull(self, limit: int, out: list[Buffer]) -> int:
         """Append about `limit` bytes in fair order; give their number. Several ready sources share one quantum."""
-        line = self._line
+        line = self.line
         taken = 0
         while line and taken < limit:
             if len(line) > 1 and limit > self.quantum:
@@ -67,20 +67,20 @@ class Scheduler:
         return taken
 
     def _turn(self, source: Source, limit: int, room: int, out: list[Buffer]) -> int:
-        if len(self._line) == 1:
+        if len(self.line) == 1:
             written = source.write(room, limit, out)
             source.deficit = 0
         else:
             if source.deficit <= 0:
                 source.deficit += self.quantum
             if source.deficit <= 0:  # still paying for a large frame
-                self._line.rotate(-1)
+                self.line.rotate(-1)
                 return 0
             written = source.write(min(source.deficit, room), limit, out)
             source.deficit -= written
         if not source.is_ready() or written == 0:
             source.scheduled = False
-            self._line.popleft()
+            self.line.popleft()
         elif source.deficit <= 0:
-            self._line.rotate(-1)
+            self.line.rotate(-1)
         return written

@@ -188,6 +188,10 @@ class ReceiveWindow:
         if not 0 <= amount <= self.held:
             raise LocalProtocolError(f"{amount} bytes consumed, {self.held} were there")
         self.held -= amount
+        if not (self.lent or self.by_hand) and self.budget is not None:
+            self.budget.used -= amount
+            # The short way: more than half of the window is still out.
+            return (0 if 2 * (self.credit + self.held) > self.target else self._refill(now)), 0
         repaid = min(self.lent, amount)
         self.lent -= repaid
         by_hand = min(self.by_hand, amount - repaid)

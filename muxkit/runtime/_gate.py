@@ -27,6 +27,13 @@ class Admission(Protocol):
         """Call the gate's `poke` when it may have room for a message of this size."""
 
 
+class Queued(Protocol):
+    """What a room asks: how many bytes wait for the transport."""
+
+    @property
+    def used(self) -> int: ...
+
+
 class Room:
     """The outbox of one connection: how many bytes may wait for the transport.
 
@@ -34,18 +41,19 @@ class Room:
     slip past them, so that a short one need not wait behind a bulk transfer, but not for ever.
     """
 
-    __slots__ = ("_gates", "_limit", "_promised", "_refused", "_used")
+    __slots__ = ("_gates", "_limit", "_outbox", "_promised", "_refused")
 
-    def __init__(self, limit: int, used: Callable[[], int]) -> None:
+    def __init__(self, limit: int, outbox: Queued) -> None:
         self._limit = limit
-        self._used = used
+        self._outbox = outbox
         self._promised = 0  # to senders that were woken and have not run yet
         self._gates: OrderedDict[Gate, None] = OrderedDict()
         self._refused = 0  # times that the first in line found too little room
 
     def admits(self, size: int) -> bool:
         """May somebody who comes now go in at once?"""
-        return (not self._gates or self._refused < PATIENCE) and self._fits(size)
+        used = self._outbox.used + self._promised
+        return (used == 0 or used + size <= self._limit) and (not self._gates or self._refused < PATIENCE)
 
     def promise(self, size: int) -> bool:
         """Keep room for somebody who is being woken, if there is any."""
@@ -81,7 +89,7 @@ class Room:
             self._refused = 0
 
     def _fits(self, size: int) -> bool:
-        used = self._used() + self._promised
+        used = self._outbox.used + self._promised
         return used == 0 or used + size <= self._limit
 
 
@@ -105,9 +113,9 @@ class Gate:
         self._room = room
         self._line: deque[_Waiter] = deque()
 
-    def is_open(self, size: int) -> bool:
-        """May somebody who comes now send at once?"""
-        return not self._line and self._half.admits(size) and self._room.admits(size)
+    def __bool__(self) -> bool:
+        """Does anybody stand in line?"""
+        return bool(self._line)
 
     async def wait(self, size: int) -> None:
         """Sleep until it is our turn; on return the caller must act before his next checkpoint, then `pass_on`."""

@@ -6,12 +6,13 @@ counter, and behind the first few waiting messages short ones are packed togethe
 
 from __future__ import annotations
 
-from collections import deque
+from typing import cast
 
 PACK_BEHIND = 16  # messages waiting before packing begins
 PACK_BELOW = 32  # bytes; the objects around a larger message cost at most about as much as it does
 RUN = PACK_BELOW  # in a pack: this code means one empty message, the next two of them, and so on
 LONG_RUN = 0  # in a pack: the next eight bytes count empty messages
+COMPACT = 256  # items that were taken, and whose places are given back when they are half of all
 PACK_SIZE = 32 * 1024  # bytes in one pack, so that memory is let go while it is read
 
 
@@ -93,11 +94,14 @@ class _Pack:
 class Mailbox:
     """Messages in order."""
 
-    __slots__ = ("_count", "_items")
+    # A list with the place of the oldest in it, since a deque takes 760 bytes also when it is empty.
+    __slots__ = ("_count", "_items", "_oldest", "_packed")
 
     def __init__(self) -> None:
-        self._items: deque[bytes | _Empties | _Pack] = deque()
+        self._items: list[bytes | _Empties | _Pack] = []
+        self._oldest = 0
         self._count = 0
+        self._packed = 0  # items that are not messages themselves
 
     def __len__(self) -> int:
         return self._count
@@ -111,23 +115,26 @@ class Mailbox:
 
     def take(self) -> bytes:
         """The oldest message; there must be one."""
-        item = self._items[0]
+        item = self._items[self._oldest]
         self._count -= 1
         if type(item) is bytes:
-            self._items.popleft()
+            self._advance()
             return item
         return self._take_small(item)
 
     def take_all(self, limit: int | None = None) -> list[bytes]:
         """The oldest messages, at most `limit`."""
         count = self._count if limit is None else min(limit, self._count)
+        if count == self._count and not self._packed and not self._oldest:
+            messages, self._items, self._count = self._items, [], 0
+            return cast("list[bytes]", messages)  # since none is packed
         take = self.take
         return [take() for _ in range(count)]
 
     def clear(self) -> int:
         """Throw everything away; gives the number of bytes that it had."""
-        items, self._items = self._items, deque()
-        self._count = 0
+        items, self._items = self._items[self._oldest :], []
+        self._oldest = self._count = self._packed = 0
         size = 0
         for item in items:
             if isinstance(item, bytes):
@@ -135,6 +142,18 @@ class Mailbox:
             elif isinstance(item, _Pack):
                 size += item.size()
         return size
+
+    def _advance(self) -> None:
+        """The oldest item is used up."""
+        items = self._items
+        items[self._oldest] = b""  # lets go of it
+        self._oldest += 1
+        if self._oldest == len(items):
+            items.clear()
+            self._oldest = 0
+        elif self._oldest >= COMPACT and self._oldest * 2 >= len(items):
+            del items[: self._oldest]
+            self._oldest = 0
 
     def _put_small(self, message: bytes) -> None:
         last = self._items[-1] if self._items else None
@@ -145,20 +164,24 @@ class Mailbox:
                 last.put(message)
             else:
                 self._items.append(_Empties())
+                self._packed += 1
             return
         if not isinstance(last, _Pack) or len(last.data) > PACK_SIZE:
             last = _Pack()
             self._items.append(last)
+            self._packed += 1
         last.put(message)
 
     def _take_small(self, item: bytes | _Empties | _Pack) -> bytes:
+        message = b""
+        is_used_up = False
         if isinstance(item, _Pack):
             message = item.take()
-            if item.count == 0:
-                self._items.popleft()
-            return message
-        if isinstance(item, _Empties):
+            is_used_up = item.count == 0
+        elif isinstance(item, _Empties):
             item.count -= 1
-            if item.count == 0:
-                self._items.popleft()
-        return b""
+            is_used_up = item.count == 0
+        if is_used_up:
+            self._packed -= 1
+            self._advance()
+        return message

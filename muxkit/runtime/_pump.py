@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
 
-from muxkit.core import CountsFrames
+from muxkit.core import Paced
+from muxkit.runtime._allocator import keep_freed_memory
 from muxkit.runtime._errors import LinkLost, Side
 from muxkit.runtime._links import Described, NowaitLink
 
@@ -27,13 +28,11 @@ EventT = TypeVar("EventT")
 
 READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
 READ_LARGE = 256 * 1024  # and while they fill what was asked for
-TURN_FRAMES = 1024  # frames to parse before the others get their turn; with more from one slice, the next is smaller
-TURN_BYTES = 64 * 1024  # the same in bytes
-SLICE_FIRST = 16 * 1024  # bytes to hand to the engine at once, to begin with
-SLICE_LEAST = 1024
+TURN_FRAMES = 1024  # frames to parse before the others get their turn
 WRITE = 256 * 1024  # bytes to pull at most for one write
 JOIN_BELOW = 4 * 1024  # bytes a buffer on average: join smaller ones, hand over larger ones as they are
 CLOSE = 1.0  # s, for closing a stream without goodbye
+LATE = 150e-6  # s; the writer was woken so long ago and others had their turns: whoever rings writes what there is
 INLINE_PAUSE = 30e-6  # s; senders who come faster than this are served together by the writer
 
 
@@ -62,13 +61,17 @@ class StreamPump(Generic[EventT]):
         self._on_lost = on_lost
         self._queued = queued
         self._observer = observer
+        keep_freed_memory()
         self._nowait = stream if isinstance(stream, NowaitLink) else None
-        self._writer: trio.lowlevel.Task | None = None  # while it sleeps
+        self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
+        self._is_writing = False
+        self._pulled = 0  # bytes that left the engine the last time
         self._carry: list[Buffer] = []  # pulled, and not taken by the transport yet
         self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
         self._wrote_at = 0.0
-        self._slice = SLICE_FIRST
-        self._counter = engine if isinstance(engine, CountsFrames) else None
+        self._paced = engine if isinstance(engine, Paced) else None
+        if self._paced is not None:
+            self._paced.frames_at_once = TURN_FRAMES
         self._alarm = trio.CancelScope()
         self._tasks = trio.CancelScope()
         self._began = trio.current_time()
@@ -129,7 +132,7 @@ class StreamPump(Generic[EventT]):
 
     async def flushed(self) -> None:
         """Wait until the engine is silent and the writer idle."""
-        while not self.is_lost and (self._writer is None or self._carry or self._engine.has_output()):
+        while not self.is_lost and (self._sleeper is None or self._carry or self._engine.has_output()):
             await self._idle.park()
 
     async def hang_up(self) -> None:
@@ -155,30 +158,38 @@ class StreamPump(Generic[EventT]):
 
     def ring(self) -> None:
         """The engine may have something to write."""
-        if self._writer is None or self._loss is not None or self._hanging_up or not self._engine.has_output():
+        if self._sleeper is None:  # it comes by itself; but others may be slow to let it
+            if self._is_writing or self._carry or perf_counter() - self._wrote_at < LATE:
+                return
+        elif not self._engine.has_output():
             return
-        if self._nowait is None or perf_counter() - self._wrote_at < INLINE_PAUSE:
+        if self._nowait is None or self._loss is not None or self._hanging_up:
             self._wake_writer()
-        else:
+        elif self._sleeper is None or perf_counter() - self._wrote_at >= INLINE_PAUSE:
             self._write_now(self._nowait)
+        else:
+            self._wake_writer()
 
     def _wake_writer(self) -> None:
-        if self._writer is not None:
-            task, self._writer = self._writer, None
+        if self._sleeper is not None and self._loss is None and not self._hanging_up:
+            task, self._sleeper = self._sleeper, None
             trio.lowlevel.reschedule(task)
 
     def _write_now(self, link: NowaitLink) -> None:
-        writer, self._writer = self._writer, None  # whoever rings now finds somebody writing
-        buffers = self._pull()
+        """Without the writer, which sleeps or has not had its turn yet."""
+        self._is_writing = True
         try:
-            taken = link.send_nowait(buffers)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            buffers = self._pull()
+            if not buffers:
+                return
             self._carry = buffers
+            taken = link.send_nowait(buffers)
+            self._carry = _rest(buffers, taken) if taken < self._pulled else []
+            self._wrote_at = perf_counter()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.lose("the connection broke while writing", by="network", cause=error)
-            return
-        self._carry = _rest(buffers, taken)
-        self._wrote_at = perf_counter()
-        self._writer = writer
+        finally:
+            self._is_writing = False
         if self._carry or self._engine.has_output():
             self._wake_writer()
 
@@ -190,7 +201,9 @@ class StreamPump(Generic[EventT]):
                     await self._sleep_until_rung()
                     continue
                 self._carry = buffers
+                self._is_writing = True
                 await self._hand_over(buffers)
+                self._is_writing = False
                 self._carry = []
                 self._wrote_at = perf_counter()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -198,28 +211,29 @@ class StreamPump(Generic[EventT]):
 
     def _pull(self) -> list[Buffer]:
         buffers = self._engine.buffers_to_send(WRITE)
-        self.bytes_sent += sum(map(len, buffers))
+        self._pulled = size = sum(map(len, buffers))
+        self.bytes_sent += size
         if self._observer is not None:
             for buffer in buffers:
                 self._observer.transport("out", buffer)
         self._hand_out_events()
         self._on_written()
-        return buffers
+        return buffers if size >= JOIN_BELOW * len(buffers) else [b"".join(buffers)]
 
     async def _hand_over(self, buffers: list[Buffer]) -> None:
         if len(buffers) == 1:
             await self._stream.send_all(buffers[0])
-        elif self._nowait is not None and sum(map(len, buffers)) >= JOIN_BELOW * len(buffers):
+        elif self._nowait is not None:
             await self._nowait.send_buffers(buffers)
         else:
             await self._stream.send_all(b"".join(buffers))
 
     async def _sleep_until_rung(self) -> None:
-        self._writer = trio.lowlevel.current_task()
+        self._sleeper = trio.lowlevel.current_task()
         self._idle.unpark_all()
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            self._writer = None
+            self._sleeper = None
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
@@ -244,43 +258,24 @@ class StreamPump(Generic[EventT]):
 
     async def _feed(self, data: bytes) -> None:
         """Bounded work at a time: a flood of tiny frames must not keep the other connections waiting."""
-        position = turn = work = 0
-        while True:
-            part = data[position : position + self._slice]  # no copy if it is all
-            position += len(part)
-            before = self._frames()
-            self._engine.receive_bytes(part, trio.current_time())
-            events = self._dispatch()
-            count = max(events, self._frames() - before)
-            if count > TURN_FRAMES:
-                self._slice = max(SLICE_LEAST, self._slice * TURN_FRAMES // count)
-            else:
-                self._slice = min(TURN_BYTES, self._slice * 2)
-            if position >= len(data):
-                return
-            work += count
-            if work > TURN_FRAMES or position - turn >= TURN_BYTES:
-                work, turn = 0, position
-                await trio.lowlevel.checkpoint()
+        self._engine.receive_bytes(data, trio.current_time())
+        self._dispatch()
+        while self._paced is not None and self._paced.unparsed:
+            await trio.lowlevel.checkpoint()
+            self._engine.receive_bytes(b"", trio.current_time())
+            self._dispatch()
 
-    def _frames(self) -> int:
-        return 0 if self._counter is None else self._counter.frames
-
-    def _dispatch(self) -> int:
-        count = self._hand_out_events()
+    def _dispatch(self) -> None:
+        self._hand_out_events()
         self.ring()
         deadline = self._engine.next_deadline()
         if deadline is not None and deadline < self._alarm.deadline:
             self._alarm.deadline = deadline
-        return count
 
-    def _hand_out_events(self) -> int:
+    def _hand_out_events(self) -> None:
         """Until there are no more: what is done about one event may lead to another."""
-        count = 0
         while events := self._engine.events():
-            count += len(events)
             self._on_events(events)
-        return count
 
     # --- time
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
 from typing import TYPE_CHECKING
 
 import trio
@@ -16,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from muxkit.runtime._gate import ErrorMaker
+
+
+DRAINING = Receiving.DRAINING  # looked up for each message
 
 
 class _Waiter:
@@ -37,7 +39,7 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
         self._mailbox = Mailbox()
-        self._line: deque[_Waiter] = deque()
+        self._line: list[_Waiter] = []
         self._error: ErrorMaker = trio.EndOfChannel
         self._calls = 0
         self._bytes = 0
@@ -55,7 +57,11 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
         `LinkLost` when the connection is gone, `trio.ClosedResourceError` after `aclose`.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        message = self._mailbox.take() if self._mailbox else await self._wait()
+        if not self._mailbox:
+            message = await self._wait()
+            self._took(len(message))
+            return message
+        message = self._mailbox.take()
         self._took(len(message))
         self._calls += 1
         self._bytes += len(message)
@@ -68,10 +74,12 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit}: must be at least 1")
         await trio.lowlevel.checkpoint_if_cancelled()
-        first = self._mailbox.take() if self._mailbox else await self._wait()
-        messages = [first, *self._mailbox.take_all(None if limit is None else limit - 1)]
+        has_waited = not self._mailbox
+        messages = [await self._wait()] if has_waited else []
+        messages += self._mailbox.take_all(None if limit is None else limit - len(messages))
         self._took(sum(map(len, messages)))
-        await self._yield()
+        if not has_waited:
+            await self._yield()
         return messages
 
     async def aclose(self) -> None:
@@ -87,6 +95,7 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             self.state = advance(self.state, Step.STOP)
         self._error = trio.ClosedResourceError
         self._took(self._mailbox.clear())
+        self._ring()
         self._wake_all()
 
     # --- for the session
@@ -97,7 +106,7 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             self._consumed(len(message))
             return
         if self._line:  # then nothing lies in the mailbox
-            waiter = self._line.popleft()
+            waiter = self._line.pop(0)
             waiter.message = message
             trio.lowlevel.reschedule(waiter.task)
         else:
@@ -137,16 +146,17 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
         return waiter.message
 
     def _took(self, size: int) -> None:
-        self._consumed(size)
-        self._drain()
-        self._ring()
+        if self._consumed(size):
+            self._ring()
+        if self.state is DRAINING:
+            self._drain()
 
     def _drain(self) -> None:
-        if self.state is Receiving.DRAINING and not self._mailbox:
+        if not self._mailbox:
             self.state = advance(self.state, Step.DRAINED)
 
     def _wake_all(self) -> None:
-        line, self._line = self._line, deque()
+        line, self._line = self._line, []
         for waiter in line:
             trio.lowlevel.reschedule(waiter.task)
 
@@ -155,8 +165,8 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     @abstractmethod
-    def _consumed(self, size: int) -> None:
-        """Tell the engine that the application has taken so many bytes."""
+    def _consumed(self, size: int) -> bool:
+        """Tell the engine that the application has taken so many bytes; gives whether there is something to write."""
 
     @abstractmethod
     def _stop(self) -> None:

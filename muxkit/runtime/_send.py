@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
 import trio
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 YIELD_CALLS = 64  # calls after which a half yields at the latest
 YIELD_BYTES = 16 * 1024  # the same in bytes
+OPEN = Sending.OPEN  # looked up for each message
+ONLY_BYTES = {bytes}
+MANY = 16  # times as much for messages that are sent with one call
 
 
 class SendHalf(trio.abc.SendChannel[bytes]):
@@ -28,7 +32,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
     def __init__(self, room: Room, ring: Callable[[], None]) -> None:
         self._ring = ring
         self._room = room
-        self._gate = Gate(self, room)
+        self._gate: Gate | None = None  # made when somebody must wait for the first time
         self._error: ErrorMaker | None = None
         self._over: trio.Event | None = None
         self._calls = 0
@@ -51,7 +55,12 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         await trio.lowlevel.checkpoint_if_cancelled()
         if type(message) is not bytes:
             message = _as_bytes(message)
-        await self._hand_over(message)
+        size = len(message)
+        if self.state is OPEN and not self._gate and self._room.admits(size) and self._try_push(message):
+            self._calls += 1
+            self._bytes += size
+        else:
+            await self._hand_over(message)
         self._ring()
         if self._calls >= YIELD_CALLS or self._bytes >= YIELD_BYTES:
             await self._yield()
@@ -60,9 +69,15 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         """Send several messages with one checkpoint, if they need not wait; cancelled, a prefix was sent."""
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
-            for message in messages:
-                await self._hand_over(message if type(message) is bytes else _as_bytes(message))
-                if self._bytes >= YIELD_BYTES * 16 or self._calls >= YIELD_CALLS * 16:
+            rest = iter(messages)
+            while batch := list(islice(rest, YIELD_CALLS * MANY)):
+                if not self._push_all(batch):
+                    for message in batch:
+                        await self._hand_over(message if type(message) is bytes else _as_bytes(message))
+                        if self._bytes >= YIELD_BYTES * MANY:
+                            self._ring()
+                            await self._yield()
+                if self._calls >= YIELD_CALLS * MANY or self._bytes >= YIELD_BYTES * MANY:
                     self._ring()
                     await self._yield()
         finally:
@@ -110,7 +125,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             self.state = advance(self.state, Step.FINISH)
         self.given_up = True
         self._error = _closed
-        self._gate.shut(_closed)
+        self._shut_gate(_closed)
         self._room.release()  # what was queued is not any more
         self._ring()
 
@@ -137,22 +152,28 @@ class SendHalf(trio.abc.SendChannel[bytes]):
 
     async def wait_turn(self, size: int) -> None:
         """Sleep until `size` bytes may go; the caller must use that before his next checkpoint, then `pass_on`."""
-        if self._gate.is_open(size):
+        if self._may_go(size):
             return
         self.check_size(size)
         self._ring()
-        if self._gate.is_open(size):  # ringing may have made room
+        if self._may_go(size):  # ringing may have made room
             return
+        if self._gate is None:
+            self._gate = Gate(self, self._room)
         await self._gate.wait(size)
         self._calls = self._bytes = 0
 
     def pass_on(self) -> None:
         """The turn that we waited for was used, or not."""
-        self._gate.pass_on()
+        if self._gate is not None:
+            self._gate.pass_on()
+        else:
+            self._room.release()
 
     def poke(self) -> None:
         """The half's window may have changed."""
-        self._gate.poke()
+        if self._gate is not None:
+            self._gate.poke()
 
     def confirmed(self) -> None:
         """The peer heard that we are done."""
@@ -178,7 +199,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             return
         self.state = advance(self.state, step)
         self._error = self._error or error
-        self._gate.shut(error or _closed)
+        self._shut_gate(error or _closed)
         if self._over is not None:
             self._over.set()
 
@@ -189,7 +210,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         size = len(message)
         if self.state is not Sending.OPEN:
             await self._refuse()
-        if self._gate.is_open(size):
+        if self._may_go(size):
             self._push(message)
             self._calls += 1
             self._bytes += size
@@ -200,6 +221,21 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         finally:
             self.pass_on()
 
+    def _may_go(self, size: int) -> bool:
+        """May somebody who comes now send at once?"""
+        return not self._gate and self.admits(size) and self._room.admits(size)
+
+    def _push_all(self, messages: list[bytes]) -> bool:
+        """Give all of them to the engine, if they fit as they are; otherwise none."""
+        if self.state is not OPEN or self._gate or set(map(type, messages)) != ONLY_BYTES:
+            return False
+        size = sum(map(len, messages))
+        if size > YIELD_BYTES * MANY or not self._room.admits(size) or not self._try_push_all(messages):
+            return False
+        self._calls += len(messages)
+        self._bytes += size
+        return True
+
     async def _yield(self) -> None:
         self._calls = self._bytes = 0
         await trio.lowlevel.cancel_shielded_checkpoint()
@@ -207,12 +243,30 @@ class SendHalf(trio.abc.SendChannel[bytes]):
     def _close(self, payload: bytes) -> None:
         self._finish(payload)
         self.state = advance(self.state, Step.FINISH)
-        self._gate.shut(_closed)
+        self._shut_gate(_closed)
+
+    def _shut_gate(self, error: ErrorMaker) -> None:
+        if self._gate is not None:
+            self._gate.shut(error)
 
     async def _refuse(self) -> NoReturn:
         """Nothing can be sent any more; a yield, so that a loop around it cannot keep everybody waiting."""
         await trio.lowlevel.cancel_shielded_checkpoint()
         raise (self._error or _closed)()
+
+    def _try_push(self, message: bytes) -> bool:
+        """Give a message to the engine, if the window has room and nothing else is in the way.
+
+        A protocol may have a quicker way than to ask first. False means that nothing was done.
+        """
+        if not self.admits(len(message)):
+            return False
+        self._push(message)
+        return True
+
+    def _try_push_all(self, messages: list[bytes]) -> bool:
+        """The same for several at once: all or none."""
+        return False
 
     @abstractmethod
     def admits(self, size: int) -> bool:

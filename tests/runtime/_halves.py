@@ -22,7 +22,7 @@ class Outbox:
     def __init__(self, limit: int = 1000) -> None:
         self.used = 0
         self.limit = limit
-        self.room = Room(limit, lambda: self.used)
+        self.room = Room(limit, self)
         self.rung = 0
 
     def drain(self, size: int | None = None) -> None:
@@ -87,9 +87,10 @@ class PlainReceive(ReceiveHalf):
         self.was_stopped = False
         self.on_consumed: Callable[[int], None] = lambda size: None
 
-    def _consumed(self, size: int) -> None:
+    def _consumed(self, size: int) -> bool:
         self.consumed += size
         self.on_consumed(size)
+        return True
 
     def _stop(self) -> None:
         self.was_stopped = True

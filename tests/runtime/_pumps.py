@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -29,11 +30,10 @@ class Lines:
         self.deadline: float | None = None
         self.called_at: list[float] = []
         self.fed: list[int] = []
-        self.events_from = 100_000  # larger pieces are one event, others one for each byte
 
     def receive_bytes(self, data: bytes, now: float) -> None:
         self.fed.append(len(data))
-        self.pending += [data] if len(data) > self.events_from else [bytes([byte]) for byte in data]
+        self.pending.append(data)
         if self.echo:
             self.out.append(data)
 
@@ -57,6 +57,25 @@ class Lines:
     def buffers_to_send(self, limit: int) -> list[Buffer]:
         buffers, self.out = self.out, []
         return buffers
+
+
+class Letters(Lines):
+    """The same, but each byte is a frame of its own, and only so many are taken at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames_at_once = sys.maxsize
+        self._rest = b""
+
+    @property
+    def unparsed(self) -> int:
+        return len(self._rest)
+
+    def receive_bytes(self, data: bytes, now: float) -> None:
+        data = self._rest + data
+        now_parsed, self._rest = data[: self.frames_at_once], data[self.frames_at_once :]
+        self.fed.append(len(now_parsed))
+        self.pending += [bytes([byte]) for byte in now_parsed]
 
 
 class Running:

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 class Control:
     """The lane that goes first."""
 
-    __slots__ = ("_acks", "_dirty", "leaving", "pongs_owed")
+    __slots__ = ("acks", "dirty", "leaving", "pongs_owed")
 
     def __init__(self) -> None:
-        self._dirty: deque[Entity] = deque()
-        self._acks = bytearray()
+        self.dirty: deque[Entity] = deque()
+        self.acks = bytearray()
         self.leaving = 0  # channels of the peer that are gone here and that it has not been told of yet
         self.pongs_owed = 0
 
     def __bool__(self) -> bool:
-        return bool(self._acks or self._dirty)
+        return bool(self.acks or self.dirty)
 
     def acknowledge(self, entity: Entity) -> None:
         """Owe the acknowledgement of the peer's end, our last chunk for that entity."""
-        self._acks += head(entity.type, entity.id, ACK_END)
+        self.acks += head(entity.type, entity.id, ACK_END)
 
     def owe_grant(self, entity: Entity, amount: int) -> None:
         """Owe credit that the entity's window has counted; windows of entities that we have ended grant nothing."""
@@ -52,7 +52,7 @@ class Control:
         """The entity owes something; it waits until its opening is out."""
         if entity.announced and not entity.dirty and (entity.grant or entity.pings or entity.pongs):
             entity.dirty = True
-            self._dirty.append(entity)
+            self.dirty.append(entity)
 
     def forget(self, entity: Entity) -> None:
         """Nothing more may be said about this entity."""
@@ -62,20 +62,20 @@ class Control:
     def write(self, limit: int, out: list[Buffer]) -> int:
         """Append what is owed, about `limit` bytes at most."""
         written = self._write_acks(out)
-        while self._dirty and written < limit:
-            entity = self._dirty[0]
+        while self.dirty and written < limit:
+            entity = self.dirty[0]
             written += self._write_entity(entity, limit - written, out)
             if not (entity.grant or entity.pings or entity.pongs):
                 entity.dirty = False
-                self._dirty.popleft()
+                self.dirty.popleft()
         return written
 
     def _write_acks(self, out: list[Buffer]) -> int:
-        if not self._acks:
+        if not self.acks:
             return 0
-        size = len(self._acks)
-        out.append(bytes(self._acks))
-        self._acks.clear()
+        size = len(self.acks)
+        out.append(bytes(self.acks))
+        self.acks.clear()
         self.leaving = 0
         return size
 

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.core import U64_MAX, Buffer
 from muxkit.protocols.bpmux._config import Config
 from muxkit.protocols.bpmux._entities import OURS, Entity, Kind
 from muxkit.protocols.bpmux._events import Event, Failed, HungUp
-from muxkit.protocols.bpmux._frames import Type
 from muxkit.protocols.bpmux._liveness import Liveness
+from muxkit.protocols.bpmux._opening import Openings
 from muxkit.protocols.bpmux._reader import Reader
 from muxkit.protocols.bpmux._state import State
 from muxkit.protocols.bpmux._tracing import observe_written
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from muxkit._observer import Observer
+    from muxkit.core import Buffer, Outbox
 
 
 class Engine:
@@ -38,8 +38,9 @@ class Engine:
         self._observer = observer
         self._state = State(self.config, self.limits, observer)
         self._reader = Reader(self._state)
+        self._openings = Openings(self._state)
         self._liveness = Liveness(self._state, self._reader)
-        self._next_id = self.config.first_id
+        self._largest = self.limits.message
         self.over = False
         self.hung_up_cleanly = False
 
@@ -72,7 +73,16 @@ class Engine:
     @property
     def outbox(self) -> int:
         """Bytes that are queued and wait only for the transport."""
+        return self._state.outbox.used
+
+    @property
+    def waiting(self) -> Outbox:
+        """`outbox` as an object, for those who ask often."""
         return self._state.outbox
+
+    @property
+    def messages_sent(self) -> int:
+        return self._state.messages_sent
 
     @property
     def bytes_received(self) -> int:
@@ -84,9 +94,18 @@ class Engine:
         return self._state.unread
 
     @property
-    def frames(self) -> int:
-        """Chunks received."""
-        return self._reader.frames
+    def unparsed(self) -> int:
+        """Bytes that came beyond `frames_at_once` chunks; `receive_bytes(b"", now)` goes on with them."""
+        return 0 if self.over else self._reader.unparsed
+
+    @property
+    def frames_at_once(self) -> int:
+        """Chunks that one call of `receive_bytes` parses at most."""
+        return self._reader.frames_at_once
+
+    @frames_at_once.setter
+    def frames_at_once(self, count: int) -> None:
+        self._reader.frames_at_once = count
 
     @property
     def live(self) -> int:
@@ -126,12 +145,14 @@ class Engine:
         return events
 
     def has_output(self) -> bool:
-        return not self.over and (bool(self._state.control) or len(self._state.scheduler) > 0)
+        control = self._state.control
+        return bool(control.dirty or control.acks or self._state.scheduler.line) and not self.over
 
     def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
         out: list[Buffer] = []
         if not self.over:
-            written = self._state.control.write(limit, out)
+            control = self._state.control
+            written = control.write(limit, out) if control.dirty or control.acks else 0
             if written < limit:
                 self._state.scheduler.pull(limit - written, out)
             if self._observer is not None:
@@ -159,79 +180,25 @@ class Engine:
 
     def open_sink(self, payload: bytes = b"", *, id: int | None = None) -> Entity:
         """A new entity that we send messages on. The opening is queued at once."""
-        id = self._check_opening(payload, id, None, Kind.SINK_OUT)
-        entity = self._state.add(Kind.SINK_OUT, id)
-        return self._announce(entity, Type.OUT_SINK, payload)
+        self._check_alive()
+        return self._openings.sink(payload, id)
 
     def open_stream(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Entity:
         """A new entity that the peer sends messages on. `credit` grants by hand instead of automatically."""
-        id = self._check_opening(payload, id, credit, Kind.STREAM_OUT)
-        entity = self._receiving(Kind.STREAM_OUT, id, credit)
-        return self._announce(entity, Type.OUT_STREAM, payload)
+        self._check_alive()
+        return self._openings.stream(payload, id, credit)
 
     def open_duplex(
         self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None
     ) -> tuple[Entity, Entity]:
         """A sink and a stream with one id."""
-        id = self._check_opening(payload, id, credit, Kind.SINK_OUT, Kind.STREAM_OUT)
-        sink = self._state.add(Kind.SINK_OUT, id)
-        stream = self._receiving(Kind.STREAM_OUT, id, credit)
-        sink.twin, stream.twin = stream, sink
-        self._announce(sink, Type.DUPLEX, payload)
-        return sink, stream
+        self._check_alive()
+        return self._openings.duplex(payload, id, credit)
 
     def open_request(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Entity:
         """A question that the peer answers once. `credit` is what the answer may need."""
-        id = self._check_opening(payload, id, credit, Kind.REQUEST_OUT)
-        entity = self._receiving(Kind.REQUEST_OUT, id, credit)
-        return self._announce(entity, Type.OUT_REQUEST, payload)
-
-    def _check_opening(self, payload: bytes, id: int | None, credit: int | None, *kinds: Kind) -> int:
         self._check_alive()
-        size = len(payload)
-        if self.top_sink.gone or self.top_sink.ending:
-            raise LocalProtocolError("nothing can be opened after the top level was closed")
-        if not self.may_open:
-            raise LocalProtocolError(f"{self._state.ours} channels are open; raise Limits(channels=…) on both sides")
-        if payload and self.config.letter:
-            raise LocalProtocolError(f"an opening payload of {size} bytes; with letter=True it must be empty")
-        self._check_size(size, "an opening payload")
-        if payload and not self.admits(self.top_sink, size):
-            raise LocalProtocolError(
-                f"an opening payload of {size} bytes against {self.top_sink.credit_out} of top-level credit"
-            )
-        if credit is not None and not 0 <= credit <= U64_MAX:
-            raise LocalProtocolError(f"credit of {credit} is outside 0..2^64-1")
-        maps = [self._state.maps[kind] for kind in kinds]
-        if id is None:
-            return self._allocate(maps)
-        lowest = 0 if kinds == (Kind.REQUEST_OUT,) else 1
-        if not lowest <= id <= U64_MAX or any(id in ids for ids in maps):
-            raise LocalProtocolError(f"id {id} is in use, reserved, or not in {lowest}..2^64-1")
-        return id
-
-    def _allocate(self, maps: list[dict[int, Entity]]) -> int:
-        id = self._next_id
-        while any(id in ids for ids in maps):
-            id = id + 1 if id < U64_MAX else 1
-        self._next_id = id + 1 if id < U64_MAX else 1
-        return id
-
-    def _receiving(self, kind: Kind, id: int, credit: int | None) -> Entity:
-        entity = self._state.add(kind, id, window=None if credit is None else 0)
-        if credit is None:
-            credit = entity.window.start(self._state.now)
-        else:
-            entity.window.grant(credit)
-        entity.announced = False  # so the credit waits, to travel with the opening
-        self._state.renew(entity, credit)
-        return entity
-
-    def _announce(self, entity: Entity, type: Type, payload: bytes) -> Entity:
-        self._state.outgoing(entity).open(type, payload)
-        self._state.count_channel(entity)
-        self._state.claim(entity)
-        return entity
+        return self._openings.request(payload, id, credit)
 
     # --- sending
 
@@ -259,7 +226,8 @@ class Engine:
         if entity.receives:
             raise LocalProtocolError(f"{entity.label}: messages on it come from the peer")
         size = len(payload)
-        self._check_size(size, entity.label)
+        if size > self.limits.message:
+            self._check_size(size, entity.label)
         if not self.admits(entity, size):
             raise LocalProtocolError(f"{entity.label}: {size} bytes to send against {entity.credit_out} of credit")
         outgoing = self._state.outgoing(entity)
@@ -269,15 +237,35 @@ class Engine:
                 raise LocalProtocolError(
                     f"{entity.label}: {size} + {len(end)} bytes to send against {entity.credit_out} of credit"
                 )
-        counted = outgoing.counted
-        outgoing.push(payload)
-        self._state.outbox += outgoing.counted - counted
+        self._state.push(outgoing, payload)
         if end is not None:
             outgoing.close(end)
         if answers or end is not None:
             self._state.ending(entity)
         elif not outgoing.scheduled and outgoing.is_ready():
             self._state.scheduler.add(outgoing)
+
+    def try_send(self, entity: Entity, payload: bytes) -> bool:
+        """`send` for what most messages are: short, and covered by credit. False, and nothing done, if it is not."""
+        outgoing, size = entity.outgoing, len(payload)
+        if outgoing is None or not outgoing.accepts or size > self._largest or self.over:
+            return False
+        if size > entity.credit.available - outgoing.queued - outgoing.claimed:
+            return False
+        self._state.push_covered(outgoing, payload, size)
+        return True
+
+    def try_send_all(self, entity: Entity, payloads: list[bytes]) -> bool:
+        """The same for several: all or none."""
+        outgoing = entity.outgoing
+        if outgoing is None or not outgoing.accepts or self.over:
+            return False
+        sizes = [*map(len, payloads)]
+        size = sum(sizes)
+        if size > entity.credit.available - outgoing.queued - outgoing.claimed or max(sizes) > self._largest:
+            return False
+        self._state.push_covered_all(outgoing, payloads, size)
+        return True
 
     def send_many(self, entity: Entity, payloads: Iterable[bytes]) -> int:
         """Queue messages as long as they are admitted; gives how many were. It raises only if the first is refused."""
@@ -377,9 +365,12 @@ class Engine:
         self._state.renew(entity, amount)
         self._state.top_up(entity)
 
-    def consumed(self, entity: Entity, size: int) -> None:
-        """The application has taken `size` bytes of messages; harmless after the entity is gone."""
-        self._state.consume(entity, size)
+    def consumed(self, entity: Entity, size: int) -> bool:
+        """The application has taken `size` bytes of messages; harmless after the entity is gone.
+
+        Gives whether that makes something to write.
+        """
+        return self._state.consume(entity, size)
 
     def consumed_opening(self, size: int) -> None:
         """The application has taken an opening payload."""

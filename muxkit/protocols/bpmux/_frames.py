@@ -37,6 +37,7 @@ class Type(IntEnum):
 
 
 TYPES = tuple(Type)
+TAGS = tuple(bytes((tag,)) for tag in range(256))
 
 
 @attrs.define
@@ -154,7 +155,7 @@ def encode_partial(total_size: int) -> bytes:
 
 def head(type: Type, id: int, flags: int) -> bytes:
     """Tag and identifier."""
-    return bytes([type << 5 | flags]) + encode_varu64(id)
+    return TAGS[type << 5 | flags] + encode_varu64(id)
 
 
 def label(type: Type, id: int) -> str:

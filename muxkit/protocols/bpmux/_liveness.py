@@ -36,6 +36,8 @@ class Liveness:
         self._limits = state.limits
         self._deadlines: Deadlines[Timer] = Deadlines()
         self._started = False
+        self._probing = False  # ANSWER runs
+        self._watching = False  # STALL runs
         self._heard_at = 0.0
         self._mark = 0  # bytes received when the present span of a stall began
         self._loans = 0  # and loans that somebody had waited for
@@ -47,13 +49,15 @@ class Liveness:
     def heard(self, now: float) -> None:
         """Something came."""
         self._heard_at = now
-        deadlines = self._deadlines
-        if Timer.ANSWER in deadlines:
-            deadlines.stop(Timer.ANSWER)
+        if self._probing:
+            self._probing = False
+            self._deadlines.stop(Timer.ANSWER)
             self._wait_for_silence()
         if not self._reader.is_mid_chunk and not self._state.unfinished:
-            deadlines.stop(Timer.STALL)
-        elif Timer.STALL not in deadlines:
+            if self._watching:
+                self._watching = False
+                self._deadlines.stop(Timer.STALL)
+        elif not self._watching:
             self._watch_progress(now)
 
     def handle(self, now: float) -> Failed | Silent | None:
@@ -93,6 +97,7 @@ class Liveness:
             return
         self._state.control.owe_ping(witness)
         self._state.events.append(Probed(witness))
+        self._probing = True
         self._deadlines.set(Timer.ANSWER, now + self._config.keepalive_timeout)
 
     def _witness(self) -> Entity | None:
@@ -108,9 +113,11 @@ class Liveness:
     def _watch_progress(self, now: float) -> None:
         self._mark = self._reader.offset
         self._loans = self._state.reassembly.served
+        self._watching = True
         self._deadlines.set(Timer.STALL, now + self._limits.stall)
 
     def _check_progress(self, now: float) -> Failed | None:
+        self._watching = False
         came = self._reader.offset - self._mark
         is_blamed = self._reader.is_mid_chunk or self._state.is_peer_to_go_on()
         # Who got credit late had only a part of the span.

@@ -43,16 +43,18 @@ class Outgoing:
         "_opening",
         "_overhead",
         "_owner",
-        "_queue",
         "_top",
+        "accepts",
         "claimed",
         "counted",
         "deficit",
         "end",
         "entity",
         "openings",
+        "queue",
         "queued",
         "scheduled",
+        "spoken",
         "wanted",
         "watched",
     )
@@ -64,9 +66,11 @@ class Outgoing:
         self._head = head(entity.type, entity.id, PAYLOAD)
         self._overhead = len(self._head) + 1  # bytes of a chunk beside its payload, near enough
         self._opening: tuple[Type, bytes] | None = None
-        self._queue: deque[bytes] = deque()
+        self.queue: deque[bytes] = deque()
         self._begun = 0  # bytes of the first item that went out in parts
         self.end: bytes | None = None
+        self.accepts = not entity.receives and entity.kind is not Kind.REQUEST_IN  # messages, as many as credit allows
+        self.spoken = False  # something was sent on it
         self.queued = 0  # payload bytes that the entity's own credit must cover
         self.claimed = 0  # bytes of openings, which the top level's credit must cover beside its own messages
         self.openings = 0  # openings that are not out yet; the end of the top level comes after them
@@ -79,7 +83,7 @@ class Outgoing:
     @property
     def closing(self) -> bool:
         """Is the end, or the response, among what waits?"""
-        return self.end is not None or (self.entity.kind is Kind.REQUEST_IN and bool(self._queue))
+        return self.end is not None or (self.entity.kind is Kind.REQUEST_IN and bool(self.queue))
 
     @property
     def opening_left(self) -> int:
@@ -110,9 +114,11 @@ class Outgoing:
         covered = self.entity.credit.available - self.queued
         self.counted += OVERHEAD + (size if size <= covered else max(covered, 0))
         self.queued += size
-        self._queue.append(message)
+        self.spoken = True
+        self.queue.append(message)
 
     def close(self, payload: bytes) -> None:
+        self.accepts = False
         self.end = payload
         self.queued += len(payload)
 
@@ -124,14 +130,16 @@ class Outgoing:
 
     def waits_for_transport(self) -> int:
         """What counts for the outbox by now: never more than before, and not what the credit does not cover."""
-        return min(self.counted, min(self.queued, self.entity.credit.available) + OVERHEAD * len(self._queue))
+        if not self.queued and not self.queue:
+            return 0
+        return min(self.counted, min(self.queued, self.entity.credit.available) + OVERHEAD * len(self.queue))
 
     def drop_unbegun(self) -> int:
         """Forget what the peer has seen nothing of; gives the number of messages."""
-        keep = 1 if self.is_begun and self._queue else 0
-        dropped = len(self._queue) - keep
-        while len(self._queue) > keep:
-            self.queued -= len(self._queue.pop())
+        keep = 1 if self.is_begun and self.queue else 0
+        dropped = len(self.queue) - keep
+        while len(self.queue) > keep:
+            self.queued -= len(self.queue.pop())
         return dropped
 
     def admits(self, size: int) -> bool:
@@ -147,25 +155,34 @@ class Outgoing:
             return self.opening_left == 0 or self._top.available > 0
         if not self.entity.announced:
             return False
-        if self._queue:
-            return self.entity.credit.available > 0 or not self._queue[0]
+        if self.queue:
+            return self.entity.credit.available > 0 or not self.queue[0]
         return self.end is not None and not self.openings and (self.entity.credit.available > 0 or not self.end)
 
     def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
         if not self.is_ready():
             return 0
         written = 0
+        if self.accepts and not self._begun and self._opening is None:
+            written = self._write_whole(budget, piece, out)  # nothing but messages, and most of them go as they are
+        if self.queue or self._opening is not None or self.end is not None:
+            written += self._write_all(budget - written, piece, out)
+        self._owner.wrote(self)
+        return written
+
+    def _write_all(self, budget: int, piece: int, out: list[Buffer]) -> int:
+        """The opening, the messages, the end, as far as they may go."""
+        written = 0
         if self._opening is not None:
             written = self._write_opening(self._opening[0], self._opening[1], budget, piece, out)
         if self._opening is None:
             written += self._write_messages(budget - written, piece, out)
-            if self.end is not None and not self._queue and not self.openings:
+            if self.end is not None and not self.queue and not self.openings:
                 written += self._write_end(self.end, budget - written, piece, out)
-        self._owner.wrote(self)
         return written
 
     def _write_messages(self, budget: int, piece: int, out: list[Buffer]) -> int:
-        queue, credit = self._queue, self.entity.credit
+        queue, credit = self.queue, self.entity.credit
         written = 0
         while queue and written < budget:
             if not self._begun:
@@ -186,7 +203,7 @@ class Outgoing:
 
     def _write_whole(self, budget: int, piece: int, out: list[Buffer]) -> int:
         """Messages that need no splitting, as many as the budget has room for."""
-        queue, start, small, append = self._queue, self._head, BYTES, out.append
+        queue, start, small, append = self.queue, self._head, BYTES, out.append
         available = credit = self.entity.credit.available
         written = 0
         while queue and written < budget:

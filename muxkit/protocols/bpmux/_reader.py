@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore, Pieces
-from muxkit.protocols.bpmux._entities import Kind
+from muxkit.protocols.bpmux._entities import Entity, Kind
 from muxkit.protocols.bpmux._events import Message
-from muxkit.protocols.bpmux._frames import PAYLOAD, Type, parse_chunk
+from muxkit.protocols.bpmux._frames import PAYLOAD, Chunk, Type, parse_chunk
 from muxkit.protocols.bpmux._receiving import Receiving
 
 if TYPE_CHECKING:
@@ -27,71 +28,115 @@ class Reader:
         self._receiving = Receiving(state)
         self._held = Pieces()
         self._wanted = 0  # size of the held bytes with which parsing may get on
-        self.offset = 0  # bytes received in all
-        self.frames = 0  # chunks parsed in all
+        self._owner: Entity | None = None  # whose payload is coming, the head of its chunk being parsed
+        self._missing = 0  # bytes of that payload
+        self._pieces = Pieces()  # what has come of it
+        self._data = b""  # what came and waits for the next call
+        self._left = 0  # frames that this call may still parse
+        self.frames_at_once = sys.maxsize
+        self.offset = 0  # bytes taken in, in all
 
     @property
     def is_mid_chunk(self) -> bool:
-        return self._held.size > 0 or self._receiving.announced > 0
+        return self._held.size > 0 or self._owner is not None or self._receiving.announced > 0
+
+    @property
+    def unparsed(self) -> int:
+        """Bytes that came and were not looked at, because `frames_at_once` were parsed."""
+        return len(self._data)
 
     def feed(self, data: bytes) -> RemoteProtocolError | None:
         """Take in more; gives the violation, after which nothing may be fed."""
-        if self._state.observer is not None:
+        if self._state.observer is not None and data:
             self._state.observer.transport("in", data)
-        position = 0
+        if self._data:
+            data, self._data = self._data + data, b""
+        self._left = self.frames_at_once
         try:
-            while self._held.size:
-                missing = self._wanted - self._held.size
-                self._held.append(data[position : position + missing])
-                position += missing
-                if self._held.size < self._wanted:
-                    self.offset += len(data)
-                    return None
-                self._parse_held(position)
-            self._parse(data, position, self.offset)
+            position = self._go_on(data) if self._owner is not None or self._held.size else 0
+            position = self._parse(data, position, self.offset)
         except RemoteProtocolError as error:
             return error
-        self.offset += len(data)
+        self.offset += position
+        if position < len(data):
+            self._data = data[position:]
         return None
 
-    def _parse_held(self, taken: int) -> None:
-        """One chunk out of what is held; it stays held while it is incomplete."""
-        data = self._held.join()
-        self._parse(data, 0, self.offset + taken - len(data))
+    def _go_on(self, data: bytes) -> int:
+        """With the chunk that was begun; gives how much of `data` that took."""
+        position = 0
+        while self._held.size:
+            missing = self._wanted - self._held.size
+            self._held.append(data[position : position + missing])
+            position += missing
+            if self._held.size < self._wanted:
+                return len(data)
+            held = self._held.join()  # one chunk; it stays held while it is incomplete
+            self._parse(held, 0, self.offset + position - len(held))
+        if self._owner is not None and position < len(data):
+            position = self._go_on_with_payload(self._owner, data, position)
+        return position
 
-    def _parse(self, data: bytes, position: int, base: int) -> None:
-        """All chunks in `data` from `position` on; keeps an incomplete rest. `base` is the offset of its start."""
+    def _go_on_with_payload(self, owner: Entity, data: bytes, position: int) -> int:
+        pieces, missing = self._pieces, self._missing
+        if len(data) - position < missing:
+            pieces.append(data[position:])
+            self._missing = missing - (len(data) - position)
+            return len(data)
+        pieces.append(memoryview(data)[position : position + missing])
+        payload = pieces.join()
+        self._owner = None
+        if owner.direct and len(payload) <= owner.window.credit:
+            self._deliver(owner, payload)
+        else:  # meanwhile something about it has changed
+            type = Type.OUT_SINK if owner.kind is Kind.STREAM_IN else Type.IN_SINK
+            self._receiving.header(type, owner.id, PAYLOAD)
+            self._receiving.payload(len(payload))
+            self._receiving.apply(Chunk(type, owner.id, payload))
+        self._left -= 1
+        return position + missing
+
+    def _parse(self, data: bytes, position: int, base: int) -> int:
+        """Chunks in `data` from `position` on; keeps an incomplete one. `base` is the offset of its start.
+
+        Gives how far it came: to the end, unless so many frames are not for one call.
+        """
         size = len(data)
-        while position < size:
+        while position < size and self._left > 0:
             if not self._receiving.announced and size - position > ROOM:
-                events = len(self._state.events)
-                position = self._parse_payloads(data, position, size - ROOM)
-                self.frames += len(self._state.events) - events
+                position = self._parse_payloads(data, position)
+                if position >= size or self._left <= 0:
+                    break
             cursor = Cursor(data, position)
             try:
                 chunk = parse_chunk(cursor, self._receiving)
             except NeedMore as need:
                 self._held.append(data[position:])
                 self._wanted = size - position + need.missing
-                return
+                return size
             except RemoteProtocolError as error:
                 error.offset = base + position
                 raise
-            self.frames += 1
+            self._left -= 1
             self._receiving.apply(chunk)
             position = cursor.position
+        return position
 
-    def _parse_payloads(self, data: bytes, position: int, last: int) -> int:
+    def _parse_payloads(self, data: bytes, position: int) -> int:
         """The fast way for what most chunks are: a message on a known entity, small numbers, credit enough.
 
         Stops before the first chunk that is anything else; the general way decides about that one.
         """
         size = len(data)
+        last = size - ROOM
         maps, events = self._state.maps, self._state.events
         append, observer = events.append, self._state.observer
         largest = self._state.limits.message
         sinks, streams = maps[Kind.STREAM_IN], maps[Kind.STREAM_OUT]
-        while position < last:
+        before = len(events)
+        for _ in range(self._left):
+            if position >= last:
+                break
             tag = data[position]
             if tag == OWN_SINK:
                 entities = sinks
@@ -129,7 +174,12 @@ class Reader:
                 start += bytes_
             end = start + length
             window = entity.window
-            if end > size or length > window.credit or length > largest:
+            if length > window.credit or length > largest:
+                break
+            if end > size:  # the rest comes later, and is joined with this once
+                self._owner, self._missing = entity, end - size
+                self._pieces.append(memoryview(data)[start:])
+                position = size
                 break
             window.credit -= length
             window.held += length
@@ -137,7 +187,15 @@ class Reader:
             if observer is not None:
                 observer.frame("in", entity.label, "payload", length)
             position = end
+        self._left -= len(events) - before
         return position
+
+    def _deliver(self, entity: Entity, payload: bytes) -> None:
+        entity.window.credit -= len(payload)
+        entity.window.held += len(payload)
+        self._state.events.append(Message(entity, payload))
+        if self._state.observer is not None:
+            self._state.observer.frame("in", entity.label, "payload", len(payload))
 
 
 LEAST = (0, 248, 1 << 8, 1 << 16, 1 << 24)  # the least number whose VarU64 has so many bytes behind the first

@@ -266,7 +266,7 @@ class Session(CommonSession):
             bytes_received=self._engine.bytes_received,
             bytes_sent=connection.pump.bytes_sent,
             messages_received=connection.messages_received,
-            messages_sent=connection.messages_sent,
+            messages_sent=self._engine.messages_sent,
             channels=self._engine.channels,
             queued=self._engine.outbox + connection.pump.unsent,
             round_trip=connection.round_trip,

@@ -12,7 +12,7 @@ from muxkit.core import Receiving, Sending
 from muxkit.runtime import ByteStream, Channel, ReceiveHalf, SendHalf
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from types import TracebackType
 
     from muxkit.protocols.bpmux._entities import Entity
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 class Sink(SendHalf):
     """Where messages to the peer go."""
 
-    __slots__ = ("_connection", "_engine", "_has_sent", "entity")
+    __slots__ = ("_connection", "_engine", "entity")
 
     def __init__(self, connection: Connection, entity: Entity) -> None:
         super().__init__(connection.room, connection.ring)
-        self._has_sent = False
         self._connection = connection
         self._engine = connection.engine
         self.entity = entity
@@ -56,7 +55,8 @@ class Sink(SendHalf):
     @property
     def has_spoken(self) -> bool:
         """Did we say anything on it that the peer should hear?"""
-        return self._has_sent or (not self.entity.is_top and self.entity.outgoing is not None)
+        outgoing = self.entity.outgoing
+        return outgoing is not None and (outgoing.spoken or not self.entity.is_top)
 
     def admits(self, size: int) -> bool:
         return self._engine.admits(self.entity, size)
@@ -66,8 +66,12 @@ class Sink(SendHalf):
 
     def _push(self, message: bytes) -> None:
         self._engine.send(self.entity, message)
-        self._connection.messages_sent += 1
-        self._has_sent = True
+
+    def _try_push(self, message: bytes) -> bool:
+        return self._engine.try_send(self.entity, message)
+
+    def _try_push_all(self, messages: list[bytes]) -> bool:
+        return self._engine.try_send_all(self.entity, messages)
 
     def check_size(self, size: int) -> None:
         if size > self._engine.limits.message:
@@ -116,8 +120,8 @@ class Source(ReceiveHalf):
         """The same as `close`: to a reader, giving up and wanting no more are one thing."""
         self.close()
 
-    def _consumed(self, size: int) -> None:
-        self._engine.consumed(self.entity, size)
+    def _consumed(self, size: int) -> bool:
+        return self._engine.consumed(self.entity, size)
 
     def _stop(self) -> None:
         self._engine.end(self.entity)
@@ -136,17 +140,19 @@ class Duplex(Channel):
         self.source = source
         self.opening = opening
 
-    async def send(self, message: bytes) -> None:
-        await self.sink.send(message)
+    # These give the half's own coroutine instead of waiting for it in one of theirs: they are called for each message.
 
-    async def send_many(self, messages: Iterable[bytes]) -> None:
-        await self.sink.send_many(messages)
+    def send(self, message: bytes) -> Coroutine[object, object, None]:
+        return self.sink.send(message)
 
-    async def receive(self) -> bytes:
-        return await self.source.receive()
+    def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
+        return self.sink.send_many(messages)
 
-    async def receive_many(self, limit: int | None = None) -> list[bytes]:
-        return await self.source.receive_many(limit)
+    def receive(self) -> Coroutine[object, object, bytes]:
+        return self.source.receive()
+
+    def receive_many(self, limit: int | None = None) -> Coroutine[object, object, list[bytes]]:
+        return self.source.receive_many(limit)
 
     async def finish(self, payload: bytes = b"") -> None:
         await self.sink.finish(payload)

@@ -82,19 +82,18 @@ class Connection:
             stream,
             self.engine,
             on_events=self._dispatch,
-            on_written=self._written,
+            on_written=lambda: self.room.release(),
             on_lost=self._lost,
             queued=self.queued,
             observer=observer,
         )
-        self.room = Room(limits.outbox, lambda: self.engine.outbox)
+        self.room = Room(limits.outbox, self.engine.waiting)
         self.ring = self.pump.ring
         self.senders: dict[Entity, Sink] = {}
         self.receivers: dict[Entity, Source] = {}
         self.requests: dict[Entity, Answered] = {}
         self.gone = trio.lowlevel.ParkingLot()  # those who wait for channels to go away
         self.round_trip: float | None = None
-        self.messages_sent = 0
         self.messages_received = 0
         self._on_opened = on_opened
         self._on_goodbye = on_goodbye
@@ -309,9 +308,6 @@ class Connection:
             self._forget_pings(entity)
         if self.gone:
             self.gone.unpark_all()
-
-    def _written(self) -> None:
-        self.room.release()
 
 
 def _end_of(payload: bytes) -> Callable[[], Exception]:

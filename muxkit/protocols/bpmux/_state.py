@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muxkit.core import Pieces, Reassembly, ReceiveBudget, ReceiveWindow, Scheduler, TokenBucket
+from muxkit.core import Outbox, Pieces, Reassembly, ReceiveBudget, ReceiveWindow, Scheduler, TokenBucket
 from muxkit.protocols.bpmux._control import Control
 from muxkit.protocols.bpmux._entities import OURS, RECEIVERS, Entity, Kind
 from muxkit.protocols.bpmux._events import Declined, Event, Writable
-from muxkit.protocols.bpmux._outgoing import Outgoing
+from muxkit.protocols.bpmux._outgoing import OVERHEAD, Outgoing
 
 if TYPE_CHECKING:
     from muxkit._limits import Limits
@@ -30,7 +30,8 @@ class State:
         self.budget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
         self.reassembly: Reassembly[Entity] = Reassembly(limits.reassembly)
         self.resets = TokenBucket(limits.resets_per_second, limits.resets_burst)
-        self.outbox = 0  # bytes that wait for the transport alone
+        self.outbox = Outbox()
+        self.messages_sent = 0
         self.ours = 0  # live channels that we opened
         self.theirs = 0  # live channels that the peer opened
         self.unread = 0  # those that it ended, and of which the application still has something to take
@@ -76,6 +77,7 @@ class State:
             entity.unread = True
             self.unread += 1
         if entity.outgoing is not None:
+            entity.outgoing.accepts = False
             self._forget_outgoing(entity.outgoing)
         if entity.twin is not None:
             entity.twin.twin = None
@@ -119,17 +121,24 @@ class State:
             if self.observer is not None:
                 self.observer.credit("out", entity.label, amount)
 
-    def consume(self, entity: Entity, size: int) -> None:
-        """The application, or the waste bin, has taken `size` bytes that came for this entity's window."""
-        grant, repaid = entity.window.consumed(size, self.now)
+    def consume(self, entity: Entity, size: int) -> bool:
+        """The application, or the waste bin, has taken `size` bytes that came for this entity's window.
+
+        Gives whether there is something to grant because of it.
+        """
+        window = entity.window
+        grant, repaid = window.consumed(size, self.now)
+        if not (grant or repaid or entity.unread or window.unfinished):
+            return False
         self.renew(entity, grant)
-        if entity.unread and not entity.window.held:
+        if entity.unread and not window.held:
             entity.unread = False
             self.unread -= 1
         if repaid:
             self._repay(repaid)
-        if entity.window.unfinished:
+        if window.unfinished:
             self.top_up(entity)
+        return True
 
     # --- messages in parts
 
@@ -235,6 +244,36 @@ class State:
         if entity.outgoing is not None and entity.outgoing.is_ready():
             self.scheduler.add(entity.outgoing)
 
+    def push(self, outgoing: Outgoing, payload: bytes) -> None:
+        """Queue a message that was admitted."""
+        counted = outgoing.counted
+        outgoing.push(payload)
+        self.outbox.used += outgoing.counted - counted
+        self.messages_sent += 1
+
+    def push_covered(self, outgoing: Outgoing, payload: bytes, size: int) -> None:
+        """The same for one that credit covers as a whole; and it may be written as soon as it is its turn."""
+        outgoing.queued += size
+        outgoing.queue.append(payload)
+        outgoing.spoken = True
+        outgoing.counted += size + OVERHEAD
+        self.outbox.used += size + OVERHEAD
+        self.messages_sent += 1
+        if not outgoing.scheduled and outgoing.is_ready():
+            self.scheduler.add(outgoing)
+
+    def push_covered_all(self, outgoing: Outgoing, payloads: list[bytes], size: int) -> None:
+        """Several of those."""
+        outgoing.queued += size
+        outgoing.queue.extend(payloads)
+        outgoing.spoken = True
+        counted = size + OVERHEAD * len(payloads)
+        outgoing.counted += counted
+        self.outbox.used += counted
+        self.messages_sent += len(payloads)
+        if not outgoing.scheduled and outgoing.is_ready():
+            self.scheduler.add(outgoing)
+
     def ending(self, entity: Entity) -> None:
         """We have queued our last word on the entity. Until it is out, grants and pongs go on."""
         if entity.receives:
@@ -243,7 +282,7 @@ class State:
 
     def count(self, outgoing: Outgoing, counted: int) -> None:
         """Keep the outbox right when what is queued has changed."""
-        self.outbox += counted - outgoing.counted
+        self.outbox.used += counted - outgoing.counted
         outgoing.counted = counted
 
     def writable(self, outgoing: Outgoing) -> None:
@@ -298,7 +337,8 @@ class State:
         if outgoing.opening_left and not outgoing.is_ready():
             self._starved[entity] = None
         self.count(outgoing, outgoing.waits_for_transport())
-        self.writable(outgoing)
+        if outgoing.watched:
+            self.writable(outgoing)
 
     def first_grant(self, entity: Entity) -> int:
         receiving = entity if entity.receives else entity.twin

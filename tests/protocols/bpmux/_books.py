@@ -88,7 +88,7 @@ def _check_queues(engine: Engine, entities: list[Entity]) -> None:
     for queue in queues:
         begun = queue._begun if queue._opening is None else 0
         assert min(queue.counted, queue.queued, queue.claimed) >= 0
-        assert queue.queued == sum(map(len, queue._queue)) + len(queue.end or b"") - begun
+        assert queue.queued == sum(map(len, queue.queue)) + len(queue.end or b"") - begun
     if not engine.top_sink.gone and engine.top_sink.outgoing is not None:
         top = engine.top_sink.outgoing
         assert top.claimed == sum(queue.opening_left for queue in queues)

@@ -171,10 +171,10 @@ def state_of(engine: Engine) -> object:
     ]
     return (
         entities,
-        (state.ours, state.theirs, state.outbox, state.unfinished),
+        (state.ours, state.theirs, state.outbox.used, state.unfinished),
         (state.budget.used, state.budget.windows),
         (state.reassembly.left, [one.label for one in state.reassembly._waiting]),
-        (bytes(state.control._acks), state.control.leaving, state.control.pongs_owed),
+        (bytes(state.control.acks), state.control.leaving, state.control.pongs_owed),
         engine._reader._receiving.announced,
     )
 
@@ -182,10 +182,10 @@ def state_of(engine: Engine) -> object:
 def _queue_of(entity: Entity) -> object:
     queue = entity.outgoing
     assert queue is not None
-    if not (queue._queue or queue._opening or queue.end is not None or queue.claimed or queue.openings):
+    if not (queue.queue or queue._opening or queue.end is not None or queue.claimed or queue.openings):
         return None
     return (
-        tuple(queue._queue),
+        tuple(queue.queue),
         queue._opening,
         queue._begun,
         queue.end,

@@ -351,7 +351,7 @@ def _numbers(engine: Engine) -> tuple[object, ...]:
     """A quick look at what a refused command must not change."""
     state = engine._state
     return (
-        state.outbox, state.ours, state.theirs, state.budget.used, state.budget.windows, state.reassembly.left,
+        state.outbox.used, state.ours, state.theirs, state.budget.used, state.budget.windows, state.reassembly.left,
         len(engine.entities(Kind.SINK_OUT)), len(engine.entities(Kind.STREAM_OUT)), engine.top_sink.credit_out,
         sum(one.credit_out + one.credit_in + one.grant for kind in Kind for one in engine.entities(kind).values()),
     )  # fmt: skip

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 CLASSES = (Session, Sink, Source, Duplex, Request, IncomingRequest, Opening, Backlog, ByteStream, muxkit.Served)
 FUNCTIONS = {"bpmux.session", "muxkit.connect"}
 FOR_THE_SESSION = {"Sink.wait_turn"}  # public for the session that owns the half, not for applications
-GIVES = ("AbstractAsyncContextManager", "AsyncIterator")  # what is awaited a moment later
+GIVES = ("AbstractAsyncContextManager", "AsyncIterator", "Coroutine")  # what is awaited a moment later
 ENTERED = {"__aenter__", "__aexit__", "__anext__"}
 
 # --- pings: an answer that nobody waits for any more is nobody else's

@@ -274,10 +274,10 @@ async def test_having_waited_is_a_yield() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(source.receive)  # the 64th: this one waits
             await at_rest()
-            await sink.send_many([b"x"] * YIELD_CALLS)
+            await sink.send_many([b"x"] * (YIELD_CALLS + 1))
         await at_rest()
         with Steps() as steps:
-            for _ in range(YIELD_CALLS - 2):
+            for _ in range(YIELD_CALLS - 1):
                 await source.receive()
             assert steps.count == 0
             await source.receive()
