@@ -28,6 +28,11 @@ class _Waiter:
         self.message: bytes | None = None  # handed over: from then on a cancellation comes too late
 
 
+# What most halves have most of the time; nothing is ever put into these two.
+NOTHING = Mailbox()
+NOBODY: list[_Waiter] = []
+
+
 class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
     """Receives whole messages; a protocol fills in the two methods at the end.
 
@@ -38,8 +43,8 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
-        self._mailbox = Mailbox()
-        self._line: list[_Waiter] = []
+        self._mailbox = NOTHING
+        self._line = NOBODY
         self._error: ErrorMaker = trio.EndOfChannel
         self._calls = 0
         self._bytes = 0
@@ -107,9 +112,13 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             return
         if self._line:  # then nothing lies in the mailbox
             waiter = self._line.pop(0)
+            if not self._line:
+                self._line = NOBODY
             waiter.message = message
             trio.lowlevel.reschedule(waiter.task)
         else:
+            if self._mailbox is NOTHING:
+                self._mailbox = Mailbox()
             self._mailbox.put(message)
 
     def ended(self, error: ErrorMaker) -> None:
@@ -133,6 +142,8 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             await trio.lowlevel.cancel_shielded_checkpoint()  # a loop around it must not keep everybody waiting
             raise self._error()
         waiter = _Waiter(trio.lowlevel.current_task())
+        if self._line is NOBODY:
+            self._line = []
         self._line.append(waiter)
 
         def abort(_: object) -> trio.lowlevel.Abort:
@@ -146,6 +157,8 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
         return waiter.message
 
     def _took(self, size: int) -> None:
+        if not self._mailbox:
+            self._mailbox = NOTHING
         if self._consumed(size):
             self._ring()
         if self.state is DRAINING:
@@ -156,7 +169,7 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             self.state = advance(self.state, Step.DRAINED)
 
     def _wake_all(self) -> None:
-        line, self._line = self._line, []
+        line, self._line = self._line, NOBODY
         for waiter in line:
             trio.lowlevel.reschedule(waiter.task)
 

@@ -23,6 +23,8 @@ class Channel(trio.abc.Channel[bytes]):
     they had to wait.
     """
 
+    __slots__ = ()
+
     @abstractmethod
     async def send_many(self, messages: Iterable[bytes]) -> None:
         """Send several messages with one checkpoint; cancelled, a prefix of them was sent."""

@@ -361,7 +361,7 @@ class Engine:
     def give_credit(self, entity: Entity, amount: int) -> None:
         """Grant by hand, beside what is granted automatically."""
         self._check_sending(entity, "give credit for")
-        entity.window.grant(amount)
+        entity.own_window().grant(amount)
         self._state.renew(entity, amount)
         self._state.top_up(entity)
 

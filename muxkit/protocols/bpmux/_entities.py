@@ -37,6 +37,12 @@ ADDRESSED = (
 RECEIVERS = frozenset({Kind.REQUEST_OUT, Kind.STREAM_OUT, Kind.STREAM_IN})  # payload comes from the peer
 OURS = frozenset({Kind.REQUEST_OUT, Kind.SINK_OUT, Kind.STREAM_OUT})
 TOP = frozenset({Kind.SINK_OUT, Kind.STREAM_OUT})  # the maps whose id 0 is the top level
+OF_OTHERS = tuple(Type(kind) for kind in Kind)
+OF_TOP = tuple(Type(kind + 1) if kind in TOP else Type(kind) for kind in Kind)
+
+# Most halves never grant, or are never granted, anything against their direction; nobody changes these two.
+NO_CREDIT = Credit()
+NO_WINDOW = ReceiveWindow()
 
 
 class Entity:
@@ -52,6 +58,7 @@ class Entity:
         "ends_in_parts",
         "gone",
         "grant",
+        "half",
         "id",
         "kind",
         "late",
@@ -64,22 +71,17 @@ class Entity:
         "pinged",
         "pings",
         "pongs",
-        "receives",
         "twin",
-        "type",
         "unread",
         "window",
     )
 
-    def __init__(self, kind: Kind, id: int, window: ReceiveWindow) -> None:
+    def __init__(self, kind: Kind, id: int, window: ReceiveWindow | None) -> None:
         self.kind = kind
         self.id = id
-        # The top level is an out-entity on both sides, so each side speaks of it as something the peer made.
-        self.type = Type(kind + 1) if id == 0 and kind in TOP else Type(kind)
-        self.receives = kind in RECEIVERS
         # What the document keeps: credit_out, credit_in, the end flags, and what is still to come in parts.
-        self.credit = Credit()
-        self.window = window
+        self.credit = NO_CREDIT if kind in RECEIVERS else Credit()
+        self.window = window or NO_WINDOW
         self.end_out = False
         self.end_in = False
         self.partial = 0
@@ -99,11 +101,34 @@ class Entity:
         self.pongs = 0
         self.dirty = False
         # Life.
+        self.half: object = None  # what the application holds of it: kept for the session, never looked at here
         self.gone = False
         self.unread = False  # the peer made and ended it, and the application has not taken everything
         self.orderly = False  # a duplex whose other half the peer ended without an error
         self.late = False  # made by the peer after it had closed its top level
         self.twin: Entity | None = None  # the other half of a duplex, while both live
+
+    def own_credit(self) -> Credit:
+        """Its credit, for a change; what comes on it needs some only to say why it was stopped."""
+        if self.credit is NO_CREDIT:
+            self.credit = Credit()
+        return self.credit
+
+    def own_window(self) -> ReceiveWindow:
+        """Its window, for a change; what is sent on it needs one only for what the peer may say to stop it."""
+        if self.window is NO_WINDOW:
+            self.window = ReceiveWindow()
+        return self.window
+
+    @property
+    def type(self) -> Type:
+        """Of the chunks about it. The top level is an out-entity on both sides: each speaks of it as the peer's."""
+        return OF_TOP[self.kind] if self.id == 0 else OF_OTHERS[self.kind]
+
+    @property
+    def receives(self) -> bool:
+        """Does its payload come from the peer?"""
+        return self.kind in RECEIVERS
 
     @property
     def credit_out(self) -> int:

@@ -27,6 +27,7 @@ class Owner(Protocol):
 
 
 BYTES = tuple(bytes((number,)) for number in range(248))  # the VarU64 of small numbers
+NO_QUEUE: deque[bytes] = deque()  # nothing is ever put here: a deque takes 760 bytes also when it is empty
 OVERHEAD = 16  # bytes that a queued message costs the outbox beside its payload
 
 
@@ -66,7 +67,7 @@ class Outgoing:
         self._head = head(entity.type, entity.id, PAYLOAD)
         self._overhead = len(self._head) + 1  # bytes of a chunk beside its payload, near enough
         self._opening: tuple[Type, bytes] | None = None
-        self.queue: deque[bytes] = deque()
+        self.queue = NO_QUEUE
         self._begun = 0  # bytes of the first item that went out in parts
         self.end: bytes | None = None
         self.accepts = not entity.receives and entity.kind is not Kind.REQUEST_IN  # messages, as many as credit allows
@@ -96,6 +97,11 @@ class Outgoing:
         return self._opening is not None and not self._begun
 
     @property
+    def is_idle(self) -> bool:
+        """Is there nothing about it that a new one would not know?"""
+        return not (self.queue or self.spoken or self.watched or self.closing or self._opening or self._begun)
+
+    @property
     def is_begun(self) -> bool:
         """Has a part of a message, or of the end, gone out and the rest not?"""
         return self._begun > 0 and self._opening is None
@@ -114,8 +120,14 @@ class Outgoing:
         covered = self.entity.credit.available - self.queued
         self.counted += OVERHEAD + (size if size <= covered else max(covered, 0))
         self.queued += size
+        self.ready_queue().append(message)
+
+    def ready_queue(self) -> deque[bytes]:
+        """The queue, to put something into."""
         self.spoken = True
-        self.queue.append(message)
+        if self.queue is NO_QUEUE:
+            self.queue = deque()
+        return self.queue
 
     def close(self, payload: bytes) -> None:
         self.accepts = False
@@ -167,6 +179,8 @@ class Outgoing:
             written = self._write_whole(budget, piece, out)  # nothing but messages, and most of them go as they are
         if self.queue or self._opening is not None or self.end is not None:
             written += self._write_all(budget - written, piece, out)
+        if not self.queue:
+            self.queue = NO_QUEUE
         self._owner.wrote(self)
         return written
 

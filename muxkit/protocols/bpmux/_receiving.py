@@ -264,7 +264,7 @@ class Receiving:
 
     def _take_credit(self, entity: Entity, amount: int) -> None:
         state = self._state
-        entity.credit.grant(amount)
+        entity.own_credit().grant(amount)
         if state.observer is not None:
             state.observer.credit("in", entity.label, amount)
         outgoing = entity.outgoing

@@ -9,6 +9,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving, Sending
+from muxkit.protocols.bpmux._entities import OURS
 from muxkit.runtime import ByteStream, Channel, ReceiveHalf, SendHalf
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Sink(SendHalf):
         self._connection = connection
         self._engine = connection.engine
         self.entity = entity
-        connection.senders[entity] = self
+        entity.half = self
 
     async def ping(self) -> float:
         """One round trip about this channel, in seconds."""
@@ -55,8 +56,10 @@ class Sink(SendHalf):
     @property
     def has_spoken(self) -> bool:
         """Did we say anything on it that the peer should hear?"""
-        outgoing = self.entity.outgoing
-        return outgoing is not None and (outgoing.spoken or not self.entity.is_top)
+        outgoing, entity = self.entity.outgoing, self.entity
+        return (outgoing is not None and outgoing.spoken) or (
+            not entity.is_top and (outgoing is not None or entity.kind in OURS)
+        )
 
     def admits(self, size: int) -> bool:
         return self._engine.admits(self.entity, size)
@@ -98,7 +101,7 @@ class Source(ReceiveHalf):
         self._connection = connection
         self._engine = connection.engine
         self.entity = entity
-        connection.receivers[entity] = self
+        entity.half = self
 
     async def ping(self) -> float:
         """One round trip about this channel, in seconds."""
@@ -194,11 +197,14 @@ class Opening(AbstractAsyncContextManager[OpenedT], Generic[OpenedT]):
     __slots__ = ("_open", "_opened")
 
     def __init__(self, open: Callable[[], Awaitable[OpenedT]]) -> None:
-        self._open = open
+        self._open: Callable[[], Awaitable[OpenedT]] | None = open
         self._opened: OpenedT | None = None
 
     async def __aenter__(self) -> OpenedT:
-        self._opened = await self._open()
+        if self._open is None:
+            raise RuntimeError("this block was entered before; open another channel")
+        open, self._open = self._open, None  # and with it let go of what it was made from
+        self._opened = await open()
         return self._opened
 
     async def __aexit__(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
 from muxkit.protocols.bpmux._engine import Engine
+from muxkit.protocols.bpmux._entities import Kind
 from muxkit.protocols.bpmux._events import (
     Confirmed,
     Declined,
@@ -24,28 +25,21 @@ from muxkit.protocols.bpmux._events import (
     Silent,
     Writable,
 )
-from muxkit.runtime import ChannelCancelled, ChannelStopped, Room, StreamPump
+from muxkit.protocols.bpmux._session_channels import Sink, Source
+from muxkit.protocols.bpmux._session_requests import Request
+from muxkit.runtime import ChannelCancelled, ChannelStopped, ReceiveHalf, Room, SendHalf, StreamPump
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from muxkit._limits import Limits
     from muxkit._observer import Observer
     from muxkit.protocols.bpmux._config import Config
     from muxkit.protocols.bpmux._entities import Entity
-    from muxkit.protocols.bpmux._session_channels import Sink, Source
 
 REASON_MOST = 4096  # bytes of an end payload that are kept for the error that tells of it
 
 _log = logging.getLogger("muxkit")
-
-
-class Answered(Protocol):
-    """A request that waits for its answer."""
-
-    def abort(self) -> None: ...
-    def responded(self, payload: bytes) -> None: ...
-    def failed(self, error: Callable[[], Exception]) -> None: ...
 
 
 def _ended_before_the_pong() -> Exception:
@@ -89,9 +83,6 @@ class Connection:
         )
         self.room = Room(limits.outbox, self.engine.waiting)
         self.ring = self.pump.ring
-        self.senders: dict[Entity, Sink] = {}
-        self.receivers: dict[Entity, Source] = {}
-        self.requests: dict[Entity, Answered] = {}
         self.gone = trio.lowlevel.ParkingLot()  # those who wait for channels to go away
         self.round_trip: float | None = None
         self.messages_received = 0
@@ -112,6 +103,24 @@ class Connection:
             Silent: lambda event: self.pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network"),
             Failed: self._on_failed,
         }
+
+    # --- the halves of live entities, to go through all of them
+
+    @property
+    def senders(self) -> dict[Entity, Sink]:
+        return {entity: half for entity in self._live() if isinstance(half := entity.half, Sink)}
+
+    @property
+    def receivers(self) -> dict[Entity, Source]:
+        return {entity: half for entity in self._live() if isinstance(half := entity.half, Source)}
+
+    @property
+    def requests(self) -> dict[Entity, Request]:
+        ours = self.engine.entities(Kind.REQUEST_OUT).values()
+        return {entity: half for entity in ours if isinstance(half := entity.half, Request)}
+
+    def _live(self) -> Iterator[Entity]:
+        return (entity for kind in Kind for entity in self.engine.entities(kind).values())
 
     # --- pings
 
@@ -235,41 +244,36 @@ class Connection:
 
     def _on_message(self, event: Message) -> None:
         self.messages_received += 1
-        receiver = self.receivers.get(event.entity)
-        if receiver is not None:
+        receiver = event.entity.half
+        if isinstance(receiver, ReceiveHalf):
             receiver.deliver(event.payload)
         else:
             self.engine.consumed(event.entity, len(event.payload))
 
     def _on_responded(self, event: Responded) -> None:
         self.messages_received += 1
-        request = self.requests.pop(event.entity, None)
-        if request is not None:
+        request = _let_go(event.entity)
+        if isinstance(request, Request):
             request.responded(event.payload)
         self._entity_gone(event.entity)
 
     def _on_ended(self, event: Ended) -> None:
         entity, payload = event.entity, event.payload
-        if entity in self.senders:
-            self.senders.pop(entity).stopped(
-                lambda: ChannelStopped("the peer does not receive on this channel any more", payload=payload)
-            )
-        elif entity in self.receivers:
-            self.receivers.pop(entity).ended(_end_of(payload))
-        elif entity in self.requests:
-            self.requests.pop(entity).failed(
-                lambda: ChannelStopped("the peer declined to answer this request", payload=payload)
-            )
+        half = _let_go(entity)
+        if isinstance(half, SendHalf):
+            half.stopped(lambda: ChannelStopped("the peer does not receive on this channel any more", payload=payload))
+        elif isinstance(half, ReceiveHalf):
+            half.ended(_end_of(payload))
+        elif isinstance(half, Request):
+            half.failed(lambda: ChannelStopped("the peer declined to answer this request", payload=payload))
         if entity is self.engine.top_stream:
             self._on_goodbye(None)
         self._entity_gone(entity)
 
     def _on_confirmed(self, event: Confirmed) -> None:
-        sender = self.senders.pop(event.entity, None)
-        if sender is not None:
-            sender.confirmed()
-        self.receivers.pop(event.entity, None)
-        self.requests.pop(event.entity, None)
+        half = _let_go(event.entity)
+        if isinstance(half, SendHalf):
+            half.confirmed()
         self._entity_gone(event.entity)
 
     def _on_declined(self, event: Declined) -> None:
@@ -279,17 +283,18 @@ class Connection:
         for entity in (event.entity, event.twin):
             if entity is None:
                 continue
-            if entity in self.senders:
-                self.senders.pop(entity).stopped(error)
-            elif entity in self.receivers:
-                self.receivers.pop(entity).ended(error)
-            elif entity in self.requests:
-                self.requests.pop(entity).failed(error)
+            half = _let_go(entity)
+            if isinstance(half, SendHalf):
+                half.stopped(error)
+            elif isinstance(half, ReceiveHalf):
+                half.ended(error)
+            elif isinstance(half, Request):
+                half.failed(error)
             self._entity_gone(entity)
 
     def _on_writable(self, event: Writable) -> None:
-        sender = self.senders.get(event.entity)
-        if sender is not None:
+        sender = event.entity.half
+        if isinstance(sender, SendHalf):
             sender.poke()
 
     def _on_failed(self, event: Failed) -> None:
@@ -308,6 +313,12 @@ class Connection:
             self._forget_pings(entity)
         if self.gone:
             self.gone.unpark_all()
+
+
+def _let_go(entity: Entity) -> object:
+    """The half of an entity that is gone."""
+    half, entity.half = entity.half, None
+    return half
 
 
 def _end_of(payload: bytes) -> Callable[[], Exception]:

@@ -27,7 +27,7 @@ class Request:
         self._response: bytes | None = None
         self._error: Callable[[], Exception] | None = None
         self.entity = entity
-        connection.requests[entity] = self
+        entity.half = self
 
     async def response(self) -> bytes:
         """The answer, as often as it is asked for.

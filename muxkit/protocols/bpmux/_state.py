@@ -54,7 +54,7 @@ class State:
     def add(self, kind: Kind, id: int, *, window: int | None = None) -> Entity:
         """A new entity in its map. `window` None means the automatic one, 0 grants by hand."""
         size = self.limits.channel_bytes if window is None and self.config.grants else window or 0
-        entity = Entity(kind, id, ReceiveWindow(size if kind in RECEIVERS else 0, self.budget))
+        entity = Entity(kind, id, ReceiveWindow(size, self.budget) if kind in RECEIVERS else None)
         self.maps[kind][id] = entity
         return entity
 
@@ -153,7 +153,7 @@ class State:
         if entity.live:
             entity.pieces = Pieces()
             self.unfinished += 1
-            self.payer(entity).window.unfinished += total
+            self.payer(entity).own_window().unfinished += total
         self.refresh(entity)
 
     def add_part(self, entity: Entity, data: bytes) -> bytes | None:
@@ -254,8 +254,7 @@ class State:
     def push_covered(self, outgoing: Outgoing, payload: bytes, size: int) -> None:
         """The same for one that credit covers as a whole; and it may be written as soon as it is its turn."""
         outgoing.queued += size
-        outgoing.queue.append(payload)
-        outgoing.spoken = True
+        outgoing.ready_queue().append(payload)
         outgoing.counted += size + OVERHEAD
         self.outbox.used += size + OVERHEAD
         self.messages_sent += 1
@@ -265,8 +264,7 @@ class State:
     def push_covered_all(self, outgoing: Outgoing, payloads: list[bytes], size: int) -> None:
         """Several of those."""
         outgoing.queued += size
-        outgoing.queue.extend(payloads)
-        outgoing.spoken = True
+        outgoing.ready_queue().extend(payloads)
         counted = size + OVERHEAD * len(payloads)
         outgoing.counted += counted
         self.outbox.used += counted
@@ -358,5 +356,7 @@ class State:
         for half in (entity, entity.twin):
             if half is not None:
                 half.announced = True
+                if half.outgoing is not None and half.outgoing.is_idle:
+                    half.outgoing = None  # made again if anything is ever sent
                 self.control.touch(half)
                 self.schedule(half)
