@@ -102,8 +102,8 @@ class SocketStream(trio.abc.HalfCloseableStream):
     # Sending
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        with self._sending, memoryview(data) as view:
-            await self._write([view] if view.nbytes else [])
+        with self._sending, memoryview(data).cast("B") as view:
+            await self._write([view] if len(view) else [])
 
     async def send_buffers(self, buffers: Buffers) -> None:
         """`send_all` for several buffers; small ones are joined, large ones go out as they are."""
@@ -113,8 +113,10 @@ class SocketStream(trio.abc.HalfCloseableStream):
     def send_nowait(self, buffers: Buffers) -> int:
         """Write what the kernel takes now, in order; give the number of bytes, which may be 0."""
         self._sending.check()
+        if len(buffers) == 1 and not self._finished:
+            return self._write_one(buffers[0])
         self._check_sendable()
-        return self._write_some(buffers if len(buffers) == 1 else _economical(buffers))
+        return self._write_some(_economical(buffers))
 
     async def wait_send_all_might_not_block(self) -> None:
         with self._sending:
@@ -172,7 +174,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
             except OSError as error:
                 raise self._translated(error) from error
             total += written
-            if written < sum(map(_size, batch)):
+            if written < sum(map(len, batch)):
                 break
         return total
 
@@ -215,22 +217,16 @@ def take_socket(stream: trio.SocketStream) -> socket.socket:
     return socket.socket(fileno=stream.socket.detach())
 
 
-def _size(buffer: bytes | memoryview) -> int:
-    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
-
-
 def _economical(buffers: Buffers) -> list[bytes | memoryview]:
-    pending = [buffer for buffer in buffers if _size(buffer)]
-    if len(pending) > 1 and (not SENDMSG or sum(map(_size, pending)) < JOIN_BELOW * len(pending)):
-        return [b"".join(pending)]
-    return pending
+    if len(buffers) > 1 and (not SENDMSG or sum(map(len, buffers)) < JOIN_BELOW * len(buffers)):
+        return [b"".join(buffers)]
+    return [buffer for buffer in buffers if len(buffer)]
 
 
 def _rest(pending: list[bytes | memoryview], written: int) -> list[bytes | memoryview]:
     for index, buffer in enumerate(pending):
-        size = _size(buffer)
+        size = len(buffer)
         if written < size:
-            view = buffer if isinstance(buffer, memoryview) else memoryview(buffer)
-            return [view.cast("B")[written:], *pending[index + 1 :]]
+            return [memoryview(buffer)[written:], *pending[index + 1 :]]
         written -= size
     return []

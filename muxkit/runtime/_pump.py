@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 EventT = TypeVar("EventT")
 
 READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
-READ_LARGE = 256 * 1024  # and while they fill what was asked for
+READ_LARGE = 256 * 1024  # and while they bring half of that
 TURN_FRAMES = 1024  # frames to parse before the others get their turn
 WRITE = 256 * 1024  # bytes to pull at most for one write
 JOIN_BELOW = 4 * 1024  # bytes a buffer on average: join smaller ones, hand over larger ones as they are
 CLOSE = 1.0  # s, for closing a stream without goodbye
+BURST = 4  # events at once
 LATE = 150e-6  # s; the writer was woken so long ago and others had their turns: whoever rings writes what there is
 INLINE_PAUSE = 30e-6  # s; senders who come faster than this are served together by the writer
 
@@ -65,6 +66,7 @@ class StreamPump(Generic[EventT]):
         self._nowait = stream if isinstance(stream, NowaitLink) else None
         self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
         self._is_writing = False
+        self._burst = False  # what came last was for many, who will all have something to write in a moment
         self._pulled = 0  # bytes that left the engine the last time
         self._carry: list[Buffer] = []  # pulled, and not taken by the transport yet
         self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
@@ -165,7 +167,7 @@ class StreamPump(Generic[EventT]):
             return
         if self._nowait is None or self._loss is not None or self._hanging_up:
             self._wake_writer()
-        elif self._sleeper is None or perf_counter() - self._wrote_at >= INLINE_PAUSE:
+        elif self._sleeper is None or (not self._burst and perf_counter() - self._wrote_at >= INLINE_PAUSE):
             self._write_now(self._nowait)
         else:
             self._wake_writer()
@@ -250,23 +252,28 @@ class StreamPump(Generic[EventT]):
                     self._dispatch()
                     self.lose("the peer hung up", by="peer")
                     return
-                size = READ_LARGE if len(data) == size else READ_SMALL
-                await self._feed(data if type(data) is bytes else bytes(data))
+                size = READ_LARGE if len(data) >= READ_SMALL // 2 else READ_SMALL
+                self._engine.receive_bytes(data if type(data) is bytes else bytes(data), trio.current_time())
+                self._dispatch()
+                if self._paced is not None and self._paced.unparsed:
+                    await self._go_on(self._paced)
                 data = b""  # not kept while waiting for more
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.lose("the connection broke while reading", by="network", cause=error)
 
-    async def _feed(self, data: bytes) -> None:
+    async def _go_on(self, engine: Paced) -> None:
         """Bounded work at a time: a flood of tiny frames must not keep the other connections waiting."""
-        self._engine.receive_bytes(data, trio.current_time())
-        self._dispatch()
-        while self._paced is not None and self._paced.unparsed:
+        while engine.unparsed:
             await trio.lowlevel.checkpoint()
             self._engine.receive_bytes(b"", trio.current_time())
             self._dispatch()
 
     def _dispatch(self) -> None:
-        self._hand_out_events()
+        events = self._engine.events()
+        self._burst = len(events) >= BURST
+        if events:
+            self._on_events(events)
+            self._hand_out_events()
         self.ring()
         deadline = self._engine.next_deadline()
         if deadline is not None and deadline < self._alarm.deadline:

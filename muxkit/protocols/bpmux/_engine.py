@@ -252,7 +252,7 @@ class Engine:
             return False
         if size > entity.credit.available - outgoing.queued - outgoing.claimed:
             return False
-        self._state.push_covered(outgoing, payload, size)
+        self._state.push_covered(outgoing, [payload], size)
         return True
 
     def try_send_all(self, entity: Entity, payloads: list[bytes]) -> bool:
@@ -264,7 +264,7 @@ class Engine:
         size = sum(sizes)
         if size > entity.credit.available - outgoing.queued - outgoing.claimed or max(sizes) > self._largest:
             return False
-        self._state.push_covered_all(outgoing, payloads, size)
+        self._state.push_covered(outgoing, payloads, size)
         return True
 
     def send_many(self, entity: Entity, payloads: Iterable[bytes]) -> int:

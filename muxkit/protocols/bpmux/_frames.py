@@ -33,10 +33,11 @@ class Type(IntEnum):
 
     @property
     def label(self) -> str:
-        return self.name.replace("_", "-").lower()
+        return LABELS[self]
 
 
 TYPES = tuple(Type)
+LABELS = tuple(type.name.replace("_", "-").lower() for type in Type)
 TAGS = tuple(bytes((tag,)) for tag in range(256))
 
 

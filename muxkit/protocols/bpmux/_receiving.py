@@ -49,75 +49,89 @@ class Receiving:
         entity = self._maps[ADDRESSED[type]].get(id)
         self._entity = entity
         self._charged = 0
-        what = f"{type.label} {id}"
         if flags & ACK_END and flags != ACK_END:
             rule = "bpmux-R20" if entity is None else "bpmux-R32"
-            raise RemoteProtocolError(f"{what}: ack-end together with flags {flags:#04x}", rule=rule)
+            raise RemoteProtocolError(f"{type.label} {id}: ack-end together with flags {flags:#04x}", rule=rule)
         if entity is None:
-            self._check_new(type, id, flags, what)
+            self._check_new(type, id, flags)
             self._payer, self._left = self._state.top_stream, self.announced
         else:
-            self._check_known(entity, type, flags, what)
+            self._check_known(entity, type, id, flags)
             self._payer = self._state.payer(entity)
             self._left = self.announced or entity.partial
         if flags & PAYLOAD and flags & END and self._left:
-            raise RemoteProtocolError(f"{what}: payload and end payload in one chunk in partial mode", rule="bpmux-P14")
+            raise RemoteProtocolError(
+                f"{type.label} {id}: payload and end payload in one chunk in partial mode", rule="bpmux-P14"
+            )
         if self.announced:
-            self._check_loan(self._payer.window, what)
+            self._check_loan(self._payer.window, type, id)
         if flags & PING and self._state.control.pongs_owed >= self._state.limits.pongs:
             raise RemoteProtocolError(
-                f"{what}: {self._state.control.pongs_owed} pings not answered yet because nobody reads", limit="pongs"
+                f"{type.label} {id}: {self._state.control.pongs_owed} pings not answered yet because nobody reads",
+                limit="pongs",
             )
 
-    def _check_new(self, type: Type, id: int, flags: int, what: str) -> None:
+    def _check_new(self, type: Type, id: int, flags: int) -> None:
         state = self._state
         if id == 0 and type is not Type.OUT_REQUEST and type is not Type.IN_REQUEST:
             rule = "bpmux-S05" if type in (Type.OUT_SINK, Type.OUT_STREAM) else "bpmux-R09"
-            raise RemoteProtocolError(f"{what}: the top level cannot be opened again", rule=rule)
+            raise RemoteProtocolError(f"{type.label} {id}: the top level cannot be opened again", rule=rule)
         if type is Type.IN_REQUEST:
-            raise RemoteProtocolError(f"{what}: there is no such request", rule="bpmux-R10")
+            raise RemoteProtocolError(f"{type.label} {id}: there is no such request", rule="bpmux-R10")
         if type not in CREATING:
-            raise RemoteProtocolError(f"{what}: there is no such entity, and only we could make it", rule="bpmux-R11")
+            raise RemoteProtocolError(
+                f"{type.label} {id}: there is no such entity, and only we could make it", rule="bpmux-R11"
+            )
         if type is Type.DUPLEX and id in self._maps[Kind.STREAM_IN]:
-            raise RemoteProtocolError(f"{what}: there is a stream-in with this id", rule="bpmux-R12")
+            raise RemoteProtocolError(f"{type.label} {id}: there is a stream-in with this id", rule="bpmux-R12")
         if flags & ACK_END:
-            raise RemoteProtocolError(f"{what}: ack-end for an entity that does not exist", rule="bpmux-R20")
+            raise RemoteProtocolError(f"{type.label} {id}: ack-end for an entity that does not exist", rule="bpmux-R20")
         if not flags & PAYLOAD:
-            raise RemoteProtocolError(f"{what}: an opening without a payload", rule="bpmux-R14")
+            raise RemoteProtocolError(f"{type.label} {id}: an opening without a payload", rule="bpmux-R14")
         if self.announced and state.config.letter:
             raise RemoteProtocolError(
-                f"{what}: an opening payload of {self.announced} bytes in parts against a credit of 0", rule="bpmux-P18"
+                f"{type.label} {id}: an opening payload of {self.announced} bytes in parts against a credit of 0",
+                rule="bpmux-P18",
             )
         live = state.theirs + state.control.leaving
         if live >= state.limits.channels:
-            raise RemoteProtocolError(f"{what}: opened beside {live} live channels", limit="channels")
+            raise RemoteProtocolError(f"{type.label} {id}: opened beside {live} live channels", limit="channels")
         if flags & END and type is not Type.OUT_SINK:
-            self._check_reset(what)
+            self._check_reset(type, id)
 
-    def _check_known(self, entity: Entity, type: Type, flags: int, what: str) -> None:
+    def _check_known(self, entity: Entity, type: Type, id: int, flags: int) -> None:
         if type is Type.DUPLEX and not (entity.opening and entity.twin is not None and flags & PAYLOAD):
             rule = "bpmux-R21" if entity.twin is not None else "bpmux-R12"
-            raise RemoteProtocolError(f"{what}: there is an entity with this id", rule=rule)
+            raise RemoteProtocolError(f"{type.label} {id}: there is an entity with this id", rule=rule)
         if entity.opening and entity.twin is not None and type is not Type.DUPLEX and flags & PAYLOAD:
-            raise RemoteProtocolError(f"{what}: parts of a duplex's opening travel as duplex chunks", rule="bpmux-P06")
+            raise RemoteProtocolError(
+                f"{type.label} {id}: parts of a duplex's opening travel as duplex chunks", rule="bpmux-P06"
+            )
         if flags & (PAYLOAD | END) and entity.twin is not None and entity.twin.opening:
-            raise RemoteProtocolError(f"{what}: the opening of this duplex has not come as a whole", rule="bpmux-P06")
+            raise RemoteProtocolError(
+                f"{type.label} {id}: the opening of this duplex has not come as a whole", rule="bpmux-P06"
+            )
         if flags & PAYLOAD and type not in PAYLOAD_TYPES and not entity.opening:
-            raise RemoteProtocolError(f"{what}: payload in a chunk of a type that carries none", rule="bpmux-R22")
+            raise RemoteProtocolError(
+                f"{type.label} {id}: payload in a chunk of a type that carries none", rule="bpmux-R22"
+            )
         if flags & PAYLOAD and flags & END and type is Type.IN_REQUEST:
-            raise RemoteProtocolError(f"{what}: a response together with an end", rule="bpmux-R27")
+            raise RemoteProtocolError(f"{type.label} {id}: a response together with an end", rule="bpmux-R27")
         if flags & ACK_END and not entity.end_out:
-            raise RemoteProtocolError(f"{what}: ack-end for an end that was not sent", rule="bpmux-R33")
+            raise RemoteProtocolError(f"{type.label} {id}: ack-end for an end that was not sent", rule="bpmux-R33")
         if entity.partial:
             if self.announced:
                 raise RemoteProtocolError(
-                    f"{what}: a Partial with {entity.partial} bytes of the last one to come", rule="bpmux-P08"
+                    f"{type.label} {id}: a Partial with {entity.partial} bytes of the last one to come",
+                    rule="bpmux-P08",
                 )
             ends = entity.ends_in_parts
             if (flags & END and ends is False) or (flags & PAYLOAD and ends is True):
-                raise RemoteProtocolError(f"{what}: payload and end payload mixed in partial mode", rule="bpmux-P14")
+                raise RemoteProtocolError(
+                    f"{type.label} {id}: payload and end payload mixed in partial mode", rule="bpmux-P14"
+                )
         if flags & END and self._is_reset(entity):
-            self._check_reset(what)
+            self._check_reset(type, id)
 
     def _is_reset(self, entity: Entity) -> bool:
         """Would an end break off what we do for the peer? Legal, but not without bound.
@@ -127,20 +141,21 @@ class Receiving:
         is_goodbye = self._state.top_stream.gone and not entity.late
         return entity.kind in BREAKABLE and not entity.ending and not entity.orderly and not is_goodbye
 
-    def _check_loan(self, window: ReceiveWindow, what: str) -> None:
+    def _check_loan(self, window: ReceiveWindow, type: Type, id: int) -> None:
         """Could what the peer has begun on this window ever be lent? Otherwise it would wait for ever."""
         need, total = window.unfinished + self.announced - window.credit, self._state.limits.reassembly
         if need > total:
             raise RemoteProtocolError(
-                f"{what}: {need} bytes in parts beyond the window against {total} that may be lent", limit="reassembly"
+                f"{type.label} {id}: {need} bytes in parts beyond the window against {total} that may be lent",
+                limit="reassembly",
             )
 
-    def _check_reset(self, what: str) -> None:
+    def _check_reset(self, type: Type, id: int) -> None:
         state = self._state
         if not state.resets.has_token(state.now):
             limits = state.limits
             raise RemoteProtocolError(
-                f"{what}: more than {limits.resets_burst} channels cancelled at once "
+                f"{type.label} {id}: more than {limits.resets_burst} channels cancelled at once "
                 f"and {limits.resets_per_second} a second",
                 limit="resets_per_second",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import trio
 
@@ -245,8 +245,8 @@ class Connection:
     def _on_message(self, event: Message) -> None:
         self.messages_received += 1
         receiver = event.entity.half
-        if isinstance(receiver, ReceiveHalf):
-            receiver.deliver(event.payload)
+        if receiver is not None:
+            cast("Source", receiver).deliver(event.payload)  # messages come on nothing else
         else:
             self.engine.consumed(event.entity, len(event.payload))
 

@@ -251,24 +251,15 @@ class State:
         self.outbox.used += outgoing.counted - counted
         self.messages_sent += 1
 
-    def push_covered(self, outgoing: Outgoing, payload: bytes, size: int) -> None:
-        """The same for one that credit covers as a whole; and it may be written as soon as it is its turn."""
-        outgoing.queued += size
-        outgoing.ready_queue().append(payload)
-        outgoing.counted += size + OVERHEAD
-        self.outbox.used += size + OVERHEAD
-        self.messages_sent += 1
-        if not outgoing.scheduled and outgoing.is_ready():
-            self.scheduler.add(outgoing)
-
-    def push_covered_all(self, outgoing: Outgoing, payloads: list[bytes], size: int) -> None:
-        """Several of those."""
-        outgoing.queued += size
+    def push_covered(self, outgoing: Outgoing, payloads: list[bytes], size: int) -> None:
+        """The same for some that credit covers as a whole; they may be written as soon as it is their turn."""
+        count = len(payloads)
+        counted = size + OVERHEAD * count
         outgoing.ready_queue().extend(payloads)
-        counted = size + OVERHEAD * len(payloads)
+        outgoing.queued += size
         outgoing.counted += counted
         self.outbox.used += counted
-        self.messages_sent += len(payloads)
+        self.messages_sent += count
         if not outgoing.scheduled and outgoing.is_ready():
             self.scheduler.add(outgoing)
 
