@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from muxkit.core._engine import Buffer
 
 QUANTUM = 64 * 1024  # bytes a turn
+FEW = 4  # sources among which nobody should wait for more than a turn
 
 
 class Source(Protocol):
@@ -55,11 +56,14 @@ class Scheduler:
             self.line.append(source)
 
     def pull(self, limit: int, out: list[Buffer]) -> int:
-        """Append about `limit` bytes in fair order; give their number. Several ready sources share one quantum."""
+        """Append about `limit` bytes in fair order; give their number. A few ready sources share one quantum.
+
+        With many, whoever comes has to wait for the turns of all of them anyway, so more is taken at once.
+        """
         line = self.line
         taken = 0
         while line and taken < limit:
-            if len(line) > 1 and limit > self.quantum:
+            if 1 < len(line) <= FEW and limit > self.quantum:
                 limit = self.quantum
                 if taken >= limit:
                     break

@@ -79,6 +79,7 @@ class Connection:
             on_written=lambda: self.room.release(),
             on_lost=self._lost,
             queued=self.queued,
+            outbox=self.engine.waiting,
             observer=observer,
         )
         self.room = Room(limits.outbox, self.engine.waiting)

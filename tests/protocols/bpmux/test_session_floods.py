@@ -133,6 +133,7 @@ async def test_a_session_at_rest_does_not_hold_what_it_read_last() -> None:
 
 
 PIECE = 10_000  # bytes
+WRITE = 256 * KIB  # what a pump takes out of an engine at once
 
 
 async def push_bulk(session: Session, accepted: list[int]) -> None:
@@ -168,7 +169,8 @@ async def test_sending_into_a_link_that_stands_still_stops_at_the_outbox() -> No
                 await at_rest()
         assert pair.one.stats().queued <= 2 * limits.outbox
         assert accepted <= 2 * limits.outbox + 64 * KIB  # what the link itself holds
-        assert held[1] <= 2 * limits.outbox + 160 * KIB  # 20 lines of waiting senders among it
+        # What is joined for one write is there twice for a moment; the rest is 20 lines of waiting senders.
+        assert held[1] <= 2 * limits.outbox + WRITE + 160 * KIB
 
 
 @pytest.mark.requirement("R-08")
