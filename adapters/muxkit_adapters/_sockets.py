@@ -28,26 +28,29 @@ Prepare = Callable[[socket.socket], "SocketStream"]
 class OneAtATime:
     """Two tasks in here at once is a mistake of the caller, never something to queue for."""
 
-    __slots__ = ("_busy", "_what")
+    __slots__ = ("_what", "is_busy")
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._busy = False
+        self.is_busy = False
 
     def check(self) -> None:
         """For what does not wait, and so cannot be in here when another comes."""
-        if self._busy:
+        if self.is_busy:
             raise trio.BusyResourceError(f"another task is already {self._what}")
 
+    def begin(self) -> None:
+        """The caller ends it himself: a block costs two more calls, for each receive."""
+        self.check()
+        self.is_busy = True
+
     def __enter__(self) -> None:
-        if self._busy:
-            raise trio.BusyResourceError(f"another task is already {self._what}")
-        self._busy = True
+        self.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._busy = False
+        self.is_busy = False
 
 
 class SocketStream(trio.abc.HalfCloseableStream):
@@ -82,7 +85,8 @@ class SocketStream(trio.abc.HalfCloseableStream):
         if size < 1:
             raise ValueError(f"max_bytes={size}: must be at least 1")
         sock = self._socket
-        with self._receiving:
+        self._receiving.begin()
+        try:
             if self._more or sock.fileno() == -1:
                 await trio.lowlevel.checkpoint()
             else:
@@ -92,12 +96,14 @@ class SocketStream(trio.abc.HalfCloseableStream):
                     data = sock.recv(size)
                 except (BlockingIOError, InterruptedError):
                     await trio.lowlevel.wait_readable(sock)
-                except OSError as error:
-                    raise self._translated(error) from error
                 else:
                     # An end of file stays readable, so it counts as more.
                     self._more = not data or len(data) == size
                     return data
+        except OSError as error:
+            raise self._translated(error) from error
+        finally:
+            self._receiving.is_busy = False
 
     # Sending
 

@@ -14,6 +14,7 @@ import trio
 
 ErrorMaker = Callable[[], Exception]
 
+SHARE = 4 * 1024  # bytes that are kept for somebody who is woken
 PATIENCE = 16  # times that others may slip past a message that is too large for the room that is left
 
 
@@ -55,16 +56,22 @@ class Room:
         used = self._outbox.used + self._promised
         return (used == 0 or used + size <= self._limit) and (not self._gates or self._refused < PATIENCE)
 
-    def promise(self, size: int) -> bool:
-        """Keep room for somebody who is being woken, if there is any."""
-        if not self._fits(size):
-            return False
-        self._promised += size
-        return True
+    def promise(self, size: int) -> int:
+        """Keep room for somebody who is being woken; gives how much, 0 if there is too little.
 
-    def settle(self, size: int) -> None:
+        He gets some for the messages behind his first, or he would have to be woken for each of them.
+        """
+        share = max(size, SHARE)
+        if not self._fits(share):
+            if self._promised or not self._fits(size):
+                return 0
+            share = max(size, 1)
+        self._promised += share
+        return share
+
+    def settle(self, share: int) -> None:
         """He runs now."""
-        self._promised -= size
+        self._promised -= share
 
     def wait(self, gate: Gate) -> None:
         """Poke the gate when there is room again."""
@@ -99,7 +106,7 @@ class _Waiter:
     def __init__(self, task: trio.lowlevel.Task, size: int) -> None:
         self.task = task
         self.size = size
-        self.promised = False
+        self.promised = 0  # bytes
         self.error: ErrorMaker | None = None
 
 
@@ -133,7 +140,7 @@ class Gate:
 
         await trio.lowlevel.wait_task_rescheduled(abort)
         if waiter.promised:
-            self._room.settle(size)
+            self._room.settle(waiter.promised)
         if waiter.error is not None:
             self._room.release()  # what was kept for us is free
             raise waiter.error()
@@ -161,8 +168,9 @@ class Gate:
         if not self._line or self._line[0].promised:
             return
         first = self._line[0]
-        if self._half.admits(first.size) and self._room.promise(first.size):
-            first.promised = True
+        if self._half.admits(first.size):
+            first.promised = self._room.promise(first.size)
+        if first.promised:
             trio.lowlevel.reschedule(first.task)
         else:
             self._ask_for(first.size)

@@ -72,17 +72,17 @@ class Connection:
         on_goodbye: Callable[[Callable[[], Exception] | None], None],
     ) -> None:
         self.engine = Engine(config, limits=limits, observer=observer)
+        self.room = Room(limits.outbox, self.engine.waiting)
         self.pump: StreamPump[Event] = StreamPump(
             stream,
             self.engine,
             on_events=self._dispatch,
-            on_written=lambda: self.room.release(),
+            on_written=self.room.release,
             on_lost=self._lost,
             queued=self.queued,
             outbox=self.engine.waiting,
             observer=observer,
         )
-        self.room = Room(limits.outbox, self.engine.waiting)
         self.ring = self.pump.ring
         self.gone = trio.lowlevel.ParkingLot()  # those who wait for channels to go away
         self.round_trip: float | None = None

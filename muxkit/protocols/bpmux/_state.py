@@ -325,7 +325,8 @@ class State:
             self.top_up(entity)
         if outgoing.opening_left and not outgoing.is_ready():
             self._starved[entity] = None
-        self.count(outgoing, outgoing.waits_for_transport())
+        if outgoing.counted:
+            self.count(outgoing, outgoing.waits_for_transport())
         if outgoing.watched:
             self.writable(outgoing)
 
