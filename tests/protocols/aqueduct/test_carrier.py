@@ -1,0 +1,387 @@
+"""Aqueduct over one byte stream: the framing, its credit, its violations, and the promises of every stream engine."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+import pytest
+
+from muxkit._limits import Limits
+from muxkit.protocols.aqueduct import Carrier, Config, Engine, Event, Failed, HungUp, Message, Mode, Role, Sender
+from muxkit.testing._pair import EngineCase, EnginePair, check_every_split, check_stream_engine, feed
+from tests.protocols.aqueduct._helpers import EMPTY, V, told
+
+HELLO = b"AQUEDUX1".hex()
+# What a client writes first: hello, more streams, and a whole stream with VERSION, ACK_VERSION and CONNECTION_HEADERS.
+GREETING = HELLO + "01 00 1f" + V + "01 02 00"
+
+
+def carrier(role: Role = Role.SERVER, *, limits: Limits | None = None, config: Config | None = None) -> Carrier:
+    return Carrier(Engine(role, config, limits=limits))
+
+
+def pair(
+    *, limits: Limits | None = None, config: Config | None = None, weather: random.Random | None = None
+) -> EnginePair[Carrier, Event]:
+    made: EnginePair[Carrier, Event] = EnginePair(
+        carrier(Role.CLIENT, limits=limits, config=config), carrier(limits=limits, config=config), weather=weather
+    )
+    made.run_until_quiet()
+    made.take_events(0)
+    made.take_events(1)
+    return made
+
+
+def opened(*, limits: Limits | None = None) -> Carrier:
+    made = carrier(limits=limits)
+    told_ = feed(made, [bytes.fromhex(GREETING)])
+    assert [type(event).__name__ for event in told_] == ["Connected"]
+    made.buffers_to_send(2**20)
+    return made
+
+
+def written(made: Carrier) -> str:
+    text = b""
+    while made.has_output():
+        text += b"".join(made.buffers_to_send(2**20))
+    return text.hex()
+
+
+def sender_of(link: EnginePair[Carrier, Event]) -> Sender:
+    return link.engines[0].engine.senders[0]
+
+
+# ---------------------------------------------------------------------------- framing
+
+
+def test_what_each_frame_looks_like() -> None:
+    made = opened(limits=Limits(channels=4))
+    events = feed(
+        made, [bytes.fromhex("00 01 07 03 00" + EMPTY + "06 07 03 00 04 00 00 00 00 02 01 05 10 04 00 05 03 00")]
+    )
+    assert [told(event) for event in events] == [("Message", 0, 0, b""), ("Message", 0, 0, b"")]
+    engine = made.engine
+    for event in events:
+        assert isinstance(event, Message)
+        engine.consumed(event)
+    assert made._may_open == 32
+    engine.handle_deadline(1.0)
+    assert written(made) == bytes.fromhex("00 01 06 03 00 08 02 00 01").hex()
+
+
+def test_the_first_bytes_are_the_hello_and_the_greeting() -> None:
+    made = carrier(Role.CLIENT, limits=Limits(channels=4))
+    most = 2 * 4 + Config().streams
+    assert written(made) == HELLO + "05 f8 07".replace(" ", "") + bytes.fromhex("01 00 1e" + V + "02 00").hex()
+    assert most - 16 == 0x78 | 7 << 7
+
+
+def test_any_split_gives_the_same_events_and_the_same_answer() -> None:
+    text = (
+        GREETING + "01 01 0c 03 00 04 00 00 02 02 00 01 61 06 01 06 07 03 00 04 00 00 00 00 00 02 04 03 10 04 00 02 02"
+    )
+    events = check_every_split(lambda: carrier(limits=Limits(channels=4)), bytes.fromhex(text), normalise=normal)
+    assert [event[0] for event in events] == ["Connected", "Message", "Finished"]  # type: ignore[index]  # tuples
+
+
+def normal(event: Event) -> tuple[object, ...]:
+    return told(event)
+
+
+@pytest.mark.requirement("R-21", "R-23")
+def test_it_keeps_the_promises_of_every_stream_engine() -> None:
+    chat = GREETING + "00 01 0b 03 08 04 00 00 00 01 61 05 02 06 01 06 07 03 00 04 00 00 00 00"
+    check_stream_engine(
+        EngineCase(
+            make=carrier,
+            is_failure=lambda event: isinstance(event, Failed),
+            normalise=normal,
+            transcripts=[bytes.fromhex(GREETING), bytes.fromhex(chat)],
+            preface=bytes.fromhex(GREETING + "00 01 02 03 08"),
+            question=bytes.fromhex("00 01 02 05 01"),
+        )
+    )
+
+
+VIOLATIONS = [
+    ("another hello", "", "AA" * 8, "begins with"),
+    ("an unknown frame", GREETING, "07", "0x07"),
+    ("an empty chunk", GREETING, "00 01 00", "an empty chunk on stream 1"),
+    ("a stream that was skipped", GREETING, "00 02 01 03", "stream 2 of the peer, 1 were opened"),
+    ("a chunk after the last", GREETING, "00 00 01 03", "stream 0 has ended"),
+    ("a chunk after a reset", GREETING + "00 01 01 03 02 01", "00 01 01 00", "stream 1 has ended"),
+    ("a reset of what never was", GREETING, "02 05", "stream 5 of the peer, 1 were opened"),
+    ("a reset after the last", GREETING, "02 00", "stream 0 has ended"),
+    ("a stop of what never was", GREETING, "03 05", "stream 5 of ours, 0 were opened"),
+    ("credit for what never was", GREETING, "04 05 01", "stream 5 of ours"),
+    ("more than the credit", GREETING, "00 01 81 20", "4097 bytes sent against 4096"),
+    ("too many streams allowed", GREETING, "05" + "ff" * 9 + "01", "more than"),
+    ("a datagram too large", GREETING, "06 81 80 04", "65537 bytes against 65536"),
+    ("a number too long", GREETING, "06" + "ff" * 10, "10 bytes"),
+]  # fmt: skip
+
+
+@pytest.mark.requirement("R-16", "R-19", "R-23")
+@pytest.mark.parametrize(
+    ("before", "frame", "says"), [row[1:] for row in VIOLATIONS], ids=[row[0] for row in VIOLATIONS]
+)
+def test_a_violation_of_the_framing_ends_the_connection(before: str, frame: str, says: str) -> None:
+    made = carrier()
+    feed(made, [bytes.fromhex(before)])
+    assert not made.engine.over
+    made.receive_bytes(bytes.fromhex(frame), 0.0)
+    (failed,) = made.events()
+    assert isinstance(failed, Failed)
+    assert says in str(failed.error)
+    assert failed.error.offset == len(bytes.fromhex(before))
+    assert not made.has_output()
+    assert made.buffers_to_send(100) == []
+
+
+@pytest.mark.requirement("R-16")
+def test_credit_beyond_64_bits_is_a_violation() -> None:
+    made = opened()
+    message = feed(made, [bytes.fromhex("00 01 07 03 00" + EMPTY)])
+    assert len(message) == 1
+    made.handle_deadline(1.0)
+    assert written(made)  # stream 1 of ours with an ack
+    made.receive_bytes(bytes.fromhex("04 01" + "ff" * 9 + "01"), 0.0)
+    assert made.engine.over
+
+
+@pytest.mark.requirement("R-02")
+def test_the_peer_opens_no_more_streams_than_it_was_allowed() -> None:
+    made = opened(limits=Limits(channels=4))
+    told_ = made._told
+    assert told_ == 8 + 1024 + 1  # one is over
+    for index in range(1, told_):
+        made.receive_bytes(b"\x00" + _varint(index) + b"\x01\x03", 0.0)
+    assert not made.engine.over
+    made.receive_bytes(b"\x00" + _varint(told_) + b"\x01\x03", 0.0)
+    (failed,) = made.events()
+    assert "1033 are allowed" in str(failed)
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number & 0x7F | 0x80, number >> 7])
+
+
+# ---------------------------------------------------------------------------- credit
+
+
+@pytest.mark.requirement("R-09", "R-22", "R-08")
+def test_a_peer_that_nobody_reads_is_held_at_what_was_granted() -> None:
+    link = pair()
+    engine, sender = link.engines[0].engine, sender_of(link)
+    sent = 0
+    for _ in range(2000):
+        while engine.admits(sender, 1000):
+            engine.send(sender, b"x" * 1000)
+            sent += 1000
+        link.run_until_quiet()
+    came = sum(len(event.payload) + 5 for event in link.events[1] if isinstance(event, Message))
+    (credit,) = link.engines[0]._credit.values()
+    (arriving,) = (one for one in link.engines[1]._arriving.values() if not one.over)
+    assert (credit.available, arriving.window.credit) == (0, 0)
+    assert came <= arriving.window.held <= link.engines[1].engine.limits.channel_bytes
+    assert sent <= came + link.engines[0].engine.limits.channel_bytes + 2000
+    for event in link.take_events(1):
+        if isinstance(event, Message):
+            link.engines[1].engine.consumed(event)
+    link.run_until_quiet()
+    assert any(isinstance(event, Message) for event in link.events[1])  # and it goes on when somebody does
+
+
+@pytest.mark.requirement("R-07", "R-09")
+def test_a_channel_that_nobody_reads_holds_up_no_other() -> None:
+    link = pair()
+    engine, peer = link.engines[0].engine, link.engines[1].engine
+    halves = []
+    for _ in range(20):
+        half, ticket = engine.channel(sends=True)
+        engine.send(sender_of(link), b"", attachments=[ticket])
+        halves.append(half)
+    for half in halves[:-1]:
+        engine.send(half, b"y" * 100_000)
+    for number in range(100):
+        engine.send(halves[-1], number.to_bytes(4) + b"z" * 1000)
+        link.run_until_quiet()
+        for event in link.take_events(1):
+            if isinstance(event, Message) and event.receiver.id == halves[-1].id:
+                peer.consumed(event)
+                assert int.from_bytes(event.payload[:4]) == number
+                break
+        else:
+            raise AssertionError("it was held up")
+
+
+@pytest.mark.requirement("R-03", "R-22")
+def test_large_messages_borrow_pass_and_repay() -> None:
+    link = pair(limits=Limits(message=500_000, reassembly=600_000, channel_bytes=20_000, outbox=10**8))
+    engine, peer = link.engines[0].engine, link.engines[1].engine
+    for number in range(6):
+        engine.send(sender_of(link), bytes([number]) * 300_000, mode=Mode.UNORDERED) if number == 0 else None
+    for number in range(1, 6):
+        while not engine.admits(sender_of(link), 300_000):
+            link.run_until_quiet()
+            for event in link.take_events(1):
+                if isinstance(event, Message):
+                    peer.consumed(event)
+        engine.send(sender_of(link), bytes([number]) * 300_000, mode=Mode.UNORDERED)
+    link.run_until_quiet()
+    came = link.take_events(1)
+    for event in came:
+        if isinstance(event, Message):
+            assert event.payload == event.payload[:1] * 300_000
+            peer.consumed(event)
+    engine.finish(sender_of(link))
+    link.run_for(1)
+    assert peer._channels.reassembly.left == 600_000
+    assert link.engines[1]._arriving == {}
+    assert link.engines[1]._budget.used == 0
+    assert link.engines[1]._budget.windows == 0
+
+
+@pytest.mark.requirement("R-08")
+def test_64_mib_into_a_stalled_peer_cost_little_more_than_what_the_caller_holds() -> None:
+    link = pair(limits=Limits(message=64 * 1024 * 1024, reassembly=64 * 1024 * 1024))
+    payload = b"x" * (64 * 1024 * 1024 - 100)
+    stalled = link.engines[0]
+    tracemalloc.start()
+    stalled.engine.send(sender_of(link), payload)
+    while stalled.has_output():
+        stalled.buffers_to_send(65_536)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * 1024 * 1024
+
+
+@pytest.mark.requirement("R-10")
+def test_a_reset_in_the_midst_gives_the_credit_of_its_stream_back() -> None:
+    link = pair()
+    engine = link.engines[0].engine
+    sender, ticket = engine.channel(sends=True)
+    engine.send(sender_of(link), b"", attachments=[ticket])
+    engine.send(sender, b"x" * 100_000)
+    link.step()
+    engine.cancel(sender, link.now)
+    link.run_for(2)
+    for event in link.take_events(1):
+        if isinstance(event, Message):
+            link.engines[1].engine.consumed(event)
+    engine.finish(sender_of(link))
+    link.run_for(2)
+    for side in (0, 1):
+        assert link.engines[side]._arriving == {}
+        assert link.engines[side]._budget.used == 0
+        assert link.engines[side].engine.statistics().channels == 0
+
+
+def test_more_streams_are_allowed_as_old_ones_are_consumed() -> None:
+    link = pair(limits=Limits(channels=4), config=Config(streams=20))
+    engine = link.engines[0].engine
+    for number in range(300):
+        engine.send(sender_of(link), bytes([number % 256]), mode=Mode.UNORDERED)
+        link.run_until_quiet()
+        for event in link.take_events(1):
+            if isinstance(event, Message):
+                link.engines[1].engine.consumed(event)
+        link.run_for(0.03)
+    assert link.engines[1]._arrived > 300
+    assert not link.engines[1].engine.over
+
+
+def test_unordered_messages_wait_for_streams_and_not_for_ever() -> None:
+    link = pair(limits=Limits(channels=4), config=Config(streams=20))
+    engine = link.engines[0].engine
+    for number in range(50):
+        engine.send(sender_of(link), bytes([number]), mode=Mode.UNORDERED)
+    link.run_until_quiet()
+    came: list[Message] = [event for event in link.take_events(1) if isinstance(event, Message)]
+    assert 20 < len(came) <= 28
+    while came:
+        link.engines[1].engine.consumed(came.pop(0))
+        link.run_until_quiet()
+        came += [event for event in link.take_events(1) if isinstance(event, Message)]
+    engine.finish(sender_of(link))
+    link.run_for(1)
+    assert engine.senders == {}
+
+
+def test_datagrams_overtake_streams_and_give_way_when_the_link_is_slow() -> None:
+    link = pair(config=Config(unreliable_queue=5))
+    engine = link.engines[0].engine
+    for _ in range(3):
+        engine.send(sender_of(link), b"x" * 1000)
+    for number in range(10):
+        engine.send(sender_of(link), bytes([number]), mode=Mode.UNRELIABLE)
+    link.run_until_quiet()
+    came = [event.payload for event in link.take_events(1) if isinstance(event, Message)]
+    assert came == [*(bytes([number]) for number in range(5, 10)), *[b"x" * 1000] * 3]
+
+
+# ---------------------------------------------------------------------------- the rest
+
+
+@pytest.mark.parametrize(("tail", "clean"), [("", True), ("00 01 09 03", False), ("00", False)])
+def test_the_end_of_the_stream_is_clean_between_frames(tail: str, clean: bool) -> None:
+    made = opened()
+    made.receive_bytes(bytes.fromhex(tail), 0.0)
+    made.receive_eof(0.0)
+    (event,) = made.events()
+    assert isinstance(event, HungUp)
+    assert event.clean is clean
+    made.receive_bytes(b"\xff", 0.0)
+    assert made.events() == ()
+
+
+def test_a_pump_may_bound_the_frames_of_one_turn() -> None:
+    made = opened()
+    made.frames_at_once = 100
+    text = bytes.fromhex("00 01 88 0f 03 08") + bytes.fromhex("05 00") * 963
+    frames = made.engine.frames
+    made.receive_bytes(bytes.fromhex("00 01 02 03 08") + bytes.fromhex("00 01 02 05 00") * 963, 0.0)
+    assert made.engine.frames - frames == 100
+    turns = 1
+    while made.unparsed:
+        made.receive_bytes(b"", 0.0)
+        turns += 1
+    assert made.engine.frames - frames == 964
+    assert turns == 10
+    assert len(text) > 0
+
+
+@pytest.mark.requirement("R-18")
+def test_a_turn_inside_one_large_chunk_is_bounded_too() -> None:
+    made = opened()
+    made.frames_at_once = 100
+    frames = made.engine.frames
+    made.receive_bytes(bytes.fromhex("00 01 82 18 03 08") + bytes.fromhex("05 00") * 1536, 0.0)
+    assert made.engine.frames - frames <= 100 + 4096 // 2
+    while made.unparsed:
+        made.receive_bytes(b"", 0.0)
+    assert made.engine.frames - frames == 1537
+
+
+@pytest.mark.requirement("R-21")
+@pytest.mark.seeds(100, soak=20_000)
+def test_a_conversation_that_was_damaged_raises_nothing(seed: int) -> None:
+    dice = random.Random(seed)
+    link = pair(weather=dice)
+    engine = link.engines[0].engine
+    half, ticket = engine.channel(sends=True)
+    engine.send(sender_of(link), b"x", attachments=[ticket])
+    for mode in Mode:
+        engine.send(half, b"y" * 200, mode=mode)
+    engine.cancel(half, 0.0) if seed % 2 else engine.finish(half)
+    data = bytearray(written(link.engines[0]).encode())
+    raw = bytearray(bytes.fromhex(data.decode()))
+    for _ in range(dice.randrange(1, 4)):
+        raw[dice.randrange(len(raw))] = dice.randrange(256)
+    link.engines[1].receive_bytes(bytes(raw), 1.0)
+    written(link.engines[1])
+    failures = [event for event in link.engines[1].events() if isinstance(event, Failed)]
+    assert len(failures) <= 1
+    link.engines[1].handle_deadline(5.0)
+    written(link.engines[1])

@@ -1,0 +1,167 @@
+"""Sections 2.1 and 2.2: how each frame is written, and where in a sequence it may stand."""
+
+from __future__ import annotations
+
+import pytest
+
+from muxkit.core import Cursor
+from muxkit.protocols.aqueduct import (
+    AckNackUnreliable,
+    AckReliable,
+    AckVersion,
+    CancelSender,
+    CloseReceiver,
+    Config,
+    ConnectionHeaders,
+    FinishSender,
+    ForgetChannel,
+    Frame,
+    MessageFrame,
+    Mode,
+    Role,
+    RouteTo,
+    SentUnreliable,
+    Version,
+    encode_frame,
+    parse_frame,
+)
+from tests.protocols.aqueduct._helpers import EMPTY, V, client, fresh, hexed, opened, server
+
+clause = pytest.mark.clause
+VERSION = "EF 50 5F A6 60 0F 40 8E 41 51 55 45 44 55 43 54 0B 30 2E 30 2E 30 2D 41 46 54 45 52"
+K = ((b"k", b"v"),)
+
+
+@pytest.mark.parametrize(
+    ("frame", "wire"),
+    [
+        pytest.param(Version(), VERSION, marks=clause("aqueduct-T01")),
+        pytest.param(AckVersion(), "01", marks=clause("aqueduct-T05")),
+        pytest.param(ConnectionHeaders(()), "02 00", marks=clause("aqueduct-T06")),
+        pytest.param(ConnectionHeaders(K), "02 04 01 6B 01 76", marks=clause("aqueduct-T06")),
+        pytest.param(RouteTo(0), "03 00", marks=clause("aqueduct-E23")),
+        pytest.param(RouteTo(300), "03 AC 02", marks=clause("aqueduct-T07")),
+        pytest.param(MessageFrame(0, payload=b"hi"), "04 00 00 00 02 68 69", marks=clause("aqueduct-T08")),
+        pytest.param(MessageFrame(300), "04 AC 02 00 00 00", marks=clause("aqueduct-T10")),
+        pytest.param(MessageFrame(0, K), "04 00 04 01 6B 01 76 00 00", marks=clause("aqueduct-T11")),
+        pytest.param(
+            MessageFrame(0, (), ((8, ()), (2, K))),
+            "04 00 00 08 08 00 02 04 01 6B 01 76 00",
+            marks=clause("aqueduct-T12"),
+        ),
+        pytest.param(MessageFrame(0), EMPTY, marks=clause("aqueduct-T16")),
+        pytest.param(SentUnreliable(3), "05 03", marks=clause("aqueduct-T17")),
+        pytest.param(FinishSender(2), "06 02", marks=clause("aqueduct-T20")),
+        pytest.param(CancelSender(), "07", marks=clause("aqueduct-T22")),
+        pytest.param(AckReliable([0, 3, 2, 1]), "08 04 00 03 02 01", marks=clause("aqueduct-T24")),
+        pytest.param(AckReliable([2, 2, 3, 1]), "08 04 02 02 03 01", marks=clause("aqueduct-A02")),
+        pytest.param(AckNackUnreliable([3, 1], 0), "09 00 02 03 01", marks=clause("aqueduct-T28")),
+        pytest.param(AckNackUnreliable([3], 0), "09 00 01 03", marks=clause("aqueduct-T33")),
+        pytest.param(AckNackUnreliable([1, 1, 1], 0), "09 00 03 01 01 01", marks=clause("aqueduct-T33")),
+        pytest.param(AckNackUnreliable([0, 2], 0), "09 00 02 00 02", marks=clause("aqueduct-T32")),
+        pytest.param(CloseReceiver(), "0A", marks=clause("aqueduct-T34")),
+        pytest.param(ForgetChannel(), "0B", marks=clause("aqueduct-T36")),
+    ],
+)
+def test_a_frame_is_written_like_this(frame: Frame, wire: str) -> None:
+    assert encode_frame(frame).hex() == hexed(wire)
+    assert parse_frame(Cursor(bytes.fromhex(wire))) == frame
+
+
+@clause("aqueduct-F01")
+def test_the_same_bytes_are_the_same_message_in_a_stream_and_in_a_datagram() -> None:
+    talk = server()
+    assert talk.say("03 00" + EMPTY) == talk.datagram("03 00" + EMPTY) == [("Message", 0, 0, b"")]
+
+
+@clause("aqueduct-F02")
+@pytest.mark.parametrize("text", [V + "01 02 00", V + "02 00 01", "01" + V + "01", V + V])
+def test_the_frames_of_the_connection_come_first_in_any_order(text: str) -> None:
+    talk = fresh(Role.SERVER)
+    talk.say(V)
+    talk.say(text, fin=True)
+    assert not talk.engine.over
+
+
+@clause("aqueduct-F06")
+def test_an_empty_sequence_and_one_without_frames_of_its_channel_are_fine() -> None:
+    talk = server()
+    talk.say("01 03 00", fin=True)
+    talk.say("", fin=True)
+    assert not talk.engine.over
+    assert talk.engine.statistics().streams_in == 0
+
+
+@clause("aqueduct-F07")
+def test_what_follows_route_to_is_for_its_channel_in_order() -> None:
+    assert server().say("03 08" + "04 00 00 00 01 61" + "04 01 00 00 01 62") == [
+        ("Message", 8, 0, b"a"),
+        ("Message", 8, 1, b"b"),
+    ]
+
+
+@clause("aqueduct-F08")
+@pytest.mark.requirement("R-17")
+def test_of_a_frame_that_a_reset_cut_short_nothing_is_left() -> None:
+    talk = server()
+    whole = talk.messages("03 00" + "04 00 00 00 01 61" + "04 01 00 00 05 62", stream=2)
+    assert [message.payload for message in whole] == [b"a"]
+    assert talk.reset(2) == []
+    assert talk.later(1) == []
+    assert talk.bytes_written() == [hexed("03 00 08 02 00 01")]
+    talk.engine.consumed(whole[0])
+    assert talk.engine.statistics().streams_in == 0
+
+
+@clause("aqueduct-F03")
+def test_frames_before_a_break_of_the_pattern_stay_applied() -> None:
+    talk = server()
+    talk.engine.receive_stream(2, bytes.fromhex("03 00" + EMPTY + "03 00"), False, 0.0)
+    message, failed = talk.engine.events()
+    assert type(message).__name__ == "Message"
+    assert type(failed).__name__ == "Failed"
+
+
+@clause("aqueduct-F11")
+@pytest.mark.requirement("R-21")
+def test_any_split_of_a_stream_gives_the_same_events() -> None:
+    text = bytes.fromhex("03 00 04 00 04 01 6B 01 76 04 08 00 02 00 02 68 69" + "04 01 00 00 01 62" + "06 02")
+    whole = server().say(text.hex(), fin=True)
+    assert len(whole) == 3
+    for cut in range(1, len(text)):
+        talk = server()
+        assert talk.say(text[:cut].hex(), stream=2) + talk.say(text[cut:].hex(), stream=2, fin=True) == whole
+    talk, events = server(), []
+    for index in range(len(text)):
+        events += talk.say(text[index : index + 1].hex(), stream=2, fin=index == len(text) - 1)
+    assert events == whole
+
+
+@clause("aqueduct-T19")
+def test_a_count_of_zero_is_accepted_and_says_nothing() -> None:
+    talk = server()
+    assert talk.say("03 00 05 00") == []
+    assert talk.engine.next_deadline() is None
+
+
+@clause("aqueduct-T28")
+def test_the_field_of_a_report_can_be_left_out() -> None:
+    config = Config(channel_field=False)
+    talk = opened(Role.SERVER, config=config)
+    talk.datagram("03 00" + EMPTY)
+    talk.say("03 00 05 01")
+    talk.later(1)
+    assert talk.bytes_written() == [hexed("03 00 09 01 01")]
+    peer = opened(Role.CLIENT, config=config)
+    entry = peer.engine.senders[0]
+    peer.engine.send(entry, b"", mode=Mode.UNRELIABLE, receipt=True)
+    peer.datagrams()
+    assert peer.say("03 00 09 01 01") == [("Acked", 0)]
+
+
+@clause("aqueduct-T37", "aqueduct-L03")
+def test_the_creator_of_a_channel_may_forget_it() -> None:
+    talk = client()
+    talk.say("03 03" + EMPTY)
+    assert talk.say("03 03 0B") == [("Forgotten", 3)]
+    assert talk.engine.receivers == {}

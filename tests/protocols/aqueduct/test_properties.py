@@ -1,0 +1,98 @@
+"""Two engines in all weathers: what one sends the other gets once, both agree when it is quiet, and nothing leaks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from muxkit.protocols.aqueduct import Engine, Message, Mode, Receiver, Role, Sender
+from tests.protocols.aqueduct._helpers import told
+from tests.protocols.aqueduct._link import CarrierLink, SimLink
+from tests.protocols.aqueduct._world import World, payload_of
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from muxkit.protocols.aqueduct import Event
+
+
+def stormy(one: Engine, other: Engine, hear: Callable[[int, Event], None], dice: random.Random) -> SimLink:
+    return SimLink(one, other, hear, weather=dice)
+
+
+def carried(one: Engine, other: Engine, hear: Callable[[int, Event], None], dice: random.Random) -> CarrierLink:
+    return CarrierLink(one, other, hear, weather=dice)
+
+
+@pytest.mark.clause("aqueduct-X01", "aqueduct-L09", "aqueduct-L10", "aqueduct-F11", "aqueduct-S06")
+@pytest.mark.requirement("R-17", "R-21")
+@pytest.mark.parametrize("make_link", [stormy, carried])
+@pytest.mark.seeds(50, soak=2000)
+def test_both_sides_agree_when_it_is_quiet_and_every_channel_ends(
+    seed: int, make_link: Callable[..., SimLink | CarrierLink]
+) -> None:
+    world = World(seed, make_link)
+    for _ in range(200):
+        world.act()
+    world.settle()
+    world.check_agreement()
+    world.end()
+
+
+@pytest.mark.requirement("R-17")
+def test_the_random_life_meets_every_kind_of_end() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        world = World(seed, stormy)
+        for _ in range(200):
+            world.act()
+        world.settle()
+        seen.update(world.done)
+    for name in ("Message", "Finished", "Cancelled", "NoReceiver", "LostInTransit", "Forgotten", "Acked", "Nacked"):
+        assert seen[name] > 5, (name, seen)
+
+
+@pytest.mark.seeds(20, soak=500)
+def test_one_sequence_of_commands_gives_the_same_events_over_both_links(seed: int) -> None:
+    assert story(seed, SimLink) == story(seed, CarrierLink)
+
+
+def story(seed: int, kind: type[SimLink | CarrierLink]) -> list[tuple[object, ...]]:
+    """Commands that do not depend on what the link does; everything that was told, a channel at a time."""
+    import random
+
+    dice = random.Random(seed)
+    engines = tuple(Engine(role) for role in Role)
+    heard: list[tuple[object, ...]] = []
+    halves: tuple[list[Sender | Receiver], ...] = tuple([engine.entrypoint] for engine in engines)
+
+    def hear(side: int, event: Event) -> None:
+        heard.append((side, *told(event)))
+        if isinstance(event, Message):
+            halves[side].extend(attachment.half for attachment in event.attachments)
+            engines[side].consumed(event)
+
+    link = kind(engines[0], engines[1], hear)
+    link.run_for(1.0)
+    for serial in range(60):
+        side = dice.randrange(2)
+        half = dice.choice([half for half in halves[side] if not half.gone and half.id is not None] or [None])
+        if half is None:
+            continue
+        engine, mode, choice = engines[side], dice.choice(list(Mode)), dice.random()
+        if isinstance(half, Receiver):
+            if choice < 0.1 and half.id != 0:
+                engine.close(half, link.now)
+        elif choice < 0.8:
+            kept, ticket = engine.channel(sends=True) if choice < 0.4 else engine.channel(sends=False)
+            size = dice.choice((5, 100, 1000, 100_000))
+            engine.send(half, payload_of(serial, size), mode=mode, receipt=choice < 0.2, attachments=[ticket])
+            halves[side].append(kept)
+        elif half.id != 0:
+            engine.finish(half) if choice < 0.9 else engine.cancel(half, link.now)
+        link.run_for(2.0)
+    # Within a channel the order is that of the link's rules; between channels it is its own affair.
+    return sorted(heard, key=lambda event: (event[0], str(event[2])))
