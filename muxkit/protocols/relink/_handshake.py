@@ -1,0 +1,343 @@
+"""Who are you, and do you know my link? The exchange before the packets, as two small engines of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit.protocols.relink._config import LARGEST_ID_SIZE, Config
+from muxkit.protocols.relink._events import Agreed, Failed, HandshakeEvent, HungUp, Refused, Requested
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from muxkit.core import Buffer
+
+MOST_BYTES: Final = 1024  # that a connector may send before it has an answer; the longest legal request has 296
+LARGEST_LINK_ID: Final = 2**63 - 1
+U64_MAX: Final = 2**64 - 1
+
+VERSION_SIZE: Final = 8
+ANSWER_SIZE: Final = 16
+CONNECTOR_TRANSACTIONS: Final = 1
+LISTENER_TRANSACTIONS: Final = 2
+REQUIRE_LINK: Final = 4
+
+
+def epoch_of(seconds: float) -> int:
+    """The epoch of a listener that started so many seconds after 1970-01-01 UTC."""
+    return round(seconds * 1_000_000)
+
+
+def encode_version(version: int) -> bytes:
+    return version.to_bytes(VERSION_SIZE, "little")
+
+
+def encode_request(config: Config, *, epoch: int = 0, link_id: int = 0, require_link: bool = False) -> bytes:
+    """What the connector sends once the version is agreed."""
+    name = config.endpoint.encode()
+    flags = CONNECTOR_TRANSACTIONS * config.connector_transactions
+    flags |= LISTENER_TRANSACTIONS * config.listener_transactions | REQUIRE_LINK * require_link
+    head = bytes((len(name),)) + name + bytes((config.connector_id_size, config.listener_id_size, flags))
+    return head + bytes(-len(head) % 8) + epoch.to_bytes(8, "little") + link_id.to_bytes(8, "little")
+
+
+def encode_answer(epoch: int, link_id: int) -> bytes:
+    """What the listener sends last."""
+    return epoch.to_bytes(8, "little") + link_id.to_bytes(8, "little")
+
+
+def mismatch(request: Requested, config: Config) -> RemoteProtocolError | None:
+    """What a connector and the endpoint that it asks for do not agree about, if anything."""
+    for side in ("connector", "listener"):
+        asked, ours = getattr(request, f"{side}_transactions"), getattr(config, f"{side}_transactions")
+        if asked != ours:
+            what = f"endpoint {request.endpoint!r}: transactions of the {side} asked {asked}, here {ours}"
+            return RemoteProtocolError(what, rule="relink-H23")
+        asked, ours = getattr(request, f"{side}_id_size"), getattr(config, f"{side}_id_size")
+        if asked != ours:
+            what = f"endpoint {request.endpoint!r}: channel ids of the {side} have {asked} bytes, here {ours}"
+            return RemoteProtocolError(what, rule="relink-H24")
+    return None
+
+
+class _Exchange:
+    """What both sides share: bytes held until a field is complete, bytes to write, the clock, the end."""
+
+    def __init__(self, now: float, limits: Limits) -> None:
+        self.held = bytearray()
+        self.offset = 0  # of what is held, in all that came
+        self.out = bytearray()
+        self.events: list[HandshakeEvent] = []
+        self.deadline = now + limits.handshake
+        self.seconds = limits.handshake
+        self.over = False
+        self.done = False  # over, and well
+
+    def take(self, size: int) -> bytes:
+        taken = bytes(self.held[:size])
+        del self.held[:size]
+        self.offset += size
+        return taken
+
+    def finish(self, event: HandshakeEvent) -> None:
+        self.events.append(event)
+        self.over = self.done = True
+
+    def fail(self, what: str, *, rule: str | None = None, limit: str | None = None) -> None:
+        self.held.clear()
+        self.out.clear()
+        self.events.append(Failed(RemoteProtocolError(what, rule=rule, offset=self.offset, limit=limit)))
+        self.over = True
+
+    def hung_up(self) -> None:
+        if not self.over:
+            self.events.append(HungUp(clean=False))
+            self.out.clear()
+            self.over = True
+
+    def expired(self, now: float) -> None:
+        if not self.over and now >= self.deadline:
+            came = self.offset + len(self.held)
+            self.fail(f"the handshake is not done after {self.seconds} s; {came} bytes came", limit="handshake")
+
+    def pull(self) -> list[Buffer]:
+        out: list[Buffer] = [bytes(self.out)] if self.out else []
+        self.out.clear()
+        return out
+
+    def drain(self) -> Sequence[HandshakeEvent]:
+        events, self.events = self.events, []
+        return events
+
+
+class ConnectorHandshake:
+    """The connector's side, a `StreamEngine`: ends with `Agreed`, `Refused`, `HungUp` or `Failed`.
+
+    `epoch` and `link_id` are the engine's, zero for a new link. The link is only required (`Config.require_link`)
+    if there is one.
+    """
+
+    def __init__(
+        self, config: Config, *, now: float, epoch: int = 0, link_id: int = 0, limits: Limits | None = None
+    ) -> None:
+        self._config = config
+        self._epoch = epoch
+        self._link_id = link_id
+        self._required = config.require_link and link_id != 0
+        self._version: int | None = None
+        self._exchange = _Exchange(now, limits or Limits())
+        self._exchange.out += encode_version(max(config.versions))
+
+    @property
+    def over(self) -> bool:
+        return self._exchange.over
+
+    def rest(self) -> bytes:
+        """What came behind the handshake, once: the first packets."""
+        return self._exchange.take(len(self._exchange.held))
+
+    def receive_bytes(self, data: bytes, now: float) -> None:
+        exchange = self._exchange
+        if exchange.over and not exchange.done:
+            return
+        exchange.held += data
+        if self._version is None and len(exchange.held) >= VERSION_SIZE:
+            self._take_version()
+        if self._version is not None and not exchange.over and len(exchange.held) >= ANSWER_SIZE:
+            self._take_answer(self._version)
+
+    def receive_eof(self, now: float) -> None:
+        self._exchange.hung_up()
+
+    def events(self) -> Sequence[HandshakeEvent]:
+        return self._exchange.drain()
+
+    def has_output(self) -> bool:
+        return bool(self._exchange.out)
+
+    def buffers_to_send(self, limit: int = MOST_BYTES) -> list[Buffer]:
+        return self._exchange.pull()
+
+    def next_deadline(self) -> float | None:
+        return None if self.over else self._exchange.deadline
+
+    def handle_deadline(self, now: float) -> None:
+        self._exchange.expired(now)
+
+    def _take_version(self) -> None:
+        exchange, offered = self._exchange, max(self._config.versions)
+        version = exchange.held[0]
+        if version > offered or version not in self._config.versions:
+            versions = sorted(self._config.versions)
+            exchange.fail(f"the listener answered version {version} to an offer of {versions}", rule="relink-H07")
+            return
+        exchange.take(VERSION_SIZE)
+        self._version = version
+        exchange.out += encode_request(
+            self._config, epoch=self._epoch, link_id=self._link_id, require_link=self._required
+        )
+
+    def _take_answer(self, version: int) -> None:
+        exchange = self._exchange
+        epoch = int.from_bytes(exchange.held[:8], "little")
+        link_id = int.from_bytes(exchange.held[8:16], "little")
+        if link_id > LARGEST_LINK_ID:
+            exchange.fail(f"link id {link_id:#x} is above 2^63-1", rule="relink-H27")
+        elif link_id == 0 and not self._required:
+            exchange.fail("link id 0, though no old link was required", rule="relink-H33")
+        elif link_id == 0:
+            exchange.take(ANSWER_SIZE)
+            exchange.finish(Refused(epoch))
+        else:
+            exchange.take(ANSWER_SIZE)
+            # Epoch 0 names no instance, so nothing can have outlived it.
+            resumed = (epoch, link_id) == (self._epoch, self._link_id) and epoch != 0
+            exchange.finish(Agreed(version, epoch, link_id, resumed))
+
+
+class ListenerHandshake:
+    """The listener's side, a `StreamEngine`: tells `Requested` and waits for one of the four decisions.
+
+    It ends with `Agreed`, `Refused`, `HungUp` or `Failed`; the bytes that are to be written then stay to be pulled.
+    """
+
+    def __init__(self, *, now: float, versions: Iterable[int] = (0,), limits: Limits | None = None) -> None:
+        self._versions = frozenset(versions)
+        self._version: int | None = None
+        self._request: Requested | None = None
+        self._exchange = _Exchange(now, limits or Limits())
+
+    @property
+    def over(self) -> bool:
+        return self._exchange.over
+
+    # --- decisions about a `Requested`
+
+    def accept(self, epoch: int, link_id: int) -> None:
+        """A new link, whose id nobody has had. `epoch` is this listener's."""
+        if not 1 <= link_id <= LARGEST_LINK_ID:
+            raise LocalProtocolError(f"link id {link_id} is not in 1..2^63-1")
+        self._answer(epoch, link_id, resumed=False)
+
+    def resume(self) -> None:
+        """The link that the connector asked for is known here, under the epoch that it named."""
+        request = self._decided()
+        if not (request.link_id and request.epoch):
+            raise LocalProtocolError(f"epoch {request.epoch} and link id {request.link_id} name no link")
+        self._answer(request.epoch, request.link_id, resumed=True)
+
+    def refuse(self, epoch: int) -> None:
+        """The required link is unknown: say so with link id zero. The connection is over once that is written."""
+        self._check_epoch(epoch)
+        self._decided()
+        self._exchange.out += encode_answer(epoch, 0)
+        self._exchange.finish(Refused(epoch))
+
+    def terminate(self, error: RemoteProtocolError) -> None:
+        """There is no such endpoint, or it disagrees with the request: answer nothing; the error is told."""
+        self._decided()
+        self._exchange.fail(error.message, rule=error.rule, limit=error.limit)
+
+    def _decided(self) -> Requested:
+        if self._request is None or self._exchange.over:
+            raise LocalProtocolError("there is no request to decide about")
+        return self._request
+
+    def _check_epoch(self, epoch: int) -> None:
+        if not 1 <= epoch <= U64_MAX:
+            raise LocalProtocolError(f"epoch {epoch} is not in 1..2^64-1")
+
+    def _answer(self, epoch: int, link_id: int, *, resumed: bool) -> None:
+        self._check_epoch(epoch)
+        request = self._decided()
+        self._exchange.out += encode_answer(epoch, link_id)
+        self._exchange.finish(Agreed(request.version, epoch, link_id, resumed))
+
+    # --- the stream
+
+    def rest(self) -> bytes:
+        """What came behind the handshake, once: the first packets."""
+        return self._exchange.take(len(self._exchange.held))
+
+    def receive_bytes(self, data: bytes, now: float) -> None:
+        exchange = self._exchange
+        if exchange.over and not exchange.done:
+            return
+        room = len(data) if exchange.over else MOST_BYTES - exchange.offset - len(exchange.held)
+        exchange.held += data[:room]
+        if self._version is None and len(exchange.held) >= VERSION_SIZE:
+            self._take_version()
+        if self._version is not None and self._request is None and not exchange.over:
+            self._take_request(self._version)
+        if len(data) > room and not exchange.over:
+            exchange.fail(f"more than {MOST_BYTES} bytes came before the handshake was done", rule="relink-H04")
+
+    def receive_eof(self, now: float) -> None:
+        self._exchange.hung_up()
+
+    def events(self) -> Sequence[HandshakeEvent]:
+        return self._exchange.drain()
+
+    def has_output(self) -> bool:
+        return bool(self._exchange.out)
+
+    def buffers_to_send(self, limit: int = MOST_BYTES) -> list[Buffer]:
+        return self._exchange.pull()
+
+    def next_deadline(self) -> float | None:
+        return None if self.over else self._exchange.deadline
+
+    def handle_deadline(self, now: float) -> None:
+        self._exchange.expired(now)
+
+    def _take_version(self) -> None:
+        exchange = self._exchange
+        offered = exchange.held[0]
+        usable = [version for version in self._versions if version <= offered]
+        if not usable:
+            what = f"version {offered} offered, {sorted(self._versions)} understood"
+            exchange.fail(what, rule="relink-H07")
+            return
+        exchange.take(VERSION_SIZE)
+        self._version = max(usable)
+        exchange.out += encode_version(self._version)
+
+    def _take_request(self, version: int) -> None:
+        exchange, held = self._exchange, self._exchange.held
+        if not held:
+            return
+        name_end = 1 + held[0]
+        size = (name_end + 3 + 7) // 8 * 8 + 16
+        if len(held) < size:
+            return
+        try:
+            endpoint = held[1:name_end].decode()
+        except UnicodeDecodeError:
+            exchange.fail(f"an endpoint name of {held[0]} bytes that is not UTF-8", rule="relink-H10")
+            return
+        connector_id_size, listener_id_size, flags = held[name_end : name_end + 3]
+        for side, id_size in (("connector", connector_id_size), ("listener", listener_id_size)):
+            if id_size > LARGEST_ID_SIZE:
+                what = f"channel ids of the {side} with {id_size} bytes; at most {LARGEST_ID_SIZE} are possible"
+                exchange.fail(what, rule="relink-H12")
+                return
+        epoch = int.from_bytes(held[size - 16 : size - 8], "little")
+        link_id = int.from_bytes(held[size - 8 : size], "little")
+        if link_id > LARGEST_LINK_ID:
+            exchange.fail(f"link id {link_id:#x} is above 2^63-1", rule="relink-H27")
+            return
+        exchange.take(size)
+        self._request = Requested(
+            version=version,
+            endpoint=endpoint,
+            connector_id_size=connector_id_size,
+            listener_id_size=listener_id_size,
+            connector_transactions=bool(flags & CONNECTOR_TRANSACTIONS),
+            listener_transactions=bool(flags & LISTENER_TRANSACTIONS),
+            require_link=bool(flags & REQUIRE_LINK),
+            epoch=epoch,
+            link_id=link_id,
+        )
+        exchange.events.append(self._request)

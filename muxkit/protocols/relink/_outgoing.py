@@ -1,0 +1,398 @@
+"""What do I still have to write on this channel, and what may I have to write again?
+
+Messages stay until they leave the window, and with them a journal of commits and rollbacks: after a resume both are
+told again from where the peer stopped, in the order in which they were first told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from muxkit._errors import RemoteProtocolError
+from muxkit.protocols.relink._events import ChannelClosed, Committed, Consumed, Received, Uncommitted
+from muxkit.protocols.relink._items import JOIN_MOST, Decision, Item, Large, Multicast
+from muxkit.protocols.relink._packets import (
+    OVERHEAD,
+    PADDING,
+    PART_OVERHEAD,
+    Ack,
+    Operation,
+    encode_operation,
+    message_buffers,
+    message_head,
+)
+from muxkit.protocols.relink._sequences import advance, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from muxkit.core import Buffer
+    from muxkit.protocols.relink._state import Link
+
+
+class Outgoing:
+    """One channel of ours from its first message to the confirmation of its end; a source for the scheduler.
+
+    What happens to a message: it is queued, written, received by the peer, consumed or answered there, and only
+    then released from the window.
+    """
+
+    __slots__ = (
+        "_again",
+        "_head",
+        "_head_size",
+        "_link",
+        "_told_last",
+        "answered",
+        "bytes",
+        "channel",
+        "close_told",
+        "close_written",
+        "closing",
+        "consumed",
+        "consumed_told",
+        "decided",
+        "decisions",
+        "deficit",
+        "first",
+        "free",
+        "heard",
+        "journal",
+        "kept",
+        "last_answer",
+        "next",
+        "received",
+        "received_told",
+        "released",
+        "reopened",
+        "scheduled",
+        "sent",
+        "stalled",
+        "told",
+        "unsent",
+    )
+
+    def __init__(self, channel: int, link: Link, *, reopened: bool) -> None:
+        self._link = link
+        self.channel = channel
+        first = link.config.first_sequence
+        self.first = first
+        self.next = first
+        # Each of these is the last of its kind; before the first message it is one less than its number.
+        none = first - 1
+        self.sent = none  # written on this connection, or known to have arrived
+        self.received = none
+        self.consumed = none
+        self.answered = none
+        self.released = none
+        self.decided = none  # committed or rolled back here
+        self.told = none  # the same, and told to the peer
+        self.received_told = none  # as named by the peer's acks of just this kind
+        self.consumed_told = none
+        self.last_answer: Ack | None = None
+        self.bytes = 0  # in the window
+        self.unsent: deque[Item] = deque()
+        self.kept: deque[Item] = deque()  # `released` + 1 to `sent`
+        self.journal: deque[Decision] = deque()  # not answered yet, and the rollbacks before
+        self.decisions: deque[Decision] = deque()  # to be written
+        self._told_last: Operation | None = None
+        self._again = False  # the next decision is told with its number, since the peer may have missed one
+        # Life.
+        self.free = link.is_free  # messages may go out on this connection
+        self.heard = False  # the peer spoke of it while it resumed
+        self.reopened = reopened  # and the peer may not know it yet
+        self.stalled = False  # the next message is a multicast that waits for its other channels
+        self.closing = False
+        self.close_written = False  # on this connection
+        self.close_told = False  # on any
+        self._head_size = -1
+        self._head = b""
+        self.deficit = 0
+        self.scheduled = False
+
+    @property
+    def outstanding(self) -> int:
+        """Messages in the window."""
+        return self.next - 1 - self.released
+
+    # --- queueing
+
+    def pack(self, parts: Sequence[bytes]) -> Item:
+        """A message as it will be written, copied only if it is small."""
+        if len(parts) == 1:
+            payload = parts[0]
+            size = len(payload)
+            if size != self._head_size:
+                self._head_size, self._head = size, message_head((self.channel,), (size,), self._link.out_id_size)
+            if size <= JOIN_MOST:
+                return self._head + payload + PADDING[size & 7]
+            return Large([self._head, payload, PADDING[size & 7]], len(self._head) + (size + 7 & -8) + OVERHEAD)
+        buffers = message_buffers((self.channel,), parts, self._link.out_id_size)
+        cost = sum(map(len, buffers)) + OVERHEAD + PART_OVERHEAD * max(0, len(parts) - 1)
+        return Large(buffers if cost > JOIN_MOST else [b"".join(buffers)], cost)
+
+    def push(self, item: Item, cost: int) -> int:
+        """Queue a message that was admitted; gives its number."""
+        size = len(item)
+        link = self._link
+        self.unsent.append(item)
+        over = self.bytes + cost - link.floor
+        self.bytes += cost
+        link.retained += cost
+        if over > 0:
+            link.retained_over += min(over, cost)
+        link.outbox += size
+        number = self.next
+        self.next = number + 1
+        if not self.scheduled and self.free and not self.stalled:
+            link.scheduler.add(self)
+        return number
+
+    def decide(self, operation: Operation, through: int) -> None:
+        self.decided = through
+        for decisions in (self.journal, self.decisions):
+            if decisions and decisions[-1].operation is operation:
+                decisions[-1].through = through
+            else:
+                decisions.append(Decision(operation, through))
+        self._link.schedule(self)
+
+    def close(self) -> None:
+        self.closing = True
+        self._link.closing += 1
+        self._link.schedule(self)
+
+    # --- writing
+
+    def is_ready(self) -> bool:
+        if not self.free:
+            return False
+        if self.decisions and self.decisions[0].through <= self.sent:
+            return True
+        if self.unsent:
+            return not self.stalled
+        return self.closing and not self.close_written and self._may_close
+
+    @property
+    def _may_close(self) -> bool:
+        # The peer may still repeat the end of the channel's last life; until it has heard of this one, the two
+        # could not be told apart.
+        return not self.decisions and not self.reopened
+
+    def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
+        written = 0
+        while self.free and written < budget:
+            if self.decisions and self.decisions[0].through <= self.sent:
+                written += self._write_decision(out)
+            elif self.unsent:
+                size = self._write_messages(budget - written, out)
+                if not size:
+                    break
+                written += size
+            else:
+                if self.is_ready():
+                    written += self._write_close(out)
+                break
+        return written
+
+    def _write_messages(self, budget: int, out: list[Buffer]) -> int:
+        """As many as the budget has room for, up to the next decision or to a multicast that must wait."""
+        unsent, kept, append = self.unsent, self.kept, out.append
+        most = self.decisions[0].through - self.sent if self.decisions else self.next
+        written = count = 0
+        while unsent and written < budget and count < most:
+            item = unsent[0]
+            if isinstance(item, bytes):
+                append(item)
+            elif isinstance(item, Multicast) and not item.written:
+                if count:
+                    break
+                return self._write_multicast(item, out)
+            elif isinstance(item, Multicast):
+                out.extend(message_buffers((self.channel,), item.parts, self._link.out_id_size))
+            else:
+                out.extend(item.buffers)
+            kept.append(unsent.popleft())
+            written += len(item)
+            count += 1
+        self._wrote(count, written)
+        return written
+
+    def _wrote(self, count: int, size: int) -> None:
+        if self.sent < self.first:
+            self._link.unannounced.pop(self, None)
+        self.sent += count
+        self._link.outbox -= size
+
+    def _write_multicast(self, item: Multicast, out: list[Buffer]) -> int:
+        if not self.stalled:
+            self.stalled = True
+            item.waiting -= 1
+        if item.waiting:
+            return 0
+        channels = [one.channel for one, count in item.counts.items() for _ in range(count)]
+        buffers = message_buffers(channels, item.parts, self._link.out_id_size, multicast=True)
+        out.extend(buffers)
+        item.written = True
+        for one, count in item.counts.items():
+            one.stalled = False
+            one.kept.extend(islice(one.unsent, count))
+            for _ in range(count):
+                one.unsent.popleft()
+            one._wrote(count, count * item.size)
+            if one is not self:
+                self._link.schedule(one)
+        return sum(map(len, buffers))
+
+    def _write_decision(self, out: list[Buffer]) -> int:
+        decision = self.decisions.popleft()
+        operation, through = decision.operation, decision.through
+        is_next = not self._again and through == self.told + 1 and self._told_last in (None, operation)
+        sequence = None if is_next else through
+        packet = encode_operation(operation, (self.channel,), self._link.out_id_size, sequence)
+        self.told, self._told_last, self._again = max(self.told, through), operation, False
+        out.append(packet)
+        return len(packet)
+
+    def _write_close(self, out: list[Buffer]) -> int:
+        packet = encode_operation(Operation.CLOSE, (self.channel,), self._link.out_id_size)
+        self.close_written = self.close_told = True
+        out.append(packet)
+        return len(packet)
+
+    # --- connections
+
+    def connect(self) -> None:
+        """A new connection: wait until the peer has said what it has."""
+        self.free = self._link.is_free
+        self.heard = self.stalled = self.scheduled = self.close_written = False
+        self.deficit = 0
+        self._again = self._link.resumed
+
+    def disconnect(self) -> None:
+        if self.stalled and isinstance(item := self.unsent[0], Multicast):
+            item.waiting += 1
+        self.stalled = self.free = self.scheduled = False
+
+    def release_to_write(self) -> None:
+        """The peer has everything through `received`: write what it lacks, before it what it may not have heard."""
+        for _ in range(self.sent - self.received):
+            item = self.kept.pop()
+            self.unsent.appendleft(item)
+            self._link.outbox += len(item)
+        self.sent = self.received
+        self.told = min(self.told, self.received)
+        self.decisions = deque(Decision(one.operation, one.through) for one in self.journal)
+        self.free = True
+        self._link.schedule(self)
+
+    # --- what the peer acknowledges: find out what is meant, which may raise, and later take it
+
+    def meant(self, ack: Ack, sequence: int | None, count: int) -> int | None:
+        """The number that an ack stands for; None if it says nothing new, as may happen while the peer resumes."""
+        link = self._link
+        what = f"{ack.name.lower()} on channel {self.channel}"
+        if ack is Ack.RECEIVED or ack is Ack.CONSUMED:
+            done = self.received_told if ack is Ack.RECEIVED else self.consumed_told
+            if sequence is None:
+                return advance(what, count, done=done, last=self.sent)
+            number = resolve(what, sequence, done=done, last=self.sent)
+            if ack is Ack.RECEIVED and number is not None and not self.free and number < self.received:
+                known = f"{self.received} was acknowledged before"
+                raise RemoteProtocolError(f"{what}: {number}, though {known}", rule="relink-R03")
+            return number
+        if not link.out_transactions:
+            raise RemoteProtocolError(f"{what}, which has no transactions", rule="relink-T06")
+        if link.is_resuming and self.reopened and not self.heard:
+            return None  # about the channel's last life
+        if sequence is None:
+            number = advance(what, count, done=self.answered, last=self.told)
+        else:
+            behind = link.config.window if link.is_resuming else 0
+            found = resolve(what, sequence, done=self.answered, last=self.told, behind=behind)
+            if found is None:
+                return None
+            number = found
+            if number == self.answered:
+                if link.is_resuming or ack is self.last_answer:
+                    return None
+                raise RemoteProtocolError(f"{what}: {sequence} was answered otherwise before", rule="relink-Q11")
+        run = next(run for run in self.journal if run.through >= number)
+        if run.operation is not Operation.COMMIT:
+            rule = "relink-T04" if sequence is None else "relink-T03"
+            raise RemoteProtocolError(f"{what}: message {number} was rolled back", rule=rule)
+        return number
+
+    def check_closed(self) -> bool:
+        """Does a `closed` concern this life of the channel?"""
+        what = f"closed on channel {self.channel}"
+        if self._link.is_resuming and self.reopened:
+            return False
+        if not self.close_told:
+            raise RemoteProtocolError(f"{what}, which was not closed", rule="relink-K02")
+        unanswered = any(run.operation is Operation.COMMIT for run in self.journal)
+        if self.unsent or unanswered:
+            open_ends = f"{len(self.unsent)} messages not received, {self.decided - self.answered} not answered"
+            raise RemoteProtocolError(f"{what}: {open_ends}", rule="relink-K02")
+        return True
+
+    def take(self, ack: Ack, number: int) -> None:
+        """What `meant` gave."""
+        link = self._link
+        self.reopened = False
+        link.unannounced.pop(self, None)
+        if ack is Ack.RECEIVED:
+            self.received_told = number
+            if number > self.received:
+                self.received = number
+                link.events.append(Received(self.channel, number))
+            if not self.free:
+                self.heard = True
+                self.release_to_write()
+        elif ack is Ack.CONSUMED:
+            self.consumed_told = number
+            if number > self.consumed:
+                self.consumed = number
+                link.events.append(Consumed(self.channel, number))
+                self.received = max(self.received, number)
+                self._release(self._settled() if link.out_transactions else number)
+        else:
+            first, self.answered, self.last_answer = self.answered + 1, number, ack
+            event = Committed if ack is Ack.COMMITTED else Uncommitted
+            link.events.append(event(self.channel, first, number))
+            self.received = max(self.received, number)
+            while self.journal and self.journal[0].through <= number:
+                self.journal.popleft()
+            self._release(self._settled())
+        link.schedule(self)
+
+    def _settled(self) -> int:
+        """Answered, or rolled back and consumed; `released` never goes back."""
+        settled = max(self.answered, self.released)
+        if self.journal and self.journal[0].operation is Operation.ROLLBACK:
+            settled = max(settled, min(self.journal[0].through, self.consumed))
+        return settled
+
+    def _release(self, through: int) -> None:
+        count = through - self.released
+        if count <= 0:
+            return
+        self.released = through
+        size, take = 0, self.kept.popleft
+        for _ in range(count):
+            item = take()
+            size += len(item) + OVERHEAD if isinstance(item, bytes) else item.cost
+        over = self.bytes - self._link.floor
+        self.bytes -= size
+        self._link.freed(self, size, max(0, min(over, size)))
+
+    def closed(self) -> None:
+        """The peer confirmed the end: whatever it did not acknowledge has come to its end with the channel."""
+        if self.consumed < self.next - 1:
+            self.consumed = self.next - 1
+            self._link.events.append(Consumed(self.channel, self.consumed))
+        self._release(self.next - 1)
+        self._link.events.append(ChannelClosed(self.channel))
+        self._link.forget_outgoing(self)

@@ -1,0 +1,223 @@
+"""How is each packet written? The values that packets hold, their exact layout, and the bytes that they become.
+
+Bit 0 is the least significant; numbers are little-endian; alignment counts from the packet's first byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, assert_never
+
+import attrs
+
+from muxkit._errors import LocalProtocolError
+from muxkit.protocols.relink._config import U32_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from muxkit.core import Buffer
+
+Parts = tuple[bytes, ...]
+
+CHANNEL: Final = 0x01  # in the first byte: the packet concerns channels
+MULTICAST: Final = 0x02
+LONG: Final = 0x20  # in a message: the number of parts has 4 bytes
+LARGE: Final = 0x40  # in a message: sizes have 8 bytes
+SHORT_MOST: Final = 255  # parts
+SMALL_MOST: Final = 65_535  # bytes of a part
+
+OVERHEAD: Final = 56  # bytes that a kept message costs beside its packet
+PART_OVERHEAD: Final = 40  # and each of its parts behind the first
+
+PADDING: Final = tuple(bytes(-size % 8) for size in range(8))  # behind so many bytes
+
+
+class Format(IntEnum):
+    """The channel packet formats."""
+
+    CHANNEL_OPERATION = 0
+    CHANNEL_ACK = 1
+    SEQUENCE_OPERATION = 2
+    SEQUENCE_ACK = 3
+    MESSAGE = 4
+
+
+class General(IntEnum):
+    """The packets that concern no channel."""
+
+    NOP = 0
+    PING = 1
+    PONG = 2
+    RESUME = 3
+    SHUTDOWN = 4
+
+
+class Operation(IntEnum):
+    """What a sender tells about its channel; `CLOSE` names no message."""
+
+    COMMIT = 0
+    ROLLBACK = 1
+    CLOSE = 2
+
+
+class Ack(IntEnum):
+    """What a receiver tells about a channel; `CLOSED` names no message."""
+
+    RECEIVED = 0
+    CONSUMED = 1
+    COMMITTED = 2
+    UNCOMMITTED = 3
+    CLOSED = 4
+
+
+@attrs.define
+class OperationPacket:
+    """An operation on channels of its sender; without a sequence number it concerns each one's next message."""
+
+    operation: Operation
+    channels: tuple[int, ...]
+    sequence: int | None = None
+    multicast: bool = False
+
+
+@attrs.define
+class AckPacket:
+    """An acknowledgement to channels of its receiver."""
+
+    ack: Ack
+    channels: tuple[int, ...]
+    sequence: int | None = None
+    multicast: bool = False
+
+
+@attrs.define
+class MessagePacket:
+    """A message to channels of its sender."""
+
+    channels: tuple[int, ...]
+    parts: Parts
+    multicast: bool = False
+
+
+Packet = General | OperationPacket | AckPacket | MessagePacket
+
+
+def encode_packet(packet: Packet, id_size: int) -> bytes:
+    """Any packet, in its shortest form. `id_size` is that of the direction to which the channels belong."""
+    match packet:
+        case General():
+            return encode_general(packet)
+        case OperationPacket():
+            return encode_operation(packet.operation, packet.channels, id_size, packet.sequence, packet.multicast)
+        case AckPacket():
+            return encode_ack(packet.ack, packet.channels, id_size, packet.sequence, packet.multicast)
+        case MessagePacket():
+            return b"".join(message_buffers(packet.channels, packet.parts, id_size, multicast=packet.multicast))
+        case _:
+            assert_never(packet)
+
+
+def encode_general(type: General) -> bytes:
+    return bytes((General(type) << 5, 0, 0, 0, 0, 0, 0, 0))
+
+
+def encode_operation(
+    operation: Operation,
+    channels: Sequence[int],
+    id_size: int,
+    sequence: int | None = None,
+    multicast: bool = False,
+) -> bytes:
+    if sequence is not None and operation is Operation.CLOSE:
+        raise LocalProtocolError(f"close names no message, and {sequence} is one")
+    format = Format.CHANNEL_OPERATION if sequence is None else Format.SEQUENCE_OPERATION
+    return _encode_notice(format, Operation(operation), channels, id_size, sequence, multicast)
+
+
+def encode_ack(
+    ack: Ack, channels: Sequence[int], id_size: int, sequence: int | None = None, multicast: bool = False
+) -> bytes:
+    if sequence is not None and ack is Ack.CLOSED:
+        raise LocalProtocolError(f"closed names no message, and {sequence} is one")
+    format = Format.CHANNEL_ACK if sequence is None else Format.SEQUENCE_ACK
+    return _encode_notice(format, Ack(ack), channels, id_size, sequence, multicast)
+
+
+def _encode_notice(
+    format: Format, detail: int, channels: Sequence[int], id_size: int, sequence: int | None, multicast: bool
+) -> bytes:
+    encoded = bytes((CHANNEL | format << 2 | detail << 5, 0)) + encode_ids(channels, id_size, multicast=multicast)
+    if sequence is not None:
+        encoded += bytes(-len(encoded) % 4) + (sequence & U32_MAX).to_bytes(4, "little")
+    if multicast:
+        encoded = bytes((encoded[0] | MULTICAST,)) + encoded[1:]
+    return encoded + PADDING[len(encoded) & 7]
+
+
+def encode_ids(channels: Sequence[int], id_size: int, *, multicast: bool) -> bytes:
+    """What stands between the header and the rest: an id, or padding, a count and the ids."""
+    if not multicast:
+        (channel,) = channels
+        return encode_id(channel, id_size)
+    count = len(channels)
+    return bytes(2) + count.to_bytes(4, "little") + b"".join(encode_id(channel, id_size) for channel in channels)
+
+
+def encode_id(channel: int, id_size: int) -> bytes:
+    if not 0 <= channel < 1 << 8 * id_size:
+        raise LocalProtocolError(f"channel {channel} does not fit an id of {id_size} bytes")
+    return channel.to_bytes(id_size, "little")
+
+
+# --- messages
+
+
+def message_head(channels: Sequence[int], sizes: Sequence[int], id_size: int, *, multicast: bool = False) -> bytes:
+    """Everything before the payloads: as short as the number of parts and their sizes allow."""
+    count = len(sizes)
+    is_long = count > SHORT_MOST
+    is_large = any(size > SMALL_MOST for size in sizes)
+    first = CHANNEL | MULTICAST * multicast | Format.MESSAGE << 2 | LONG * is_long | LARGE * is_large
+    head = bytes((first, 0 if is_long else count)) + encode_ids(channels, id_size, multicast=multicast)
+    head += bytes(len(head) & 1)
+    if is_long:
+        head += count.to_bytes(4, "little")
+    if is_large:
+        head += PADDING[len(head) & 7] + struct.pack(f"<{count}Q", *sizes)
+    else:
+        head += struct.pack(f"<{count}H", *sizes)
+    return head + PADDING[len(head) & 7]
+
+
+def message_buffers(
+    channels: Sequence[int], parts: Sequence[bytes], id_size: int, *, multicast: bool = False
+) -> list[Buffer]:
+    """A message as buffers, the payloads as they are."""
+    out: list[Buffer] = [message_head(channels, [len(part) for part in parts], id_size, multicast=multicast)]
+    for part in parts:
+        if part:
+            out.append(part)
+            if len(part) & 7:
+                out.append(PADDING[len(part) & 7])
+    return out
+
+
+def message_size(sizes: Sequence[int], id_size: int) -> int:
+    """Bytes of the shortest packet with such parts to one channel."""
+    count = len(sizes)
+    size = 2 + id_size
+    size += size & 1
+    if count > SHORT_MOST:
+        size += 4
+    if count and max(sizes) > SMALL_MOST:
+        size += -size % 8 + 8 * count
+    else:
+        size += 2 * count
+    return size + -size % 8 + sum(part + 7 & -8 for part in sizes)
+
+
+def message_cost(sizes: Sequence[int], id_size: int) -> int:
+    """What such a message counts in a window: its packet, and what it takes to keep it."""
+    return message_size(sizes, id_size) + OVERHEAD + PART_OVERHEAD * max(0, len(sizes) - 1)

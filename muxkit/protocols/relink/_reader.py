@@ -1,0 +1,232 @@
+"""Where does one packet stop and the next begin? Splits what comes into packets, whatever the pieces it comes in."""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from muxkit._errors import RemoteProtocolError
+from muxkit.core import Cursor, NeedMore, Pieces
+from muxkit.protocols.relink._frames import Bounds, MessageHead, parse_head
+from muxkit.protocols.relink._packets import CHANNEL, LARGE, OVERHEAD, SMALL_MOST, Format
+from muxkit.protocols.relink._receiving import Receiving
+
+if TYPE_CHECKING:
+    from muxkit.protocols.relink._state import Link
+
+# The head of a message of one small part to one channel: the header as a number, the id, the size.
+HEADS: Final = {0: "<HH", 1: "<HBxH", 2: "<HHH", 4: "<HIH", 8: "<HQH"}
+ONE_PART: Final = CHANNEL | Format.MESSAGE << 2 | 1 << 8
+LARGE_PART: Final = ONE_PART | LARGE
+MOST_WEIGHT: Final = (8 + OVERHEAD) // 8  # of a message for each byte of its packet; the smallest has 8
+
+
+class Body:
+    """The payloads of a message, as they come in."""
+
+    __slots__ = ("_left", "_parts", "_pieces", "_skip", "head", "weight")
+
+    def __init__(self, head: MessageHead, weight: int) -> None:
+        self.head = head
+        self.weight = weight
+        self._parts: list[bytes] = []
+        self._pieces = Pieces()
+        self._left = 0  # bytes of the present part that are to come
+        self._skip = 0  # padding bytes behind it that are to come
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        """The next part that has bytes."""
+        sizes, parts = self.head.sizes, self._parts
+        while len(parts) < len(sizes) and not sizes[len(parts)]:
+            parts.append(b"")
+        self._left = sizes[len(parts)] if len(parts) < len(sizes) else 0
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._left and not self._skip
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        return tuple(self._parts)
+
+    def feed(self, data: bytes, position: int) -> int:
+        """Take what belongs to it; gives the position behind that."""
+        size = len(data)
+        while position < size and (self._left or self._skip):
+            if self._skip:
+                step = min(self._skip, size - position)
+                self._skip -= step
+                position += step
+                if not self._skip:
+                    self._begin_part()
+                continue
+            piece = data[position : position + self._left]
+            position += len(piece)
+            self._left -= len(piece)
+            if self._left:
+                self._pieces.append(piece)
+                break
+            if self._pieces.size:
+                self._pieces.append(piece)
+                piece = self._pieces.join()
+            self._parts.append(piece)
+            self._skip = -len(piece) & 7
+            if not self._skip:
+                self._begin_part()
+        return position
+
+
+class Reader:
+    """Holds the beginning of a packet whose rest has not come, never more than came of it."""
+
+    def __init__(self, link: Link, bounds: Bounds) -> None:
+        self._link = link
+        self._bounds = bounds
+        self._receiving = Receiving(link)
+        code = HEADS.get(bounds.id_size) if bounds.message >= SMALL_MOST else None
+        self._head = struct.Struct(code) if code else None
+        self._payload_at = 0 if self._head is None else (self._head.size + 7) // 8 * 8
+        self.frames = 0  # packets parsed in all
+        self.offset = 0  # bytes received on this connection
+        self.restart()
+
+    def restart(self) -> None:
+        """A new connection: what was begun on the old one is not continued."""
+        self._held = Pieces()
+        self._wanted = 0  # size of the held bytes with which parsing may get on
+        self._body: Body | None = None
+        self.offset = 0
+
+    @property
+    def is_mid_packet(self) -> bool:
+        return self._held.size > 0 or self._body is not None
+
+    def feed(self, data: bytes) -> RemoteProtocolError | None:
+        """Take in more; gives the violation, after which nothing may be fed."""
+        if self._link.observer is not None:
+            self._link.observer.transport("in", data)
+        try:
+            position = self._go_on(data, 0)
+            while self._held.size:
+                missing = self._wanted - self._held.size
+                self._held.append(data[position : position + missing])
+                position += missing
+                if self._held.size < self._wanted:
+                    self.offset += len(data)
+                    return None
+                held = self._held.join()
+                self._parse(held, 0, self.offset + position - len(held))
+                position = self._go_on(data, position)
+            self._parse(data, position, self.offset)
+        except RemoteProtocolError as error:
+            return error
+        self.offset += len(data)
+        return None
+
+    def _go_on(self, data: bytes, position: int) -> int:
+        """Take what belongs to a message that has begun, if one has; gives the position behind that."""
+        body = self._body
+        if body is None:
+            return position
+        position = body.feed(data, position)
+        if body.is_complete:
+            self._body = None
+            self.frames += 1
+            self._receiving.deliver(body.head.channels, body.parts, body.weight)
+        return position
+
+    def _parse(self, data: bytes, position: int, base: int) -> None:
+        """All packets in `data` from `position` on; keeps an incomplete rest. `base` is the offset of its start."""
+        size = len(data)
+        bounds, receiving = self._bounds, self._receiving
+        while position < size:
+            if self._head is not None and data[position] == ONE_PART & 0xFF:
+                position = self._parse_messages(data, position, self._head)
+                if position >= size:
+                    return
+            elif data[position] == LARGE_PART & 0xFF and self._begin_large(data, position):
+                position = self._go_on(data, position + self._payload_at + 8)
+                continue
+            cursor = Cursor(data, position)
+            try:
+                packet = parse_head(cursor, bounds)
+                if isinstance(packet, MessageHead):
+                    weight = receiving.check(packet)
+                    self._body = Body(packet, weight)
+                    position = self._go_on(data, cursor.position)
+                    continue
+                receiving.apply(packet)
+            except NeedMore as need:
+                self._held.append(data[position:])
+                self._wanted = size - position + need.missing
+                return
+            except RemoteProtocolError as error:
+                error.offset = base + position
+                raise
+            self.frames += 1
+            position = cursor.position
+
+    def _begin_large(self, data: bytes, position: int) -> bool:
+        """The same for a message of one large part: its body is begun, unless the general way has to decide."""
+        link, head = self._link, self._head
+        at = position + self._payload_at  # where its size stands
+        if head is None or len(data) < at + 8 or link.held_over + self._bounds.message > link.held_most:
+            return False
+        header, channel, _ = (
+            head.unpack_from(data, position) if self._bounds.id_size else _without_id(head, data, position)
+        )
+        size = int.from_bytes(data[at : at + 8], "little")
+        incoming = link.incoming.get(channel)
+        if header != LARGE_PART or size <= SMALL_MOST or size > link.limits.message:
+            return False
+        if incoming is None or not incoming.direct or not incoming.room:
+            return False
+        weight = self._payload_at + 8 + (size + 7 & -8) + OVERHEAD
+        self._body = Body(MessageHead((channel,), False, (size,)), weight)
+        return True
+
+    def _parse_messages(self, data: bytes, position: int, head: struct.Struct) -> int:
+        """The fast way for what most packets are: a message of one small part on a known channel with room for it.
+
+        Stops before the first packet that is anything else; the general way decides about that one.
+        """
+        link = self._link
+        size = len(data)
+        if link.observer is not None or link.held_over + (size - position) * MOST_WEIGHT > link.held_most:
+            return position
+        channels = link.incoming
+        unpack = head.unpack_from if self._bounds.id_size else partial(_without_id, head)
+        payload_at, last = self._payload_at, size - head.size
+        while position <= last:
+            header, channel, length = unpack(data, position)
+            if header != ONE_PART:
+                break
+            incoming = channels.get(channel)
+            if incoming is None or not incoming.direct:
+                break
+            put, weigh, room = incoming.put, incoming.weigh, incoming.room
+            start, count, same = position, 0, channel
+            while count < room and same == channel and header == ONE_PART:
+                begin = position + payload_at
+                end = begin + (length + 7 & -8)
+                if end > size:
+                    break
+                put((data[begin : begin + length],))
+                weigh(end - position + OVERHEAD)
+                count += 1
+                position = end
+                if position > last:
+                    break
+                header, same, length = unpack(data, position)
+            if not count:
+                break
+            self.frames += count
+            incoming.came(count, position - start + count * OVERHEAD)
+        return position
+
+
+def _without_id(head: struct.Struct, data: bytes, position: int) -> tuple[int, int, int]:
+    header, length = head.unpack_from(data, position)
+    return header, 0, length

@@ -1,0 +1,193 @@
+"""Engines for tests: fed with hexadecimal, asked for what they wrote, compared by what they hold."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import attrs
+
+from muxkit.core import Cursor
+from muxkit.protocols.relink import Bounds, Config, Event, Failed, LinkEngine, bounds_of, parse_packet
+from muxkit.testing._pair import drain, feed
+
+if TYPE_CHECKING:
+    from muxkit._errors import RemoteProtocolError
+    from muxkit._limits import Limits
+    from muxkit.protocols.relink import Packet
+    from muxkit.protocols.relink._incoming import Incoming
+    from muxkit.protocols.relink._outgoing import Outgoing
+
+EPOCH, LINK = 7, 5
+GENEROUS = Bounds(2, 2, 2**32, 2**32, 2**64)
+
+
+class Settings(TypedDict, total=False):
+    """What tests choose."""
+
+    connector_id_size: int
+    listener_id_size: int
+    connector_transactions: bool
+    listener_transactions: bool
+    window: int
+    targets: int
+    parts: int
+    first_sequence: int
+
+
+def quiet(**settings: Unpack[Settings]) -> Config:
+    """Settings without the keepalive, so that no time passes by itself."""
+    return Config(keepalive=None, **settings)
+
+
+def transactional(**settings: Unpack[Settings]) -> Config:
+    settings["connector_transactions"] = settings["listener_transactions"] = True
+    return quiet(**settings)
+
+
+def connector(config: Config | None = None, *, limits: Limits | None = None) -> LinkEngine:
+    """A connector's engine on the first connection of its link."""
+    engine = LinkEngine(config or quiet(), is_connector=True, limits=limits)
+    engine.connection_made(0.0, epoch=EPOCH, link_id=LINK)
+    return engine
+
+
+def listener(config: Config | None = None, *, limits: Limits | None = None) -> LinkEngine:
+    engine = LinkEngine(config or quiet(), is_connector=False, limits=limits)
+    engine.connection_made(0.0, epoch=EPOCH, link_id=LINK)
+    return engine
+
+
+def reconnect(*engines: LinkEngine, now: float = 0.0) -> None:
+    """The connection breaks, what was not delivered is lost, and the link is resumed on another one."""
+    for engine in engines:
+        engine.connection_lost(now)
+    for engine in engines:
+        engine.connection_made(now, epoch=engine.epoch, link_id=engine.link_id)
+
+
+def pair(config: Config | None = None, *, limits: Limits | None = None) -> tuple[LinkEngine, LinkEngine]:
+    """A connector and a listener on the first connection of their link."""
+    return connector(config, limits=limits), listener(config, limits=limits)
+
+
+def deliver(sender: LinkEngine, receiver: LinkEngine, now: float = 0.0) -> bytes:
+    """Everything that one has to write, to the other."""
+    data = drain(sender)
+    receiver.receive_bytes(data, now)
+    return data
+
+
+def taken(engine: LinkEngine, channel: int) -> list[tuple[bytes, ...]]:
+    """All messages that wait, without their numbers."""
+    messages = []
+    while batch := engine.receive(channel)[1]:
+        messages += batch
+    return messages
+
+
+def exchange(*engines: LinkEngine, now: float = 0.0) -> None:
+    """Everything that two engines have to say to each other, at one moment."""
+    while any(engine.has_output() for engine in engines):
+        for one, other in (engines, engines[::-1]):
+            other.receive_bytes(drain(one), now)
+
+
+def settle(one: LinkEngine, other: LinkEngine, now: float = 0.0) -> float:
+    """The same, and the acks that wait for their time; gives the time."""
+    for _ in range(10):
+        exchange(one, other, now=now)
+        dues = [due for engine in (one, other) if (due := engine.next_deadline()) is not None]
+        if not dues:
+            break
+        now = max(now, min(dues))
+        for engine in (one, other):
+            engine.handle_deadline(now)
+    return now
+
+
+def fed(engine: LinkEngine, *packets: str, now: float = 0.0) -> list[tuple[object, ...]]:
+    """Feed hexadecimal; what the engine tells, made comparable."""
+    return [told(event) for event in feed(engine, [bytes.fromhex(packet) for packet in packets], now=now)]
+
+
+def seen(engine: LinkEngine) -> list[tuple[object, ...]]:
+    return [told(event) for event in engine.events()]
+
+
+def told(event: Event) -> tuple[object, ...]:
+    """An event as a tuple of its name and its fields."""
+    if isinstance(event, Failed):
+        error = event.error
+        return "Failed", error.rule, error.limit, error.offset, error.message
+    return type(event).__name__, *attrs.astuple(event)
+
+
+def written(engine: LinkEngine) -> str:
+    """All that the engine has to write, in hexadecimal with a space after each packet."""
+    bounds = bounds_of(engine.config, is_connector=engine.is_connector, message=2**64)
+    turned = Bounds(bounds.ack_id_size, bounds.id_size, 2**32, 2**32, 2**64)
+    return " ".join(packet.hex() for packet in split(drain(engine), turned))
+
+
+def split(data: bytes, bounds: Bounds = GENEROUS) -> list[bytes]:
+    cursor, packets = Cursor(data), []
+    while cursor.remaining:
+        start = cursor.position
+        parse_packet(cursor, bounds)
+        packets.append(data[start : cursor.position])
+    return packets
+
+
+def parsed(data: bytes, bounds: Bounds = GENEROUS) -> list[Packet]:
+    cursor, packets = Cursor(data), []
+    while cursor.remaining:
+        packets.append(parse_packet(cursor, bounds))
+    return packets
+
+
+def violation(engine: LinkEngine, *packets: str, now: float = 0.0) -> RemoteProtocolError:
+    """Feed what must end in a violation: exactly one Failed, nothing changed by its packet, and then silence."""
+    *legal, last = [bytes.fromhex(packet) for packet in packets]
+    assert not any(isinstance(event, Failed) for event in feed(engine, legal, now=now))
+    before = state_of(engine)
+    events = feed(engine, [last], now=now)
+    assert len(events) == 1, events
+    (failure,) = events
+    assert isinstance(failure, Failed), failure
+    assert state_of(engine) == before
+    assert engine.over
+    assert not engine.has_output()
+    assert engine.buffers_to_send() == []
+    assert engine.next_deadline() is None
+    engine.receive_bytes(bytes(8), now)
+    engine.receive_eof(now)
+    engine.handle_deadline(now + 1000)
+    assert not engine.events()
+    return failure.error
+
+
+def state_of(engine: LinkEngine) -> object:
+    """Everything that a command or a packet may change, as one value."""
+    link = engine._link
+    return (
+        {channel: _fields(one) for channel, one in link.outgoing.items()},
+        {channel: _fields(one) for channel, one in link.incoming.items()},
+        {channel: _fields(one) for channel, one in link.tombs.items()},
+        (link.retained, link.outbox, link.held, link.outcomes, link.closing, link.unanswered),
+        (link.connected, link.resumed, link.peer_resumed, link.told_resume, link.shutdown_written),
+        (link.peer_shut_down, link.wants_shutdown, link.epoch, link.link_id),
+        (tuple(link.recently_closed), tuple(one.channel for one in link.unannounced), dict(link.watchers)),
+        (link.control.pongs, len(link.control._pings), [one.channel for one in link.control._dirty]),
+        (len(link.control._pings_out), [one.channel for one in link.control._resuming]),
+        len(link.scheduler),
+    )
+
+
+def _fields(one: Outgoing | Incoming) -> dict[str, object]:
+    skipped = {"_link", "link", "put", "weigh", "_head", "_head_size"}
+    return {name: _copy(getattr(one, name)) for name in type(one).__slots__ if name not in skipped}
+
+
+def _copy(value: object) -> object:
+    return [repr(item) for item in value] if isinstance(value, deque) else value

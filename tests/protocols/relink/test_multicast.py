@@ -1,0 +1,121 @@
+"""One packet for several channels: its numbers, its order, and what becomes of it when some lack it."""
+
+from __future__ import annotations
+
+import pytest
+
+from muxkit._errors import LocalProtocolError
+from muxkit.protocols.relink import MessagePacket
+from muxkit.testing._pair import drain
+from tests.protocols.relink._helpers import (
+    connector,
+    deliver,
+    exchange,
+    fed,
+    listener,
+    pair,
+    parsed,
+    quiet,
+    reconnect,
+    settle,
+    taken,
+    transactional,
+)
+
+
+@pytest.mark.clause("relink-F05", "relink-F06", "relink-C02")
+def test_a_multicast_has_a_number_in_each_channel_and_is_answered_in_each() -> None:
+    one, other = pair()
+    for _ in range(10):
+        one.send(5, (b"x",))
+    settle(one, other)
+    assert one.multicast([5, 6], (b"tick",)) == [10, 0]
+    assert parsed(deliver(one, other)) == [MessagePacket((5, 6), (b"tick",), True)]
+    taken(other, 5)
+    other.consume(5, through=10)
+    settle(one, other)
+    assert (one.room(5), one.room(6)) == (65_536, 65_535)
+    assert taken(other, 6) == [(b"tick",)]
+
+
+@pytest.mark.clause("relink-F07", "relink-C05")
+def test_a_channel_that_is_named_twice_gets_it_twice() -> None:
+    one, other = pair()
+    assert one.multicast([5, 6, 5], (b"tick",)) == [0, 0, 1]
+    deliver(one, other)
+    assert taken(other, 5) == [(b"tick",)] * 2
+    assert taken(other, 6) == [(b"tick",)]
+    zero = listener(quiet(connector_id_size=0, listener_id_size=0))
+    fed(zero, "13 01 00 00 03 00 00 00 00 00 00 00 00 00 00 00")
+    assert zero.receive(0) == (0, [(b"",)] * 3)
+
+
+@pytest.mark.clause("relink-C07")
+def test_a_packet_to_nobody_does_nothing() -> None:
+    other = listener()
+    assert fed(other, "13 01 00 00 00 00 00 00 00 00 00 00 00 00 00 00", "03 00 00 00 00 00 00 00") == []
+    with pytest.raises(LocalProtocolError, match="0 channels"):
+        connector().multicast([], (b"x",))
+    with pytest.raises(LocalProtocolError, match="5 channels"):
+        connector(quiet(targets=4)).multicast([1] * 5, (b"x",))
+
+
+def test_a_multicast_keeps_the_order_of_each_of_its_channels() -> None:
+    one, other = pair()
+    one.send(1, (b"before",))
+    one.multicast([1, 2], (b"first",))
+    one.multicast([2, 1, 3], (b"second",))
+    one.send(2, (b"after",))
+    assert not parsed(b"".join(one.buffers_to_send(0)))
+    while one.has_output():
+        other.receive_bytes(b"".join(one.buffers_to_send(1)), 0.0)
+    assert taken(other, 1) == [(b"before",), (b"first",), (b"second",)]
+    assert taken(other, 2) == [(b"first",), (b"second",), (b"after",)]
+    assert taken(other, 3) == [(b"second",)]
+    assert one.outbox == 0
+
+
+@pytest.mark.clause("relink-T01", "relink-F05")
+def test_decisions_go_out_on_a_channel_whose_next_message_waits_for_another_channel() -> None:
+    one, other = pair(transactional())
+    one.send(1, (b"x",))
+    for _ in range(3):
+        one.send(2, (bytes(70_000),))
+    one.multicast([1, 2], (b"both",))
+    other.receive_bytes(b"".join(one.buffers_to_send(100)), 0.0)
+    one.commit(1, through=0)
+    for _ in range(2):
+        other.receive_bytes(b"".join(one.buffers_to_send(100)), 0.0)
+    assert taken(other, 1) == [(b"x",)]
+    assert one._link.outgoing[1].stalled
+    one.commit(1)
+    one.commit(2)
+    deliver(one, other)
+    assert taken(other, 1) == [(b"both",)]
+    assert len(taken(other, 2)) == 4
+
+
+@pytest.mark.clause("relink-R03", "relink-F06")
+def test_a_multicast_is_sent_again_to_those_who_lack_it() -> None:
+    one, other = pair()
+    one.multicast([1, 2], (b"tick",))
+    drain(one)
+    one.multicast([1, 2], (b"tock",))
+    reconnect(one)
+    drain(one)
+    fed(one, "0d 00 01 00 00 00 00 00", "60 00 00 00 00 00 00 00")
+    packets = parsed(drain(one))
+    assert packets == [MessagePacket((2,), (b"tick",)), MessagePacket((1, 2), (b"tock",), True)]
+    assert other.peer_channels == ()
+
+
+@pytest.mark.requirement("R-17")
+def test_a_multicast_that_one_channel_has_no_room_for_is_sent_to_none() -> None:
+    one, other = pair(quiet(window=2))
+    one.send(2, (b"x",))
+    with pytest.raises(LocalProtocolError, match="channel 2: 1 bytes beside 2"):
+        one.multicast([1, 2, 2], (b"x",))
+    assert one.channels == (2,)
+    assert one.room(2) == 1
+    exchange(one, other)
+    assert taken(other, 2) == [(b"x",)]
