@@ -8,6 +8,8 @@ import sys
 import click
 
 import muxkit
+from muxkit.cli._bench._command import bench
+from muxkit.cli._chaos import chaos
 from muxkit.cli._demo import demo
 from muxkit.cli._outcome import Exit, failure_of
 from muxkit.cli._plugins_command import plugins
@@ -24,7 +26,7 @@ def commands() -> None:
     """
 
 
-for command in (demo, plugins):
+for command in (bench, chaos, demo, plugins):
     commands.add_command(command)
 
 

@@ -1,5 +1,8 @@
 """The Trio half: pumps, halves and the common face of sessions; what adapters and protocol plugins build on."""
 
+from muxkit.runtime._adopt import Adopted as Adopted
+from muxkit.runtime._adopt import Forgotten as Forgotten
+from muxkit.runtime._adopt import Registry as Registry
 from muxkit.runtime._backlog import Backlog as Backlog
 from muxkit.runtime._bytestream import ByteStream as ByteStream
 from muxkit.runtime._errors import ChannelCancelled as ChannelCancelled
@@ -13,9 +16,18 @@ from muxkit.runtime._links import Described as Described
 from muxkit.runtime._links import NowaitLink as NowaitLink
 from muxkit.runtime._links import ProtocolPlugin as ProtocolPlugin
 from muxkit.runtime._links import Transport as Transport
+from muxkit.runtime._lobby import Greeting as Greeting
+from muxkit.runtime._lobby import Lobby as Lobby
 from muxkit.runtime._mailbox import Mailbox as Mailbox
+from muxkit.runtime._prefixed import prefixed as prefixed
 from muxkit.runtime._pump import StreamPump as StreamPump
 from muxkit.runtime._receive import ReceiveHalf as ReceiveHalf
+from muxkit.runtime._redial import Backoff as Backoff
+from muxkit.runtime._redial import Dial as Dial
+from muxkit.runtime._redial import Ended as Ended
+from muxkit.runtime._redial import Outage as Outage
+from muxkit.runtime._redial import can_heal as can_heal
+from muxkit.runtime._redial import redial as redial
 from muxkit.runtime._scope import background as background
 from muxkit.runtime._send import SendHalf as SendHalf
 from muxkit.runtime._session import Channel as Channel

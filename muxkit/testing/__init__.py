@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from muxkit.testing._cancel import cancel_sweep as cancel_sweep
+    from muxkit.testing._chaos import ChaosDial as ChaosDial
+    from muxkit.testing._chaos import chaos_dial as chaos_dial
+    from muxkit.testing._chaos_plan import ChaosPlan as ChaosPlan
+    from muxkit.testing._chaos_plan import ChaosStats as ChaosStats
+    from muxkit.testing._chaos_plan import Cut as Cut
+    from muxkit.testing._chaos_plan import CutReport as CutReport
+    from muxkit.testing._chaos_plan import Way as Way
+    from muxkit.testing._chaos_relay import ChaosRelay as ChaosRelay
+    from muxkit.testing._chaos_relay import chaos_relay as chaos_relay
     from muxkit.testing._links import check_link as check_link
     from muxkit.testing._packets import PacketChannel as PacketChannel
     from muxkit.testing._packets import PacketWeather as PacketWeather
@@ -22,13 +31,22 @@ if TYPE_CHECKING:
 
 # Whoever tests an engine need not import Trio: each tool is fetched when it is first asked for.
 _LAZY = {
+    "ChaosDial": "_chaos",
+    "ChaosPlan": "_chaos_plan",
+    "ChaosRelay": "_chaos_relay",
+    "ChaosStats": "_chaos_plan",
+    "Cut": "_chaos_plan",
+    "CutReport": "_chaos_plan",
     "EngineCase": "_pair",
     "EnginePair": "_pair",
     "PacketChannel": "_packets",
     "PacketWeather": "_packets",
     "SessionPair": "_sessions",
+    "Way": "_chaos_plan",
     "WeatherStream": "_weather",
     "cancel_sweep": "_cancel",
+    "chaos_dial": "_chaos",
+    "chaos_relay": "_chaos_relay",
     "check_every_split": "_pair",
     "check_link": "_links",
     "check_session": "_sessions",

@@ -1,0 +1,156 @@
+"""How does the bench work with its processes? It tells each what to do and hears what came of it, in lines of JSON."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import msgspec
+import trio
+
+from muxkit.cli._bench.bench_work.tasks import Measured
+from muxkit.cli._outcome import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from muxkit.cli._bench._contestants import Contestant
+    from muxkit.cli._bench.bench_work.tasks import Task
+
+GRACE = 5.0  # s, to end by itself
+PATIENCE = 120.0  # s, for one pass
+
+
+class _Answer(msgspec.Struct):
+    """A line of a process: what a client connects to, or why it could not do its work."""
+
+    ready: str | None = None
+    failed: str | None = None
+
+
+class _Failed(CommandFailed):
+    """A process said so itself."""
+
+
+class Worker:
+    """One end of a peer."""
+
+    def __init__(self, name: str, process: trio.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._name = name
+        self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self._rest = b""
+
+    async def address(self) -> str:
+        """What a client connects to."""
+        answer = msgspec.json.decode(await self._line(), type=_Answer)
+        return answer.ready or ""
+
+    async def measure(self, task: Task) -> Measured:
+        with suppress(trio.BrokenResourceError):  # it has ended, and has told why
+            await self._stdin.send_all(msgspec.json.encode(task) + b"\n")
+        return msgspec.json.decode(await self._line(), type=Measured)
+
+    async def let_go(self) -> None:
+        """It is not needed any more."""
+        await self._stdin.aclose()
+
+    async def last_words(self) -> str | None:
+        """Why it could not go on; None if nothing was wrong with it."""
+        await self.let_go()
+        with suppress(CommandFailed):
+            while True:
+                try:
+                    await self._line()
+                except _Failed as failure:
+                    return failure.sentence
+        return None
+
+    async def end(self) -> None:
+        with trio.CancelScope(shield=True):
+            await self.let_go()
+            with trio.move_on_after(GRACE):
+                await self._process.wait()
+            if self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
+            await self._stdout.aclose()
+
+    async def _line(self) -> bytes:
+        with trio.move_on_after(PATIENCE):
+            while b"\n" not in self._rest:
+                data = await self._stdout.receive_some()
+                if not data:
+                    raise CommandFailed(f"{self._name} ended without an answer")
+                self._rest += data
+            line, _, self._rest = self._rest.partition(b"\n")
+            failed = msgspec.json.decode(line, type=_Answer).failed
+            if failed is not None:
+                raise _Failed(f"{self._name}: {failed}")
+            return line
+        raise CommandFailed(f"{self._name} gave no answer within {PATIENCE:g} s", Exit.TIMED_OUT)
+
+
+@asynccontextmanager
+async def worker(name: str, command: Sequence[str], extra: Mapping[str, str]) -> AsyncGenerator[Worker, None]:
+    """Run a process; it ends with the block at the latest. `extra` is added to our environment."""
+    options: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}  # Ctrl-C is for us, and we end it
+    process = await trio.lowlevel.open_process(
+        list(command),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **extra},
+        **options,
+    )
+    one = Worker(name, process)
+    try:
+        yield one
+    finally:
+        await one.end()
+
+
+@attrs.frozen
+class Ends:
+    """A client, and the server that it is connected to, which may be the same process."""
+
+    client: Worker
+    server: Worker
+
+    async def measure(self, task: Task) -> Measured:
+        """Raises `CommandFailed` with what went wrong first."""
+        try:
+            return await self.client.measure(task)
+        except CommandFailed as failure:
+            said = None if self.server is self.client else await self.server.last_words()
+            raise CommandFailed(said or failure.sentence, failure.exit) from failure
+
+    async def let_go(self) -> None:
+        """Both may end, which takes them a moment."""
+        await self.client.let_go()
+        await self.server.let_go()
+
+
+@asynccontextmanager
+async def both_ends(contestant: Contestant, cores: Sequence[int], *, hold: bool) -> AsyncGenerator[Ends, None]:
+    """Start a server, and a client that knows where it is."""
+    name, command, extra = contestant.name, contestant.command, contestant.extra
+    of_server, of_client = ([f"--core={core}"] for core in cores) if cores else ([], [])
+    holding = ["--hold"] if hold else []
+    address = contestant.address.replace("{}", "held" if hold else "work")
+    if contestant.is_alone:
+        async with worker(name, [*command, "alone", *of_client, *holding, address], extra) as alone:
+            await alone.address()
+            yield Ends(alone, alone)
+        return
+    serving = [*command, "server", *of_server, *holding, address]
+    async with worker(f"{name}, server", serving, extra) as server:
+        reached = await server.address()
+        async with worker(f"{name}, client", [*command, "client", *of_client, reached], extra) as client:
+            await client.address()
+            yield Ends(client, server)

@@ -1,0 +1,115 @@
+"""The jobs bulk, small, receive, send_many and flat: how much goes in one direction, and is it what was sent?"""
+
+from __future__ import annotations
+
+import zlib
+from functools import partial
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from .meter import Cost, Meter, fit
+from .orders import Order, Way, Wrong, pack_order, unpack_receipt
+from .payloads import payloads
+from .tasks import Measured, Task
+
+if TYPE_CHECKING:
+    from .conversations import Connection, Conversation
+
+MIB = 1024 * 1024
+FIRST_BYTES = 2 * MIB  # of bulk, and
+FIRST_MESSAGES = 2000  # small ones: what the first trial sends, on all channels together
+SENDERS = 100  # tasks of the job flat
+VISIT = 64  # messages that each sends on a channel before it goes to the next
+
+
+async def stream(connection: Connection, meter: Meter, task: Task) -> Measured:
+    """Send messages on all channels at once; the time ends with the last receipt."""
+    channels, size = task["channels"], task["size"]
+    is_bulk = task["job"] == "bulk"
+    way = Way.BULK if is_bulk else Way.EACH if task["each"] else Way.MANY
+    opened = [await connection.open() for _ in range(channels)]
+
+    async def run(count: int, verify: bool) -> Cost:
+        order = Order(way, count, size, verify)
+        return await meter.together([partial(_send, conversation, order, task["batch"]) for conversation in opened])
+
+    count = await fit(task, max(1, (FIRST_BYTES // size if is_bulk else FIRST_MESSAGES) // channels), run)
+    cost = await run(count, False)
+    for conversation in reversed(opened):
+        await connection.close(conversation)
+    messages = count * channels
+    return Measured(
+        count=count,
+        units=messages * size / MIB if is_bulk else messages,
+        seconds=cost.wall,
+        client_cpu=cost.client_cpu,
+        server_cpu=cost.server_cpu,
+        also={},
+    )
+
+
+async def flat(connection: Connection, meter: Meter, task: Task) -> Measured:
+    """The same few tasks send however many channels are open, each on one of its own after the other."""
+    opened = [await connection.open() for _ in range(task["channels"])]
+    senders = min(SENDERS, len(opened))
+    turns = [cycle(opened[number::senders]) for number in range(senders)]
+
+    async def run(count: int, verify: bool) -> Cost:
+        order = Order(Way.MANY, VISIT, task["size"], verify)
+
+        async def visit(turn: cycle[Conversation]) -> None:
+            for _ in range(count):
+                await _send(next(turn), order, 1)
+
+        return await meter.together([partial(visit, turn) for turn in turns])
+
+    count = await fit(task, 1, run)
+    cost = await run(count, False)
+    for conversation in reversed(opened):
+        await connection.close(conversation)
+    return Measured(
+        count=count,
+        units=count * senders * VISIT,
+        seconds=cost.wall,
+        client_cpu=cost.client_cpu,
+        server_cpu=cost.server_cpu,
+        also={},
+    )
+
+
+async def _send(conversation: Conversation, order: Order, batch: int) -> None:
+    """Send what is ordered, and compare the receipt."""
+    messages = payloads(order.size)
+    prepared = [conversation.prepare(message, order.way) for message in messages]
+    send, count = conversation.send, order.messages
+    await send(pack_order(order))
+    if batch > 1:
+        whole = prepared * (batch // len(prepared)) if len(prepared) <= batch else prepared[:batch]
+        for _ in range(count // len(whole)):
+            await conversation.send_batch(whole)
+        if count % len(whole):
+            await conversation.send_batch(whole[: count % len(whole)])
+    elif order.verify:
+        for number in range(count):
+            await send(prepared[number % len(prepared)])
+    else:
+        message = prepared[0]
+        for _ in range(count):
+            await send(message)
+    check(await conversation.receive(), order)
+
+
+def check(receipt: bytes, order: Order) -> None:
+    """Is it what was sent? Raises `Wrong` with both numbers."""
+    found = unpack_receipt(receipt)
+    sent = (order.messages, order.messages * order.size)
+    if found[:2] != sent:
+        raise Wrong("{} messages of {} bytes were sent, {} of {} bytes came".format(*sent, *found[:2]))
+    if order.verify:
+        messages, crc = payloads(order.size), 0
+        for number in range(order.messages):
+            crc = zlib.crc32(messages[number % len(messages)], crc)
+        if crc != found.crc:
+            raise Wrong(
+                f"of {order.messages} messages of {order.size} bytes the CRC-32 is {found.crc:08x}, not {crc:08x}"
+            )

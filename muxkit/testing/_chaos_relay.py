@@ -1,0 +1,233 @@
+"""What if the network is bad? A relay between real sockets that delays, throttles, cuts, stalls and refuses, by a seed.
+
+    async with chaos_relay("127.0.0.1:7000", ChaosPlan(cut_after=(0, 10_000), reset=0.5), seed=17) as relay:
+        ... connect to relay.address instead ...
+
+Addresses are `host:port`, or the path of a Unix socket; `tcp://` and `unix://` may stand before them.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import socket
+import sys
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import trio
+
+from muxkit.runtime import background
+from muxkit.testing._chaos import Chaos
+from muxkit.testing._chaos_passage import make_abrupt
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from muxkit.testing._chaos_plan import ChaosPlan, OnCut
+
+BACKLOG = 128
+AGAIN = 0.05  # s, until listening or accepting is tried again
+FORM = "expected host:port or the path of a Unix socket, such as 127.0.0.1:7000, [::1]:7000 or /run/app.sock"
+# Here a second socket can be bound to the same address, to keep it while nobody listens.
+CAN_KEEP_A_PORT = hasattr(socket, "SO_REUSEPORT")
+
+Place = tuple[str, int] | str
+"""Host and port, or a path."""
+
+
+class ChaosRelay(Chaos):
+    """Made by `chaos_relay`; the target may come and go."""
+
+    def __init__(self, listen: Place, target: Place, plan: ChaosPlan, seed: int, on_cut: OnCut | None) -> None:
+        super().__init__(plan, seed, on_cut)
+        self._target = target
+        self._door = _Door(listen)
+        self._turn = trio.CancelScope()
+
+    @property
+    def address(self) -> str:
+        """Where to connect to: `host:port`, or a path."""
+        return self._door.address
+
+    @property
+    def port(self) -> int:
+        """The same for TCP, when only the port is wanted."""
+        return int(self.address.rpartition(":")[2])
+
+    def refuse(self, seconds: float = math.inf) -> None:
+        super().refuse(seconds)
+        self._turn.cancel()
+        self._door.shut()
+
+    def admit(self) -> None:
+        super().admit()
+        self._turn.cancel()
+        with suppress(OSError):  # then it is tried again
+            self._door.open()
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Relay until cancelled."""
+        await self._door.resolve()
+        self._door.open()
+        task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    with trio.CancelScope() as self._turn:
+                        await self._keep_the_door(nursery)
+        finally:
+            self._door.close()
+
+    async def _keep_the_door(self, nursery: trio.Nursery) -> None:
+        """Until something changes, at the latest when refusing is over."""
+        if self.is_refusing:
+            self._door.shut()
+            await trio.sleep_until(self._refusing_until)
+            return
+        try:
+            self._door.open()
+            while True:
+                client = await self._door.accept()
+                nursery.start_soon(self._connection, client)
+        except OSError:
+            # Out of descriptors, or the address is taken for a moment, or the door was shut while we stood in it.
+            await trio.sleep(AGAIN)
+
+    async def _connection(self, client: trio.SocketStream) -> None:
+        fate = self._next_fate()
+        try:
+            target = await _connect(self._target)
+        except OSError:
+            self._stats.unreachable += 1
+            make_abrupt(client)
+            await trio.aclose_forcefully(client)
+            return
+        except BaseException:
+            await trio.aclose_forcefully(client)
+            raise
+        await self._pass(client, target, fate)
+
+
+@asynccontextmanager
+async def chaos_relay(
+    target: str,
+    plan: ChaosPlan,
+    seed: int = 0,
+    *,
+    listen: str = "127.0.0.1:0",
+    on_cut: OnCut | None = None,
+) -> AsyncGenerator[ChaosRelay, None]:
+    """A relay to `target` that listens while the block runs; its connections are reset at the end of it.
+
+    What happens to the n-th connection, at which byte, depends on the seed alone. Raises ValueError for an address
+    that cannot be read, OSError if it cannot be listened on. `on_cut` is told of each cut.
+    """
+    relay = ChaosRelay(parse_place(listen), parse_place(target), plan, seed, on_cut)
+    async with background() as nursery:
+        await nursery.start(relay.run)
+        yield relay
+
+
+def parse_place(address: str) -> Place:
+    """`host:port` or a path; raises ValueError that says what was expected."""
+    scheme, separator, rest = address.partition("://")
+    if separator and scheme not in ("tcp", "unix"):
+        raise ValueError(f"address {address!r}: tcp:// or unix:// is what can stand there; {FORM}")
+    place = rest if separator else address
+    if scheme == "unix" if separator else "/" in place:
+        if not place:
+            raise ValueError(f"address {address!r}: {FORM}")
+        return place
+    host, colon, digits = place.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"address {address!r}: an IPv6 host needs brackets; {FORM}")
+    if not (host and colon and digits.isascii() and digits.isdigit() and int(digits) <= 65_535):
+        raise ValueError(f"address {address!r}: {FORM}")
+    return host, int(digits)
+
+
+async def _connect(place: Place) -> trio.SocketStream:
+    return await trio.open_unix_socket(place) if isinstance(place, str) else await trio.open_tcp_stream(*place)
+
+
+class _Door:
+    """A listening socket that can be shut, so that the kernel refuses, and opened again at the same address."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._family: int = 0 if not isinstance(place, str) else socket.AF_UNIX
+        self._socket: trio.socket.SocketType | None = None
+        self._is_open = False
+        self.address = place if isinstance(place, str) else ""
+
+    async def resolve(self) -> None:
+        if not isinstance(self._place, str):
+            found = await trio.socket.getaddrinfo(*self._place, type=socket.SOCK_STREAM)
+            self._family, _, _, _, (host, port, *_) = found[0]
+            self._place = (str(host), int(port))
+
+    def open(self) -> None:
+        if self._is_open:
+            return
+        if self._socket is None:
+            self._socket = trio.socket.from_stdlib_socket(self._bound())
+        self._socket.listen(BACKLOG)
+        self._is_open = True
+
+    def shut(self) -> None:
+        if not self._is_open or self._socket is None:
+            return
+        self._is_open = False
+        spare = None
+        if CAN_KEEP_A_PORT and not isinstance(self._place, str):
+            with suppress(OSError):  # then it is bound again when it is needed
+                spare = trio.socket.from_stdlib_socket(self._bound())
+        self._socket.close()
+        self._socket = spare
+
+    def close(self) -> None:
+        self._is_open = False
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            if isinstance(self._place, str):
+                with suppress(OSError):
+                    os.unlink(self._place)
+
+    async def accept(self) -> trio.SocketStream:
+        if self._socket is None:
+            raise OSError(errno.EBADF, "the relay is not listening")
+        accepted, _ = await self._socket.accept()
+        return trio.SocketStream(accepted)
+
+    def _bound(self) -> socket.socket:
+        sock = socket.socket(self._family, socket.SOCK_STREAM)
+        try:
+            if isinstance(self._place, str):
+                self._bind_path(sock, self._place)
+            else:
+                if sys.platform != "win32":  # there it means something else
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if CAN_KEEP_A_PORT:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                sock.bind(self._place)
+                host, port = sock.getsockname()[:2]
+                self._place = (host, port)
+                self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _bind_path(self, sock: socket.socket, path: str) -> None:
+        if self._was_bound and os.path.exists(path):
+            os.unlink(path)
+        sock.bind(path)
+        self._was_bound = True
+        os.chmod(path, 0o600)
+
+    _was_bound = False  # a path that was there before us is not ours to remove

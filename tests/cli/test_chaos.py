@@ -1,0 +1,160 @@
+"""Does `muxkit chaos` relay as it is told, and tell what it does?"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli._command import muxkit, running
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PATIENCE = 20.0  # s
+
+
+@contextmanager
+def sending(data: bytes) -> Iterator[str]:
+    """A server that sends the same to everybody; gives its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, suppress(OSError):
+                        connection.sendall(data)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(PATIENCE)
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def received_from(address: str) -> tuple[int, bool]:
+    """How many bytes came, and whether they ended in order."""
+    host, _, port = address.rpartition(":")
+    count = 0
+    try:  # a reset may come as early as that
+        with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
+            while data := connection.recv(65_536):
+                count += len(data)
+    except ConnectionResetError:
+        return count, False
+    return count, True
+
+
+def test_it_tells_its_address_each_cut_and_the_total() -> None:
+    with sending(bytes(10_000)) as target:
+        arguments = ["chaos", "127.0.0.1:0", target, "--cut-after", "100-200", "--way", "back", "--seed", "7"]
+        with running(*arguments) as process:
+            said = re.fullmatch(rf"listening on (127\.0\.0\.1:\d+) for {target}, seed 7\n", line_of(process))
+            assert said is not None
+            counts = [received_from(said[1])[0] for _ in range(3)]
+            cuts = [line_of(process) for _ in range(3)]
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate(timeout=PATIENCE)
+    assert all(100 <= count <= 200 for count in counts)
+    assert [cut.split(", ")[0] for cut in cuts] == [
+        f"connection {number}: ended behind byte {count} to the client" for number, count in enumerate(counts)
+    ]
+    assert rest.startswith("3 connections, 0 of them without a target; 3 cuts (3 ended, 0 reset, 0 stalled); ")
+    assert (process.returncode, errors.strip()) == (130, "muxkit: interrupted")
+
+
+def test_json_is_an_object_a_line() -> None:
+    with sending(bytes(10_000)) as target:
+        arguments = ["chaos", "127.0.0.1:0", target, "--cut-after", "150", "--way", "back", "--reset", "1", "--json"]
+        with running(*arguments, "--for", "1.5") as process:
+            listening: dict[str, Any] = json.loads(line_of(process))
+            count, in_order = received_from(listening["address"])
+            rest, _ = process.communicate(timeout=PATIENCE)
+    cut, total = map(json.loads, rest.splitlines())
+    assert (listening["event"], listening["target"]) == ("listening", target)
+    assert isinstance(listening["seed"], int)
+    assert (count <= 150, in_order) == (True, False)
+    assert {name: cut[name] for name in ("event", "connection", "how", "way", "bytes_back")} == {
+        "event": "cut",
+        "connection": 0,
+        "how": "reset",
+        "way": "back",
+        "bytes_back": 150,
+    }
+    assert (total["event"], total["connections"], total["cuts"], total["resets"]) == ("total", 1, 1, 1)
+    assert process.returncode == 0
+
+
+def test_the_same_seed_cuts_at_the_same_bytes() -> None:
+    def cuts() -> list[int]:
+        with sending(bytes(10_000)) as target:
+            arguments = ["chaos", "127.0.0.1:0", target, "--cut-after", "0-9999", "--way", "back", "--seed", "3"]
+            with running(*arguments, "--json") as process:
+                address = json.loads(line_of(process))["address"]
+                counts = [received_from(address)[0] for _ in range(5)]
+                assert [json.loads(line_of(process))["bytes_back"] for _ in range(5)] == counts
+                return counts
+
+    assert cuts() == cuts()
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="has no Unix sockets")
+def test_it_relays_between_a_unix_socket_and_tcp(tmp_path: Path) -> None:
+    path = tmp_path / "relay"
+    with sending(b"hello") as target, running("chaos", f"unix://{path}", target) as process:
+        assert line_of(process).startswith(f"listening on {path} for ")
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            assert connection.recv(10) == b"hello"
+
+
+def test_an_address_that_is_taken_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = muxkit("chaos", address, "127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"muxkit: {address}: Address already in use\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["127.0.0.1:0"],
+        ["127.0.0.1", "127.0.0.1:1"],
+        ["127.0.0.1:0", "http://127.0.0.1:1"],
+        ["127.0.0.1:0", "127.0.0.1:1", "--cut-after", "9-3"],
+        ["127.0.0.1:0", "127.0.0.1:1", "--reset", "1.5"],
+        ["127.0.0.1:0", "127.0.0.1:1", "--reset", "0.7", "--stall", "0.7"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_has_its_own_exit_code(arguments: list[str]) -> None:
+    done = muxkit("chaos", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Error: " in done.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_address_cannot_command_the_terminal(options: list[str], tmp_path: Path) -> None:
+    target = f"{tmp_path}/\x1b[31mred\x9b"
+    done = muxkit("chaos", "127.0.0.1:0", target, "--for", "0", *options)
+    assert done.returncode == 0
+    assert "red" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "\x9b" not in done.stdout
