@@ -76,7 +76,7 @@ class StreamPump(Generic[EventT]):
         self._pulled = 0  # bytes that left the engine the last time
         self._carry: list[Buffer] = []  # pulled, and not taken by the transport yet
         self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
-        self._wrote_at = 0.0
+        self._wrote_at = perf_counter()
         self._paced = engine if isinstance(engine, Paced) else None
         if self._paced is not None:
             self._paced.frames_at_once = TURN_FRAMES
@@ -162,6 +162,12 @@ class StreamPump(Generic[EventT]):
         """A command may have made the engine tell something: hand it out."""
         self._hand_out_events()
 
+    def rearm(self) -> None:
+        """A command may have set a deadline while the clock sleeps."""
+        deadline = self._engine.next_deadline()
+        if deadline is not None and deadline < self._alarm.deadline:
+            self._alarm.deadline = deadline
+
     # --- writing
 
     def ring(self) -> None:
@@ -195,37 +201,47 @@ class StreamPump(Generic[EventT]):
 
     def _write_now(self, link: NowaitLink) -> None:
         """Without the writer, which sleeps or has not had its turn yet."""
-        self._is_writing = True
         try:
-            buffers = self._pull()
+            self._write_once(link)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.lose("the connection broke while writing", by="network", cause=error)
+        if self._carry or self._engine.has_output():
+            self._wake_writer()
+
+    def _write_once(self, link: NowaitLink) -> bool:
+        """What the kernel takes of what there is to write, if there is anything; the rest is carried on."""
+        self._is_writing = True  # whoever rings now finds somebody writing
+        try:
+            buffers = self._carry = self._pull()
             if not buffers:
-                return
-            self._carry = buffers
+                return False
             taken = link.send_nowait(buffers)
             self._carry = _rest(buffers, taken) if taken < self._pulled else []
             self._wrote_at = perf_counter()
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.lose("the connection broke while writing", by="network", cause=error)
+            return True
         finally:
             self._is_writing = False
-        if self._carry or self._engine.has_output():
-            self._wake_writer()
 
     async def _write(self) -> None:
         try:
             while True:
-                if self._grows() and not self._carry:
+                if self._carry:
+                    self._is_writing = True
+                    await self._hand_over(self._carry)
+                    self._is_writing = False
+                    self._carry = []
+                    self._wrote_at = perf_counter()
+                if self._grows():
                     await trio.lowlevel.checkpoint()
-                buffers = self._carry or self._pull()
-                if not buffers:
+                    if self._carry:  # somebody else wrote meanwhile, and not everything was taken
+                        continue
+                if self._nowait is None:
+                    self._carry = self._pull()
+                    is_idle = not self._carry
+                else:
+                    is_idle = not self._write_once(self._nowait)
+                if is_idle:
                     await self._sleep_until_rung()
-                    continue
-                self._carry = buffers
-                self._is_writing = True
-                await self._hand_over(buffers)
-                self._is_writing = False
-                self._carry = []
-                self._wrote_at = perf_counter()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.lose("the connection broke while writing", by="network", cause=error)
 
@@ -293,9 +309,7 @@ class StreamPump(Generic[EventT]):
             self._on_events(events)
             self._hand_out_events()
         self.ring()
-        deadline = self._engine.next_deadline()
-        if deadline is not None and deadline < self._alarm.deadline:
-            self._alarm.deadline = deadline
+        self.rearm()
 
     def _hand_out_events(self) -> None:
         """Until there are no more: what is done about one event may lead to another."""

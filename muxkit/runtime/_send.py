@@ -156,7 +156,9 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             return
         self.check_size(size)
         self._ring()
-        if self._may_go(size):  # ringing may have made room
+        if self.state is not OPEN:  # writing at once may have found the connection broken
+            await self._refuse()
+        if self._may_go(size):  # or it has made room
             return
         if self._gate is None:
             self._gate = Gate(self, self._room)

@@ -93,9 +93,15 @@ class Running:
             on_events=self._take,
             on_written=self._count,
             on_lost=self._lose,
-            queued=lambda: sum(map(len, engine.out)),
+            queued=lambda: self.used,
+            outbox=self,
             observer=observer,
         )
+
+    @property
+    def used(self) -> int:
+        """Bytes that wait for the transport."""
+        return sum(map(len, self.engine.out))
 
     def _take(self, events: Sequence[bytes]) -> None:
         for event in events:

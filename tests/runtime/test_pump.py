@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate, count
 
 import pytest
 import trio
@@ -52,6 +53,33 @@ async def test_what_is_ready_while_a_write_is_under_way_goes_out_as_one() -> Non
         link.let_through.release()
         await run.pump.flushed()
         assert link.writes == [b"1", b"234"]
+
+
+@pytest.mark.seeds(50, soak=2000)
+async def test_nothing_is_lost_when_somebody_writes_while_the_writer_waits_for_a_pair(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(seed)
+    # Now and then a long time has gone by between two looks at the clock, so who rings writes beside a woken writer.
+    ticks = count(step=1e-6)
+    late = accumulate(dice.choice((0.0, 0.0, 0.001)) for _ in count())
+    monkeypatch.setattr("muxkit.runtime._pump.perf_counter", lambda: next(ticks) + next(late))
+    here, there = memory.pair(capacity=dice.choice((1000, 60_000, 100_000)))
+    expected = [dice.randbytes(dice.choice((100, 50_000, 60_000, 200_000))) for _ in range(40)]
+    async with running(here) as run, trio.open_nursery() as nursery:
+        waiting = iter(expected)
+
+        async def send() -> None:
+            for message in waiting:
+                run.send(message)
+                await trio.lowlevel.checkpoint()
+
+        for _ in range(dice.choice((1, 2, 3))):
+            nursery.start_soon(send)
+        got = bytearray()
+        while len(got) < sum(map(len, expected)):
+            got += await there.receive_some(dice.choice((1000, 100_000)))
+        assert got == b"".join(expected)
 
 
 async def test_senders_hear_that_bytes_left_the_engine_while_the_link_still_writes() -> None:

@@ -11,6 +11,7 @@ from muxkit.protocols.bpmux._entities import OURS, Entity, Kind
 from muxkit.protocols.bpmux._events import Event, Failed, HungUp
 from muxkit.protocols.bpmux._liveness import Liveness
 from muxkit.protocols.bpmux._opening import Openings
+from muxkit.protocols.bpmux._outgoing import OVERHEAD
 from muxkit.protocols.bpmux._reader import Reader
 from muxkit.protocols.bpmux._state import State
 from muxkit.protocols.bpmux._tracing import observe_written
@@ -252,7 +253,14 @@ class Engine:
             return False
         if size > entity.credit.available - outgoing.queued - outgoing.claimed:
             return False
-        self._state.push_covered(outgoing, [payload], size)
+        state, queue = self._state, outgoing.queue
+        (queue or outgoing.ready_queue()).append(payload)
+        outgoing.queued += size
+        outgoing.counted += size + OVERHEAD
+        state.outbox.used += size + OVERHEAD
+        state.messages_sent += 1
+        if not outgoing.scheduled:
+            state.schedule(entity)
         return True
 
     def try_send_all(self, entity: Entity, payloads: list[bytes]) -> bool:
