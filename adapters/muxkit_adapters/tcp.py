@@ -149,6 +149,8 @@ def prepare(sock: socket.socket, *, kind: str, unsent: int, exposed: bool) -> So
     """Send small writes at once, and keep the kernel's unsent backlog small, so that our order stays ours."""
     with suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # For protocols without a ping of their own: a peer who has vanished is noticed in the end.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if NOTSENT_LOWAT is not None:
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, NOTSENT_LOWAT, unsent)

@@ -13,6 +13,7 @@ from muxkit.cli._chaos import chaos
 from muxkit.cli._demo import demo
 from muxkit.cli._outcome import Exit, failure_of
 from muxkit.cli._plugins_command import plugins
+from muxkit.cli._restream import restream
 from muxkit.cli._terminal import printable
 
 
@@ -26,7 +27,7 @@ def commands() -> None:
     """
 
 
-for command in (bench, chaos, demo, plugins):
+for command in (bench, chaos, demo, plugins, restream):
     commands.add_command(command)
 
 

@@ -8,9 +8,12 @@ nothing.
 
 from __future__ import annotations
 
+from functools import cache
+
 BLOCK = 8 * 1024 * 1024  # bytes; larger than what one connection's windows hold at a time
 
 
+@cache  # once is enough, and later the block would have to be cleared
 def keep_freed_memory() -> None:
     """Let freed memory up to twice `BLOCK` stay with the process. Its pages are never touched, so this is quick."""
     bytes(BLOCK)

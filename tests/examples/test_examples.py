@@ -1,6 +1,7 @@
 """Do the examples do what they say? Each is run as a program of its own."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,13 @@ def run(name: str) -> list[str]:
 
 def test_echo_brings_back_what_was_sent() -> None:
     assert run("echo") == ["b'hello'"]
+
+
+def test_numbers_survive_a_bad_network_and_a_restart() -> None:
+    some, rest, cuts = run("restream_numbers")
+    assert re.fullmatch(r"250 numbers over \d+ connections, then a break", some)
+    assert re.fullmatch(r"250 more over \d+ connections, and the CRC of all 500 is right", rest)
+    assert re.fullmatch(r"the relay has cut \d\d connections", cuts)
 
 
 def test_everybody_in_a_room_hears_everybody_in_it_and_nobody_else() -> None:

@@ -1,0 +1,107 @@
+"""What the tests of the stores share: a clock, an application, and a place where a store can be opened repeatedly."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from muxkit.protocols.restream._stores._codec import Codec
+from muxkit.protocols.restream._stores._open import open_store
+from muxkit.protocols.restream._stores._protocol import KEEP, Message, SessionStore, StoreLimits
+from muxkit.protocols.restream._stores._rules import Rules
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+U1 = "bf575c35-c25b-4386-8430-d5e2a93f3b1a"
+U2 = "c0000000-0000-4000-8000-000000000002"
+U3 = "d0000000-0000-4000-8000-000000000003"
+
+
+@attrs.define
+class Numbers:
+    """The state of the tests' application: how many are to come, and the last one."""
+
+    count: int
+    value: int = 0
+
+
+@attrs.define
+class Number:
+    """Its data."""
+
+    value: int
+    last: bool = False
+
+
+NumberStore = SessionStore[Numbers, Number]
+
+
+def next_number(state: Numbers) -> tuple[Number, Numbers]:
+    """A chain in which each value says where it belongs: 1, 3, 6, 10 …"""
+    value = state.value + 1 + (state.value and place(state.value))
+    return Number(value, state.count == 1), Numbers(state.count - 1, value)
+
+
+def place(value: int) -> int:
+    """The id of the message with this value, in a session that began with the first."""
+    return int((2 * value + 0.25) ** 0.5)
+
+
+def value_at(id: int) -> int:
+    """The value of the message with this id."""
+    return id * (id + 1) // 2
+
+
+def is_last(data: Number) -> bool:
+    return data.last
+
+
+def numbers(*ids: int, last: int = 0) -> list[Message[Number]]:
+    """The messages with these ids, as they should come."""
+    return [Message(id, Number(value_at(id), id == last)) for id in ids]
+
+
+@contextmanager
+def quick_directory() -> Iterator[Path]:
+    """A directory in which a sync costs nothing, where there is one: what these tests show needs no real disk."""
+    memory = Path("/dev/shm")
+    has_room = memory.is_dir() and shutil.disk_usage(memory).free > 2 << 30
+    with tempfile.TemporaryDirectory(prefix="muxkit-", dir=memory if has_room else None) as directory:
+        yield Path(directory)
+
+
+class Clock:
+    """Wall time that stands still unless told."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def rules(
+    clock: Callable[[], float], *, keep: float = KEEP, limits: StoreLimits | None = None
+) -> Rules[Numbers, Number]:
+    return Rules(Codec(Numbers, Number), limits or StoreLimits(), keep, clock)
+
+
+@attrs.define
+class Place:
+    """An address, and the clock of whoever opens it."""
+
+    where: str
+    clock: Clock
+
+    @asynccontextmanager
+    async def open(self, *, keep: float = KEEP, limits: StoreLimits | None = None) -> AsyncIterator[NumberStore]:
+        async with open_store(
+            self.where, Numbers, Number, keep=keep, limits=limits or StoreLimits(), now=self.clock
+        ) as store:
+            yield store

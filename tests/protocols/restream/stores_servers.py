@@ -1,0 +1,36 @@
+"""Two servers on one database, and what the tests do to it behind their backs."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import psycopg
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from muxkit.protocols.restream._stores._protocol import StoreLimits
+    from tests.protocols.restream.stores import NumberStore, Place
+
+
+@asynccontextmanager
+async def two(place: Place, limits: StoreLimits | None = None) -> AsyncIterator[tuple[NumberStore, NumberStore]]:
+    async with place.open(limits=limits) as first, place.open(limits=limits) as second:
+        yield first, second
+
+
+def ask(where: str, sql: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(where, autocommit=True) as connection:
+        cursor = connection.execute(sql)
+        return cursor.fetchall() if cursor.description else []
+
+
+def break_connections(where: str) -> int:
+    """All of this library's: the server is not shared with anybody. How many there were."""
+    return len(
+        ask(
+            where,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'muxkit restream'",
+        )
+    )

@@ -1,0 +1,175 @@
+"""What does a server ask of an object with the document's five methods, and when?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from muxkit.protocols import restream
+from muxkit.protocols.restream._stores._protocol import Message
+from tests.protocols.restream._server_clients import U1, ack, begin, place, resume
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trio.testing import MockClock
+
+
+class Recorder:
+    """The five methods and nothing else, with a note of each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.state: Any = None
+        self.messages: list[Message[Any]] = []
+        self.gate = trio.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.failing = ""
+
+    async def _note(self, *call: object) -> None:
+        self.calls.append(call)
+        await trio.lowlevel.checkpoint()
+        if self.failing == call[0]:
+            raise RuntimeError("boom")
+
+    async def register(self, uuid: str, state: Any) -> None:  # noqa: ANN401
+        await self._note("register", uuid, dict(state))
+        self.state = state
+
+    async def disconnect(self, uuid: str) -> None:
+        await self._note("disconnect", uuid)
+
+    async def put(self, uuid: str, transform: Callable[[Any], tuple[Any, Any]]) -> Message[Any]:
+        await self._note("put", uuid)
+        transform(self.state)  # it is pure: a store may try and try again
+        data, self.state = transform(self.state)
+        message = Message(len(self.messages) + 1, data)
+        await self.gate.wait()
+        self.messages.append(message)
+        return message
+
+    async def after(self, uuid: str, id: int) -> Message[Any] | None:
+        await self._note("after", uuid, id)
+        return self.messages[id] if id < len(self.messages) else None
+
+    async def ack(self, uuid: str, id: int) -> None:
+        await self._note("ack", uuid, id)
+
+
+@pytest.mark.clause("restream-I01", "restream-I12", "restream-I17", "restream-I18", "restream-N01", "restream-I05")
+async def test_a_stream_is_register_then_after_and_put_in_turn_and_disconnect_at_the_end(
+    autojump_clock: MockClock,
+) -> None:
+    sessions = Recorder()
+    async with place(sessions, random32=lambda: 99) as there:
+        got = await (await there.ask(begin(2))).rest()
+        await there.all_left()
+    assert sessions.calls == [
+        ("register", U1, {"count": 2, "value": 99, "crc": 0}),
+        ("after", U1, 0),
+        ("put", U1),
+        ("after", U1, 1),
+        ("put", U1),
+        ("disconnect", U1),
+    ]
+    assert [message["id"] for message in got] == [1, 2]
+    assert sessions.state["count"] == 0
+
+
+@pytest.mark.clause("restream-I16", "restream-I19", "restream-N05")
+async def test_a_resumed_stream_asks_for_what_is_stored_and_an_ack_is_handed_on(autojump_clock: MockClock) -> None:
+    sessions = Recorder()
+    async with place(sessions) as there:
+        await (await there.ask(begin(3))).rest()
+        await there.all_left()
+        sessions.calls.clear()
+        client = await there.ask(resume(1))
+        assert await client.hear_ids(2) == [2, 3]
+        await client.say(ack(2))
+        await client.rest()
+        await there.all_left()
+        assert sessions.calls == [("after", U1, 1), ("after", U1, 2), ("ack", U1, 2), ("disconnect", U1)]
+        assert await (await there.ask(resume(3))).rest() == []
+
+
+@pytest.mark.clause("restream-G04", "restream-I06", "restream-I15")
+@pytest.mark.requirement("R-53")
+async def test_nothing_of_a_message_is_sent_before_put_is_done_and_others_are_served_meanwhile(
+    autojump_clock: MockClock,
+) -> None:
+    sessions = Recorder()
+    sessions.gate = trio.Event()
+    async with place(sessions) as there:
+        client = await there.ask(begin(1))
+        with trio.move_on_after(100.0) as waited:
+            await client.stream.receive_some(1)
+        assert waited.cancelled_caught
+        assert list(await (await there.ask({})).hear()) == ["data"]
+        sessions.gate.set()
+        assert await client.hear_ids(1) == [1]
+
+
+@pytest.mark.clause("restream-I07", "restream-F06", "restream-F08")
+@pytest.mark.parametrize("method", ["register", "put", "after"])
+async def test_what_a_method_raises_is_relayed_as_an_error_line(method: str, autojump_clock: MockClock) -> None:
+    sessions = Recorder()
+    sessions.failing = method
+    async with place(sessions) as there:
+        assert await (await there.ask(begin(1))).error() == "boom"
+        sessions.failing = ""
+        assert len(await (await there.ask(begin(1))).rest()) == 1
+
+
+@pytest.mark.clause("restream-I07")
+async def test_an_ack_that_fails_ends_the_stream_with_its_error(autojump_clock: MockClock) -> None:
+    sessions = Recorder()
+    sessions.failing = "ack"
+    async with place(sessions, pace=10.0) as there:
+        client = await there.ask(begin(9))
+        await client.hear_ids(1)
+        await client.say(ack(1))
+        assert (await client.rest())[-1] == {"error": "boom"}
+
+
+@pytest.mark.clause("restream-I10")
+async def test_disconnect_is_called_once_for_each_session_and_never_for_a_stateless_stream(
+    autojump_clock: MockClock,
+) -> None:
+    sessions = Recorder()
+    async with place(sessions) as there:
+        lost = await there.ask(begin(60_000))
+        await lost.hear()
+        await lost.hang_up()
+        await there.all_left()
+        assert [call for call in sessions.calls if call[0] == "disconnect"] == [("disconnect", U1)]
+        stateless = await there.ask({})
+        await stateless.hear()
+        await stateless.hang_up()
+        await there.all_left()
+        assert sum(call[0] == "disconnect" for call in sessions.calls) == 1
+
+
+@pytest.mark.clause("restream-T02")
+async def test_a_takeover_does_not_look_like_a_client_that_is_gone(autojump_clock: MockClock) -> None:
+    sessions = Recorder()
+    async with place(sessions, pace=10.0) as there:
+        old = await there.ask(begin(20))
+        await old.hear_ids(2)
+        new = await there.ask(resume(2))
+        await new.hear_ids(2)
+        assert "taken over" in (await old.rest())[-1]["error"]
+        assert ("disconnect", U1) not in sessions.calls
+        await new.hang_up()
+        await there.all_left()
+        assert sessions.calls[-1] == ("disconnect", U1)
+    async with place(sessions, takeover=False, pace=10.0) as strict:
+        await (await strict.ask(resume(4))).hear_ids(1)
+        assert "has an open connection" in await (await strict.ask(resume(4))).error()
+
+
+async def test_such_an_object_knows_no_status(autojump_clock: MockClock) -> None:
+    async with place(Recorder(), config=restream.ServerConfig(status=True)) as there:
+        assert "knows no status" in await (await there.ask({"uuid": U1, "status": True})).error()

@@ -1,0 +1,216 @@
+"""Does a Relink link lose, repeat or disorder anything when its connections are cut, with transactions, both ways busy?
+
+A connector and a listener talk through a relay that cuts each connection at a random byte. Each side sends on several
+channels, commits and rolls back at random, and answers at random `committed` or `uncommitted`. Afterwards: every message
+that was committed was seen once, in order; none that was rolled back was seen; each answer is the one that was given.
+
+    python -m tests.soak.relink_cuts [--cuts 1000] [--seed 1]
+
+Ends with 1 if anything is missing, repeated, out of order, invented or answered otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from muxkit.protocols import relink
+from muxkit.protocols.relink import Config, Outcome
+from muxkit.runtime import Backoff
+from muxkit.testing import ChaosPlan, chaos_relay
+
+if TYPE_CHECKING:
+    from muxkit.protocols.relink import Link, Receipt, Receiver
+
+CHANNELS = (1, 2, 300)
+COUNT = 150  # messages that one side sends on one channel
+PLAN = ChaosPlan(cut_after=(0, 4_000), reset=0.4)
+CONFIG = Config(connector_transactions=True, listener_transactions=True, keepalive=None)
+LINGER = 1.0  # s
+
+
+@attrs.define
+class Log:
+    """What one side did and saw on one channel."""
+
+    committed: list[bytes] = attrs.field(factory=list)
+    rolled_back: list[bytes] = attrs.field(factory=list)
+    outcomes: dict[bytes, Outcome | None] = attrs.field(factory=dict)
+    seen: list[bytes] = attrs.field(factory=list)
+    answers: dict[bytes, Outcome] = attrs.field(factory=dict)
+
+
+@attrs.define
+class Figures:
+    """What came out."""
+
+    rounds: int = 0
+    messages: int = 0
+    rolled_back: int = 0
+    uncommitted: int = 0
+    connections: int = 0
+    cuts: int = 0
+    resets: int = 0
+    lost: int = 0
+    repeated: int = 0
+    disordered: int = 0
+    invented: int = 0
+    misanswered: int = 0
+    seconds: float = 0.0
+
+    @property
+    def are_right(self) -> bool:
+        wrong = (self.lost, self.repeated, self.disordered, self.invented, self.misanswered)
+        return not any(wrong) and self.messages > 0
+
+    def compare(self, sender: Log, receiver: Log) -> None:
+        """What one side sent on a channel, against what the other side saw there."""
+        seen = Counter(receiver.seen)
+        self.messages += len(sender.committed)
+        self.rolled_back += len(sender.rolled_back)
+        self.uncommitted += sum(answer is Outcome.UNCOMMITTED for answer in receiver.answers.values())
+        self.lost += sum(message not in seen for message in sender.committed)
+        self.repeated += sum(count - 1 for count in seen.values())
+        self.invented += len(seen.keys() - set(sender.committed))
+        self.disordered += receiver.seen != sender.committed
+        self.misanswered += sum(receiver.answers.get(message) is not sender.outcomes[message] for message in sender.committed)
+
+
+Logs = dict[int, Log]
+
+
+async def talk(link: Link, dice: random.Random, *, count: int = COUNT, pause: float = 0.0) -> Logs:
+    """What one side does: everything at once."""
+    logs: Logs = {channel: Log() for channel in CHANNELS}
+    async with trio.open_nursery() as nursery:
+        for channel in CHANNELS:
+            nursery.start_soon(send, link, channel, logs[channel], random.Random(dice.random()), count, pause)
+            nursery.start_soon(receive, link.receiver(channel), logs[channel], random.Random(dice.random()), pause)
+    return logs
+
+
+async def send(link: Link, channel: int, log: Log, dice: random.Random, count: int, pause: float) -> None:
+    sender = link.sender(channel)
+    undecided: list[tuple[bytes, Receipt]] = []
+    committed: list[tuple[bytes, Receipt]] = []
+
+    def decide(number: int) -> None:
+        batch = undecided[:number]
+        del undecided[:number]
+        if dice.random() < 0.4:
+            sender.rollback(through=batch[-1][1])
+            log.rolled_back += [message for message, _ in batch]
+        else:
+            sender.commit(through=batch[-1][1])
+            committed.extend(batch)
+
+    for serial in range(count):
+        message = b"%d/%d " % (channel, serial) + dice.randbytes(dice.choice((0, 3, 40, 400)))
+        cut = dice.randint(0, len(message))
+        parts = (message[:cut], message[cut:]) if dice.random() < 0.3 else (message,)
+        undecided.append((message, await sender.send(*parts)))
+        if dice.random() < 0.3:
+            decide(dice.randint(1, len(undecided)))
+        if dice.random() < 0.1:
+            await trio.sleep(pause * dice.random())
+    if undecided:
+        decide(len(undecided))
+    log.committed += [message for message, _ in committed]
+    for message, receipt in committed:
+        try:
+            await receipt.committed()
+        except relink.NotCommitted:
+            pass
+        log.outcomes[message] = receipt.outcome
+    await sender.finish()
+
+
+async def receive(receiver: Receiver, log: Log, dice: random.Random, pause: float) -> None:
+    async with receiver:
+        while True:
+            try:
+                message = await receiver.receive()
+            except trio.EndOfChannel:
+                return
+            log.seen.append(message.data)
+            if dice.random() < 0.1:
+                await trio.sleep(pause * dice.random())
+            if dice.random() < 0.2:
+                message.uncommitted()
+                log.answers[message.data] = Outcome.UNCOMMITTED
+            else:
+                message.committed()
+                log.answers[message.data] = Outcome.COMMITTED
+
+
+async def converse(figures: Figures, cuts: int, seed: int) -> None:
+    """One link after another through the relay, until there were so many cuts."""
+    dice = random.Random(seed)
+    theirs: dict[int, Logs] = {}
+
+    async def handle(link: Link) -> None:
+        theirs[link.id] = await talk(link, random.Random(dice.random()))
+
+    async with trio.open_nursery() as nursery:
+
+        async def listen(task_status: trio.TaskStatus[relink.Listening]) -> None:
+            url = "relink+tcp://127.0.0.1:0/busy"
+            await relink.listen(handle, url, config=CONFIG, linger=LINGER, task_status=task_status)
+
+        listening: relink.Listening = await nursery.start(listen)
+        address = listening.url.partition("://")[2].partition("/")[0]
+        began = trio.current_time()
+        async with chaos_relay(address, PLAN, seed) as relay:
+            while relay.cuts < cuts:
+                await one_round(f"relink+tcp://{relay.address}/busy", dice, theirs, figures)
+            figures.cuts += relay.cuts
+            figures.resets += relay.stats().resets
+        figures.seconds += trio.current_time() - began
+        nursery.cancel_scope.cancel()
+
+
+async def one_round(url: str, dice: random.Random, theirs: dict[int, Logs], figures: Figures) -> None:
+    # Cuts come far more often than any back-off is made for.
+    backoff = Backoff(first=0.001, most=0.01)
+    async with relink.link(url, config=CONFIG, backoff=backoff, linger=LINGER) as link:
+        ours = await talk(link, random.Random(dice.random()))
+        link_id = link.id
+    figures.rounds += 1
+    figures.connections += link.connections
+    while link_id not in theirs:  # he has heard everything, and is about to say so
+        await trio.lowlevel.checkpoint()
+    for channel in CHANNELS:
+        figures.compare(ours[channel], theirs[link_id][channel])
+        figures.compare(theirs[link_id][channel], ours[channel])
+
+
+async def survive(cuts: int, seed: int) -> Figures:
+    figures = Figures()
+    await converse(figures, cuts, seed)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cuts", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    figures = trio.run(survive, arguments.cuts, arguments.seed)
+    print(
+        f"{figures.cuts:,} cuts ({figures.resets:,} resets), {figures.connections:,} connections, {figures.rounds} links, "
+        f"{figures.messages:,} messages committed and {figures.rolled_back:,} rolled back, "
+        f"{figures.uncommitted:,} answered with uncommitted, in {figures.seconds:.1f} s: {figures.lost} lost, "
+        f"{figures.repeated} repeated, {figures.disordered} channels out of order, {figures.invented} invented, "
+        f"{figures.misanswered} answered otherwise"
+    )
+    sys.exit(0 if figures.are_right else 1)
+
+
+if __name__ == "__main__":
+    main()
