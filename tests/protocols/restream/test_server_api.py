@@ -79,7 +79,7 @@ async def test_a_stream_is_register_then_after_and_put_in_turn_and_disconnect_at
     assert sessions.state["count"] == 0
 
 
-@pytest.mark.clause("restream-I16", "restream-I19", "restream-N05")
+@pytest.mark.clause("restream-I16", "restream-I19", "restream-I20", "restream-N05")
 async def test_a_resumed_stream_asks_for_what_is_stored_and_an_ack_is_handed_on(autojump_clock: MockClock) -> None:
     sessions = Recorder()
     async with place(sessions) as there:
@@ -93,6 +93,20 @@ async def test_a_resumed_stream_asks_for_what_is_stored_and_an_ack_is_handed_on(
         await there.all_left()
         assert sessions.calls == [("after", U1, 1), ("after", U1, 2), ("ack", U1, 2), ("disconnect", U1)]
         assert await (await there.ask(resume(3))).rest() == []
+
+
+@pytest.mark.clause("restream-N02")
+async def test_each_session_begins_with_a_random_number_of_32_bits(autojump_clock: MockClock) -> None:
+    sessions = Recorder()
+    uuids = [restream.new_uuid() for _ in range(200)]
+    async with place(sessions) as there:
+        for uuid in uuids:
+            await (await there.ask({**begin(1), "uuid": uuid})).hear()
+    seeds = [call[2]["value"] for call in sessions.calls if call[0] == "register" and isinstance(call[2], dict)]
+    assert len(seeds) == len(uuids)
+    assert all(0 <= seed < 2**32 for seed in seeds)
+    assert len(set(seeds)) > 190
+    assert max(seeds) > 2**31
 
 
 @pytest.mark.clause("restream-G04", "restream-I06", "restream-I15")
