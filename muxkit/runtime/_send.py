@@ -219,7 +219,8 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             return
         await self.wait_turn(size)
         try:
-            self._push(message)
+            if not self._try_push(message):
+                self._push(message)
         finally:
             self.pass_on()
 
