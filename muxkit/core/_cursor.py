@@ -126,8 +126,7 @@ def encode_varu64(number: int) -> bytes:
     """VarU64 as `Cursor.varu64` reads it, 1 to 9 bytes."""
     if 0 <= number < _VARU64_DIRECT:
         return _ONE_BYTE[number]
-    if number < 1 << 16:
-        _check_u64(number)
+    if 0 <= number < 1 << 16:
         return b"\xf8%c" % number if number < 1 << 8 else b"\xf9%c%c" % (number >> 8, number & 0xFF)
     _check_u64(number)
     size = (number.bit_length() + 7) // 8

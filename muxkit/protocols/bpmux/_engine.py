@@ -295,7 +295,8 @@ class Engine:
         the top level all openings.
         """
         self._check_sending(entity, "end")
-        self._check_size(len(payload), entity.label)
+        if payload:
+            self._check_size(len(payload), entity.label)
         if payload and not self.admits(entity, len(payload)):
             raise LocalProtocolError(
                 f"{entity.label}: an end payload of {len(payload)} bytes against {entity.credit_out} of credit"
