@@ -20,9 +20,11 @@ class ServerConfig:
     """The longest integer of a stateless stream, in decimal digits."""
     line: int = 64 * KIB
     """The longest line, after the first."""
+    opening: int = 8 * KIB
+    """The longest line that opens a session: what `params` hold is stored as long as the session."""
 
     def __attrs_post_init__(self) -> None:
-        _check("ServerConfig", digits=self.digits, line=self.line)
+        _check("ServerConfig", digits=self.digits, line=self.line, opening=self.opening)
 
     @property
     def first_line(self) -> int:

@@ -17,9 +17,9 @@ _FEW_BITS: Final = 1600  # of a number with fewer than 512 digits
 
 
 def is_canonical(text: str) -> bool:
-    """Is this an integer, with neither a plus sign nor leading zeros?"""
+    """Is this an integer, with neither a plus sign nor leading zeros, and 0 without a sign?"""
     digits = text[1:] if text[:1] == "-" else text
-    return digits.isdigit() and digits.isascii() and (digits[0] != "0" or len(digits) == 1)
+    return digits.isdigit() and digits.isascii() and (digits[0] != "0" or text == "0")
 
 
 def count_digits(text: str) -> int:

@@ -273,6 +273,11 @@ class ServerEngine:
         self._lines.limit = self.config.line
         self._lines.limit_name = f"ServerConfig(line={self.config.line})"
         self._patience.first_line_came()
+        if type(request) is OpenStateful and len(line) > self.config.opening:  # its params are kept with the session
+            raise RemoteProtocolError(
+                f"a request of {len(line)} bytes for a session against {self.config.opening} allowed",
+                rule="restream-S01",
+            )
         match request:
             case OpenStateless():
                 self.phase = Phase.VALUES

@@ -186,6 +186,7 @@ class Conversation:
         is_accepted = self._engine.accept(acknowledged=claim.acknowledged, head=claim.head)
         self._acked = claim.acknowledged
         self._pump.settle()  # acknowledgements that came before, or a violation
+        self._pump.ring()  # whose error line nothing else would announce
         while is_accepted:
             claim.sent = at
             most = await self._room()

@@ -71,7 +71,7 @@ def test_canonical_text_is_known(text: str) -> None:
 @pytest.mark.clause("restream-L04", "restream-L14")
 @pytest.mark.parametrize(
     "text",
-    ["", "-", "+1", "00", "01", "-01", "1.0", "1e3", " 1", "1 ", "1_000", "0x10", "٣", "abc", "--1", "1\n"],
+    ["", "-", "-0", "+1", "00", "01", "-01", "1.0", "1e3", " 1", "1 ", "1_000", "0x10", "٣", "abc", "--1", "1\n"],
 )
 def test_other_text_is_not_canonical(text: str) -> None:
     assert not is_canonical(text)

@@ -44,6 +44,28 @@ async def test_a_line_that_is_no_json_gets_one_error_line_and_the_end(autojump_c
         assert "not JSON" in await client.error()
 
 
+@pytest.mark.clause("restream-S36")
+@pytest.mark.parametrize("id", [1, 7])
+async def test_an_illegal_ack_right_behind_the_request_gets_its_error_line_at_once(
+    id: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with place() as there:
+        client = there.connect()
+        began = trio.current_time()
+        await client.stream.send_all(json.dumps(begin(5)).encode() + b"\n" + json.dumps(ack(id)).encode() + b"\n")
+        assert str(id) in await client.error()
+        assert trio.current_time() == began
+
+
+async def test_a_request_for_a_session_has_a_length_and_a_resume_of_integers_a_longer_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with place(stateless=restream.Doubling()) as there:
+        client = await there.ask({"uuid": U1, "params": {"count": 1, "more": "x" * 9000}})
+        assert "against 8192 allowed" in await client.error()
+        assert await (await there.ask({"state": "1" * 9000})).hear()
+
+
 # --- stateless
 
 
