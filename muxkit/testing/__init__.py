@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from muxkit.testing._chaos_relay import ChaosRelay as ChaosRelay
     from muxkit.testing._chaos_relay import chaos_relay as chaos_relay
     from muxkit.testing._links import check_link as check_link
+    from muxkit.testing._network import Bottleneck as Bottleneck
+    from muxkit.testing._network import Fate as Fate
+    from muxkit.testing._network import Journey as Journey
+    from muxkit.testing._network import Network as Network
+    from muxkit.testing._network import PacketEngine as PacketEngine
+    from muxkit.testing._network import PathWeather as PathWeather
+    from muxkit.testing._network_aimd import AimdReceiver as AimdReceiver
+    from muxkit.testing._network_aimd import AimdSender as AimdSender
     from muxkit.testing._packets import PacketChannel as PacketChannel
     from muxkit.testing._packets import PacketWeather as PacketWeather
     from muxkit.testing._pair import EngineCase as EngineCase
@@ -31,6 +39,9 @@ if TYPE_CHECKING:
 
 # Whoever tests an engine need not import Trio: each tool is fetched when it is first asked for.
 _LAZY = {
+    "AimdReceiver": "_network_aimd",
+    "AimdSender": "_network_aimd",
+    "Bottleneck": "_network",
     "ChaosDial": "_chaos",
     "ChaosPlan": "_chaos_plan",
     "ChaosRelay": "_chaos_relay",
@@ -39,8 +50,13 @@ _LAZY = {
     "CutReport": "_chaos_plan",
     "EngineCase": "_pair",
     "EnginePair": "_pair",
+    "Fate": "_network",
+    "Journey": "_network",
+    "Network": "_network",
     "PacketChannel": "_packets",
+    "PacketEngine": "_network",
     "PacketWeather": "_packets",
+    "PathWeather": "_network",
     "SessionPair": "_sessions",
     "Way": "_chaos_plan",
     "WeatherStream": "_weather",

@@ -1,8 +1,8 @@
 """Does a Relink link lose, repeat or disorder anything when its connections are cut, with transactions, both ways busy?
 
 A connector and a listener talk through a relay that cuts each connection at a random byte. Each side sends on several
-channels, commits and rolls back at random, and answers at random `committed` or `uncommitted`. Afterwards: every message
-that was committed was seen once, in order; none that was rolled back was seen; each answer is the one that was given.
+channels, commits and rolls back at random, and answers at random `committed` or `uncommitted`. Afterwards: every
+message that was committed was seen once, in order; none that was rolled back was seen; each answer is the one given.
 
     python -m tests.soak.relink_cuts [--cuts 1000] [--seed 1]
 
@@ -15,6 +15,7 @@ import argparse
 import random
 import sys
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import attrs
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 CHANNELS = (1, 2, 300)
 COUNT = 150  # messages that one side sends on one channel
-PLAN = ChaosPlan(cut_after=(0, 4_000), reset=0.4)
+PLAN = ChaosPlan(cut_after=(0, 2_500), reset=0.4)
 CONFIG = Config(connector_transactions=True, listener_transactions=True, keepalive=None)
 LINGER = 1.0  # s
 
@@ -79,10 +80,33 @@ class Figures:
         self.repeated += sum(count - 1 for count in seen.values())
         self.invented += len(seen.keys() - set(sender.committed))
         self.disordered += receiver.seen != sender.committed
-        self.misanswered += sum(receiver.answers.get(message) is not sender.outcomes[message] for message in sender.committed)
+        self.misanswered += sum(receiver.answers.get(one) is not sender.outcomes[one] for one in sender.committed)
+
+    def compare_both(self, ours: Logs, theirs: Logs) -> None:
+        for channel in CHANNELS:
+            self.compare(ours[channel], theirs[channel])
+            self.compare(theirs[channel], ours[channel])
 
 
 Logs = dict[int, Log]
+
+
+class Theirs:
+    """What the listener's side did and saw on each link."""
+
+    def __init__(self) -> None:
+        self._logs: dict[int, Logs] = {}
+        self._changed = trio.lowlevel.ParkingLot()
+
+    def keep(self, link_id: int, logs: Logs) -> None:
+        self._logs[link_id] = logs
+        self._changed.unpark_all()
+
+    async def of(self, link_id: int) -> Logs:
+        """He has heard everything, and is about to say so."""
+        while link_id not in self._logs:
+            await self._changed.park()
+        return self._logs[link_id]
 
 
 async def talk(link: Link, dice: random.Random, *, count: int = COUNT, pause: float = 0.0) -> Logs:
@@ -123,10 +147,8 @@ async def send(link: Link, channel: int, log: Log, dice: random.Random, count: i
         decide(len(undecided))
     log.committed += [message for message, _ in committed]
     for message, receipt in committed:
-        try:
+        with suppress(relink.NotCommitted):
             await receipt.committed()
-        except relink.NotCommitted:
-            pass
         log.outcomes[message] = receipt.outcome
     await sender.finish()
 
@@ -152,10 +174,10 @@ async def receive(receiver: Receiver, log: Log, dice: random.Random, pause: floa
 async def converse(figures: Figures, cuts: int, seed: int) -> None:
     """One link after another through the relay, until there were so many cuts."""
     dice = random.Random(seed)
-    theirs: dict[int, Logs] = {}
+    theirs = Theirs()
 
     async def handle(link: Link) -> None:
-        theirs[link.id] = await talk(link, random.Random(dice.random()))
+        theirs.keep(link.id, await talk(link, random.Random(dice.random())))
 
     async with trio.open_nursery() as nursery:
 
@@ -175,7 +197,7 @@ async def converse(figures: Figures, cuts: int, seed: int) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def one_round(url: str, dice: random.Random, theirs: dict[int, Logs], figures: Figures) -> None:
+async def one_round(url: str, dice: random.Random, theirs: Theirs, figures: Figures) -> None:
     # Cuts come far more often than any back-off is made for.
     backoff = Backoff(first=0.001, most=0.01)
     async with relink.link(url, config=CONFIG, backoff=backoff, linger=LINGER) as link:
@@ -183,11 +205,7 @@ async def one_round(url: str, dice: random.Random, theirs: dict[int, Logs], figu
         link_id = link.id
     figures.rounds += 1
     figures.connections += link.connections
-    while link_id not in theirs:  # he has heard everything, and is about to say so
-        await trio.lowlevel.checkpoint()
-    for channel in CHANNELS:
-        figures.compare(ours[channel], theirs[link_id][channel])
-        figures.compare(theirs[link_id][channel], ours[channel])
+    figures.compare_both(ours, await theirs.of(link_id))
 
 
 async def survive(cuts: int, seed: int) -> Figures:
@@ -203,8 +221,8 @@ def main() -> None:
     arguments = parser.parse_args()
     figures = trio.run(survive, arguments.cuts, arguments.seed)
     print(
-        f"{figures.cuts:,} cuts ({figures.resets:,} resets), {figures.connections:,} connections, {figures.rounds} links, "
-        f"{figures.messages:,} messages committed and {figures.rolled_back:,} rolled back, "
+        f"{figures.cuts:,} cuts ({figures.resets:,} resets), {figures.connections:,} connections, "
+        f"{figures.rounds} links, {figures.messages:,} messages committed and {figures.rolled_back:,} rolled back, "
         f"{figures.uncommitted:,} answered with uncommitted, in {figures.seconds:.1f} s: {figures.lost} lost, "
         f"{figures.repeated} repeated, {figures.disordered} channels out of order, {figures.invented} invented, "
         f"{figures.misanswered} answered otherwise"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 from muxkit.protocols.relink._config import Config as Config
 from muxkit.protocols.relink._engine import LinkEngine as LinkEngine
 from muxkit.protocols.relink._events import Agreed as Agreed
@@ -50,3 +53,57 @@ from muxkit.protocols.relink._packets import Parts as Parts
 from muxkit.protocols.relink._packets import encode_packet as encode_packet
 
 Engine = LinkEngine
+
+if TYPE_CHECKING:
+    from muxkit.protocols.relink._session import Link as Link
+    from muxkit.protocols.relink._session_channels import Channel as Channel
+    from muxkit.protocols.relink._session_connect import link as link
+    from muxkit.protocols.relink._session_errors import LinkChanged as LinkChanged
+    from muxkit.protocols.relink._session_errors import NotCommitted as NotCommitted
+    from muxkit.protocols.relink._session_errors import RolledBackError as RolledBackError
+    from muxkit.protocols.relink._session_ids import Identified as Identified
+    from muxkit.protocols.relink._session_ids import identity_of as identity_of
+    from muxkit.protocols.relink._session_listen import Endpoint as Endpoint
+    from muxkit.protocols.relink._session_listen import Keep as Keep
+    from muxkit.protocols.relink._session_listen import Listener as Listener
+    from muxkit.protocols.relink._session_listen import Listening as Listening
+    from muxkit.protocols.relink._session_listen import listen as listen
+    from muxkit.protocols.relink._session_listen import listener as listener
+    from muxkit.protocols.relink._session_plugin import protocol as protocol
+    from muxkit.protocols.relink._session_plugin import session as session
+    from muxkit.protocols.relink._session_receiving import Message as Message
+    from muxkit.protocols.relink._session_receiving import Receiver as Receiver
+    from muxkit.protocols.relink._session_sending import Outcome as Outcome
+    from muxkit.protocols.relink._session_sending import Receipt as Receipt
+    from muxkit.protocols.relink._session_sending import Sender as Sender
+
+# The engine works without Trio; what needs it is fetched when it is first asked for.
+_LAZY = {
+    "Channel": "_session_channels",
+    "Endpoint": "_session_listen",
+    "Identified": "_session_ids",
+    "Keep": "_session_listen",
+    "Link": "_session",
+    "LinkChanged": "_session_errors",
+    "Listener": "_session_listen",
+    "Listening": "_session_listen",
+    "Message": "_session_receiving",
+    "NotCommitted": "_session_errors",
+    "Outcome": "_session_sending",
+    "Receipt": "_session_sending",
+    "Receiver": "_session_receiving",
+    "RolledBackError": "_session_errors",
+    "Sender": "_session_sending",
+    "identity_of": "_session_ids",
+    "link": "_session_connect",
+    "listen": "_session_listen",
+    "listener": "_session_listen",
+    "protocol": "_session_plugin",
+    "session": "_session_plugin",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
