@@ -1,0 +1,32 @@
+"""e3x reliable channels: order, repair and receipts over packets that may be lost, doubled or late."""
+
+from __future__ import annotations
+
+from muxkit.protocols.e3x._channel import Channel as Channel
+from muxkit.protocols.e3x._chunked import ChunkedEngine as ChunkedEngine
+from muxkit.protocols.e3x._chunked import Dechunker as Dechunker
+from muxkit.protocols.e3x._chunked import encode_chunks as encode_chunks
+from muxkit.protocols.e3x._config import Config as Config
+from muxkit.protocols.e3x._engine import Engine as Engine
+from muxkit.protocols.e3x._engine import Stats as Stats
+from muxkit.protocols.e3x._events import Broken as Broken
+from muxkit.protocols.e3x._events import Cause as Cause
+from muxkit.protocols.e3x._events import Closed as Closed
+from muxkit.protocols.e3x._events import Delivered as Delivered
+from muxkit.protocols.e3x._events import Ended as Ended
+from muxkit.protocols.e3x._events import Event as Event
+from muxkit.protocols.e3x._events import Fault as Fault
+from muxkit.protocols.e3x._events import Faulted as Faulted
+from muxkit.protocols.e3x._events import Message as Message
+from muxkit.protocols.e3x._events import Opened as Opened
+from muxkit.protocols.e3x._events import Writable as Writable
+from muxkit.protocols.e3x._miss import Miss as Miss
+from muxkit.protocols.e3x._miss import decode_miss as decode_miss
+from muxkit.protocols.e3x._miss import encode_miss as encode_miss
+from muxkit.protocols.e3x._packets import Packet as Packet
+from muxkit.protocols.e3x._packets import encode_head as encode_head
+from muxkit.protocols.e3x._packets import encode_packet as encode_packet
+from muxkit.protocols.e3x._packets import join_packet as join_packet
+from muxkit.protocols.e3x._packets import parse_head as parse_head
+from muxkit.protocols.e3x._packets import parse_packet as parse_packet
+from muxkit.protocols.e3x._packets import split_packet as split_packet

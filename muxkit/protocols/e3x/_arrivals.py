@@ -1,0 +1,299 @@
+"""What does a packet of the peer do? It is judged first and changes something only then; nothing that comes ends more
+than its own channel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from muxkit._errors import RemoteProtocolError
+from muxkit.protocols.e3x._events import Cause, Delivered, Ended, Fault, Message, Opened
+from muxkit.protocols.e3x._miss import decode_miss
+from muxkit.protocols.e3x._packets import SEQ_MOST, Packet, parse_packet
+from muxkit.protocols.e3x._receiving import Arrival
+
+if TYPE_CHECKING:
+    from muxkit.protocols.e3x._channel import Channel
+    from muxkit.protocols.e3x._receiving import Incoming
+    from muxkit.protocols.e3x._sending import Outgoing
+    from muxkit.protocols.e3x._state import State
+
+
+class Arrivals:
+    """The receiving part of an engine."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def receive(self, data: bytes) -> None:
+        state = self._state
+        try:
+            packet = parse_packet(data)
+        except RemoteProtocolError as error:
+            state.fault(Fault.MALFORMED, str(error))
+            return
+        if state.observer is not None:
+            state.observer.frame("in", f"channel {packet.channel}", name_of(packet), len(packet.body))
+        channel = state.table.get(packet.channel)
+        if channel is None:
+            self._stranger(packet)
+        elif packet.err is not None:
+            state.break_channel(channel, Cause.PEER, packet.err, tell=False)
+        elif channel.is_reliable:
+            self._reliable(channel, packet)
+        else:
+            self._unreliable(channel, packet)
+
+    # --- channels that are not there
+
+    def _stranger(self, packet: Packet) -> None:
+        state = self._state
+        tombstone = state.buried(packet.channel)
+        if tombstone is not None:
+            if packet.seq is not None and packet.err is None:  # our last ack, or our err, was lost
+                if tombstone.ack is not None:
+                    state.answers[packet.channel] = None
+                elif tombstone.err is not None and state.refusals.take(state.now):
+                    state.errs[packet.channel] = tombstone.err
+            state.fault(Fault.DUPLICATE, f"channel {packet.channel} is over")
+        elif packet.err is not None or state.is_ours(packet.channel) or packet.channel in state.used:
+            state.fault(Fault.UNKNOWN, f"channel {packet.channel} does not exist")
+        elif packet.ack is not None and packet.ack > 0:
+            state.fault(Fault.UNSENT, f"channel {packet.channel}: ack {packet.ack} where nothing was sent")
+        elif packet.seq is None:
+            if packet.type is None:
+                state.fault(Fault.UNKNOWN, f"channel {packet.channel} does not exist")
+            else:
+                self._open_unreliable(packet, packet.type)
+        elif packet.seq == 1:
+            if packet.type is None:
+                state.fault(Fault.MISPLACED, f"channel {packet.channel}: a first packet without a type")
+            else:
+                self._open_reliable(packet, packet.type)
+        elif state.config.reliable and packet.seq <= state.window:
+            self._await_opening(packet)
+        else:
+            state.fault(Fault.UNKNOWN, f"channel {packet.channel} does not exist")
+
+    def _open_unreliable(self, packet: Packet, type: str) -> None:
+        channel = self._admit(packet.channel, type, reliable=False)
+        if channel is not None:
+            self._state.used.add(packet.channel)
+            channel.announced = True
+            self._state.events.append(Opened(channel, packet.body))
+            self._end_unreliable(channel, packet)
+
+    def _open_reliable(self, packet: Packet, type: str) -> None:
+        state = self._state
+        refusal = self._refusal(type)
+        if refusal is not None:
+            self._refuse(packet.channel, Fault.MISPLACED, refusal)
+            return
+        channel = self._admit(packet.channel, type, reliable=True)
+        if channel is not None:
+            state.used.add(packet.channel)
+            self._reliable(channel, packet)
+
+    def _refusal(self, type: str) -> str | None:
+        if not self._state.config.reliable:
+            return "only unreliable channels are taken"
+        return f"{type[:64]} is unreliable" if type in self._state.config.unreliable_types else None
+
+    def _await_opening(self, packet: Packet) -> None:
+        """The first packet was lost or overtaken. Keep what came, so that a miss can ask for it."""
+        state = self._state
+        channel = self._admit(packet.channel, "", reliable=True, answers=False)
+        if channel is not None:
+            while len(state.unopened) >= state.limits.half_open:
+                state.drop_unopened(next(iter(state.unopened.values())))
+                state.fault(Fault.FLOOD, f"{state.limits.half_open} channels wait for their first packet")
+            state.unopened[channel.id] = channel
+            channel.dies_at = state.now + state.limits.handshake
+            self._reliable(channel, packet)
+
+    def _admit(self, id: int, type: str, *, reliable: bool, answers: bool = True) -> Channel | None:
+        state = self._state
+        census = state.table.census
+        if census.theirs >= state.limits.channels or not census.has_backlog_room:
+            limit = "backlog" if census.theirs < state.limits.channels else "channels"
+            text = f"{census.theirs} channels, {census.waiting} not taken: Limits({limit})"
+            if answers:
+                self._refuse(id, Fault.FLOOD, text)
+            else:
+                state.fault(Fault.FLOOD, f"channel {id}: {text}")
+            return None
+        channel = state.new_channel(id, type, ours=False, reliable=reliable)
+        channel.taken = False
+        state.table.add_theirs(id, channel)
+        if state.observer is not None:
+            state.observer.state(f"channel {id}", "open")
+        return channel
+
+    def _refuse(self, id: int, fault: Fault, text: str) -> None:
+        state = self._state
+        state.fault(fault, f"channel {id}: {text}")
+        if state.refusals.take(state.now):
+            state.errs[id] = text if fault is not Fault.FLOOD else "too many channels"
+
+    # --- reliable channels
+
+    def _reliable(self, channel: Channel, packet: Packet) -> None:
+        state, outgoing, incoming = self._state, channel.outgoing, channel.incoming
+        assert outgoing is not None
+        assert incoming is not None
+        where = f"channel {channel.id}"
+        if packet.ack is not None and packet.ack > outgoing.sent:
+            state.fault(Fault.UNSENT, f"{where}: ack {packet.ack} where {outgoing.sent} was the last sent")
+            return
+        if packet.seq is None and (packet.ack is None or packet.body or packet.end or packet.type is not None):
+            state.fault(Fault.MISPLACED, f"{where} is reliable, and a packet came without seq")
+            return
+        if packet.seq == 1 and not channel.ours and packet.type is None:
+            state.fault(Fault.MISPLACED, f"{where}: a first packet without a type")
+            return
+        if packet.seq is not None and self._is_beyond_end(incoming, packet, packet.seq):
+            state.fault(Fault.MISPLACED, f"{where}: seq {packet.seq} does not fit to its end")
+            return
+        channel.heard_at = state.now
+        if packet.miss_fault:
+            state.fault(Fault.MISS, f"{where}: {packet.miss_fault}")
+        if packet.ack is not None:
+            self._acknowledge(channel, outgoing, packet, packet.ack)
+        if packet.seq is not None and not channel.gone:
+            self._take(channel, incoming, packet, packet.seq)
+        if not channel.gone:
+            state.owe_ack(channel)
+            state.arm(channel)
+
+    def _is_beyond_end(self, incoming: Incoming, packet: Packet, seq: int) -> bool:
+        """Nothing comes after an end, and an end is not moved."""
+        if incoming.end_seq is not None:
+            return seq > incoming.end_seq or (packet.end and seq != incoming.end_seq)
+        return packet.end and seq < incoming.highest
+
+    def _acknowledge(self, channel: Channel, outgoing: Outgoing, packet: Packet, ack: int) -> None:
+        state = self._state
+        window, missing = None, []
+        if packet.miss is not None:
+            miss = decode_miss(ack, packet.miss)
+            window, missing = miss.window, miss.missing
+        pace = state.congestion
+        news = outgoing.acknowledge(ack, window, missing, state.now, pace.fell_at)
+        if news is None:
+            return
+        pace.hear(news.round_trip, news.lost, state.now, is_sure=news.is_sure, is_cut=news.is_cut)
+        state.counters["lost"] += news.named
+        state.resends.extend((channel, piece) for piece in news.resend)
+        if news.last >= news.first:
+            state.events.append(Delivered(channel, news.first, news.last))
+        state.queue_up(channel)
+        if ack == SEQ_MOST and not channel.ended:
+            state.break_channel(channel, Cause.EXHAUSTED, f"seq {SEQ_MOST} was used, and there is no other", tell=True)
+        state.close_if_over(channel)
+
+    def _take(self, channel: Channel, incoming: Incoming, packet: Packet, seq: int) -> None:
+        state = self._state
+        before = incoming.bytes
+        room = min(state.limits.channel_bytes - before, state.limits.connection_bytes - state.held)
+        arrival = incoming.take(packet, seq, state.now, room)
+        state.held += incoming.bytes - before
+        if arrival is not Arrival.KEPT:
+            fault = Fault.DUPLICATE if arrival is Arrival.DUPLICATE else Fault.FULL
+            state.fault(fault, f"channel {channel.id}: seq {seq} is {arrival.value}")
+            return
+        if packet.end:
+            incoming.end_seq = seq
+        if seq == 1 and not channel.ours:
+            self._opening(channel, packet.type or "")
+        if not channel.gone and (channel.ours or channel.type):
+            self.deliver(channel)
+
+    def _opening(self, channel: Channel, type: str) -> None:
+        """The first packet of a channel is there."""
+        state = self._state
+        refusal = self._refusal(type)
+        if refusal is not None:
+            state.fault(Fault.MISPLACED, f"channel {channel.id}: {refusal}")
+            state.forget(channel, refusal)
+            return
+        channel.type = type
+        channel.dies_at = None
+        state.unopened.pop(channel.id, None)
+        state.used.add(channel.id)
+
+    def deliver(self, channel: Channel) -> None:
+        """Hand the next packet to the application, unless it still has one; pieces are put together on the way."""
+        state, incoming, assembly = self._state, channel.incoming, channel.assembly
+        assert incoming is not None
+        assert assembly is not None
+        while not channel.gone and (packet := incoming.next()) is not None:
+            body: bytes | None = packet.body
+            if state.config.frag:
+                try:
+                    body = assembly.add(packet.frag, packet.body)
+                    if packet.end and body is None:
+                        raise RemoteProtocolError(f"an end before {packet.frag} pieces of its message")
+                except RemoteProtocolError as error:
+                    state.break_channel(channel, Cause.MESSAGE, str(error), tell=True)
+                    return
+            if body is None:
+                self.processed(channel)
+            elif not channel.ours and not channel.announced:
+                channel.announced = incoming.handed = True
+                state.events.append(Opened(channel, body))
+            elif body or not packet.end:
+                incoming.handed = True
+                state.events.append(Message(channel, body))
+            else:
+                self.processed(channel)
+
+    def processed(self, channel: Channel) -> None:
+        """The packet that is next in order is done with."""
+        state, incoming = self._state, channel.incoming
+        assert incoming is not None
+        before = incoming.bytes
+        packet = incoming.done()
+        state.held += incoming.bytes - before
+        if packet.end:
+            incoming.ended = channel.peer_ended = True
+            incoming.ack_now = True
+            state.events.append(Ended(channel))
+        state.owe_ack(channel)
+        state.arm(channel)
+        state.close_if_over(channel)
+
+    # --- unreliable channels
+
+    def _unreliable(self, channel: Channel, packet: Packet) -> None:
+        state = self._state
+        if packet.seq is not None or packet.ack is not None or packet.miss_fault:
+            state.fault(Fault.MISPLACED, f"channel {channel.id} is unreliable, and a packet came with seq or ack")
+            return
+        if packet.type is not None and packet.type != channel.type:
+            state.fault(Fault.MISPLACED, f"channel {channel.id}: a second type")
+            return
+        if channel.peer_ended:
+            state.fault(Fault.MISPLACED, f"channel {channel.id}: a packet after its end")
+            return
+        channel.heard_at = state.now
+        if channel.ours:
+            channel.announced = True
+        if packet.body or not packet.end:
+            state.events.append(Message(channel, packet.body))
+        self._end_unreliable(channel, packet)
+
+    def _end_unreliable(self, channel: Channel, packet: Packet) -> None:
+        if packet.end:
+            channel.peer_ended = True
+            self._state.events.append(Ended(channel))
+            self._state.close_if_over(channel)
+
+
+def name_of(packet: Packet) -> str:
+    """What an observer calls a packet."""
+    if packet.err is not None:
+        return "err"
+    if packet.end:
+        return "end"
+    if packet.type is not None:
+        return "open"
+    return "ack" if packet.seq is None and packet.ack is not None else "data"

@@ -1,0 +1,335 @@
+"""What if packets must cross a network? Engines on paths that lose, double, delay and queue packets, on virtual time.
+
+    network = Network(seed=17)
+    line = Bottleneck(1_250_000, queue=64_000)
+    network.join(one, other, there=PathWeather(delay=0.025, loss=0.05), via=line, on_other=took)
+    network.run(60.0)
+    print(network.report())
+
+Knows no protocol and no Trio. The same seed and the same engines give the same run, packet by packet.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter, deque
+from enum import Enum
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+EventT = TypeVar("EventT")
+EventT_co = TypeVar("EventT_co", covariant=True)
+OtherT = TypeVar("OtherT")
+
+MOST_AT_ONCE = 100_000  # steps without the clock moving: an engine that takes more runs in circles
+
+
+class PacketEngine(Protocol[EventT_co]):
+    """What a network needs of an engine; any datagram engine has it."""
+
+    def receive_datagram(self, data: bytes, now: float) -> None: ...
+    def datagrams_to_send(self, now: float) -> Sequence[bytes]: ...
+    def events(self) -> Sequence[EventT_co]: ...
+    def next_deadline(self) -> float | None: ...
+    def handle_deadline(self, now: float) -> None: ...
+
+
+@attrs.frozen(kw_only=True)
+class PathWeather:
+    """How packets fare in one direction: chances from 0 to 1, times in seconds.
+
+    A burst begins with a packet and takes all that follow for `burst_length` on average. `reordering` is the chance
+    that a packet takes `late` more than the others, so that those behind overtake it. A corrupt packet arrives with
+    one byte changed. Larger packets than `mtu` vanish without a word.
+    """
+
+    delay: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+    burst: float = 0.0
+    burst_length: float = 0.05
+    duplication: float = 0.0
+    reordering: float = 0.0
+    late: float = 0.05
+    corruption: float = 0.0
+    mtu: int | None = None
+
+
+class Bottleneck:
+    """A line of `bandwidth` bytes a second behind a queue of `queue` bytes; several paths may share it."""
+
+    def __init__(self, bandwidth: float, *, queue: int) -> None:
+        self.bandwidth = bandwidth
+        self.queue = queue
+        self.waiting = 0
+        self.carried = 0  # bytes
+        self.refused = 0  # packets that met a full queue
+        self.samples: list[tuple[float, int]] = []
+        """When a packet came, and the bytes that were waiting then, its own not counted."""
+        self._free_at = 0.0
+        self._leaving: deque[tuple[float, int]] = deque()
+
+    def enter(self, size: int, now: float) -> float | None:
+        """When a packet that comes now has left the line; None if the queue is full."""
+        while self._leaving and self._leaving[0][0] <= now:
+            self.waiting -= self._leaving.popleft()[1]
+        self.samples.append((now, self.waiting))
+        if self.waiting + size > self.queue:
+            self.refused += 1
+            return None
+        self._free_at = max(self._free_at, now) + size / self.bandwidth
+        self.waiting += size
+        self.carried += size
+        self._leaving.append((self._free_at, size))
+        return self._free_at
+
+
+class Fate(Enum):
+    """What became of a packet?"""
+
+    ARRIVED = "arrived"
+    UNDER_WAY = "under way"
+    LOST = "lost"
+    BURST = "lost in a burst"
+    QUEUE = "refused by a full queue"
+    LARGE = "larger than the path takes"
+
+
+@attrs.define
+class Journey:
+    """What happened to one packet."""
+
+    number: int
+    path: str
+    size: int
+    sent_at: float
+    fate: Fate = Fate.UNDER_WAY
+    arrived_at: list[float] = attrs.field(factory=list)
+    """Once for each copy."""
+    is_doubled: bool = False
+    is_late: bool = False
+    is_corrupt: bool = False
+
+
+class Path:
+    """One direction between two engines."""
+
+    def __init__(self, name: str, weather: PathWeather, via: Bottleneck | None, seed: str) -> None:
+        self.name = name
+        self.weather = weather
+        """May be changed while the network runs."""
+        self.via = via
+        self.fates: Counter[Fate] = Counter()
+        self.doubled = self.late = self.corrupt = 0
+        self.bytes_sent = 0
+        self.bytes_arrived = 0
+        self._random = random.Random(seed)
+        self._burst_until = float("-inf")
+
+    def send(self, packet: bytes, journey: Journey) -> list[tuple[float, bytes]]:
+        """When which copies arrive."""
+        weather, chance, now = self.weather, self._random.random, journey.sent_at
+        self.bytes_sent += len(packet)
+        # Every packet throws the same dice, so that a change of one chance leaves the others as they were.
+        lost, burst, doubled, bent = chance(), chance(), chance(), chance()
+        delays = [(chance() * weather.jitter, chance() < weather.reordering) for _ in range(2)]
+        if burst < weather.burst and now >= self._burst_until:
+            self._burst_until = now + self._random.expovariate(1 / max(1e-9, weather.burst_length))
+        if weather.mtu is not None and len(packet) > weather.mtu:
+            return self._gone(journey, Fate.LARGE)
+        if now < self._burst_until:
+            return self._gone(journey, Fate.BURST)
+        if lost < weather.loss:
+            return self._gone(journey, Fate.LOST)
+        leaves = now if self.via is None else self.via.enter(len(packet), now)
+        if leaves is None:
+            return self._gone(journey, Fate.QUEUE)
+        if bent < weather.corruption and packet:
+            place = self._random.randrange(len(packet))
+            packet = packet[:place] + bytes([packet[place] ^ self._random.randrange(1, 256)]) + packet[place + 1 :]
+            journey.is_corrupt = True
+        journey.is_doubled = doubled < weather.duplication
+        journey.is_late = delays[0][1]
+        self.corrupt += journey.is_corrupt
+        self.doubled += journey.is_doubled
+        self.late += journey.is_late
+        copies = delays if journey.is_doubled else delays[:1]
+        return [(leaves + weather.delay + jitter + is_late * weather.late, packet) for jitter, is_late in copies]
+
+    def _gone(self, journey: Journey, fate: Fate) -> list[tuple[float, bytes]]:
+        journey.fate = fate
+        self.fates[fate] += 1
+        return []
+
+    def arrived(self, journey: Journey, now: float) -> None:
+        if not journey.arrived_at:
+            journey.fate = Fate.ARRIVED
+            self.fates[Fate.ARRIVED] += 1
+        journey.arrived_at.append(now)
+        self.bytes_arrived += journey.size
+
+
+class _Runs(Protocol):
+    """An end, whatever its engine tells."""
+
+    out: Path
+    sends_to: int
+
+    def receive(self, data: bytes, now: float) -> None: ...
+    def pull(self, now: float) -> Sequence[bytes]: ...
+    def next_deadline(self) -> float | None: ...
+    def handle_deadline(self, now: float) -> None: ...
+
+
+class _End(Generic[EventT]):
+    """An engine, the path that leads away from it, and who hears its events."""
+
+    def __init__(
+        self, engine: PacketEngine[EventT], out: Path, sends_to: int, listener: Callable[[EventT], None] | None
+    ) -> None:
+        self._engine = engine
+        self._listener = listener
+        self.out = out
+        self.sends_to = sends_to
+
+    def receive(self, data: bytes, now: float) -> None:
+        self._engine.receive_datagram(data, now)
+
+    def pull(self, now: float) -> Sequence[bytes]:
+        self._tell()
+        packets = self._engine.datagrams_to_send(now)
+        self._tell()
+        return packets
+
+    def _tell(self) -> None:
+        while events := self._engine.events():  # a listener may give commands, which may tell more
+            if self._listener is not None:
+                for event in events:
+                    self._listener(event)
+
+    def next_deadline(self) -> float | None:
+        return self._engine.next_deadline()
+
+    def handle_deadline(self, now: float) -> None:
+        self._engine.handle_deadline(now)
+
+
+class Network:
+    """Engines, the paths between them, and a clock that is a number.
+
+    `journeys` holds what happened to each packet, unless `keep` is False: then only the counts are kept.
+    """
+
+    def __init__(self, seed: int = 0, *, now: float = 0.0, keep: bool = True) -> None:
+        self.now = now
+        self.journeys: list[Journey] = []
+        self.paths: list[Path] = []
+        self._seed = seed
+        self._keep = keep
+        self._ends: list[_Runs] = []
+        self._count = 0
+        self._arrivals: list[tuple[float, int, int, bytes, Journey]] = []
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []
+
+    def join(
+        self,
+        one: PacketEngine[EventT],
+        other: PacketEngine[OtherT],
+        *,
+        there: PathWeather | None = None,
+        back: PathWeather | None = None,
+        via: Bottleneck | None = None,
+        back_via: Bottleneck | None = None,
+        on_one: Callable[[EventT], None] | None = None,
+        on_other: Callable[[OtherT], None] | None = None,
+        name: str = "",
+    ) -> tuple[Path, Path]:
+        """Connect two engines; gives the paths there and back. Without `back` both have the weather of `there`."""
+        there = there or PathWeather()
+        name = name or f"{len(self.paths) // 2}"
+        first = len(self._ends)
+        way = Path(f"{name}/there", there, via, f"{self._seed}/{name}/there")
+        home = Path(f"{name}/back", back or there, back_via, f"{self._seed}/{name}/back")
+        self._ends.append(_End(one, way, first + 1, on_one))
+        self._ends.append(_End(other, home, first, on_other))
+        self.paths += (way, home)
+        return way, home
+
+    def call_at(self, when: float, function: Callable[[], None]) -> None:
+        """Do something at that moment: give an engine a command, or change a path's weather."""
+        self._count += 1
+        heapq.heappush(self._calls, (when, self._count, function))
+
+    def run(self, until: float) -> None:
+        """Go on to that moment."""
+        self.run_until(lambda: False, most=until)
+        self.now = max(self.now, until)
+
+    def run_until(self, is_over: Callable[[], bool], *, most: float) -> bool:
+        """Go on until `is_over`, or to the moment `most`; was it over in time?"""
+        for end in range(len(self._ends)):  # commands may have been given since the last run
+            self._pull(end)
+        at_once = 0
+        while not is_over():
+            moment = self._next_moment()
+            if moment is None or moment > most:
+                return False
+            at_once = at_once + 1 if moment <= self.now else 0
+            if at_once > MOST_AT_ONCE:
+                raise AssertionError(f"{MOST_AT_ONCE} steps at {self.now} s, and the clock does not move")
+            self.now = max(self.now, moment)
+            self._step()
+        return True
+
+    def _next_moment(self) -> float | None:
+        moments = [due for end in self._ends if (due := end.next_deadline()) is not None]
+        if self._arrivals:
+            moments.append(self._arrivals[0][0])
+        if self._calls:
+            moments.append(self._calls[0][0])
+        return min(moments, default=None)
+
+    def _step(self) -> None:
+        """One call, one arrival, or the deadlines that are due."""
+        if self._calls and self._calls[0][0] <= self.now:
+            heapq.heappop(self._calls)[2]()
+            for end in range(len(self._ends)):
+                self._pull(end)
+        elif self._arrivals and self._arrivals[0][0] <= self.now:
+            _, _, end, packet, journey = heapq.heappop(self._arrivals)
+            self._ends[self._ends[end].sends_to].out.arrived(journey, self.now)
+            self._ends[end].receive(packet, self.now)
+            self._pull(end)
+        else:
+            for number, running in enumerate(self._ends):
+                due = running.next_deadline()
+                if due is not None and due <= self.now:
+                    running.handle_deadline(self.now)
+                    self._pull(number)
+
+    def _pull(self, number: int) -> None:
+        end = self._ends[number]
+        for packet in end.pull(self.now):
+            self._count += 1
+            journey = Journey(self._count, end.out.name, len(packet), self.now)
+            if self._keep:
+                self.journeys.append(journey)
+            for arrives, copy in end.out.send(packet, journey):
+                self._count += 1
+                heapq.heappush(self._arrivals, (arrives, self._count, end.sends_to, copy, journey))
+
+    def report(self) -> str:
+        """What happened to the packets, a line for each path."""
+        lines = []
+        for path in self.paths:
+            told = [f"{count:,} {fate.value}" for fate, count in sorted(path.fates.items(), key=lambda it: it[0].value)]
+            for count, what in ((path.doubled, "doubled"), (path.late, "late"), (path.corrupt, "corrupt")):
+                if count:
+                    told.append(f"{count:,} {what}")
+            lines.append(f"{path.name}: {path.bytes_sent:,} bytes sent; {', '.join(told) or 'nothing'}")
+        return "\n".join(lines)

@@ -1,0 +1,129 @@
+"""Two engines that talk over bad weather until both are done, and what must have come of it."""
+
+from __future__ import annotations
+
+import random
+
+import attrs
+
+from muxkit.protocols.e3x import Broken, Channel, Closed, Config, Delivered, Ended, Engine, Event, Message, Opened
+from muxkit.testing import Network, PathWeather
+
+SIZES = (0, 1, 20, 200, 1300, 1400, 5000)
+
+
+@attrs.define
+class Talk:
+    """One channel from one side's view: what it must send, and what it got."""
+
+    to_send: list[bytes]
+    got: list[bytes] = attrs.field(factory=list)
+    receipts: list[int] = attrs.field(factory=list)
+    delivered: int = 0
+    ended: int = 0
+    closed: int = 0
+
+
+class Side:
+    """An engine and its application: sends by and by, takes its time with some messages, ends when all is sent."""
+
+    def __init__(self, network: Network, odd: bool, seed: str, *, messages: int, timeout: float) -> None:
+        self.engine = Engine(odd, Config(window=64, timeout=timeout))
+        self.talks: dict[int, Talk] = {}
+        self.broken: list[str] = []
+        self._network = network
+        self._random = random.Random(seed)
+        self._messages = messages
+
+    def open(self) -> None:
+        self._begin(self.engine.open("talk"))
+
+    def _begin(self, channel: Channel) -> None:
+        talk = Talk([self._random.randbytes(self._random.choice(SIZES)) for _ in range(self._messages)])
+        self.talks[channel.id] = talk
+        self._go_on(channel, list(talk.to_send), talk)
+
+    def _go_on(self, channel: Channel, pending: list[bytes], talk: Talk) -> None:
+        if channel.gone:
+            return
+        while pending and self._random.random() < 0.7 and self.engine.admits(channel, len(pending[0])):
+            talk.receipts.append(self.engine.send(channel, pending.pop(0)))
+        if pending:
+            pause = self._random.random() * 0.05
+            self._network.call_at(self._network.now + pause, lambda: self._go_on(channel, pending, talk))
+        else:
+            talk.receipts.append(self.engine.end(channel))
+
+    def hear(self, event: Event) -> None:
+        match event:
+            case Opened(channel, body):
+                assert body == b""
+                self._begin(channel)
+                self._take(channel)
+            case Message(channel, body):
+                self.talks[channel.id].got.append(body)
+                self._take(channel)
+            case Delivered(channel, first, last):
+                talk = self.talks[channel.id]
+                assert first == talk.delivered + 1, "each packet is delivered once"
+                talk.delivered = last
+            case Ended(channel):
+                self.talks[channel.id].ended += 1
+            case Closed(channel):
+                self.talks[channel.id].closed += 1
+            case Broken(channel, cause, text):
+                self.broken.append(f"channel {channel.id}: {cause.value}: {text}")
+            case _:
+                pass
+
+    def _take(self, channel: Channel) -> None:
+        if self._random.random() < 0.8:
+            self.engine.done(channel)
+        else:  # a slow application
+            self._network.call_at(self._network.now + self._random.random() * 0.2, lambda: self.engine.done(channel))
+
+
+class Conversation:
+    """Both sides open channels and send on all of them."""
+
+    def __init__(
+        self, seed: int, weather: PathWeather, *, channels: int = 2, messages: int = 25, timeout: float = 60.0
+    ) -> None:
+        # At 20 % of loss ten seconds without an answer do come about by chance, so those who talk here wait longer.
+        self.network = Network(seed, keep=False)
+        self.sides = [
+            Side(self.network, odd, f"{seed}/{odd}", messages=messages, timeout=timeout) for odd in (True, False)
+        ]
+        one, other = self.sides
+        self.paths = self.network.join(
+            one.engine, other.engine, there=weather, on_one=one.hear, on_other=other.hear, name="pair"
+        )
+        for side in self.sides:
+            for _ in range(channels):
+                side.open()
+        self._channels = 2 * channels
+
+    def is_over(self) -> bool:
+        return all(
+            (len(side.talks) == self._channels and side.engine.channels == 0) or side.broken for side in self.sides
+        )
+
+    def check(self) -> None:
+        """Exactly once, in order, all finished, nothing kept."""
+        one, other = self.sides
+        assert one.broken == other.broken == []
+        assert one.talks.keys() == other.talks.keys()
+        for id, here in one.talks.items():
+            there = other.talks[id]
+            assert here.got == there.to_send
+            assert there.got == here.to_send
+            for talk in (here, there):
+                assert (talk.ended, talk.closed) == (1, 1)
+                assert talk.delivered == talk.receipts[-1]
+        for side in self.sides:
+            stats = side.engine.stats()
+            assert (stats.held, stats.unsent, stats.channels) == (0, 0, 0)
+            assert side.engine._state.reassembly.used == 0
+            assert "malformed" not in stats.faults
+            assert "misplaced" not in stats.faults
+            assert "unsent" not in stats.faults

@@ -1,0 +1,109 @@
+"""Programs on both ends of a simulated network: a feed that never runs dry, and pairs that talk until both are done."""
+
+from __future__ import annotations
+
+import random
+
+from muxkit._limits import MIB, Limits
+from muxkit.protocols.e3x import (
+    Broken,
+    Channel,
+    Config,
+    Engine,
+    Event,
+    Message,
+    Opened,
+    Writable,
+)
+from muxkit.testing import AimdReceiver, AimdSender, Bottleneck, Network, PathWeather
+
+LINE = 1_250_000  # bytes a second: 10 Mbit/s
+WIDE = Limits(channel_bytes=8 * MIB, connection_bytes=64 * MIB)
+
+
+class Feed:
+    """One engine sends on one channel as fast as it may, the other takes it at once."""
+
+    def __init__(self, *, window: int = 2000, starts_at: float = 0.0, size: int | None = None) -> None:
+        config = Config(window=window, timeout=60.0)
+        self.sender = Engine(True, config, limits=WIDE)
+        self.receiver = Engine(False, config, limits=WIDE)
+        self.channel: Channel | None = None
+        self.size = size
+        self.starts_at = starts_at
+        self.arrived = 0  # bytes processed by the application
+        self.arrivals: list[tuple[float, int]] = []
+        self._network: Network | None = None
+
+    def join(self, network: Network, *, there: PathWeather, via: Bottleneck | None, name: str) -> None:
+        self._network = network
+        network.join(
+            self.sender,
+            self.receiver,
+            there=there,
+            back=PathWeather(delay=there.delay, loss=there.loss),
+            via=via,
+            on_one=self._sent,
+            on_other=self._took,
+            name=name,
+        )
+        network.call_at(self.starts_at, self._start)
+
+    def _start(self) -> None:
+        self.channel = self.sender.open("feed")
+        self._fill(self.channel)
+
+    def _fill(self, channel: Channel) -> None:
+        body = bytes(self.size or self.sender.quota(channel))
+        while self.sender.admits(channel, len(body)):
+            self.sender.send(channel, body)
+        self.sender.watch(channel, len(body))
+
+    def _sent(self, event: Event) -> None:
+        if isinstance(event, Writable):
+            self._fill(event.channel)
+        assert not isinstance(event, Broken), event.text
+
+    def _took(self, event: Event) -> None:
+        if isinstance(event, Opened | Message):
+            self.arrived += len(event.body)
+            assert self._network is not None
+            self.arrivals.append((self._network.now, self.arrived))
+            self.receiver.done(event.channel)
+
+
+def goodput(*, loss: float, round_trip: float, seconds: float, seed: int = 0) -> tuple[float, Feed]:
+    """Bytes a second that an application gets over 10 Mbit/s, and the feed that got them."""
+    network = Network(seed, keep=False)
+    line = Bottleneck(LINE, queue=max(64_000, int(LINE * round_trip)))
+    feed = Feed()
+    feed.join(network, there=PathWeather(delay=round_trip / 2, loss=loss), via=line, name="feed")
+    network.run(seconds)
+    return feed.arrived / seconds, feed
+
+
+class Shared:
+    """Two feeds and one flow like TCP's on one line."""
+
+    def __init__(self, *, round_trip: float = 0.05, queue: int = 64_000, seed: int = 0, tcp: bool = True) -> None:
+        self.network = Network(seed, keep=False)
+        self.line = Bottleneck(LINE, queue=queue)
+        starts = random.Random(seed)
+        self.feeds = [Feed(starts_at=starts.uniform(0, 2)) for _ in range(2)]
+        weather = PathWeather(delay=round_trip / 2)
+        for number, feed in enumerate(self.feeds):
+            feed.join(self.network, there=weather, via=self.line, name=f"e3x {number}")
+        self.tcp = AimdReceiver()
+        self.tcp_sender = AimdSender(starts_at=starts.uniform(0, 2))
+        if tcp:
+            self.network.join(self.tcp_sender, self.tcp, there=weather, via=self.line, name="tcp")
+
+    @property
+    def shares(self) -> list[int]:
+        """Bytes that each flow got."""
+        return [feed.arrived for feed in self.feeds] + [self.tcp.arrived]
+
+
+def jain(shares: list[int]) -> float:
+    """1 if all shares are equal, 1 / n if one has everything."""
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))

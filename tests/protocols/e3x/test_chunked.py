@@ -1,0 +1,135 @@
+"""Packets over a byte stream: chunks both ways, every split, bounds, and whole conversations."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muxkit.protocols.e3x import (
+    ChunkedEngine,
+    Closed,
+    Config,
+    Dechunker,
+    Engine,
+    Event,
+    Message,
+    Opened,
+    encode_chunks,
+)
+from muxkit.testing import EnginePair
+from muxkit.testing._pair import check_every_split
+from tests.protocols.e3x._helpers import raw
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from muxkit.core import StreamEngine
+
+
+@given(
+    packets=st.lists(st.binary(min_size=1, max_size=700), max_size=8), size=st.integers(2, 256), cut=st.integers(1, 99)
+)
+def test_packets_come_out_as_they_went_in_however_they_are_cut(packets: list[bytes], size: int, cut: int) -> None:
+    stream = b"".join(encode_chunks(packet, size) for packet in packets)
+    dechunker = Dechunker()
+    got = [packet for start in range(0, len(stream), cut) for packet in dechunker.feed(stream[start : start + cut])]
+    assert got == packets
+    assert not dechunker.is_mid_packet
+
+
+@pytest.mark.parametrize("size", [1, 257, 0, -1])
+def test_chunks_of_an_impossible_size_are_refused(size: int) -> None:
+    with pytest.raises(ValueError, match="from 2 to 256"):
+        encode_chunks(b"x", size)
+
+
+@pytest.mark.requirement("R-03", "R-13")
+def test_a_packet_that_is_too_large_is_skipped_and_takes_no_memory() -> None:
+    dechunker = Dechunker(most=1000)
+    for _ in range(10_000):
+        assert dechunker.feed(b"\xff" + bytes(255)) == []
+        assert len(dechunker._packet) <= 1000
+    assert dechunker.is_mid_packet
+    assert dechunker.feed(b"\0" + encode_chunks(b"next")) == [b"next"]
+    assert dechunker.oversized == 1
+
+
+def test_a_packet_of_just_the_size_is_taken() -> None:
+    dechunker = Dechunker(most=1000)
+    assert dechunker.feed(encode_chunks(bytes(1000)) + encode_chunks(bytes(1001)) + encode_chunks(b"x")) == [
+        bytes(1000),
+        b"x",
+    ]
+
+
+def chunked(odd: bool, clock: list[float]) -> ChunkedEngine:
+    return ChunkedEngine(Engine(odd, Config(congestion=False)), lambda: clock[0])
+
+
+def test_it_is_a_stream_engine() -> None:
+    engine: StreamEngine[Event] = chunked(True, [0.0])
+    assert not engine.has_output()
+    assert engine.next_deadline() is None
+
+
+@pytest.mark.parametrize("way", ["whole", "damaged"])
+def test_any_split_of_the_stream_gives_the_same(way: str) -> None:
+    packets = [raw(b"hello", c=1, type="x", seq=1), raw(b"more", c=1, seq=2), raw(c=1, seq=3, end=True)]
+    if way == "damaged":
+        packets[1] = b"\0"
+    stream = b"\0".join(encode_chunks(packet) for packet in packets)
+    events = check_every_split(lambda: chunked(False, [0.0]), stream, normalise=lambda event: type(event).__name__)
+    assert events == ["Opened"] if way == "whole" else ["Opened", "Faulted"]
+
+
+def test_an_end_of_the_stream_inside_a_packet_is_told_from_one_between() -> None:
+    for tail, clean in ((b"", True), (b"\5abc", False), (b"\3abc", False)):
+        engine = chunked(False, [0.0])
+        engine.receive_bytes(encode_chunks(raw(c=1, type="x")) + tail, 0.0)
+        engine.receive_eof(0.0)
+        assert (engine.ended, engine.ended_cleanly) == (True, clean)
+
+
+@pytest.mark.seeds(10, soak=1000)
+@pytest.mark.requirement("R-48")
+def test_messages_cross_a_stream_once_and_in_order(seed: int) -> None:
+    weather = random.Random(seed)
+    clock = [0.0]
+    one, other = chunked(True, clock), chunked(False, clock)
+    messages = [weather.randbytes(weather.choice([0, 1, 100, 2000, 20_000])) for _ in range(30)]
+    got: list[bytes] = []
+    closed: list[int] = []
+
+    def listener(side: int, event: Event) -> None:
+        clock[0] = pair.now
+        engine = (one, other)[side].engine
+        match event:
+            case Opened(channel, _):
+                engine.done(channel)
+                engine.end(channel)
+            case Message(channel, body):
+                got.append(body)
+                engine.done(channel)
+            case Closed():
+                closed.append(side)
+            case _:
+                pass
+
+    pair: EnginePair[ChunkedEngine, Event] = EnginePair(one, other, latency=0.01, weather=weather, listener=listener)
+    channel = one.engine.open("bulk")
+    pending: Sequence[bytes] = messages
+    while pending:
+        if one.engine.admits(channel, len(pending[0])):
+            one.engine.send(channel, pending[0])
+            pending = pending[1:]
+        else:
+            pair.run_for(0.05)
+            clock[0] = pair.now
+    one.engine.end(channel)
+    pair.run_for(5.0)
+    assert got == messages
+    assert sorted(closed) == [0, 1]
