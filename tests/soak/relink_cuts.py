@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 CHANNELS = (1, 2, 300)
 COUNT = 150  # messages that one side sends on one channel
+MOST_UNDECIDED = 4  # messages; a window that is full of them would never empty
 PLAN = ChaosPlan(cut_after=(0, 2_500), reset=0.4)
 CONFIG = Config(connector_transactions=True, listener_transactions=True, keepalive=None)
 LINGER = 1.0  # s
@@ -139,7 +140,7 @@ async def send(link: Link, channel: int, log: Log, dice: random.Random, count: i
         cut = dice.randint(0, len(message))
         parts = (message[:cut], message[cut:]) if dice.random() < 0.3 else (message,)
         undecided.append((message, await sender.send(*parts)))
-        if dice.random() < 0.3:
+        if dice.random() < 0.3 or len(undecided) == MOST_UNDECIDED:
             decide(dice.randint(1, len(undecided)))
         if dice.random() < 0.1:
             await trio.sleep(pause * dice.random())

@@ -1,0 +1,394 @@
+"""How does Relink carry the common channels? One id in both directions, and a few messages of our own.
+
+A message of one part is the application's. One without parts says that the direction is in use. One of two parts is a
+sign: the first part says which, the second is empty. Relink itself can only close a channel; the signs add what
+`muxkit.Channel` promises beside that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from muxkit._errors import LocalProtocolError
+from muxkit.core import Sending
+from muxkit.protocols.relink._packets import OVERHEAD, PART_OVERHEAD
+from muxkit.runtime import ByteStream, ChannelCancelled, ChannelStopped, ReceiveHalf, SendHalf
+from muxkit.runtime import Channel as CommonChannel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+
+    from muxkit.protocols.relink._packets import Parts
+    from muxkit.protocols.relink._session_core import Core
+    from muxkit.protocols.relink._session_roles import ErrorMaker
+
+BEGIN: Final[Parts] = ()
+END: Final[Parts] = (b"end", b"")
+"""No more messages follow."""
+CANCEL: Final[Parts] = (b"cancel", b"")
+"""No more follow, and some are missing."""
+STOP: Final[Parts] = (b"stop", b"")
+"""No more are wanted in the other direction."""
+
+RESERVE: Final = 3 * (OVERHEAD + PART_OVERHEAD + 48)  # bytes kept free in each window, so that signs can always go
+
+
+class Sink(SendHalf):
+    """The sending half."""
+
+    __slots__ = ("_channel", "_core", "_end", "_heard", "_sayings", "has_spoken", "is_mute", "is_settled")
+
+    def __init__(self, core: Core, channel: Channel) -> None:
+        super().__init__(core.room, core.ring)
+        self._core = core
+        self._channel = channel
+        self._sayings: deque[Parts] = deque()  # signs for which there was no room yet
+        self._end: int | None = None  # number of the message that was our last word
+        self._heard = -1
+        self.has_spoken = False
+        self.is_mute = False  # the peer never heard of the channel, and need not
+        self.is_settled = False  # our last word is said, or the peer did not want to hear it
+
+    @property
+    def may_settle(self) -> bool:
+        return self.is_settled and not self._sayings
+
+    def admits(self, size: int) -> bool:
+        return self._core.engine.admits(self._channel.id, size + RESERVE)
+
+    def watch(self, size: int) -> None:
+        self._core.engine.watch(self._channel.id, size + RESERVE)
+
+    def check_size(self, size: int) -> None:
+        most = self._core.limits.message
+        if size > most:
+            raise LocalProtocolError(f"a message of {size} bytes against Limits(message={most})")
+
+    def _push(self, message: bytes) -> None:
+        self._hand((message,))
+
+    def _hand(self, parts: Parts) -> None:
+        core = self._core
+        number = core.engine.send(self._channel.id, parts)
+        core.messages_sent += 1
+        self.has_spoken = True
+        if core.out_transactions:
+            core.engine.commit(self._channel.id, through=number)
+        if parts is END or parts is CANCEL:
+            self._end = number
+
+    def _finish(self, payload: bytes) -> None:
+        self.say(END)
+
+    def _abort(self) -> None:
+        self._sayings = deque(sign for sign in self._sayings if sign is not END)
+        if self._end is None:
+            self.say(CANCEL)
+
+    def say(self, sign: Parts) -> None:
+        """Send a sign as soon as there is room, behind everything that was sent."""
+        if sign is END or sign is CANCEL:
+            self.is_settled = True
+        if not self.is_mute:
+            self._sayings.append(sign)
+            self.say_more()
+
+    def say_more(self) -> None:
+        engine, id = self._core.engine, self._channel.id
+        while self._sayings:
+            sign = self._sayings[0]
+            if not engine.admits(id, 16, len(sign)):
+                engine.watch(id, 16, len(sign))
+                break
+            self._sayings.popleft()
+            try:
+                self._hand(sign)
+            except LocalProtocolError:
+                # No channel can be opened any more, so the peer learns from our shutdown that there is none.
+                self._sayings.clear()
+        self._core.ring()
+
+    def heard(self, through: int) -> None:
+        self._heard = max(self._heard, through)
+        self._check_heard()
+
+    def _check_heard(self) -> None:
+        if self._end is not None and self._heard >= self._end and self.state is Sending.FINISHING:
+            self.confirmed()
+
+    def gone(self) -> None:
+        """The channel is over on the wire: whatever it was, the peer has it."""
+        if self.state is Sending.FINISHING:
+            self.confirmed()
+
+    def __repr__(self) -> str:
+        return f"<relink.Sink {self._channel.id} {self.state.value}>"
+
+
+class Source(ReceiveHalf):
+    """The receiving half."""
+
+    __slots__ = ("_channel", "_core")
+
+    def __init__(self, core: Core, channel: Channel) -> None:
+        super().__init__(core.ring)
+        self._core = core
+        self._channel = channel
+
+    def deliver(self, message: bytes) -> None:
+        self._core.messages_received += 1
+        super().deliver(message)
+
+    def _consumed(self, size: int) -> bool:
+        return self._channel.consume()
+
+    def _stop(self) -> None:
+        self._channel.stop()
+
+    def __repr__(self) -> str:
+        return f"<relink.Source {self._channel.id} {self.state.value}, {self.unread} unread>"
+
+
+class Channel(CommonChannel):
+    """Channel n of ours and channel n of the peer as one; who connected opens even numbers, who listened odd ones."""
+
+    __slots__ = (
+        "_core",
+        "_done",
+        "_forgotten",
+        "_has_ended",
+        "_is_absorbing",
+        "_is_closed",
+        "_last",
+        "_peer_is_done",
+        "_said_stop",
+        "_signs",
+        "id",
+        "is_open_there",
+        "out_is_over",
+        "sink",
+        "source",
+    )
+
+    def __init__(self, core: Core, id: int, forgotten: Callable[[Channel], None], *, is_ours: bool) -> None:
+        self.id = id
+        self._core = core
+        self._forgotten = forgotten
+        self.sink = Sink(core, self)
+        self.source = Source(core, self)
+        self.is_open_there = not is_ours  # the peer's direction is in use
+        self._last = -1  # the last message that the engine gave
+        self._done = -1  # the last that was consumed
+        self._signs = 0  # behind the oldest message that is unread
+        self._peer_is_done = False  # he has said his last word
+        self._said_stop = False
+        self._has_ended = False  # his direction is closed
+        self._is_closed = False  # and ours, by us
+        self.out_is_over = False  # and he has confirmed it
+        self._is_absorbing = False
+        core.outs[id] = self
+        core.ins[id] = self
+
+    # --- for the application; these give the half's own coroutine, since they are called for each message
+
+    def send(self, message: bytes) -> Coroutine[object, object, None]:
+        return self.sink.send(message)
+
+    def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
+        return self.sink.send_many(messages)
+
+    def receive(self) -> Coroutine[object, object, bytes]:
+        return self.source.receive()
+
+    def receive_many(self, limit: int | None = None) -> Coroutine[object, object, list[bytes]]:
+        return self.source.receive_many(limit)
+
+    async def finish(self) -> None:
+        await self.sink.finish()
+
+    def close(self) -> None:
+        """`aclose` without the checkpoint."""
+        self.sink.is_mute = self.is_idle
+        self.sink.close()  # first: a peer counts the other order as breaking off
+        self.source.close()
+        self.settle()
+
+    async def aclose(self) -> None:
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    def abort(self) -> None:
+        self.sink.is_mute = self.is_idle
+        self.sink.abort()
+        self.source.close()
+        self.settle()
+
+    def as_stream(self) -> ByteStream:
+        """The same channel as a `trio.abc.HalfCloseableStream`; use one face or the other."""
+        return ByteStream(self.sink, self.source)
+
+    def __repr__(self) -> str:
+        return f"<relink.Channel {self.sink!r} {self.source!r}>"
+
+    # --- for the link: what we send
+
+    def heard(self, through: int) -> None:
+        self.sink.heard(through)
+
+    def consumed(self, through: int) -> None:
+        self.sink.heard(through)
+
+    def answered(self, through: int, *, committed: bool) -> None:
+        self.sink.heard(through)
+
+    def poke(self) -> None:
+        self.sink.say_more()
+        self.sink.poke()
+        self.settle()
+
+    def closed(self) -> None:
+        self.out_is_over = True
+        self.sink.gone()
+        self._check_over()
+
+    def lost(self, error: ErrorMaker) -> None:
+        self.sink.lost(error)
+        self.source.ended(error)
+        self._forgotten(self)
+
+    # --- for the link: what we receive
+
+    def opened(self) -> bool:
+        was_open, self.is_open_there = self.is_open_there, True
+        return not was_open
+
+    def arrived(self) -> None:
+        engine, source = self._core.engine, self.source
+        while True:
+            first, batch = engine.receive(self.id)
+            if not batch:
+                break
+            for number, parts in enumerate(batch, first):
+                self._last = number
+                if len(parts) == 1:
+                    source.deliver(parts[0])
+                else:
+                    self._signs += 1
+                    self._hear(parts)
+        if engine.has_peer_shut_down:
+            self.absorb()
+        self.consume()
+        self.settle()
+
+    def ended(self) -> None:
+        self._has_ended = True
+        if not self._peer_is_done:  # he knows nothing of our signs
+            self._peer_is_done = True
+            self.source.ended(trio.EndOfChannel)
+        self.consume()
+        self.settle()
+        self._check_over()
+
+    def in_lost(self, error: ErrorMaker) -> None:
+        self.lost(error)
+
+    def _hear(self, parts: Parts) -> None:
+        if parts[:1] == END[:1]:
+            self._peer_is_done = True
+            self.source.ended(trio.EndOfChannel)
+        elif parts[:1] == CANCEL[:1]:
+            self._peer_is_done = True
+            self.source.ended(_cancelled)
+        elif parts[:1] == STOP[:1]:
+            self._stopped(_stopped)
+
+    def _stopped(self, error: ErrorMaker) -> None:
+        self.sink.is_settled = True
+        self.sink.stopped(error)
+
+    def stop(self) -> None:
+        """The application wants no more."""
+        if not self._peer_is_done and not self._said_stop:
+            self._said_stop = True
+            self.sink.say(STOP)
+
+    def consume(self) -> bool:
+        """Tell the engine what the application has taken; gives whether there is something to write."""
+        unread = 0 if self._is_absorbing else self.source.unread
+        if not unread:
+            self._signs = 0
+        through = self._last - unread - self._signs
+        if through > self._done:
+            core = self._core
+            core.touch_clock()
+            self._done = through
+            if core.in_transactions:
+                core.engine.committed(self.id, through=through)
+            else:
+                core.engine.consume(self.id, through=through)
+            core.did()
+            self._check_over()
+            return True
+        return False
+
+    # --- the end
+
+    @property
+    def is_idle(self) -> bool:
+        """Has neither side ever said anything on it?"""
+        return not (self.is_open_there or self.sink.has_spoken)
+
+    def announce(self) -> None:
+        """Our side opens nothing more: what is live must be open by then."""
+        if not self.sink.has_spoken and self.sink.state is Sending.OPEN:
+            self.sink.say(BEGIN)
+
+    def unanswerable(self) -> None:
+        """The peer opens nothing more: a channel that he has not answered by now he has not taken."""
+        if not self.is_open_there:
+            self._peer_is_done = self._has_ended = True
+            self._stopped(_refused)
+            self.source.ended(_refused)
+            self.settle()
+            self._check_over()
+
+    def absorb(self) -> None:
+        """The peer opens nothing more, so what he has finished may stay with us without a window."""
+        if self._peer_is_done:
+            self._is_absorbing = True
+            self.consume()
+
+    def settle(self) -> None:
+        """Close our direction when nothing is left to be said in it."""
+        if self._is_closed or not self.sink.may_settle or not (self._peer_is_done or self._said_stop):
+            return
+        self._is_closed = True
+        if not self.sink.has_spoken and self.is_open_there:
+            self.sink.say(BEGIN)  # or the peer would wait for an end that never comes
+        if self.sink.has_spoken and self._core.error is None:
+            self._core.engine.close(self.id)
+            self._core.did()
+        else:
+            self.out_is_over = True
+            self.sink.gone()
+        self._check_over()
+
+    def _check_over(self) -> None:
+        is_in_over = self._has_ended and self._done >= self._last
+        if self.out_is_over and (is_in_over or self.is_idle):
+            self._forgotten(self)
+
+
+def _cancelled() -> Exception:
+    return ChannelCancelled("the peer gave up on this channel before it was done")
+
+
+def _stopped() -> Exception:
+    return ChannelStopped("the peer does not receive on this channel any more")
+
+
+def _refused() -> Exception:
+    return ChannelStopped("the peer takes no new channels")

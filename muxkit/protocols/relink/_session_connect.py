@@ -1,0 +1,134 @@
+"""How does a link outlive its connections? By dialling again, and asking for the same link each time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from muxkit._errors import RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit.protocols.relink._events import Refused
+from muxkit.protocols.relink._session import LINGER, Link, living
+from muxkit.protocols.relink._session_core import Core
+from muxkit.protocols.relink._session_handshake import ask
+from muxkit.protocols.relink._session_urls import config_for, dial_of
+from muxkit.runtime import Ended, Outage, can_heal, redial
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from muxkit._observer import Observer
+    from muxkit.protocols.relink._config import Config
+    from muxkit.protocols.relink._session import OnChanged
+    from muxkit.runtime import Backoff, Dial
+    from muxkit.runtime._errors import Side
+    from muxkit.runtime._redial import OnFailed
+
+BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+def link(
+    where: str | Dial,
+    endpoint: str | None = None,
+    *,
+    config: Config | None = None,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    linger: float = LINGER,
+    backoff: Backoff | None = None,
+    patience: float | None = None,
+    on_failed: OnFailed | None = None,
+    on_changed: OnChanged | None = None,
+    **options: Any,
+) -> AbstractAsyncContextManager[Link]:
+    """One link to the listener at `where`, over as many connections as it takes.
+
+    `where` is a URL, `relink+tcp://127.0.0.1:7000/jobs`, or a function that dials. Entering waits for nobody: messages
+    may be sent at once, and `Link.connected` waits for a connection. Without one for `patience` seconds (None: however
+    long it takes) the link is lost; a certificate that is refused or a listener that breaks the rules ends it at once.
+
+    When the listener no longer has the link, everything that used it raises `LinkChanged`, `on_changed` gets the event,
+    and what is opened from then on uses the new link; with `Config(require_link=True)` the link is over instead.
+
+    Leaving the block normally closes all channels, waits until the peer has consumed everything, and shuts the link
+    down, all within `linger` seconds; if it cannot be known that nothing was lost, that raises. `on_failed` is told of
+    each attempt that failed, and of the seconds until the next. Other keyword arguments are options of the transport.
+    """
+    dial, named = dial_of(where, options)
+    core = Core(config_for(config, endpoint, named), limits or Limits(), observer, is_connector=True)
+    outage = Outage()
+    mux = Link(core, on_changed=on_changed, outage=outage)
+    dialling = _Dialling(core, dial, backoff, on_failed, outage)
+
+    async def give_up() -> None:
+        if patience is not None:
+            await dialling.give_up_after(patience)
+
+    return living(mux, linger, dialling.run, give_up)
+
+
+class _Dialling:
+    """Keeps a link connected."""
+
+    def __init__(
+        self, core: Core, dial: Dial, backoff: Backoff | None, on_failed: OnFailed | None, outage: Outage
+    ) -> None:
+        self._core = core
+        self._dial = dial
+        self._backoff = backoff
+        self._on_failed = on_failed
+        self._outage = outage
+
+    async def run(self) -> None:
+        core = self._core
+        try:
+            await redial(
+                self._dial,
+                self._connection,
+                backoff=self._backoff,
+                on_failed=self._on_failed,
+                outage=self._outage,
+                heals=_heals,
+            )
+        except Exception as error:  # whatever dialling raises, those who wait for the link are told
+            reason = str(error) or type(error).__name__
+            by: Side = "peer" if isinstance(error, RemoteProtocolError) else "network"
+            core.lose_because(reason, by=by, cause=error)
+
+    async def _connection(self, stream: trio.abc.Stream) -> Ended | Exception:
+        core = self._core
+        if core.error is not None:
+            return Ended.DONE
+        try:
+            event, stream = await ask(stream, core)
+        except (RemoteProtocolError, OSError, trio.TooSlowError, *BROKEN) as error:
+            return error
+        if isinstance(event, Refused):
+            core.engine.link_lost(trio.current_time(), epoch=event.epoch)
+            core.settle()
+            return Ended.DONE
+        self._outage.over()
+        before = core.progress
+        await core.run_connection(stream, epoch=event.epoch, link_id=event.link_id)
+        if core.error is not None:
+            return Ended.DONE
+        return Ended.LOST if core.progress == before else Ended.WORKED
+
+    async def give_up_after(self, patience: float) -> None:
+        core = self._core
+        while True:
+            with trio.move_on_after(patience) as scope:
+                while core.pump is None:
+                    await core.moved.park()
+            if scope.cancelled_caught:
+                break
+            while core.pump is not None:
+                await core.moved.park()
+        last = self._outage.last
+        because = "" if last is None else f": {last}"
+        core.lose_because(f"no connection for {patience:g} s{because}", by="network", cause=last)
+
+
+def _heals(error: Exception) -> bool:
+    return not isinstance(error, RemoteProtocolError) and can_heal(error)

@@ -1,0 +1,368 @@
+"""What ties a link's engine to Trio? Its connections one after the other, and who is interested in which channel."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import trio
+
+from muxkit.protocols.relink._engine import LinkEngine
+from muxkit.protocols.relink._events import (
+    Arrived,
+    ChannelClosed,
+    Committed,
+    Consumed,
+    Ended,
+    EpochChanged,
+    Event,
+    Failed,
+    Finished,
+    LinkReplaced,
+    Opened,
+    PeerShutDown,
+    Ponged,
+    Received,
+    Resumed,
+    Silent,
+    Uncommitted,
+    Writable,
+)
+from muxkit.protocols.relink._session_errors import LinkChanged
+from muxkit.protocols.relink._session_pings import Pings
+from muxkit.runtime import LinkLost, Room, StreamPump, background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from muxkit._limits import Limits
+    from muxkit._observer import Observer
+    from muxkit.protocols.relink._config import Config
+    from muxkit.protocols.relink._session_roles import ErrorMaker, In, Out, Owner
+    from muxkit.runtime._errors import Side
+
+GOODBYE = 1.0  # s, for the end of a connection whose link is finished
+STALE = 0.01  # s; the engine's clock may be so far behind when the application consumes
+
+_log = logging.getLogger("muxkit")
+
+
+class _Outbox:
+    def __init__(self, engine: LinkEngine) -> None:
+        self._engine = engine
+
+    @property
+    def used(self) -> int:
+        return self._engine.outbox
+
+
+class Core:
+    """A link: its engine, and the connection that it has at the moment, if any."""
+
+    def __init__(self, config: Config, limits: Limits, observer: Observer | None, *, is_connector: bool) -> None:
+        self.engine = LinkEngine(config, is_connector=is_connector, limits=limits, observer=observer)
+        self.config = config
+        self.limits = limits
+        self.is_connector = is_connector
+        self.out_transactions = config.connector_transactions if is_connector else config.listener_transactions
+        self.in_transactions = config.listener_transactions if is_connector else config.connector_transactions
+        self.out_id_size = config.connector_id_size if is_connector else config.listener_id_size
+        self.in_id_size = config.listener_id_size if is_connector else config.connector_id_size
+        self.room = Room(limits.outbox, _Outbox(self.engine))
+        self.owner: Owner | None = None
+        self.outs: dict[int, Out] = {}
+        self.successors: dict[int, Out] = {}  # who waits for the end of the channel's present life
+        self.ins: dict[int, In] = {}
+        self.peer_channels: dict[int, bool] = {}  # open on the peer's side; True once he has closed it
+        self.pump: StreamPump[Event] | None = None
+        self.error: ErrorMaker | None = None  # why the link is over
+        self.untold: ErrorMaker | None = None  # a change of the link that lost messages, and that nobody was told
+        self.is_finished = False  # in the way that both sides wanted
+        self.last_loss: ErrorMaker = _never  # why the last connection is over
+        self.over = trio.Event()
+        self.moved = trio.lowlevel.ParkingLot()  # those who wait for anything to change
+        self.on_weight: Callable[[], None] = _nobody  # while absent: more is held, or less
+        self.peer = ""
+        self.connections = 0
+        self.progress = 0  # grows with everything that brings the application's work forward
+        self.messages_received = 0
+        self.messages_sent = 0
+        self.pings = Pings(self)
+        self._observer = observer
+        self._bytes_received = 0  # on connections that are over
+        self._bytes_sent = 0
+        self._told_now = 0.0
+        self._actions: dict[type, Callable[..., None]] = {
+            Opened: self._on_opened,
+            Arrived: self._on_arrived,
+            Ended: self._on_ended,
+            Received: self._on_received,
+            Consumed: self._on_consumed,
+            Committed: self._on_answered,
+            Uncommitted: self._on_answered,
+            ChannelClosed: self._on_closed,
+            Writable: self._on_writable,
+            Ponged: lambda event: self.pings.answered(),
+            Resumed: self._on_resumed,
+            LinkReplaced: self._on_changed,
+            EpochChanged: self._on_changed,
+            Silent: self._on_silent,
+            PeerShutDown: self._on_peer_shut_down,
+            Finished: self._on_finished,
+            Failed: self._on_failed,
+        }
+
+    # --- commands: whoever gave one to the engine says so
+
+    def ring(self) -> None:
+        """There may be something to write."""
+        if self.pump is not None:
+            self.pump.ring()
+        else:
+            self.on_weight()
+
+    def did(self) -> None:
+        """The same for commands that may set a deadline, or make the engine tell something."""
+        self.settle()
+        if self.pump is not None:
+            self.pump.ring()
+            self.pump.rearm()
+        else:
+            self.on_weight()
+
+    def settle(self) -> None:
+        """Hand out what the engine has to tell."""
+        while events := self.engine.events():
+            self._dispatch(events)
+
+    def touch_clock(self) -> None:
+        """Before something is consumed: acks wait for more from now on, not from when the peer last spoke."""
+        now = trio.current_time()
+        if now - self._told_now > STALE and self.pump is not None:
+            self._told_now = now
+            self.engine.handle_deadline(now)
+
+    def raise_if_over(self) -> None:
+        if self.error is not None:
+            raise self.error()
+
+    @property
+    def retained_bytes(self) -> int:
+        """What is kept of messages in both directions."""
+        return self.engine.held_bytes + self.engine._link.retained
+
+    @property
+    def owes_the_application(self) -> bool:
+        """Has the peer sent anything that waits for our application, and not for the peer himself?"""
+        link = self.engine._link
+        return bool(link.unanswered if self.in_transactions else link.held)
+
+    # --- connections
+
+    async def run_connection(self, stream: trio.abc.Stream, *, epoch: int, link_id: int) -> None:
+        """Go on over this connection, until it is lost or the link is over; the stream is closed then."""
+        if self.pump is not None:
+            raise RuntimeError("the link has a connection; it has to be over first")
+        engine = self.engine
+        pump: StreamPump[Event] = StreamPump(
+            stream,
+            engine,
+            on_events=self._dispatch,
+            on_written=self.room.release,
+            on_lost=_nobody,
+            queued=lambda: engine.outbox,
+            observer=self._observer,
+        )
+        engine.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)
+        self.pump = pump
+        self.peer = pump.peer or self.peer
+        self.connections += 1
+        try:
+            self.settle()
+            self.pings.again()
+            self.moved.unpark_all()
+            async with background() as nursery:
+                nursery.start_soon(self._part, pump)
+                await pump.run()
+        finally:
+            self._bytes_received += engine.bytes_received
+            self._bytes_sent += pump.bytes_sent
+            self.pump = None
+            self.last_loss = pump.loss
+            engine.connection_lost(trio.current_time())
+            self.settle()
+            self.moved.unpark_all()
+
+    async def _part(self, pump: StreamPump[Event]) -> None:
+        """Once the link is over its connection ends, in order if that is how the link ended."""
+        await self.over.wait()
+        if self.is_finished:
+            with trio.move_on_after(GOODBYE):
+                await pump.flushed()
+                await pump.hang_up()
+        pump.lose("the link is over", by="local")
+
+    def lose(self, error: ErrorMaker) -> None:
+        """The link is over; the first reason counts."""
+        if self.error is not None:
+            return
+        self.error = error
+        if self.owner is not None:
+            self.owner.ending()
+        self._fail_channels(error)
+        if self.owner is not None:
+            self.owner.over(error)
+        self.pings.lost()
+        self.over.set()
+        self.moved.unpark_all()
+
+    def lose_because(self, reason: str, *, by: Side, cause: BaseException | None = None) -> None:
+        """The same, with the parts of a `LinkLost`."""
+        peer = self.peer
+
+        def error() -> LinkLost:
+            lost = LinkLost(reason, by=by, peer=peer, unsent=self.engine.outbox)
+            lost.__cause__ = cause
+            return lost
+
+        self.lose(error)
+
+    def _fail_channels(self, error: ErrorMaker) -> None:
+        outs = [*self.outs.values(), *self.successors.values()]
+        ins = [*self.ins.values()]
+        self.outs.clear()
+        self.successors.clear()
+        self.ins.clear()
+        self.peer_channels.clear()
+        for one in outs:
+            one.lost(error)
+        for other in ins:
+            other.in_lost(error)
+
+    async def connected(self) -> None:
+        """Wait until there is a connection on which everything may flow."""
+        await trio.lowlevel.checkpoint()
+        while self.pump is None or not self.engine.is_resumed:
+            self.raise_if_over()
+            await self.moved.park()
+
+    # --- counters
+
+    @property
+    def bytes_received(self) -> int:
+        return self._bytes_received + (self.engine.bytes_received if self.pump is not None else 0)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_sent + (self.pump.bytes_sent if self.pump is not None else 0)
+
+    # --- events
+
+    def _dispatch(self, events: Sequence[Event]) -> None:
+        actions = self._actions
+        for event in events:
+            action = actions.get(type(event))
+            if action is not None:
+                action(event)
+        if self.moved:
+            self.moved.unpark_all()
+
+    def _on_opened(self, event: Opened) -> None:
+        self.progress += 1
+        self.peer_channels[event.channel] = False
+        taker = self.ins.get(event.channel)
+        if taker is not None and taker.opened():
+            return
+        self.ins.pop(event.channel, None)
+        if self.owner is not None:
+            self.owner.channel_opened(event.channel)
+
+    def _on_arrived(self, event: Arrived) -> None:
+        self.progress += 1
+        taker = self.ins.get(event.channel)
+        if taker is not None:
+            taker.arrived()
+
+    def _on_ended(self, event: Ended) -> None:
+        self.peer_channels[event.channel] = True
+        taker = self.ins.get(event.channel)
+        if taker is not None:
+            taker.ended()
+
+    def _on_received(self, event: Received) -> None:
+        self.progress += 1
+        sender = self.outs.get(event.channel)
+        if sender is not None:
+            sender.heard(event.through)
+
+    def _on_consumed(self, event: Consumed) -> None:
+        self.progress += 1
+        sender = self.outs.get(event.channel)
+        if sender is not None:
+            sender.consumed(event.through)
+
+    def _on_answered(self, event: Committed | Uncommitted) -> None:
+        self.progress += 1
+        sender = self.outs.get(event.channel)
+        if sender is not None:
+            sender.answered(event.through, committed=isinstance(event, Committed))
+
+    def _on_closed(self, event: ChannelClosed) -> None:
+        self.progress += 1
+        sender = self.outs.pop(event.channel, None)
+        successor = self.successors.pop(event.channel, None)
+        if successor is not None:
+            self.outs[event.channel] = successor
+        if sender is not None:
+            sender.closed()
+        self.room.release()
+
+    def _on_writable(self, event: Writable) -> None:
+        sender = self.successors.get(event.channel) or self.outs.get(event.channel)
+        if sender is not None:
+            sender.poke()
+
+    def _on_resumed(self, _event: Resumed) -> None:
+        self.room.release()
+
+    def _on_changed(self, event: LinkReplaced) -> None:
+        peer = self.peer
+
+        def error() -> LinkChanged:
+            self.untold = None
+            return LinkChanged(event, peer=peer)
+
+        # What somebody watched for on the old link is over; who comes now begins on the new one.
+        owner = self.owner
+        if owner is not None:
+            owner.changed(event, error)
+        self._fail_channels(error)
+        self.room.release()
+        if not event.link_id:
+            self.lose(error)
+
+    def _on_silent(self, event: Silent) -> None:
+        if self.pump is not None:
+            what = "a packet made no progress" if event.stalled else "nothing was heard"
+            self.pump.lose(f"{what} for {event.seconds:.0f} s", by="network")
+
+    def _on_peer_shut_down(self, _event: PeerShutDown) -> None:
+        if self.owner is not None:
+            self.owner.peer_shut_down()
+
+    def _on_finished(self, _event: Finished) -> None:
+        self.is_finished = True
+        self.lose_because("the link was shut down by both sides", by="peer")
+
+    def _on_failed(self, event: Failed) -> None:
+        # The protocol has no error packet: the peer sees a closed connection, and only this log can say why.
+        _log.warning("%s broke a rule, the link was given up: %s", self.peer or "a peer", event.error)
+        self.lose_because(str(event.error), by="peer", cause=event.error)
+
+
+def _nobody() -> None:
+    pass
+
+
+def _never() -> Exception:
+    return LinkLost("there was no connection", by="local")

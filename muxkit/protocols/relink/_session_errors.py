@@ -1,0 +1,50 @@
+"""What can go wrong with a link, beside the loss of it? Another link in its place, and work that was not done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from muxkit._errors import MuxError
+from muxkit.protocols.relink._events import EpochChanged
+from muxkit.runtime import LinkLost
+
+if TYPE_CHECKING:
+    from muxkit.protocols.relink._events import LinkReplaced
+
+
+class LinkChanged(LinkLost):
+    """The listener no longer has our link: everything that was under way on it is gone.
+
+    `change` is the engine's event, with both epochs and link ids; `lost` counts messages of ours that were not
+    answered, so that nobody knows what became of them. The session itself goes on with the new link, unless there is
+    none (`change.link_id` is 0, which only happens with `Config(require_link=True)`).
+    """
+
+    def __init__(self, change: LinkReplaced, *, peer: str = "") -> None:
+        why = "it is another instance" if isinstance(change, EpochChanged) else "it does not know the old one"
+        what = (
+            f"the listener has another link for us, since {why}"
+            if change.link_id
+            else "the listener has no link for us"
+        )
+        super().__init__(f"{what}; {change.lost} messages were not answered", by="peer", peer=peer)
+        self.change = change
+        self.lost = change.lost
+
+
+class NotCommitted(MuxError):
+    """The peer could not process a message that was committed: it answered `uncommitted`."""
+
+    def __init__(self, channel: int, number: int) -> None:
+        super().__init__(f"channel {channel}: the peer answered message {number} with uncommitted")
+        self.channel = channel
+        self.number = number
+
+
+class RolledBackError(MuxError):
+    """The message was rolled back on our side, so there is no answer to it."""
+
+    def __init__(self, channel: int, number: int) -> None:
+        super().__init__(f"channel {channel}: message {number} was rolled back")
+        self.channel = channel
+        self.number = number

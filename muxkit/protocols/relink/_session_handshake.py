@@ -1,0 +1,89 @@
+"""Who are we to each other? The handshake over a stream, as the one who asks and as the one who is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from muxkit._errors import RemoteProtocolError
+from muxkit.protocols.relink._events import Agreed, Failed, Refused, Requested
+from muxkit.protocols.relink._handshake import MOST_BYTES, ConnectorHandshake, ListenerHandshake
+from muxkit.runtime import prefixed
+
+if TYPE_CHECKING:
+    from muxkit._limits import Limits
+    from muxkit.protocols.relink._session_core import Core
+
+READ: Final = 64 * 1024  # bytes to ask for; packets may follow the answer at once
+
+
+async def ask(stream: trio.abc.Stream, core: Core) -> tuple[Agreed | Refused, trio.abc.Stream]:
+    """Ask a listener for the link that `core` has, or for a new one.
+
+    Raises `RemoteProtocolError` for an answer that breaks the rules, ConnectionError when the listener hangs up, as it
+    does about an endpoint that it does not know, TooSlowError, and Trio's errors of a stream that breaks.
+    """
+    handshake = ConnectorHandshake(
+        core.config,
+        now=trio.current_time(),
+        epoch=core.engine.epoch,
+        link_id=core.engine.link_id,
+        limits=core.limits,
+    )
+    with trio.move_on_after(core.limits.handshake):
+        while True:
+            for buffer in handshake.buffers_to_send():
+                await stream.send_all(buffer)
+            data = await stream.receive_some(READ)
+            if not data:
+                raise ConnectionResetError(
+                    f"the listener hung up during the handshake; it may not know the endpoint "
+                    f"{core.config.endpoint!r}, or not in this form"
+                )
+            handshake.receive_bytes(bytes(data), trio.current_time())
+            for event in handshake.events():
+                if isinstance(event, (Agreed, Refused)):
+                    return event, prefixed(stream, handshake.rest())
+                if isinstance(event, Failed):
+                    raise event.error
+    raise trio.TooSlowError(f"the handshake was not done within {core.limits.handshake:g} s")
+
+
+class Hello:
+    """A connector's request, for `Lobby.greet`; the decision about it is made on `handshake`."""
+
+    MOST: Final = MOST_BYTES
+
+    def __init__(self, limits: Limits, versions: tuple[int, ...] = (0,)) -> None:
+        self.handshake = ListenerHandshake(now=trio.current_time(), versions=versions, limits=limits)
+
+    def receive_bytes(self, data: bytes) -> Requested | None:
+        self.handshake.receive_bytes(data, trio.current_time())
+        for event in self.handshake.events():
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Requested):
+                return event
+        return None
+
+    def bytes_to_send(self) -> bytes:
+        return b"".join(self.handshake.buffers_to_send())
+
+    def leftover(self) -> bytes:
+        return self.handshake.rest()
+
+
+async def answer(stream: trio.abc.Stream, hello: Hello, limits: Limits) -> bool:
+    """Write what was decided; whether that was possible."""
+    try:
+        with trio.move_on_after(limits.handshake):
+            await stream.send_all(hello.bytes_to_send())
+            return True
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        pass
+    return False
+
+
+def unknown(request: Requested) -> RemoteProtocolError:
+    return RemoteProtocolError(f"there is no endpoint {request.endpoint!r} here", rule="relink-H22")

@@ -1,0 +1,345 @@
+"""How does a listener keep its links? By endpoint and id, with a connection or without one, within bounds."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from muxkit._errors import RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit.protocols.relink._config import Config
+from muxkit.protocols.relink._handshake import mismatch
+from muxkit.protocols.relink._session import LINGER, Link, living
+from muxkit.protocols.relink._session_core import Core
+from muxkit.protocols.relink._session_handshake import Hello, answer, unknown
+from muxkit.protocols.relink._session_ids import Keys, fingerprint, identity_of, is_same, new_epoch, new_link_id
+from muxkit.protocols.relink._session_urls import config_for, place_of, transport_of
+from muxkit.runtime import LinkLost, Lobby, Registry, background
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+
+    from muxkit._observer import Observer
+    from muxkit.protocols.relink._events import Requested
+    from muxkit.runtime import Adopted, Forgotten
+
+    LinkHandler = Callable[[Link], Awaitable[object]]
+    Identify = Callable[[trio.abc.Stream], bytes | None]
+
+MIB = 1024 * 1024
+LINK_COST = 16 * 1024  # bytes that an absent link counts beside its messages
+
+_log = logging.getLogger("muxkit")
+
+
+@attrs.frozen
+class Endpoint:
+    """One service of a listener: what runs for each link, and what its connectors must agree with."""
+
+    handler: LinkHandler
+    config: Config = attrs.field(factory=Config)
+
+
+@attrs.frozen(kw_only=True)
+class Keep:
+    """How much state of absent links a listener keeps; the one that has been absent for longest goes first."""
+
+    links: int = attrs.field(default=1024, validator=attrs.validators.ge(0))
+    bytes: int = attrs.field(default=64 * MIB, validator=attrs.validators.ge(0))
+    """Of messages in both directions, and 16 KiB for each link."""
+    age: float = attrs.field(default=300.0, validator=attrs.validators.ge(0.0))
+    """Seconds without a connection."""
+
+
+@attrs.define(eq=False)
+class _Kept:
+    """A link in the table."""
+
+    link: Link
+    link_id: int
+    endpoint: str
+    owner: bytes  # who its first connection was from
+
+    @property
+    def weight(self) -> int:
+        return LINK_COST + self.link.core.retained_bytes
+
+
+class Listener:
+    """Hands each connection to its link; made by `listener`."""
+
+    def __init__(
+        self,
+        endpoints: Mapping[str, Endpoint],
+        nursery: trio.Nursery,
+        *,
+        keep: Keep,
+        limits: Limits,
+        observer: Observer | None,
+        linger: float,
+        identify: Identify,
+    ) -> None:
+        self._endpoints = endpoints
+        self._nursery = nursery
+        self._limits = limits
+        self._observer = observer
+        self._linger = linger
+        self._identify = identify
+        self._lobby = Lobby(limits, most=Hello.MOST)
+        self._keys = Keys()
+        self._links: Registry[bytes, _Kept] = Registry(
+            weigh=lambda kept: kept.weight,
+            forgotten=_forgotten,
+            most=keep.links,
+            most_bytes=keep.bytes,
+            most_age=keep.age,
+        )
+        self._serving: set[Link] = set()
+        self._ended = trio.lowlevel.ParkingLot()
+        self._is_draining = False
+        self.epoch = new_epoch()
+        """Microseconds since 1970 when this listener began; tells its connectors whether it is still the same."""
+        nursery.start_soon(self._links.expire)
+
+    @property
+    def links(self) -> int:
+        """How many there are, absent ones included."""
+        return len(self._links)
+
+    @property
+    def absent(self) -> int:
+        """How many of them have no connection."""
+        return self._links.absent
+
+    @property
+    def absent_bytes(self) -> int:
+        """What these weigh."""
+        return self._links.absent_bytes
+
+    async def handle(self, stream: trio.abc.Stream) -> None:
+        """One connection, until it is over; the stream is closed then. To be given to a server of streams."""
+        try:
+            hello = Hello(self._limits, self._versions)
+            request, rest = await self._lobby.greet(stream, hello)
+            await self._admit(rest, hello, request, fingerprint(self._identify(stream)))
+        except (RemoteProtocolError, LinkLost) as error:
+            _log.debug("a connection was not let in: %s", error)
+        finally:
+            # Shielded, though it does not wait: a cancellation from outside would leave it open.
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(stream)
+
+    @property
+    def _versions(self) -> tuple[int, ...]:
+        return tuple({version for one in self._endpoints.values() for version in one.config.versions})
+
+    async def _admit(self, stream: trio.abc.Stream, hello: Hello, request: Requested, who: bytes) -> None:
+        endpoint = self._endpoints.get(request.endpoint)
+        error = unknown(request) if endpoint is None else mismatch(request, endpoint.config)
+        if endpoint is None or error is not None:
+            raise error or unknown(request)
+        while (key := self._find(request, who)) is not None:
+            if await self._resume(stream, hello, key):
+                return
+        if request.require_link and request.link_id:
+            hello.handshake.refuse(self.epoch)
+            await answer(stream, hello, self._limits)
+            return
+        if self._is_draining:
+            return
+        await self._begin(stream, hello, endpoint, who)
+
+    def _find(self, request: Requested, who: bytes) -> bytes | None:
+        """Where the link is that the connector asks for, if it is here and his."""
+        if not request.link_id or request.epoch != self.epoch:
+            return None
+        key = self._keys.key(request.link_id)
+        kept = self._links.find(key)
+        if kept is None or not is_same(kept.link_id, request.link_id, kept.owner, who):
+            return None
+        return key if kept.endpoint == request.endpoint else None
+
+    async def _resume(self, stream: trio.abc.Stream, hello: Hello, key: bytes) -> bool:
+        """Run the connection on the link with this key; False if that is gone."""
+        is_there = False
+        with suppress(LookupError):  # gone by the time when its last connection has let go of it
+            async with self._links.adopt(key) as adopted:
+                if adopted.session.link.core.error is None:
+                    is_there = True  # to be said first: a newer connection may end the block at any moment
+                    hello.handshake.resume()
+                    await self._connect(stream, hello, adopted)
+                else:
+                    adopted.forget()
+        return is_there
+
+    async def _begin(self, stream: trio.abc.Stream, hello: Hello, endpoint: Endpoint, who: bytes) -> None:
+        link_id = new_link_id()
+        key = self._keys.key(link_id)
+        core = Core(endpoint.config, self._limits, self._observer, is_connector=False)
+        core.on_weight = lambda: self._links.reweigh(key)
+        kept = _Kept(Link(core), link_id, endpoint.config.endpoint, who)
+        async with self._links.adopt(key, make=lambda: kept) as adopted:
+            hello.handshake.accept(self.epoch, link_id)
+            await self._connect(stream, hello, adopted, on_answered=lambda: self._serve(kept.link, endpoint, key))
+
+    async def _connect(
+        self,
+        stream: trio.abc.Stream,
+        hello: Hello,
+        adopted: Adopted[_Kept],
+        on_answered: Callable[[], None] | None = None,
+    ) -> None:
+        if not await answer(stream, hello, self._limits):
+            if on_answered is not None:
+                adopted.forget()  # nobody knows of it
+            return
+        core = adopted.session.link.core
+        if on_answered is not None:
+            on_answered()
+        if core.error is None:
+            await core.run_connection(stream, epoch=self.epoch, link_id=adopted.session.link_id)
+        if core.error is not None:
+            adopted.forget()
+
+    # --- links
+
+    def _serve(self, link: Link, endpoint: Endpoint, key: bytes) -> None:
+        self._serving.add(link)
+        self._nursery.start_soon(self._run, link, endpoint, key)
+
+    async def _run(self, link: Link, endpoint: Endpoint, key: bytes) -> None:
+        try:
+            async with living(link, self._linger):
+                await endpoint.handler(link)
+        except LinkLost as error:
+            _log.debug("link lost: %s", error)
+        except Exception as error:
+            # Its text may hold what a peer sent, so that is for debugging only.
+            _log.error("the handler of a link failed with %s, the link was given up", type(error).__name__)
+            _log.debug("in full", exc_info=error)
+        finally:
+            self._links.forget(key)
+            self._serving.discard(link)
+            self._ended.unpark_all()
+
+    async def shutdown(self, *, grace: float) -> None:
+        """Take no new links and channels, and let the live ones end for up to `grace` seconds."""
+        self._is_draining = True
+        with trio.move_on_after(grace):
+            async with trio.open_nursery() as nursery:
+                for link in [*self._serving]:
+                    nursery.start_soon(_shut_down, link, grace)
+            while self._serving:
+                await self._ended.park()
+
+
+@asynccontextmanager
+async def listener(
+    endpoints: Mapping[str, Endpoint],
+    *,
+    keep: Keep | None = None,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    linger: float = LINGER,
+    identify: Identify = identity_of,
+) -> AsyncGenerator[Listener, None]:
+    """A listener without a transport: give its `handle` to any server of streams. All links end with the block.
+
+    `identify` says who the peer of a stream is, beyond doubt; only he can come back to a link that he has begun.
+    """
+    named = {
+        name: attrs.evolve(endpoint, config=config_for(endpoint.config, name)) for name, endpoint in endpoints.items()
+    }
+    async with background() as nursery:
+        yield Listener(
+            named,
+            nursery,
+            keep=keep or Keep(),
+            limits=limits or Limits(),
+            observer=observer,
+            linger=linger,
+            identify=identify,
+        )
+
+
+class Listening:
+    """A running listener; made by `listen`."""
+
+    def __init__(self, listener: Listener, scope: trio.CancelScope, urls: tuple[str, ...]) -> None:
+        self._scope = scope
+        self.listener = listener
+        self.urls = urls
+
+    @property
+    def url(self) -> str:
+        """What a connector dials; the first, if there are several. It names the endpoint if there is only one."""
+        return self.urls[0]
+
+    async def shutdown(self, *, grace: float) -> None:
+        """Take no new links and channels, let the live ones end for up to `grace` seconds, then stop."""
+        await self.listener.shutdown(grace=grace)
+        self._scope.cancel()
+
+
+async def listen(
+    endpoints: LinkHandler | Mapping[str, Endpoint],
+    url: str,
+    *,
+    config: Config | None = None,
+    keep: Keep | None = None,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    linger: float = LINGER,
+    identify: Identify = identity_of,
+    task_status: trio.TaskStatus[Listening] = trio.TASK_STATUS_IGNORED,
+    **options: Any,
+) -> None:
+    """Serve links at `url` until cancelled; `listening = await nursery.start(relink.listen, handler, url)`.
+
+    `endpoints` are services by name, or the handler of the one that the URL or `config` names. A handler is called
+    once for each new `Link`, which may lose its connection and get another one meanwhile; when it returns, the link
+    takes leave. What it raises ends its own link and is logged. Absent links are kept within `keep`; one that has to
+    go raises `LinkLost` wherever its handler waits. Other keyword arguments are options of the transport.
+    """
+    place = place_of(url)
+    transport = transport_of(place)
+    services = _services(endpoints, config, place.endpoint)
+    [only] = services if len(services) == 1 else [""]
+    with trio.CancelScope() as scope:
+        async with listener(
+            services, keep=keep, limits=limits, observer=observer, linger=linger, identify=identify
+        ) as ours:
+            async with trio.open_nursery() as nursery:
+                addresses: list[str] = await nursery.start(
+                    lambda task_status: transport.serve(
+                        ours.handle, place.address, limits=limits or Limits(), task_status=task_status, **options
+                    )
+                )
+                urls = tuple(place.url(address, only) for address in addresses)
+                task_status.started(Listening(ours, scope, urls))
+
+
+def _services(
+    endpoints: LinkHandler | Mapping[str, Endpoint], config: Config | None, named: str | None
+) -> Mapping[str, Endpoint]:
+    if callable(endpoints):
+        settings = config_for(config, named)
+        return {settings.endpoint: Endpoint(endpoints, settings)}
+    if named is not None or config is not None:
+        raise ValueError("several endpoints bring their own names and settings")
+    if not endpoints:
+        raise ValueError("a listener needs an endpoint")
+    return endpoints
+
+
+def _forgotten(kept: _Kept, why: Forgotten) -> None:
+    kept.link.core.lose_because(f"the link was absent: {why.value}", by="local")
+
+
+async def _shut_down(link: Link, grace: float) -> None:
+    with suppress(LinkLost):  # then it is over as well
+        await link.shutdown(grace=grace)

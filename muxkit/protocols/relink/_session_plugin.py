@@ -1,0 +1,139 @@
+"""What is a link on a single connection? A session that ends with its stream; that is what the door opens."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Literal
+
+import trio
+
+from muxkit._errors import RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit.protocols.relink._events import Refused
+from muxkit.protocols.relink._handshake import mismatch
+from muxkit.protocols.relink._session import LINGER, Link, living
+from muxkit.protocols.relink._session_connect import link
+from muxkit.protocols.relink._session_core import Core
+from muxkit.protocols.relink._session_handshake import Hello, answer, ask, unknown
+from muxkit.protocols.relink._session_ids import new_epoch, new_link_id
+from muxkit.protocols.relink._session_urls import config_for, split_endpoint
+from muxkit.runtime import LinkLost, Lobby
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from muxkit._observer import Observer
+    from muxkit.protocols.relink._config import Config
+    from muxkit.runtime import Dial
+
+Role = Literal["connector", "listener"]
+
+
+@asynccontextmanager
+async def session(
+    stream: trio.abc.Stream,
+    *,
+    role: Role,
+    config: Config | None = None,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    linger: float = LINGER,
+) -> AsyncGenerator[Link, None]:
+    """A link on a connected byte stream, which it owns from now on and with which it is lost.
+
+    A listener gives every connector a new link. `link` and `listen` are for links that outlive their connections.
+    Raises `LinkLost` if the handshake fails.
+    """
+    core = Core(config_for(config), limits or Limits(), observer, is_connector=role == "connector")
+    mux = Link(core)
+    try:
+        stream, epoch, link_id = await (_ask if role == "connector" else _answer)(stream, core)
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+
+    async def run() -> None:
+        await core.run_connection(stream, epoch=epoch, link_id=link_id)
+        core.lose(core.last_loss)
+
+    async with living(mux, linger, run):
+        while core.pump is None and core.error is None:
+            await core.moved.park()
+        yield mux
+
+
+async def _ask(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, int, int]:
+    try:
+        event, stream = await ask(stream, core)
+    except (RemoteProtocolError, OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
+        by: Literal["peer", "network"] = "peer" if isinstance(error, RemoteProtocolError) else "network"
+        raise LinkLost(str(error), by=by) from error
+    if isinstance(event, Refused):
+        raise AssertionError("no link was asked for, so none can be refused")
+    return stream, event.epoch, event.link_id
+
+
+async def _answer(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, int, int]:
+    hello = Hello(core.limits, core.config.versions)
+    try:
+        request, stream = await Lobby(core.limits, most=Hello.MOST).greet(stream, hello)
+        error = unknown(request) if request.endpoint != core.config.endpoint else mismatch(request, core.config)
+        if error is not None:
+            raise error
+    except RemoteProtocolError as error:
+        raise LinkLost(str(error), by="peer") from error
+    epoch, link_id = new_epoch(), new_link_id()
+    if request.require_link and request.link_id:
+        hello.handshake.refuse(epoch)
+        await answer(stream, hello, core.limits)
+        raise LinkLost("the connector requires a link that is not known here", by="peer")
+    hello.handshake.accept(epoch, link_id)
+    if not await answer(stream, hello, core.limits):
+        raise LinkLost("the connection broke during the handshake", by="network")
+    return stream, epoch, link_id
+
+
+class _Protocol:
+    """What `muxkit.connect` and `muxkit.serve` find under the name `relink`."""
+
+    options = frozenset({"config"})
+
+    def session(
+        self,
+        stream: trio.abc.Stream,
+        *,
+        role: Literal["client", "server"],
+        address: str,
+        limits: Limits,
+        observer: Observer | None,
+        linger: float,
+        config: Config | None = None,
+    ) -> AbstractAsyncContextManager[Link]:
+        """A link on one connection; a `?endpoint=` in the address names its endpoint."""
+        _, endpoint = split_endpoint("ws", address)
+        return session(
+            stream,
+            role="connector" if role == "client" else "listener",
+            config=config_for(config, endpoint),
+            limits=limits,
+            observer=observer,
+            linger=linger,
+        )
+
+    def link(
+        self,
+        dial: Dial,
+        *,
+        endpoint: str | None,
+        limits: Limits,
+        observer: Observer | None,
+        linger: float,
+        config: Config | None = None,
+    ) -> AbstractAsyncContextManager[Link]:
+        """For a door that gives a function that dials instead of one stream."""
+        return link(dial, endpoint, config=config, limits=limits, observer=observer, linger=linger)
+
+    split = staticmethod(split_endpoint)
+
+
+protocol = _Protocol()

@@ -1,0 +1,100 @@
+"""Where is the other side? A URL's transport and endpoint, or a function of the caller that dials."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import quote, unquote
+
+import attrs
+
+from muxkit._plugins import TRANSPORTS, load
+from muxkit.protocols.relink._config import Config
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    import trio
+
+    from muxkit.runtime import Dial, Transport
+
+PROTOCOL: Final = "relink"
+FORM: Final = "relink+transport://address/endpoint or …?endpoint=name, such as relink+tcp://127.0.0.1:7000/jobs"
+PATHS: Final = frozenset({"unix", "ws", "wss"})  # transports whose addresses have a path of their own
+
+
+@attrs.frozen
+class Place:
+    """A URL taken apart."""
+
+    scheme: str
+    transport: str
+    address: str
+    endpoint: str | None
+
+    def url(self, address: str, endpoint: str) -> str:
+        """The same with a real address, as a client needs it."""
+        if not endpoint:
+            return f"{self.scheme}://{address}"
+        if self.transport not in PATHS:
+            return f"{self.scheme}://{address}/{quote(endpoint, safe='')}"
+        return f"{self.scheme}://{address}{'&' if '?' in address else '?'}endpoint={quote(endpoint, safe='')}"
+
+
+def place_of(url: str) -> Place:
+    """Raises ValueError for a URL that cannot be meant."""
+    scheme, separator, rest = url.partition("://")
+    protocol, _, transport = scheme.partition("+")
+    if not separator or protocol != PROTOCOL or not transport:
+        raise ValueError(f"{url!r} is no URL of the form {FORM}")
+    address, endpoint = split_endpoint(transport, rest)
+    return Place(scheme, transport, address, endpoint)
+
+
+def split_endpoint(transport: str, address: str) -> tuple[str, str | None]:
+    """The address as the transport knows it, and the endpoint if one is named."""
+    front, question, query = address.partition("?")
+    endpoint: str | None = None
+    if question:
+        left = []
+        for item in query.split("&"):
+            name, _, value = item.partition("=")
+            if name == "endpoint" and endpoint is None:
+                endpoint = unquote(value, errors="strict")
+            else:
+                left.append(item)
+        address = f"{front}?{'&'.join(left)}" if left else front
+    if endpoint is None and transport not in PATHS:
+        address, slash, path = address.partition("/")
+        if slash:
+            endpoint = unquote(path, errors="strict")
+    return address, endpoint
+
+
+def config_for(config: Config | None, *names: str | None) -> Config:
+    """The settings with the endpoint that was named, here or there; ValueError if they do not agree."""
+    settings = config or Config()
+    named = {name for name in names if name is not None} | ({settings.endpoint} - {""})
+    if len(named) > 1:
+        raise ValueError(f"several endpoints are named: {', '.join(sorted(map(repr, named)))}")
+    return attrs.evolve(settings, endpoint=named.pop()) if named else settings
+
+
+def transport_of(place: Place) -> Transport:
+    """Raises `PluginError` for an unknown transport."""
+    # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
+    return cast("Transport", load(TRANSPORTS, place.transport))
+
+
+def dial_of(where: str | Dial, options: dict[str, Any]) -> tuple[Dial, str | None]:
+    """What dials `where`, and the endpoint in it."""
+    if not isinstance(where, str):
+        if options:
+            raise TypeError(f"a dial function takes no options of a transport: {', '.join(options)}")
+        return where, None
+    place = place_of(where)
+    transport = transport_of(place)
+
+    def dial() -> AbstractAsyncContextManager[trio.abc.Stream]:
+        return transport.connect(place.address, **options)
+
+    return dial, place.endpoint
