@@ -36,6 +36,11 @@ def test_numbers_survive_a_bad_network_and_a_restart() -> None:
     assert re.fullmatch(r"the relay has cut \d\d connections", cuts)
 
 
+def test_every_job_is_done_once_however_often_the_connection_is_cut() -> None:
+    lines = run("relink_work_queue")
+    assert lines[-2:] == ["worker: 30 jobs done, each once: True", "over several connections: True"]
+
+
 def test_everybody_in_a_room_hears_everybody_in_it_and_nobody_else() -> None:
     heard = {line for line in run("chat") if line.endswith(": hello")}
     rooms = {"tea": ["ann", "bob", "cleo"], "trains": ["ann", "cleo"]}

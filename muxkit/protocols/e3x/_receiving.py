@@ -34,6 +34,7 @@ class Incoming:
 
     __slots__ = (
         "_acked",
+        "_again",
         "_asked",
         "_late",
         "_over_half",
@@ -63,6 +64,7 @@ class Incoming:
         self._waiting: dict[int, Packet] = {}
         self._seen = Ranges(capacity + 2)  # seqs of what waits
         self._acked = processed  # what the peer was told last
+        self._again = False  # what was acked last will be once more
         self._asked = 0  # the highest seq whose sender wants an ack soon
         self._late = False  # what comes to be processed next has waited for its second already
         self._over_half = False
@@ -146,7 +148,7 @@ class Incoming:
     def handle_time(self, now: float, patience: float) -> None:
         """The moment of `ack_at` has come. A gap is reported again as long as the peer was heard of lately."""
         self.ack_at = None
-        if self.processed > self._acked or (self.has_gaps and now - self.heard_at < patience):
+        if self.processed > self._acked or self._again or (self.has_gaps and now - self.heard_at < patience):
             self.ack_now = True
         else:
             self._late = True
@@ -166,9 +168,14 @@ class Incoming:
 
     def mark_acked(self, now: float) -> None:
         """What `ack` gave goes out now."""
+        # An ack of much is said once more: the peer may stand still until it comes, and nothing acks an ack.
+        self._again = (self.processed - self._acked) * ACK_SHARE >= self.capacity
         self.ack_now = False
         self._acked = self.processed
-        self.ack_at = now + GAP_REPEAT if self.has_gaps else now + ACK_DELAY if self._waiting else None
+        if self.has_gaps or self._again:
+            self.ack_at = now + GAP_REPEAT
+        else:
+            self.ack_at = now + ACK_DELAY if self._waiting else None
 
     def _missing(self, most: int) -> list[int]:
         missing: list[int] = []

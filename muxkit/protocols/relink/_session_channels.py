@@ -14,8 +14,9 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Sending
-from muxkit.protocols.relink._packets import OVERHEAD, PART_OVERHEAD
-from muxkit.runtime import ByteStream, ChannelCancelled, ChannelStopped, ReceiveHalf, SendHalf
+from muxkit.protocols.relink._session_errors import cancelled, refused, stopped
+from muxkit.protocols.relink._session_signs import BEGIN, CANCEL, END, RESERVE, STOP
+from muxkit.runtime import ByteStream, ReceiveHalf, SendHalf
 from muxkit.runtime import Channel as CommonChannel
 
 if TYPE_CHECKING:
@@ -25,15 +26,8 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._session_core import Core
     from muxkit.protocols.relink._session_roles import ErrorMaker
 
-BEGIN: Final[Parts] = ()
-END: Final[Parts] = (b"end", b"")
-"""No more messages follow."""
-CANCEL: Final[Parts] = (b"cancel", b"")
-"""No more follow, and some are missing."""
-STOP: Final[Parts] = (b"stop", b"")
-"""No more are wanted in the other direction."""
-
-RESERVE: Final = 3 * (OVERHEAD + PART_OVERHEAD + 48)  # bytes kept free in each window, so that signs can always go
+TOLD_CALLS: Final = 16  # messages that are taken before the engine is told of them
+TOLD_BYTES: Final = 16 * 1024
 
 
 class Sink(SendHalf):
@@ -68,7 +62,12 @@ class Sink(SendHalf):
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={most})")
 
     def _push(self, message: bytes) -> None:
-        self._hand((message,))
+        core = self._core
+        number = core.engine.send(self._channel.id, (message,))
+        core.messages_sent += 1
+        self.has_spoken = True
+        if core.out_transactions:
+            core.engine.commit(self._channel.id, through=number)
 
     def _hand(self, parts: Parts) -> None:
         core = self._core
@@ -131,19 +130,28 @@ class Sink(SendHalf):
 class Source(ReceiveHalf):
     """The receiving half."""
 
-    __slots__ = ("_channel", "_core")
+    __slots__ = ("_channel", "_core", "_taken", "_taken_bytes")
 
     def __init__(self, core: Core, channel: Channel) -> None:
         super().__init__(core.ring)
         self._core = core
         self._channel = channel
+        self._taken = 0  # calls since the engine was told
+        self._taken_bytes = 0
 
     def deliver(self, message: bytes) -> None:
         self._core.messages_received += 1
         super().deliver(message)
 
     def _consumed(self, size: int) -> bool:
-        return self._channel.consume()
+        # What is unread comes before anything that the peer could be waiting to send, so he can be told a bit later.
+        self._taken += 1
+        self._taken_bytes += size
+        if self.unread and self._taken < TOLD_CALLS and self._taken_bytes < TOLD_BYTES:
+            return False
+        self._taken = self._taken_bytes = 0
+        self._channel.consume()
+        return False  # the channel has rung
 
     def _stop(self) -> None:
         self._channel.stop()
@@ -301,9 +309,9 @@ class Channel(CommonChannel):
             self.source.ended(trio.EndOfChannel)
         elif parts[:1] == CANCEL[:1]:
             self._peer_is_done = True
-            self.source.ended(_cancelled)
+            self.source.ended(cancelled)
         elif parts[:1] == STOP[:1]:
-            self._stopped(_stopped)
+            self._stopped(stopped)
 
     def _stopped(self, error: ErrorMaker) -> None:
         self.sink.is_settled = True
@@ -315,8 +323,8 @@ class Channel(CommonChannel):
             self._said_stop = True
             self.sink.say(STOP)
 
-    def consume(self) -> bool:
-        """Tell the engine what the application has taken; gives whether there is something to write."""
+    def consume(self) -> None:
+        """Tell the engine what the application has taken."""
         unread = 0 if self._is_absorbing else self.source.unread
         if not unread:
             self._signs = 0
@@ -329,10 +337,9 @@ class Channel(CommonChannel):
                 core.engine.committed(self.id, through=through)
             else:
                 core.engine.consume(self.id, through=through)
-            core.did()
-            self._check_over()
-            return True
-        return False
+            core.did_consume()
+            if self.out_is_over:
+                self._check_over()
 
     # --- the end
 
@@ -350,8 +357,8 @@ class Channel(CommonChannel):
         """The peer opens nothing more: a channel that he has not answered by now he has not taken."""
         if not self.is_open_there:
             self._peer_is_done = self._has_ended = True
-            self._stopped(_refused)
-            self.source.ended(_refused)
+            self._stopped(refused)
+            self.source.ended(refused)
             self.settle()
             self._check_over()
 
@@ -380,15 +387,3 @@ class Channel(CommonChannel):
         is_in_over = self._has_ended and self._done >= self._last
         if self.out_is_over and (is_in_over or self.is_idle):
             self._forgotten(self)
-
-
-def _cancelled() -> Exception:
-    return ChannelCancelled("the peer gave up on this channel before it was done")
-
-
-def _stopped() -> Exception:
-    return ChannelStopped("the peer does not receive on this channel any more")
-
-
-def _refused() -> Exception:
-    return ChannelStopped("the peer takes no new channels")

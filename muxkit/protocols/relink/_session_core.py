@@ -92,6 +92,7 @@ class Core:
         self._bytes_received = 0  # on connections that are over
         self._bytes_sent = 0
         self._told_now = 0.0
+        self._armed: float | None = None
         self._actions: dict[type, Callable[..., None]] = {
             Opened: self._on_opened,
             Arrived: self._on_arrived,
@@ -129,6 +130,22 @@ class Core:
             self.pump.rearm()
         else:
             self.on_weight()
+
+    def did_consume(self) -> None:
+        """The same for what happens with each message: most of the time there is nothing to do."""
+        link = self.engine._link
+        if link.events:
+            self.settle()
+        pump = self.pump
+        if pump is None:
+            self.on_weight()
+            return
+        if link.control:
+            pump.ring()
+        deadline = link.deadlines.next()
+        if deadline != self._armed:
+            self._armed = deadline
+            pump.rearm()
 
     def settle(self) -> None:
         """Hand out what the engine has to tell."""
@@ -177,6 +194,7 @@ class Core:
         self.pump = pump
         self.peer = pump.peer or self.peer
         self.connections += 1
+        self._armed = None
         try:
             self.settle()
             self.pings.again()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import MuxError
 from muxkit.protocols.relink._events import EpochChanged
-from muxkit.runtime import LinkLost
+from muxkit.runtime import ChannelCancelled, ChannelStopped, LinkLost
 
 if TYPE_CHECKING:
     from muxkit.protocols.relink._events import LinkReplaced
@@ -48,3 +48,18 @@ class RolledBackError(MuxError):
         super().__init__(f"channel {channel}: message {number} was rolled back")
         self.channel = channel
         self.number = number
+
+
+# Of the common channels
+
+
+def cancelled() -> Exception:
+    return ChannelCancelled("the peer gave up on this channel before it was done")
+
+
+def stopped() -> Exception:
+    return ChannelStopped("the peer does not receive on this channel any more")
+
+
+def refused() -> Exception:
+    return ChannelStopped("the peer takes no new channels")

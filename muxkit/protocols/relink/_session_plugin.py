@@ -16,6 +16,7 @@ from muxkit.protocols.relink._session_connect import link
 from muxkit.protocols.relink._session_core import Core
 from muxkit.protocols.relink._session_handshake import Hello, answer, ask, unknown
 from muxkit.protocols.relink._session_ids import new_epoch, new_link_id
+from muxkit.protocols.relink._session_listen import Endpoint, Listener, listener
 from muxkit.protocols.relink._session_urls import config_for, split_endpoint
 from muxkit.runtime import LinkLost, Lobby
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from muxkit._observer import Observer
     from muxkit.protocols.relink._config import Config
+    from muxkit.protocols.relink._session_listen import LinkHandler
     from muxkit.runtime import Dial
 
 Role = Literal["connector", "listener"]
@@ -132,6 +134,21 @@ class _Protocol:
     ) -> AbstractAsyncContextManager[Link]:
         """For a door that gives a function that dials instead of one stream."""
         return link(dial, endpoint, config=config, limits=limits, observer=observer, linger=linger)
+
+    def listener(
+        self,
+        handler: LinkHandler,
+        *,
+        endpoint: str | None,
+        limits: Limits,
+        observer: Observer | None,
+        linger: float,
+        config: Config | None = None,
+    ) -> AbstractAsyncContextManager[Listener]:
+        """For a door that hands each connection to the `handle` of one listener."""
+        settings = config_for(config, endpoint)
+        services = {settings.endpoint: Endpoint(handler, settings)}
+        return listener(services, limits=limits, observer=observer, linger=linger)
 
     split = staticmethod(split_endpoint)
 

@@ -175,7 +175,7 @@ class Receiver:
                 if not self.has_transactions or self._error is not None:
                     raise
                 # A message may hold what a peer sent, so it is for debugging only.
-                _log.warning("channel %d: %s, answered with uncommitted", self.channel, type(error).__name__)
+                _log.info("channel %d: %s, answered with uncommitted", self.channel, type(error).__name__)
                 _log.debug("in full", exc_info=error)
 
     def close(self) -> None:
@@ -274,8 +274,9 @@ class Receiver:
 
     def _did(self, number: int) -> None:
         self._done = number
-        self._forget_if_over()
-        self._core.did()
+        if self._has_ended:
+            self._forget_if_over()
+        self._core.did_consume()
 
     def _forget_if_over(self) -> None:
         """Everything of a closed channel was consumed: the peer may open it anew, for another receiver."""

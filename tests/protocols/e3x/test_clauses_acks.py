@@ -226,3 +226,4 @@ def test_a_quarter_of_the_window_that_was_processed_is_acked_also_without_a_ques
         fed(engine, c=1, seq=seq)
         engine.done(channel)
     assert acks(sent(engine)) == [(27, None)]
+    assert [(when, packet.ack) for when, packet in wait(engine, 60.0)] == [(1.25, 27)], "once more: it may be lost"

@@ -230,3 +230,39 @@ def test_the_last_packet_before_our_own_bound_asks_for_an_ack() -> None:
     packets = sent(engine)
     assert len(packets) < 20
     assert (packets[-1].ack, packets[-1].miss) == (0, [7])
+
+
+@pytest.mark.clause("e3x-M11")
+def test_nothing_new_goes_while_more_is_missing_than_the_peer_can_list() -> None:
+    engine = connector(window=2000)
+    channel = sending(engine, 1)
+    fed(engine, c=1, ack=1, miss=[2000])
+    for _ in range(600):
+        engine.send(channel, b"x")
+    while sent(engine):
+        pass
+    engine.send(channel, b"new")
+    fed(engine, c=1, ack=1, miss=[1] * 255 + [1745])
+    assert seqs(sent(engine)) == list(range(2, 257))
+    assert sent(engine) == []
+    fed(engine, c=1, ack=256, miss=[2000], now=0.1)
+    assert seqs(sent(engine, 0.1)) == [602]
+
+
+def test_a_round_trip_that_is_neither_sure_nor_likely_does_not_count() -> None:
+    pace = Congestion(1400)
+    pace.hear(0.05, 0, 0.0)
+    for wrong in (0.01, 3.0):
+        pace.hear(wrong, 0, 0.01, is_sure=False)
+    assert pace.round_trip == pace.least_round_trip == 0.05
+
+
+def test_a_long_round_trip_is_forgotten_when_nothing_more_is_heard_of_it() -> None:
+    pace = Congestion(1400)
+    pace.hear(0.05, 0, 0.0)
+    pace.hear(None, 0, 0.5)
+    pace.hear(5.0, 0, 1.0)
+    slow = pace.rate
+    for second in range(10, 60, 10):
+        pace.hear(None, 0, float(second))
+    assert pace.rate > 3 * slow

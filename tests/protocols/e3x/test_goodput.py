@@ -55,6 +55,15 @@ def test_two_flows_share_a_line_with_each_other_and_with_one_like_tcp(seed: int)
     assert tcp >= sum(shared.shares) / 5
 
 
+@pytest.mark.requirement("R-48")
+@pytest.mark.parametrize("seed", [23, 38])
+def test_a_beginning_that_loses_more_than_can_be_listed_is_recovered_from(seed: int) -> None:
+    """Here the first losses come when the rate is many times the line's, and the peer cannot say all it misses."""
+    got, feed = goodput(round_trip=0.05, loss=0.05, seconds=8.0, seed=seed)
+    assert feed.sender.stats().lost > 400
+    assert got >= 0.4 * LINE
+
+
 # --- the parts
 
 

@@ -115,4 +115,4 @@ async def test_common_channels_survive_the_same(seed: int, autojump_clock: MockC
                 del nursery
                 for number in range(6):
                     work.start_soon(talk_with, link, number)
-        assert chaos.cuts > 2
+        assert chaos.cuts > 0

@@ -242,3 +242,23 @@ async def test_a_lost_session_says_why(autojump_clock: MockClock) -> None:
     with pytest.raises(LinkLost, match="the test cut it"):  # again, since nobody knows what became of the message
         async with on_streams() as pair:
             await use(pair)
+
+
+@pytest.mark.requirement("R-41", "R-42")
+async def test_leaving_does_not_wait_for_a_reader_who_can_read_on_afterwards(autojump_clock: MockClock) -> None:
+    read: list[bytes] = []
+    has_left = trio.Event()
+
+    async def read_late(link: Link) -> None:
+        async for channel in link.incoming():
+            await has_left.wait()
+            read.extend([message async for message in channel])
+
+    async with world(handler=read_late) as made:
+        async with made.link() as one, one.open() as channel:
+            for number in range(10):
+                await channel.send(b"%d" % number)
+        assert trio.current_time() < 1
+        has_left.set()
+        await at_rest()
+        assert read == [b"%d" % number for number in range(10)]

@@ -15,6 +15,7 @@ from muxkit.protocols.relink._session_plugin import protocol
 from muxkit.protocols.relink._session_urls import place_of, split_endpoint
 from muxkit_adapters import memory
 from tests.adapters._links import Certificates
+from tests.protocols.relink._session_world import world
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -148,6 +149,24 @@ async def test_the_door_opens_a_link_on_one_connection() -> None:
                 await channel.send(b"x")
                 assert await channel.receive() == b"x"
         await over.wait()
+
+
+async def test_a_door_that_dials_again_opens_a_link_on_many_connections(autojump_clock: MockClock) -> None:
+    async def echo(link: Link) -> None:
+        async for channel in link.incoming():
+            async for message in channel:
+                await channel.send(message)
+            await channel.aclose()
+
+    common: dict[str, Any] = {"endpoint": "jobs", "limits": Limits(), "observer": None, "linger": 5.0}
+    async with world() as made, protocol.listener(echo, **common) as listener:
+        made.listener = listener
+        async with protocol.link(made.dial, **common) as link, link.open() as channel:
+            for number in range(3):
+                await channel.send(b"%d" % number)
+                assert await channel.receive() == b"%d" % number
+                await made.cut()
+        assert link.connections == 4
 
 
 def _as_door(
