@@ -44,7 +44,7 @@ class Control:
         self._pings: deque[Purpose] = deque()
         self._pings_out: deque[Purpose] = deque()
         self._unproven: dict[Incoming, None] = {}
-        self._proof: list[tuple[Incoming, int]] | None = None  # what the ping that is out will show
+        self._proof: list[tuple[Incoming, int, bool]] | None = None  # what the ping that is out will show
         self.pongs = 0
 
     def __bool__(self) -> bool:
@@ -87,12 +87,12 @@ class Control:
         purpose = self._pings_out.popleft() if self._pings_out else Purpose.ASKED
         if purpose is Purpose.PROOF and self._proof is not None:
             proof, self._proof = self._proof, None
-            for incoming, through in proof:
+            for incoming, through, is_closed in proof:
                 self._unproven.pop(incoming, None)
                 incoming.proven(through)
-                if incoming.done:
+                if is_closed:
                     self._link.forget_tomb(incoming)
-                elif incoming.outcomes:
+                elif incoming.outcomes or incoming.close_told:  # its end was told behind the ping
                     self._unproven[incoming] = None
         return purpose
 
@@ -135,7 +135,7 @@ class Control:
             incoming.dirty = False
             written += incoming.write_acks(out)
         if self._wants_proof() and not self._resume_left and not self._dirty:
-            self._proof = [(incoming, incoming.told_answer) for incoming in self._unproven]
+            self._proof = [(incoming, incoming.told_answer, incoming.close_told) for incoming in self._unproven]
             self._pings_out.append(Purpose.PROOF)
             out.append(PING)
             written += len(PING)
