@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from muxkit.testing._network import Fate as Fate
     from muxkit.testing._network import Journey as Journey
     from muxkit.testing._network import Network as Network
-    from muxkit.testing._network import PacketEngine as PacketEngine
     from muxkit.testing._network import PathWeather as PathWeather
     from muxkit.testing._network_aimd import AimdReceiver as AimdReceiver
     from muxkit.testing._network_aimd import AimdSender as AimdSender
@@ -54,7 +53,6 @@ _LAZY = {
     "Journey": "_network",
     "Network": "_network",
     "PacketChannel": "_packets",
-    "PacketEngine": "_network",
     "PacketWeather": "_packets",
     "PathWeather": "_network",
     "SessionPair": "_sessions",

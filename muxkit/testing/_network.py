@@ -22,21 +22,12 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from muxkit.core import DatagramEngine
+
 EventT = TypeVar("EventT")
-EventT_co = TypeVar("EventT_co", covariant=True)
 OtherT = TypeVar("OtherT")
 
 MOST_AT_ONCE = 100_000  # steps without the clock moving: an engine that takes more runs in circles
-
-
-class PacketEngine(Protocol[EventT_co]):
-    """What a network needs of an engine; any datagram engine has it."""
-
-    def receive_datagram(self, data: bytes, now: float) -> None: ...
-    def datagrams_to_send(self, now: float) -> Sequence[bytes]: ...
-    def events(self) -> Sequence[EventT_co]: ...
-    def next_deadline(self) -> float | None: ...
-    def handle_deadline(self, now: float) -> None: ...
 
 
 @attrs.frozen(kw_only=True)
@@ -190,7 +181,7 @@ class _End(Generic[EventT]):
     """An engine, the path that leads away from it, and who hears its events."""
 
     def __init__(
-        self, engine: PacketEngine[EventT], out: Path, sends_to: int, listener: Callable[[EventT], None] | None
+        self, engine: DatagramEngine[EventT], out: Path, sends_to: int, listener: Callable[[EventT], None] | None
     ) -> None:
         self._engine = engine
         self._listener = listener
@@ -238,8 +229,8 @@ class Network:
 
     def join(
         self,
-        one: PacketEngine[EventT],
-        other: PacketEngine[OtherT],
+        one: DatagramEngine[EventT],
+        other: DatagramEngine[OtherT],
         *,
         there: PathWeather | None = None,
         back: PathWeather | None = None,

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import attrs
 
+from muxkit.core import Paced
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -176,6 +178,9 @@ def feed(engine: StreamEngine[EventT], pieces: Iterable[bytes], *, now: float = 
     for piece in pieces:
         engine.receive_bytes(piece, now)
         events += engine.events()
+        while isinstance(engine, Paced) and engine.unparsed:
+            engine.receive_bytes(b"", now)
+            events += engine.events()
     return events
 
 
@@ -184,11 +189,14 @@ def check_every_split(
 ) -> list[object]:
     """Whole, byte by byte, and cut in two at each place: always the same events, and the same answer.
 
+    A `Paced` engine gets the whole once more, a frame at a time.
     `normalise` makes events of two engines comparable. Gives the events.
     """
 
-    def run(pieces: Sequence[bytes]) -> tuple[list[object], bytes]:
+    def run(pieces: Sequence[bytes], *, paced: bool = False) -> tuple[list[object], bytes]:
         engine = make_engine()
+        if paced and isinstance(engine, Paced):
+            engine.frames_at_once = 1
         return [normalise(event) for event in feed(engine, pieces)], drain(engine)
 
     whole = run([data])
@@ -198,6 +206,9 @@ def check_every_split(
         if result != whole:
             cut = "byte by byte" if len(pieces) != 2 else f"cut at byte {len(pieces[0])}"
             raise AssertionError(f"{data.hex()} {cut} gives {result}, as a whole {whole}")
+    result = run([data], paced=True)
+    if result != whole:
+        raise AssertionError(f"{data.hex()} a frame at a time gives {result}, as a whole {whole}")
     return whole[0]
 
 

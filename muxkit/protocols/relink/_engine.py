@@ -101,9 +101,18 @@ class LinkEngine(Sending):
         return self._link.held
 
     @property
-    def frames(self) -> int:
-        """Packets received, on all connections."""
-        return self._reader.frames
+    def unparsed(self) -> int:
+        """Bytes that came beyond `frames_at_once` packets; `receive_bytes(b"", now)` goes on with them."""
+        return self._reader.unparsed if self._link.connected and not self._link.over else 0
+
+    @property
+    def frames_at_once(self) -> int:
+        """Packets that one call of `receive_bytes` parses at most."""
+        return self._reader.frames_at_once
+
+    @frames_at_once.setter
+    def frames_at_once(self, count: int) -> None:
+        self._reader.frames_at_once = count
 
     @property
     def bytes_received(self) -> int:

@@ -112,23 +112,11 @@ class _Exchange:
         return events
 
 
-class ConnectorHandshake:
-    """The connector's side, a `StreamEngine`: ends with `Agreed`, `Refused`, `HungUp` or `Failed`.
+class _Handshake:
+    """Either side seen as a `StreamEngine`, but for what it makes of the bytes."""
 
-    `epoch` and `link_id` are the engine's, zero for a new link. The link is only required (`Config.require_link`)
-    if there is one.
-    """
-
-    def __init__(
-        self, config: Config, *, now: float, epoch: int = 0, link_id: int = 0, limits: Limits | None = None
-    ) -> None:
-        self._config = config
-        self._epoch = epoch
-        self._link_id = link_id
-        self._required = config.require_link and link_id != 0
-        self._version: int | None = None
+    def __init__(self, now: float, limits: Limits | None) -> None:
         self._exchange = _Exchange(now, limits or Limits())
-        self._exchange.out += encode_version(max(config.versions))
 
     @property
     def over(self) -> bool:
@@ -137,16 +125,6 @@ class ConnectorHandshake:
     def rest(self) -> bytes:
         """What came behind the handshake, once: the first packets."""
         return self._exchange.take(len(self._exchange.held))
-
-    def receive_bytes(self, data: bytes, now: float) -> None:
-        exchange = self._exchange
-        if exchange.over and not exchange.done:
-            return
-        exchange.held += data
-        if self._version is None and len(exchange.held) >= VERSION_SIZE:
-            self._take_version()
-        if self._version is not None and not exchange.over and len(exchange.held) >= ANSWER_SIZE:
-            self._take_answer(self._version)
 
     def receive_eof(self, now: float) -> None:
         self._exchange.hung_up()
@@ -165,6 +143,35 @@ class ConnectorHandshake:
 
     def handle_deadline(self, now: float) -> None:
         self._exchange.expired(now)
+
+
+class ConnectorHandshake(_Handshake):
+    """The connector's side, a `StreamEngine`: ends with `Agreed`, `Refused`, `HungUp` or `Failed`.
+
+    `epoch` and `link_id` are the engine's, zero for a new link. The link is only required (`Config.require_link`)
+    if there is one.
+    """
+
+    def __init__(
+        self, config: Config, *, now: float, epoch: int = 0, link_id: int = 0, limits: Limits | None = None
+    ) -> None:
+        super().__init__(now, limits)
+        self._config = config
+        self._epoch = epoch
+        self._link_id = link_id
+        self._required = config.require_link and link_id != 0
+        self._version: int | None = None
+        self._exchange.out += encode_version(max(config.versions))
+
+    def receive_bytes(self, data: bytes, now: float) -> None:
+        exchange = self._exchange
+        if exchange.over and not exchange.done:
+            return
+        exchange.held += data
+        if self._version is None and len(exchange.held) >= VERSION_SIZE:
+            self._take_version()
+        if self._version is not None and not exchange.over and len(exchange.held) >= ANSWER_SIZE:
+            self._take_answer(self._version)
 
     def _take_version(self) -> None:
         exchange, offered = self._exchange, max(self._config.versions)
@@ -197,21 +204,17 @@ class ConnectorHandshake:
             exchange.finish(Agreed(version, epoch, link_id, resumed))
 
 
-class ListenerHandshake:
+class ListenerHandshake(_Handshake):
     """The listener's side, a `StreamEngine`: tells `Requested` and waits for one of the four decisions.
 
     It ends with `Agreed`, `Refused`, `HungUp` or `Failed`; the bytes that are to be written then stay to be pulled.
     """
 
     def __init__(self, *, now: float, versions: Iterable[int] = (0,), limits: Limits | None = None) -> None:
+        super().__init__(now, limits)
         self._versions = frozenset(versions)
         self._version: int | None = None
         self._request: Requested | None = None
-        self._exchange = _Exchange(now, limits or Limits())
-
-    @property
-    def over(self) -> bool:
-        return self._exchange.over
 
     # --- decisions about a `Requested`
 
@@ -257,10 +260,6 @@ class ListenerHandshake:
 
     # --- the stream
 
-    def rest(self) -> bytes:
-        """What came behind the handshake, once: the first packets."""
-        return self._exchange.take(len(self._exchange.held))
-
     def receive_bytes(self, data: bytes, now: float) -> None:
         exchange = self._exchange
         if exchange.over and not exchange.done:
@@ -273,24 +272,6 @@ class ListenerHandshake:
             self._take_request(self._version)
         if len(data) > room and not exchange.over:
             exchange.fail(f"more than {MOST_BYTES} bytes came before the handshake was done", rule="relink-H04")
-
-    def receive_eof(self, now: float) -> None:
-        self._exchange.hung_up()
-
-    def events(self) -> Sequence[HandshakeEvent]:
-        return self._exchange.drain()
-
-    def has_output(self) -> bool:
-        return bool(self._exchange.out)
-
-    def buffers_to_send(self, limit: int = MOST_BYTES) -> list[Buffer]:
-        return self._exchange.pull()
-
-    def next_deadline(self) -> float | None:
-        return None if self.over else self._exchange.deadline
-
-    def handle_deadline(self, now: float) -> None:
-        self._exchange.expired(now)
 
     def _take_version(self) -> None:
         exchange = self._exchange

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -88,8 +89,9 @@ class Reader:
         code = HEADS.get(bounds.id_size) if bounds.message >= SMALL_MOST else None
         self._head = struct.Struct(code) if code else None
         self._payload_at = 0 if self._head is None else (self._head.size + 7) // 8 * 8
-        self.frames = 0  # packets parsed in all
-        self.offset = 0  # bytes received on this connection
+        self.frames_at_once = sys.maxsize
+        self._left = 0  # packets that this call may still parse
+        self.offset = 0  # bytes taken in on this connection
         self.restart()
 
     def restart(self) -> None:
@@ -97,16 +99,25 @@ class Reader:
         self._held = Pieces()
         self._wanted = 0  # size of the held bytes with which parsing may get on
         self._body: Body | None = None
+        self._data = b""  # what came and waits for the next call
         self.offset = 0
 
     @property
     def is_mid_packet(self) -> bool:
         return self._held.size > 0 or self._body is not None
 
+    @property
+    def unparsed(self) -> int:
+        """Bytes that came and were not looked at, because `frames_at_once` were parsed."""
+        return len(self._data)
+
     def feed(self, data: bytes) -> RemoteProtocolError | None:
         """Take in more; gives the violation, after which nothing may be fed."""
-        if self._link.observer is not None:
+        if self._link.observer is not None and data:
             self._link.observer.transport("in", data)
+        if self._data:
+            data, self._data = self._data + data, b""
+        self._left = self.frames_at_once
         try:
             position = self._go_on(data, 0)
             while self._held.size:
@@ -119,10 +130,12 @@ class Reader:
                 held = self._held.join()
                 self._parse(held, 0, self.offset + position - len(held))
                 position = self._go_on(data, position)
-            self._parse(data, position, self.offset)
+            position = self._parse(data, position, self.offset)
         except RemoteProtocolError as error:
             return error
-        self.offset += len(data)
+        self.offset += position
+        if position < len(data):
+            self._data = data[position:]
         return None
 
     def _go_on(self, data: bytes, position: int) -> int:
@@ -133,19 +146,22 @@ class Reader:
         position = body.feed(data, position)
         if body.is_complete:
             self._body = None
-            self.frames += 1
+            self._left -= 1
             self._receiving.deliver(body.head.channels, body.parts, body.weight)
         return position
 
-    def _parse(self, data: bytes, position: int, base: int) -> None:
-        """All packets in `data` from `position` on; keeps an incomplete rest. `base` is the offset of its start."""
+    def _parse(self, data: bytes, position: int, base: int) -> int:
+        """Packets in `data` from `position` on; keeps an incomplete one. `base` is the offset of its start.
+
+        Gives how far it came: to the end, unless so many packets are not for one call.
+        """
         size = len(data)
         bounds, receiving = self._bounds, self._receiving
-        while position < size:
+        while position < size and self._left > 0:
             if self._head is not None and data[position] == ONE_PART & 0xFF:
                 position = self._parse_messages(data, position, self._head)
-                if position >= size:
-                    return
+                if position >= size or self._left <= 0:
+                    break
             elif data[position] == LARGE_PART & 0xFF and self._begin_large(data, position):
                 position = self._go_on(data, position + self._payload_at + 8)
                 continue
@@ -161,12 +177,13 @@ class Reader:
             except NeedMore as need:
                 self._held.append(data[position:])
                 self._wanted = size - position + need.missing
-                return
+                return size
             except RemoteProtocolError as error:
                 error.offset = base + position
                 raise
-            self.frames += 1
+            self._left -= 1
             position = cursor.position
+        return position
 
     def _begin_large(self, data: bytes, position: int) -> bool:
         """The same for a message of one large part: its body is begun, unless the general way has to decide."""
@@ -199,14 +216,14 @@ class Reader:
         channels = link.incoming
         unpack = head.unpack_from if self._bounds.id_size else partial(_without_id, head)
         payload_at, last = self._payload_at, size - head.size
-        while position <= last:
+        while position <= last and self._left > 0:
             header, channel, length = unpack(data, position)
             if header != ONE_PART:
                 break
             incoming = channels.get(channel)
             if incoming is None or not incoming.direct:
                 break
-            put, weigh, room = incoming.put, incoming.weigh, incoming.room
+            put, weigh, room = incoming.put, incoming.weigh, min(incoming.room, self._left)
             start, count, same = position, 0, channel
             while count < room and same == channel and header == ONE_PART:
                 begin = position + payload_at
@@ -222,7 +239,7 @@ class Reader:
                 header, same, length = unpack(data, position)
             if not count:
                 break
-            self.frames += count
+            self._left -= count
             incoming.came(count, position - start + count * OVERHEAD)
         return position
 
