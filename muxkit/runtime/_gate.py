@@ -53,7 +53,7 @@ class Room:
 
     def admits(self, size: int) -> bool:
         """May somebody who comes now go in at once?"""
-        used = self._outbox.used + self._promised
+        used = self._outbox.used + self._promised  # as in `_fits`, which would be one more call for each message
         return (used == 0 or used + size <= self._limit) and (not self._gates or self._refused < PATIENCE)
 
     def promise(self, size: int) -> int:

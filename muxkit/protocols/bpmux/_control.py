@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Control:
-    """The lane that goes first."""
+    """The lane that goes first; there is something to write while `acks` or `dirty` hold anything."""
 
     __slots__ = ("acks", "dirty", "leaving", "pongs_owed")
 
@@ -26,9 +26,6 @@ class Control:
         self.acks = bytearray()
         self.leaving = 0  # channels of the peer that are gone here and that it has not been told of yet
         self.pongs_owed = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.acks or self.dirty)
 
     def acknowledge(self, entity: Entity) -> None:
         """Owe the acknowledgement of the peer's end, our last chunk for that entity."""

@@ -253,7 +253,7 @@ class Engine:
             return False
         if size > entity.credit.available - outgoing.queued - outgoing.claimed:
             return False
-        state, queue = self._state, outgoing.queue
+        state, queue = self._state, outgoing.queue  # `push_covered`, without its calls: this runs for each message
         (queue or outgoing.ready_queue()).append(payload)
         outgoing.queued += size
         outgoing.counted += size + OVERHEAD

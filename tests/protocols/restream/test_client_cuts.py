@@ -115,6 +115,7 @@ TRANSPORTS = [
     "tcp",
     "tls",
     "ws",
+    "wss",
     "mem",
     pytest.param("unix", marks=pytest.mark.skipif(sys.platform == "win32", reason="has none")),
 ]
@@ -125,7 +126,7 @@ async def test_every_transport_carries_it(transport: str, tmp_path: Path) -> Non
     address = {"mem": "restream-client", "unix": str(tmp_path / "socket")}.get(transport, "127.0.0.1:0")
     ours: dict[str, Any] = {}
     theirs: dict[str, Any] = {}
-    if transport == "tls":
+    if transport in ("tls", "wss"):
         certificates = Certificates()
         ours, theirs = {"ssl_context": certificates.client()}, {"ssl_context": certificates.server()}
     async with serving(f"restream+{transport}://{address}", **theirs) as running:
@@ -137,7 +138,7 @@ async def test_every_transport_carries_it(transport: str, tmp_path: Path) -> Non
         status = await running.store.status(numbers.uuid)
         assert (status.head, status.final) == (300, True)
         # Where a link has no half-close, the server is gone when the last acknowledgement comes.
-        assert status.acknowledged == 300 or transport in ("tls", "ws")
+        assert status.acknowledged == 300 or transport in ("tls", "ws", "wss")
 
 
 @pytest.mark.clause("restream-G01", "restream-S31")
