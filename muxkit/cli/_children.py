@@ -35,15 +35,22 @@ class Child:
         self._rest = b""
         self._was_killed = False  # by us
 
-    async def next_event(self) -> Event:
-        """What it tells next; raises `CommandFailed` if it has ended instead."""
+    async def next_line(self) -> bytes | None:
+        """What it tells next, without the line feed; None if it has ended instead."""
         while b"\n" not in self._rest:
             data = await self._stdout.receive_some()
             if not data:
-                await self.end()
-                raise CommandFailed(f"{self.name} {self.end_in_words}")
+                return None
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    async def next_event(self) -> Event:
+        """The same, understood; raises `CommandFailed` if it has ended."""
+        line = await self.next_line()
+        if line is None:
+            await self.end()
+            raise CommandFailed(f"{self.name} {self.end_in_words}")
         return understand(line)
 
     async def let_go(self) -> None:

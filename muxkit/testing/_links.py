@@ -15,6 +15,7 @@ import trio
 import trio.testing
 
 from muxkit.runtime import NowaitLink
+from muxkit.testing._demands import must_raise, require
 
 Pair = tuple[trio.abc.Stream, trio.abc.Stream]
 MakePair = Callable[[], AbstractAsyncContextManager[Pair]]
@@ -43,7 +44,7 @@ async def _run(check: Check, make_pair: MakePair, *, flip: bool, half_close: boo
         try:
             async with make_pair() as (one, other):
                 here, there = (other, one) if flip else (one, other)
-                _require(
+                require(
                     isinstance(here, trio.abc.HalfCloseableStream) or not half_close,
                     f"half_close=True, but {type(here).__name__} is no trio.abc.HalfCloseableStream",
                 )
@@ -54,7 +55,7 @@ async def _run(check: Check, make_pair: MakePair, *, flip: bool, half_close: boo
         except Exception as error:
             # A pair that minds how its streams were left matters only when the check itself went well.
             failure = failure or error
-    _require(not scope.cancelled_caught, f"{name}: not over within {PATIENCE:g} s")
+    require(not scope.cancelled_caught, f"{name}: not over within {PATIENCE:g} s")
     if isinstance(failure, ExceptionGroup):
         failure = _first(failure)
     if failure is not None:
@@ -69,7 +70,7 @@ async def _bytes_arrive_as_they_were_sent(here: trio.abc.Stream, there: trio.abc
         data = _noise(size)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(here.send_all, data)
-            _require(await _receive(there, size) == data, f"{size} bytes came out different")
+            require(await _receive(there, size) == data, f"{size} bytes came out different")
 
 
 async def _empty_sends_mean_nothing(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
@@ -80,7 +81,7 @@ async def _empty_sends_mean_nothing(here: trio.abc.Stream, there: trio.abc.Strea
                 await here.send_all(piece)
 
         nursery.start_soon(send)
-        _require(await _receive(there, 3) == b"abc", "an empty send or the type of a buffer changed the stream")
+        require(await _receive(there, 3) == b"abc", "an empty send or the type of a buffer changed the stream")
 
 
 async def _one_byte_at_a_time_is_enough(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
@@ -90,9 +91,9 @@ async def _one_byte_at_a_time_is_enough(here: trio.abc.Stream, there: trio.abc.S
         got = bytearray()
         while len(got) < len(data):
             piece = await there.receive_some(1)
-            _require(len(piece) == 1, f"receive_some(1) gave {len(piece)} bytes")
+            require(len(piece) == 1, f"receive_some(1) gave {len(piece)} bytes")
             got += piece
-    _require(got == data, "bytes taken one by one came out different")
+    require(got == data, "bytes taken one by one came out different")
 
 
 async def _both_sides_may_push_at_once(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
@@ -119,18 +120,18 @@ async def _a_sender_waits_for_a_reader(here: trio.abc.Stream, there: trio.abc.St
         while before != sent:
             before = sent
             await trio.testing.wait_all_tasks_blocked(QUIET)
-        _require(sent < HELD_MOST, f"{sent} bytes were taken while nobody read")
+        require(sent < HELD_MOST, f"{sent} bytes were taken while nobody read")
         wanted = sent + 16 * PIECE
         await _receive(there, wanted)
-    _require(sent == wanted, f"a sender that had waited sent {sent} of {wanted} bytes")
+    require(sent == wanted, f"a sender that had waited sent {sent} of {wanted} bytes")
 
 
 async def _a_close_is_the_end_for_the_peer(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_send_and_close, here, b"last words")
-        _require(await _receive(there, 10) == b"last words", "bytes sent before aclose were lost")
-        _require(await there.receive_some(10) == b"", "aclose of one side is no end of file for the other")
-        _require(await there.receive_some(10) == b"", "the end of file came once and did not stay")
+        require(await _receive(there, 10) == b"last words", "bytes sent before aclose were lost")
+        require(await there.receive_some(10) == b"", "aclose of one side is no end of file for the other")
+        require(await there.receive_some(10) == b"", "the end of file came once and did not stay")
         await there.aclose()
 
 
@@ -138,9 +139,9 @@ async def _nothing_works_after_a_local_close(here: trio.abc.Stream, there: trio.
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_drain, there)
         await here.aclose()
-        await _must_raise(trio.ClosedResourceError, "send_all after aclose", here.send_all, b"x")
-        await _must_raise(trio.ClosedResourceError, "an empty send_all after aclose", here.send_all, b"")
-        await _must_raise(trio.ClosedResourceError, "receive_some after aclose", here.receive_some, 1)
+        await must_raise(trio.ClosedResourceError, "send_all after aclose", here.send_all, b"x")
+        await must_raise(trio.ClosedResourceError, "an empty send_all after aclose", here.send_all, b"")
+        await must_raise(trio.ClosedResourceError, "receive_some after aclose", here.receive_some, 1)
         nursery.cancel_scope.cancel()
 
 
@@ -151,8 +152,8 @@ async def _a_peer_that_left_breaks_the_sender(here: trio.abc.Stream, there: trio
         while True:
             await here.send_all(bytes(PIECE))
 
-    await _must_raise(trio.BrokenResourceError, "sending on after the peer closed", send_on)
-    await _must_raise(trio.BrokenResourceError, "sending again on a broken link", here.send_all, b"x")
+    await must_raise(trio.BrokenResourceError, "sending on after the peer closed", send_on)
+    await must_raise(trio.BrokenResourceError, "sending again on a broken link", here.send_all, b"x")
 
 
 async def _a_cancelled_receive_loses_nothing(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
@@ -175,7 +176,7 @@ async def _a_cancelled_receive_loses_nothing(here: trio.abc.Stream, there: trio.
                 elif turn % 3 == 1:
                     scope.deadline = trio.current_time()
                 got += await there.receive_some(64)
-    _require(got == data, "a cancelled receive_some lost or repeated bytes")
+    require(got == data, "a cancelled receive_some lost or repeated bytes")
 
 
 async def _closing_twice_is_fine(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
@@ -188,17 +189,17 @@ async def _closing_twice_is_fine(here: trio.abc.Stream, there: trio.abc.Stream) 
 
 async def _a_cancelled_close_still_closes(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     await trio.aclose_forcefully(here)
-    await _must_raise(trio.ClosedResourceError, "send_all after a cancelled aclose", here.send_all, b"x")
+    await must_raise(trio.ClosedResourceError, "send_all after a cancelled aclose", here.send_all, b"x")
     # A hang-up without goodbye may be the end of the stream or an error, but it must be noticed.
     with suppress(trio.BrokenResourceError):
-        _require(await there.receive_some(10) == b"", "data came out of a link on which nothing was sent")
+        require(await there.receive_some(10) == b"", "data came out of a link on which nothing was sent")
 
 
 async def _a_close_wakes_who_waits_in_receive(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     async with trio.open_nursery() as nursery:
 
         async def wait() -> None:
-            await _must_raise(trio.ClosedResourceError, "receive_some while aclose came", here.receive_some, 1)
+            await must_raise(trio.ClosedResourceError, "receive_some while aclose came", here.receive_some, 1)
 
         nursery.start_soon(wait)
         await trio.testing.wait_all_tasks_blocked()
@@ -209,7 +210,7 @@ async def _two_tasks_cannot_receive_at_once(here: trio.abc.Stream, there: trio.a
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_drain, here)
         await trio.testing.wait_all_tasks_blocked()
-        await _must_raise(trio.BusyResourceError, "a second receive_some", here.receive_some, 1)
+        await must_raise(trio.BusyResourceError, "a second receive_some", here.receive_some, 1)
         nursery.cancel_scope.cancel()
 
 
@@ -229,16 +230,16 @@ async def _writing_at_once_keeps_the_order(here: trio.abc.Stream, there: trio.ab
                 cuts = [view[:1], view[1:1], view[1 : size // 2], view[size // 2 :]]
                 if turn % 2:
                     taken = link.send_nowait(cuts)
-                    _require(0 <= taken <= len(view), f"send_nowait took {taken} of {len(view)} bytes")
+                    require(0 <= taken <= len(view), f"send_nowait took {taken} of {len(view)} bytes")
                     await here.send_all(view[taken:])
                 else:
                     await link.send_buffers(cuts)
                 at += len(view)
             await link.send_buffers([])
-            _require(link.send_nowait([]) == 0, "send_nowait of nothing is not 0")
+            require(link.send_nowait([]) == 0, "send_nowait of nothing is not 0")
 
         nursery.start_soon(send)
-        _require(await _receive(there, len(data)) == data, "send_nowait, send_buffers and send_all changed order")
+        require(await _receive(there, len(data)) == data, "send_nowait, send_buffers and send_all changed order")
 
 
 async def _writing_at_once_never_waits(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
@@ -249,8 +250,8 @@ async def _writing_at_once_never_waits(here: trio.abc.Stream, there: trio.abc.St
         taken = here.send_nowait([bytes(PIECE)])
         total += taken
         link_full = taken == 0
-    _require(bool(link_full), f"send_nowait took {total} bytes while nobody read")
-    _require(await _receive(there, total) == bytes(total), "what send_nowait took is not what arrived")
+    require(bool(link_full), f"send_nowait took {total} bytes while nobody read")
+    require(await _receive(there, total) == bytes(total), "what send_nowait took is not what arrived")
     await here.aclose()
     try:
         here.send_nowait([b"x"])
@@ -263,14 +264,14 @@ async def _half_close_keeps_the_way_back(here: trio.abc.Stream, there: trio.abc.
     assert isinstance(here, trio.abc.HalfCloseableStream)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(here.send_all, b"question")
-        _require(await _receive(there, 8) == b"question", "bytes before send_eof were lost")
+        require(await _receive(there, 8) == b"question", "bytes before send_eof were lost")
     await here.send_eof()
     await here.send_eof()
-    _require(await there.receive_some(10) == b"", "send_eof is no end of file for the peer")
-    await _must_raise(trio.ClosedResourceError, "send_all after send_eof", here.send_all, b"x")
+    require(await there.receive_some(10) == b"", "send_eof is no end of file for the peer")
+    await must_raise(trio.ClosedResourceError, "send_all after send_eof", here.send_all, b"x")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(there.send_all, b"answer")
-        _require(await _receive(here, 6) == b"answer", "after send_eof nothing came back")
+        require(await _receive(here, 6) == b"answer", "after send_eof nothing came back")
 
 
 Check = Callable[[trio.abc.Stream, trio.abc.Stream], Awaitable[None]]
@@ -297,11 +298,6 @@ _CHECKS: tuple[Check, ...] = (
 # Helpers
 
 
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise AssertionError(sentence)
-
-
 def _noise(size: int, *, seed: int = 0) -> bytes:
     return random.Random(size + seed).randbytes(size)
 
@@ -315,14 +311,14 @@ async def _receive(stream: trio.abc.ReceiveStream, size: int) -> bytes:
     got = bytearray()
     while len(got) < size:
         piece = await stream.receive_some(size - len(got))
-        _require(bool(piece), f"the stream ended after {len(got)} of {size} bytes")
+        require(bool(piece), f"the stream ended after {len(got)} of {size} bytes")
         got += piece
-    _require(len(got) == size, f"{len(got)} bytes came where at most {size} were asked for")
+    require(len(got) == size, f"{len(got)} bytes came where at most {size} were asked for")
     return bytes(got)
 
 
 async def _expect(stream: trio.abc.ReceiveStream, data: bytes) -> None:
-    _require(await _receive(stream, len(data)) == data, f"{len(data)} bytes came out different")
+    require(await _receive(stream, len(data)) == data, f"{len(data)} bytes came out different")
 
 
 async def _drain(stream: trio.abc.ReceiveStream) -> None:
@@ -339,15 +335,3 @@ async def _send_in_pieces(stream: trio.abc.SendStream, data: bytes) -> None:
 async def _send_and_close(stream: trio.abc.Stream, data: bytes) -> None:
     await stream.send_all(data)
     await stream.aclose()
-
-
-async def _must_raise(
-    kind: type[Exception], what: str, call: Callable[..., Awaitable[object]], *arguments: object
-) -> None:
-    try:
-        await call(*arguments)
-    except kind:
-        return
-    except Exception as error:
-        raise AssertionError(f"{what} raises {type(error).__name__}, not {kind.__name__}") from error
-    raise AssertionError(f"{what} does not raise {kind.__name__}")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 import attrs
 
 from muxkit.core import Paced
+from muxkit.testing._demands import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -261,13 +262,13 @@ def _survives_garbage(case: EngineCase[EventT], weather: random.Random, rounds: 
         failures = [case.is_failure(event) for event in events]
         if not any(failures):
             continue
-        _require(failures.index(True) == len(events) - 1, f"{data.hex()}: events after the failure")
+        require(failures.index(True) == len(events) - 1, f"{data.hex()}: events after the failure")
         before = engine.has_output() or engine.next_deadline() is not None
         engine.receive_bytes(data, 1.0)
         engine.receive_eof(1.0)
         engine.handle_deadline(2.0)
         after = engine.events() or engine.has_output() or engine.buffers_to_send(PULL)
-        _require(not before and not after, f"{data.hex()}: no silence after the failure")
+        require(not before and not after, f"{data.hex()}: no silence after the failure")
 
 
 def _garbage(case: EngineCase[EventT], weather: random.Random) -> bytes:
@@ -283,13 +284,13 @@ def _garbage(case: EngineCase[EventT], weather: random.Random) -> bytes:
 def _is_deterministic(case: EngineCase[EventT], transcript: bytes) -> None:
     """Rule 4: equal inputs give equal events and bytes."""
     one, other = _run(case, transcript, early=False), _run(case, transcript, early=False)
-    _require(one == other, f"{transcript.hex()}: two runs differ")
+    require(one == other, f"{transcript.hex()}: two runs differ")
 
 
 def _minds_no_early_deadline(case: EngineCase[EventT], transcript: bytes) -> None:
     """`handle_deadline` before the deadline changes nothing."""
     patient, hasty = _run(case, transcript, early=False), _run(case, transcript, early=True)
-    _require(patient == hasty, f"{transcript.hex()}: an early handle_deadline makes a difference")
+    require(patient == hasty, f"{transcript.hex()}: an early handle_deadline makes a difference")
 
 
 def _run(case: EngineCase[EventT], transcript: bytes, *, early: bool) -> tuple[list[object], bytes]:
@@ -315,7 +316,7 @@ def _answers_without_a_queue(case: EngineCase[EventT]) -> None:
         return
     engine = case.make()
     failures = [case.is_failure(event) for event in feed(engine, [case.preface, case.question])]
-    _require(not any(failures), f"{case.question.hex()} is no question, it is a violation")
+    require(not any(failures), f"{case.question.hex()} is no question, it is a violation")
     tracemalloc.start()
     try:
         for _ in range(ASKED):
@@ -324,12 +325,7 @@ def _answers_without_a_queue(case: EngineCase[EventT]) -> None:
         held = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    _require(held <= HELD_MOST, f"{held} bytes held after {ASKED} questions, {HELD_MOST} are allowed")
+    require(held <= HELD_MOST, f"{held} bytes held after {ASKED} questions, {HELD_MOST} are allowed")
     for limit in (1, 1000, PULL):
         size = sum(map(len, engine.buffers_to_send(limit)))
-        _require(size <= limit + HELD_MOST, f"{size} bytes to write at once where {limit} were asked for")
-
-
-def _require(condition: object, broken: str) -> None:
-    if not condition:
-        raise AssertionError(broken)
+        require(size <= limit + HELD_MOST, f"{size} bytes to write at once where {limit} were asked for")

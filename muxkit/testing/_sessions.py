@@ -23,6 +23,7 @@ import trio
 import trio.testing
 
 from muxkit.runtime import Channel, LinkLost, Session, Unsupported, background
+from muxkit.testing._demands import must_raise, require
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -72,7 +73,7 @@ async def _run(check: Check, make_pair: MakePair) -> None:
             pass  # a check may leave things unsaid
         except Exception as error:
             failure = failure or error
-    _require(not scope.cancelled_caught, f"{name}: not over within {PATIENCE:g} s")
+    require(not scope.cancelled_caught, f"{name}: not over within {PATIENCE:g} s")
     while isinstance(failure, ExceptionGroup):
         failure = failure.exceptions[0]
     if failure is not None:
@@ -89,7 +90,7 @@ async def _messages_arrive_whole(pair: SessionPair, *, largest: int) -> None:
             message = random.Random(size).randbytes(size)
             async with pair.one.open() as channel:
                 await channel.send(message)
-                _require(await channel.receive() == message, f"a message of {size} bytes came back different")
+                require(await channel.receive() == message, f"a message of {size} bytes came back different")
 
 
 async def _both_sides_open_channels(pair: SessionPair) -> None:
@@ -118,27 +119,27 @@ async def _order_is_kept(pair: SessionPair) -> None:
             with suppress(trio.EndOfChannel):
                 while True:
                     got += await there.receive_many(limit=100)
-        _require(got == messages, f"{len(got)} of {len(messages)} messages came in order")
+        require(got == messages, f"{len(got)} of {len(messages)} messages came in order")
 
 
 async def _half_close_keeps_the_way_back(pair: SessionPair) -> None:
     async with _two_ends(pair) as (here, there):
         await here.send(b"question")
         await here.finish()
-        _require(await there.receive() == b"question", "what was sent before finish was lost")
-        await _must_raise(trio.EndOfChannel, "receive after the peer finished", there.receive)
+        require(await there.receive() == b"question", "what was sent before finish was lost")
+        await must_raise(trio.EndOfChannel, "receive after the peer finished", there.receive)
         await there.send(b"answer")
-        _require(await here.receive() == b"answer", "after finish nothing came back")
-        await _must_raise(trio.ClosedResourceError, "send after finish", here.send, b"x")
+        require(await here.receive() == b"answer", "after finish nothing came back")
+        await must_raise(trio.ClosedResourceError, "send after finish", here.send, b"x")
 
 
 async def _abort_is_no_clean_end(pair: SessionPair) -> None:
     async with _two_ends(pair) as (here, there):
         here.abort()
-        await _must_raise(trio.BrokenResourceError, "receive after the peer gave up", _receive_on, there)
-        await _must_raise(trio.BrokenResourceError, "send after the peer gave up", _send_on, there, b"x")
-        await _must_raise(trio.ClosedResourceError, "send after abort", here.send, b"x")
-        await _must_raise(trio.ClosedResourceError, "receive after abort", here.receive)
+        await must_raise(trio.BrokenResourceError, "receive after the peer gave up", _receive_on, there)
+        await must_raise(trio.BrokenResourceError, "send after the peer gave up", _send_on, there, b"x")
+        await must_raise(trio.ClosedResourceError, "send after abort", here.send, b"x")
+        await must_raise(trio.ClosedResourceError, "receive after abort", here.receive)
 
 
 async def _an_unread_channel_stops_its_sender_only(pair: SessionPair) -> None:
@@ -154,7 +155,7 @@ async def _an_unread_channel_stops_its_sender_only(pair: SessionPair) -> None:
 
             nursery.start_soon(push)
             await _at_rest()
-            _require(sent * 10_000 < WINDOW_MOST, f"{sent * 10_000} bytes were taken while nobody read")
+            require(sent * 10_000 < WINDOW_MOST, f"{sent * 10_000} bytes were taken while nobody read")
             nursery.start_soon(_echo_each, pair.other)
             for number in range(100):
                 await _talk(pair.one, b"%d" % number)
@@ -177,7 +178,7 @@ async def _a_cancelled_receive_loses_nothing(pair: SessionPair) -> None:
             nursery.start_soon(send)
             for number in range(1000):
                 message = await _with_cancellations(dice, there.receive)
-                _require(message == b"%d" % number, f"instead of message {number} came {message!r}")
+                require(message == b"%d" % number, f"instead of message {number} came {message!r}")
 
 
 async def _a_cancelled_send_sends_nothing(pair: SessionPair) -> None:
@@ -193,8 +194,8 @@ async def _a_cancelled_send_sends_nothing(pair: SessionPair) -> None:
             nursery.start_soon(send)
             for number in range(300):
                 message = await there.receive()
-                _require(message[:6] == b"%6d" % number, f"instead of message {number} came {message[:6]!r}")
-            await _must_raise(trio.EndOfChannel, "receive behind the last message", there.receive)
+                require(message[:6] == b"%6d" % number, f"instead of message {number} came {message[:6]!r}")
+            await must_raise(trio.EndOfChannel, "receive behind the last message", there.receive)
 
 
 async def _loss_wakes_everybody(pair: SessionPair) -> None:
@@ -224,13 +225,13 @@ async def _loss_wakes_everybody(pair: SessionPair) -> None:
             nursery.start_soon(wait, "ping", pair.one.ping)
         for name, error in woken.items():
             fine = isinstance(error, LinkLost) or (name == "ping" and isinstance(error, Unsupported))
-            _require(fine, f"after the link was lost {name} gave {error!r}, not LinkLost")
+            require(fine, f"after the link was lost {name} gave {error!r}, not LinkLost")
         for name, call in (
             ("send", partial(idle.send, b"x")),
             ("receive", idle.receive),
             ("open", partial(_use_new, pair.one)),
         ):
-            await _must_raise(LinkLost, f"{name} after the link was lost", call)
+            await must_raise(LinkLost, f"{name} after the link was lost", call)
 
 
 async def _shutdown_lets_live_channels_end(pair: SessionPair) -> None:
@@ -239,29 +240,29 @@ async def _shutdown_lets_live_channels_end(pair: SessionPair) -> None:
             nursery.start_soon(partial(pair.other.shutdown, grace=PATIENCE / 2))
             await _at_rest()
             await here.send(b"late")
-            _require(await there.receive() == b"late", "a live channel did not work any more during shutdown")
+            require(await there.receive() == b"late", "a live channel did not work any more during shutdown")
             await here.aclose()
             await there.aclose()
         async for _ in pair.other.incoming():
             raise AssertionError("a channel came in after shutdown")
-        await _must_raise(trio.BrokenResourceError, "a channel opened after the peer's shutdown", _use_new, pair.one)
+        await must_raise(trio.BrokenResourceError, "a channel opened after the peer's shutdown", _use_new, pair.one)
 
 
 async def _shutdown_cuts_what_does_not_end(pair: SessionPair) -> None:
     async with _two_ends(pair) as (here, _there):
         await pair.other.shutdown(grace=0.01)
-        await _must_raise(trio.BrokenResourceError, "receive on a channel that was cut", _receive_on, here)
+        await must_raise(trio.BrokenResourceError, "receive on a channel that was cut", _receive_on, here)
 
 
 async def _a_session_knows_itself(pair: SessionPair) -> None:
     async with _two_ends(pair) as (here, there):
         await here.send(b"12345")
         await there.receive()
-        _require(bool(pair.one.info.protocol), "info.protocol is empty")
+        require(bool(pair.one.info.protocol), "info.protocol is empty")
         stats = pair.one.stats()
-        _require(stats.messages_sent >= 1 and stats.bytes_sent >= 5, f"after sending the counters are {stats}")
+        require(stats.messages_sent >= 1 and stats.bytes_sent >= 5, f"after sending the counters are {stats}")
         with suppress(Unsupported):
-            _require(await pair.one.ping() >= 0, "ping gave a negative time")
+            require(await pair.one.ping() >= 0, "ping gave a negative time")
 
 
 async def _errors_come_out_bare(make_pair: MakePair) -> None:
@@ -270,7 +271,7 @@ async def _errors_come_out_bare(make_pair: MakePair) -> None:
         async with make_pair() as pair, pair.one.open():
             raise error
     except _MadeUp as same:
-        _require(same is error, "a block's own error came out as another one")
+        require(same is error, "a block's own error came out as another one")
     except BaseExceptionGroup as group:
         raise AssertionError("errors come out bare: a block's own error came out in a group") from group
 
@@ -297,11 +298,6 @@ class _MadeUp(Exception):
     pass
 
 
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise AssertionError(sentence)
-
-
 class _two_ends:
     """A channel of `pair.one` and the same channel at `pair.other`."""
 
@@ -314,7 +310,7 @@ class _two_ends:
         # Opening is not announcing: some protocols tell of a channel with its first message.
         await here.send(b"first")
         async for there in self._pair.other.incoming():
-            _require(await there.receive() == b"first", "the first message came out different")
+            require(await there.receive() == b"first", "the first message came out different")
             return here, there
         raise AssertionError("incoming ended before the channel came")
 
@@ -338,7 +334,7 @@ async def _talk(session: Session, message: bytes) -> None:
     async with session.open() as channel:
         for _ in range(5):
             await channel.send(message)
-            _require(await channel.receive() == message, "an echo came back different")
+            require(await channel.receive() == message, "an echo came back different")
 
 
 async def _with_cancellations(dice: random.Random, call: Callable[[], Awaitable[object]]) -> object:
@@ -371,15 +367,3 @@ async def _use_new(session: Session) -> None:
 
 async def _at_rest() -> None:
     await trio.testing.wait_all_tasks_blocked(QUIET)
-
-
-async def _must_raise(
-    kind: type[Exception], what: str, call: Callable[..., Awaitable[object]], *arguments: object
-) -> None:
-    try:
-        await call(*arguments)
-    except kind:
-        return
-    except Exception as error:
-        raise AssertionError(f"{what} raises {type(error).__name__}, not {kind.__name__}") from error
-    raise AssertionError(f"{what} does not raise {kind.__name__}")

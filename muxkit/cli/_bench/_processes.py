@@ -12,6 +12,7 @@ import msgspec
 import trio
 
 from muxkit.cli._bench.bench_work.tasks import Measured
+from muxkit.cli._children import Child
 from muxkit.cli._outcome import CommandFailed, Exit
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from muxkit.cli._bench._contestants import Contestant
     from muxkit.cli._bench.bench_work.tasks import Task
 
-GRACE = 5.0  # s, to end by itself
 PATIENCE = 120.0  # s, for one pass
 
 
@@ -35,17 +35,8 @@ class _Failed(CommandFailed):
     """A process said so itself."""
 
 
-class Worker:
+class Worker(Child):
     """One end of a peer."""
-
-    def __init__(self, name: str, process: trio.Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._name = name
-        self._process = process
-        self._stdin = process.stdin
-        self._stdout = process.stdout
-        self._rest = b""
 
     async def address(self) -> str:
         """What a client connects to."""
@@ -56,10 +47,6 @@ class Worker:
         with suppress(trio.BrokenResourceError):  # it has ended, and has told why
             await self._stdin.send_all(msgspec.json.encode(task) + b"\n")
         return msgspec.json.decode(await self._line(), type=Measured)
-
-    async def let_go(self) -> None:
-        """It is not needed any more."""
-        await self._stdin.aclose()
 
     async def last_words(self) -> str | None:
         """Why it could not go on; None if nothing was wrong with it."""
@@ -72,29 +59,16 @@ class Worker:
                     return failure.sentence
         return None
 
-    async def end(self) -> None:
-        with trio.CancelScope(shield=True):
-            await self.let_go()
-            with trio.move_on_after(GRACE):
-                await self._process.wait()
-            if self._process.returncode is None:
-                self._process.kill()
-                await self._process.wait()
-            await self._stdout.aclose()
-
     async def _line(self) -> bytes:
         with trio.move_on_after(PATIENCE):
-            while b"\n" not in self._rest:
-                data = await self._stdout.receive_some()
-                if not data:
-                    raise CommandFailed(f"{self._name} ended without an answer")
-                self._rest += data
-            line, _, self._rest = self._rest.partition(b"\n")
+            line = await self.next_line()
+            if line is None:
+                raise CommandFailed(f"{self.name} ended without an answer")
             failed = msgspec.json.decode(line, type=_Answer).failed
             if failed is not None:
-                raise _Failed(f"{self._name}: {failed}")
+                raise _Failed(f"{self.name}: {failed}")
             return line
-        raise CommandFailed(f"{self._name} gave no answer within {PATIENCE:g} s", Exit.TIMED_OUT)
+        raise CommandFailed(f"{self.name} gave no answer within {PATIENCE:g} s", Exit.TIMED_OUT)
 
 
 @asynccontextmanager
