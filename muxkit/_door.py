@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import traceback
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import trio
 
 from muxkit._limits import Limits
-from muxkit._plugins import PROTOCOLS, TRANSPORTS, load
-from muxkit.runtime import Channel, LinkLost, ProtocolPlugin, Session, Transport
+from muxkit._plugins import PROTOCOLS, STREAMS, load, load_transport
+from muxkit.runtime import Channel, LinkLost, ProtocolPlugin, ResumingPlugin, Session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
+    from muxkit.runtime import Link, Listening
 
     SessionHandler = Callable[[Session], Awaitable[object]]
     ChannelHandler = Callable[[Channel], Awaitable[object]]
@@ -30,18 +32,102 @@ _log = logging.getLogger("muxkit")
 class _Door:
     """A URL taken apart, with both plugins."""
 
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
-        scheme, separator, self.address = url.partition("://")
-        protocol, plus, transport = scheme.partition("+")
-        if not (separator and plus and protocol and transport):
+    def __init__(
+        self, url: str, limits: Limits | None, observer: Observer | None, linger: float, options: dict[str, Any]
+    ) -> None:
+        self.scheme, separator, self.address = url.partition("://")
+        protocol, plus, self._transport_name = self.scheme.partition("+")
+        if not (separator and plus and protocol and self._transport_name):
             raise ValueError(f"{url!r} is no URL of the form {FORM}")
-        self.scheme = scheme
         # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
         self.protocol = cast("ProtocolPlugin", load(PROTOCOLS, protocol))
-        self.transport = cast("Transport", load(TRANSPORTS, transport))
+        links = getattr(self.protocol, "links", STREAMS)
+        self.transport = load_transport(self._transport_name, protocol, links)
+        self.limits = limits or Limits()
         ours = self.protocol.options
-        self.session_options = {name: value for name, value in options.items() if name in ours}
         self.link_options = {name: value for name, value in options.items() if name not in ours}
+        self._session_options = {name: value for name, value in options.items() if name in ours}
+        self._session_options |= {"limits": self.limits, "observer": observer, "linger": linger}
+        self._endpoint: str | None = None
+        if isinstance(self.protocol, ResumingPlugin):
+            self.address, self._endpoint = self.protocol.split(self._transport_name, self.address)
+
+    def dial(self) -> AbstractAsyncContextManager[Link]:
+        return self.transport.connect(self.address, **self.link_options)
+
+    def url(self, address: str) -> str:
+        """What a client connects to."""
+        if isinstance(self.protocol, ResumingPlugin):
+            address = self.protocol.join(self._transport_name, address, self._endpoint)
+        return f"{self.scheme}://{address}"
+
+    @asynccontextmanager
+    async def session_to(self) -> AsyncGenerator[Session, None]:
+        if isinstance(self.protocol, ResumingPlugin):
+            async with self.protocol.link(self.dial, endpoint=self._endpoint, **self._session_options) as session:
+                yield session
+        else:
+            async with self.dial() as link, self.session_on(link, "client") as session:
+                yield session
+
+    def session_on(self, link: Link, role: Literal["client", "server"]) -> AbstractAsyncContextManager[Session]:
+        return self.protocol.session(link, role=role, address=self.address, **self._session_options)
+
+    def listening(self, handler: SessionHandler) -> AbstractAsyncContextManager[Listening]:
+        """What takes each connection, so that `handler` is called with each session."""
+        if isinstance(self.protocol, ResumingPlugin):
+            return self.protocol.listener(handler, endpoint=self._endpoint, **self._session_options)
+        return nullcontext(_Connections(self.session_on, handler))
+
+
+class _Connections:
+    """Each connection is a session, and ends with it."""
+
+    def __init__(
+        self,
+        session_on: Callable[[Link, Literal["server"]], AbstractAsyncContextManager[Session]],
+        handler: SessionHandler,
+    ) -> None:
+        self._session_on = session_on
+        self._handler = handler
+        self._sessions: set[Session] = set()
+        self._draining = False
+        self._ended = trio.lowlevel.ParkingLot()
+
+    @property
+    def sessions(self) -> int:
+        return len(self._sessions)
+
+    async def handle(self, link: Link) -> None:
+        session: Session | None = None
+        try:
+            async with self._session_on(link, "server") as session:
+                if not self._draining:
+                    self._sessions.add(session)
+                    await self._handler(session)
+        except LinkLost as error:
+            _log.debug("session lost: %s", error)
+        except Exception as error:
+            _log.error("the handler of a session failed, the session was closed: %s", _where(error))
+            _log.debug("in full", exc_info=error)
+        finally:
+            # Not before it has taken leave: what its handler sent last may still be on its way.
+            if session is not None:
+                self._sessions.discard(session)
+            self._ended.unpark_all()
+
+    async def shutdown(self, *, grace: float) -> None:
+        self._draining = True
+        with trio.move_on_after(grace):
+            async with trio.open_nursery() as nursery:
+                for session in [*self._sessions]:
+                    nursery.start_soon(self._drain, session, grace)
+            while self._sessions:
+                await self._ended.park()
+
+    async def _drain(self, session: Session, grace: float) -> None:
+        with suppress(LinkLost):  # then it is over as well
+            await session.shutdown(grace=grace)
 
 
 @asynccontextmanager
@@ -59,33 +145,17 @@ async def connect(
     (`ssl_context=` for tls, `insecure=True` for plaintext off loopback). Time limits are yours to set
     (`trio.fail_after`); leaving the block takes at most `linger` seconds.
     """
-    door = _Door(url, options)
-    bounds = limits or Limits()
-    async with (
-        door.transport.connect(door.address, **door.link_options) as stream,
-        door.protocol.session(
-            stream,
-            role="client",
-            address=door.address,
-            limits=bounds,
-            observer=observer,
-            linger=linger,
-            **door.session_options,
-        ) as session,
-    ):
+    async with _Door(url, limits, observer, linger, options).session_to() as session:
         yield session
 
 
 class Served:
     """A running server."""
 
-    def __init__(self, scheme: str, scope: trio.CancelScope) -> None:
-        self._scheme = scheme
+    def __init__(self, listening: Listening, scope: trio.CancelScope, urls: tuple[str, ...]) -> None:
+        self._listening = listening
         self._scope = scope
-        self._sessions: set[Session] = set()
-        self._draining = False
-        self._ended = trio.lowlevel.ParkingLot()
-        self.urls: tuple[str, ...] = ()
+        self.urls = urls
 
     @property
     def url(self) -> str:
@@ -95,22 +165,12 @@ class Served:
     @property
     def sessions(self) -> int:
         """How many there are now."""
-        return len(self._sessions)
+        return self._listening.sessions
 
     async def shutdown(self, *, grace: float) -> None:
         """Take no new sessions and channels, let the live ones end for up to `grace` seconds, then stop."""
-        self._draining = True
-        with trio.move_on_after(grace):
-            async with trio.open_nursery() as nursery:
-                for session in [*self._sessions]:
-                    nursery.start_soon(self._drain, session, grace)
-            while self._sessions:
-                await self._ended.park()
+        await self._listening.shutdown(grace=grace)
         self._scope.cancel()
-
-    async def _drain(self, session: Session, grace: float) -> None:
-        with suppress(LinkLost):  # then it is over as well
-            await session.shutdown(grace=grace)
 
 
 async def serve(
@@ -128,45 +188,16 @@ async def serve(
     `handler` is called with each `Session`; when it returns, the session takes leave. What it raises ends its own
     session and is logged, the others go on. `muxkit.each_channel` makes one out of a function for a channel.
     """
-    door = _Door(url, options)
-    bounds = limits or Limits()
-
-    async def handle(stream: trio.abc.Stream) -> None:
-        session: Session | None = None
-        try:
-            async with door.protocol.session(
-                stream,
-                role="server",
-                address=door.address,
-                limits=bounds,
-                observer=observer,
-                linger=linger,
-                **door.session_options,
-            ) as session:
-                if not served._draining:
-                    served._sessions.add(session)
-                    await handler(session)
-        except LinkLost as error:
-            _log.debug("session lost: %s", error)
-        except Exception as error:
-            _log.error("the handler of a session failed, the session was closed: %s", _where(error))
-            _log.debug("in full", exc_info=error)
-        finally:
-            # Not before it has taken leave: what its handler sent last may still be on its way.
-            if session is not None:
-                served._sessions.discard(session)
-            served._ended.unpark_all()
+    door = _Door(url, limits, observer, linger, options)
 
     with trio.CancelScope() as scope:
-        served = Served(door.scheme, scope)
-        async with trio.open_nursery() as nursery:
+        async with door.listening(handler) as listening, trio.open_nursery() as nursery:
             addresses = await nursery.start(
                 lambda task_status: door.transport.serve(
-                    handle, door.address, limits=bounds, task_status=task_status, **door.link_options
+                    listening.handle, door.address, limits=door.limits, task_status=task_status, **door.link_options
                 )
             )
-            served.urls = tuple(f"{door.scheme}://{address}" for address in addresses)
-            task_status.started(served)
+            task_status.started(Served(listening, scope, tuple(map(door.url, addresses))))
 
 
 def each_channel(handler: ChannelHandler, *, most: int | None = None) -> SessionHandler:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import attrs
 
@@ -12,9 +12,12 @@ from muxkit._errors import MuxError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from muxkit.runtime import LinkKind, Transport
+
 Group = Literal["muxkit.protocols", "muxkit.transports"]
 PROTOCOLS: Group = "muxkit.protocols"
 TRANSPORTS: Group = "muxkit.transports"
+STREAMS: frozenset[LinkKind] = frozenset({"stream"})
 
 
 class PluginError(MuxError):
@@ -49,6 +52,36 @@ def load(group: Group, name: str) -> object:
         raise PluginError(f"the {_kind(group)} {name!r} of {_packages(found)} is broken: {problem}")
     loaded: object = found[0].load()
     return loaded
+
+
+def load_transport(name: str, protocol: str, links: frozenset[LinkKind] = STREAMS) -> Transport:
+    """The transport of that name, for a protocol that speaks over links of these kinds."""
+    # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
+    transport = cast("Transport", load(TRANSPORTS, name))
+    if link_kind(transport) not in links:
+        fitting = [one.name for one in installed() if _fits(one, links)]
+        raise PluginError(
+            f"{protocol} cannot speak over {name!r}, which carries {_CARRIED[link_kind(transport)]}; "
+            f"it can over: {', '.join(fitting)}"
+        )
+    return transport
+
+
+def link_kind(transport: object) -> LinkKind:
+    """What the connections of a transport are."""
+    kind: LinkKind = getattr(transport, "link", "stream")
+    return kind
+
+
+_CARRIED: dict[LinkKind, str] = {
+    "stream": "one stream of bytes",
+    "packets": "packets that may be lost",
+    "multistream": "streams and datagrams side by side",
+}
+
+
+def _fits(plugin: Plugin, links: frozenset[LinkKind]) -> bool:
+    return plugin.kind == "transport" and plugin.problem is None and link_kind(load(TRANSPORTS, plugin.name)) in links
 
 
 def installed() -> list[Plugin]:

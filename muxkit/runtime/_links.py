@@ -1,9 +1,11 @@
-"""What carries a connection? A byte stream is `trio.abc.Stream` as it is; this adds one optional fast path."""
+"""What carries a connection? A byte stream and packets are Trio's own types; streams beside each other need ours."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+import attrs
 import trio
 
 if TYPE_CHECKING:
@@ -12,9 +14,16 @@ if TYPE_CHECKING:
 
     from muxkit._limits import Limits
     from muxkit._observer import Observer
+    from muxkit.core import StreamId
     from muxkit.runtime._session import Session
 
+LinkKind = Literal["stream", "packets", "multistream"]
+"""Which of the three: an ordered byte stream, packets that may be lost, streams and datagrams side by side."""
+
 ByteLink = trio.abc.Stream
+
+PacketLink = trio.abc.Channel[bytes]
+"""Packets with one peer, each of which may be lost, repeated or late; `trio.DTLSChannel` is one."""
 
 
 @runtime_checkable
@@ -45,14 +54,159 @@ class Described(Protocol):
         """The other end, for people: `tcp 127.0.0.1:7000`."""
 
 
+@runtime_checkable
+class NowaitPackets(Protocol):
+    """A packet link that knows its largest packet, and can send and receive several at once without a checkpoint.
+
+    A pump uses it to move a burst with few system calls. Neither call may be made while the link's own `send` or
+    `receive` runs in the same direction.
+    """
+
+    @property
+    def packet_limit(self) -> int:
+        """The largest packet that can be sent now, in bytes; it may change with the path."""
+
+    def send_nowait(self, packets: Sequence[bytes]) -> int:
+        """Send what the kernel takes now, in order; give the number of packets taken.
+
+        Raises `trio.BrokenResourceError` when the link is gone, `trio.ClosedResourceError` when it was closed on
+        our side, ValueError for a packet above `packet_limit`.
+        """
+
+    def receive_nowait(self, limit: int) -> list[bytes]:
+        """What has come already, at most `limit` packets; an empty list if nothing has."""
+
+
+@attrs.define
+class StreamData:
+    """The next bytes of a stream that the peer writes."""
+
+    stream: StreamId
+    data: bytes
+    is_last: bool
+
+
+@attrs.define
+class StreamReset:
+    """The peer gave up a stream that he writes."""
+
+    stream: StreamId
+
+
+@attrs.define
+class StreamStopped:
+    """The peer wants no more of a stream that we write."""
+
+    stream: StreamId
+
+
+@attrs.define
+class Datagram:
+    """One packet beside the streams; it may have been the only one that arrived of many."""
+
+    data: bytes
+
+
+Arrival = StreamData | StreamReset | StreamStopped | Datagram
+
+
+class MultistreamLink(trio.abc.AsyncResource):
+    """Unidirectional streams and datagrams with one peer: QUIC.
+
+    Streams are numbered as QUIC numbers unidirectional ones (2, 6, 10, … of a client, 3, 7, 11, … of a server). The
+    peer may send on each stream what was granted; a grant follows `consumed`, never arrival. Writing never waits:
+    `room` says how much a stream takes now, and `wait_writable` sleeps until some stream has more. What was written
+    goes out by itself, one packet train for all that was written without a checkpoint in between.
+    """
+
+    @property
+    @abstractmethod
+    def role(self) -> Literal["client", "server"]:
+        """Whose streams are whose."""
+
+    @property
+    @abstractmethod
+    def peer(self) -> str:
+        """The other end, for people: `quic 127.0.0.1:7000`."""
+
+    @property
+    @abstractmethod
+    def round_trip(self) -> float | None:
+        """Seconds, smoothed; None before the first measurement."""
+
+    @abstractmethod
+    async def receive(self) -> Sequence[Arrival]:
+        """Wait for at least one arrival, then give all there are; an empty sequence is the orderly end.
+
+        Raises `trio.BrokenResourceError` when the connection is lost or was closed with an error, and
+        `trio.ClosedResourceError` when it was closed on our side.
+        """
+
+    @abstractmethod
+    def may_open(self) -> bool:
+        """Would the peer take one more stream of ours now?"""
+
+    @abstractmethod
+    def open(self) -> StreamId:
+        """The next stream of ours; only when `may_open()`."""
+
+    @abstractmethod
+    def room(self, stream: StreamId) -> int:
+        """How many bytes `write` takes on that stream now: the peer's credit and our high-water mark together."""
+
+    @abstractmethod
+    def write(self, stream: StreamId, data: bytes, is_last: bool) -> None:
+        """Queue at most `room(stream)` bytes; the first write of a stream opens it for the peer."""
+
+    @abstractmethod
+    async def wait_writable(self) -> Sequence[StreamId]:
+        """Sleep until streams that had no room have some, or a stream may be opened; give the former.
+
+        One task at a time. Raises as `receive` does.
+        """
+
+    @abstractmethod
+    def reset(self, stream: StreamId) -> None:
+        """Give up a stream that we write."""
+
+    @abstractmethod
+    def stop(self, stream: StreamId) -> None:
+        """Ask the peer to give up a stream that he writes."""
+
+    @abstractmethod
+    def consumed(self, stream: StreamId, amount: int) -> None:
+        """So many bytes of a stream that the peer writes are done with: renew them to him."""
+
+    @abstractmethod
+    def lend(self, stream: StreamId, amount: int) -> None:
+        """Let the peer send so many bytes beyond the window; what is consumed of the stream repays them first."""
+
+    @property
+    @abstractmethod
+    def datagram_limit(self) -> int:
+        """The largest datagram that can be sent now, in bytes; 0 if the peer takes none."""
+
+    @abstractmethod
+    def send_datagram(self, data: bytes) -> bool:
+        """Queue one datagram of at most `datagram_limit` bytes; False if the queue is full, and then it is not sent."""
+
+    @abstractmethod
+    def close(self, *, error: str = "") -> None:
+        """Say goodbye now: orderly, or with what was wrong. `aclose` waits until it has been sent."""
+
+
+Link = ByteLink | PacketLink | MultistreamLink
+
+
 class Transport(Protocol):
     """What an adapter offers to `muxkit.connect` and `muxkit.serve`, as an entry point of `muxkit.transports`.
 
     An address is what stands behind `://` in a URL. Options are the adapter's own, by keyword, and each adapter
     types them; so these are the shapes, as attributes, since a method would have to name all options:
 
-        def connect(self, address: str, **options) -> AbstractAsyncContextManager[trio.abc.Stream]
-        async def serve(self, handler: Callable[[trio.abc.Stream], Awaitable[None]], address: str, *,
+        link: LinkKind  # what its connections are; "stream" if it has no such attribute
+        def connect(self, address: str, **options) -> AbstractAsyncContextManager[Link]
+        async def serve(self, handler: Callable[[Link], Awaitable[None]], address: str, *,
                         limits: Limits, task_status: trio.TaskStatus[list[str]], **options) -> None
 
     `connect` gives one connection, closed with its block. `serve` listens until it is cancelled, and starts with
@@ -60,21 +214,26 @@ class Transport(Protocol):
     """
 
     @property
-    def connect(self) -> Callable[..., AbstractAsyncContextManager[trio.abc.Stream]]: ...
+    def connect(self) -> Callable[..., AbstractAsyncContextManager[Any]]: ...
 
     @property
     def serve(self) -> Callable[..., Awaitable[None]]: ...
 
 
 class ProtocolPlugin(Protocol):
-    """What a protocol offers to `muxkit.connect` and `muxkit.serve`, as an entry point of `muxkit.protocols`."""
+    """What a protocol offers to `muxkit.connect` and `muxkit.serve`, as an entry point of `muxkit.protocols`.
+
+    It may have `links: frozenset[LinkKind]`, the kinds of link that it speaks over; `{"stream"}` if it has not. And
+    if its sessions outlive their connections, it is a `ResumingPlugin` too.
+    """
 
     options: frozenset[str]
     """The keyword options that are the protocol's; all others go to the transport."""
 
     def session(
         self,
-        stream: trio.abc.Stream,
+        link: Any,  # noqa: ANN401 - of one of the kinds in `links`, and each plugin names its own
+        /,
         *,
         role: Literal["client", "server"],
         address: str,
@@ -84,3 +243,52 @@ class ProtocolPlugin(Protocol):
         **options: Any,
     ) -> AbstractAsyncContextManager[Session]:
         """A session over a new connection, which it closes at its end."""
+
+
+class Listening(Protocol):
+    """What happens with the connections that a transport accepts."""
+
+    @property
+    def sessions(self) -> int:
+        """How many there are now."""
+
+    async def handle(self, link: Any, /) -> None:  # noqa: ANN401 - as in `ProtocolPlugin.session`
+        """One connection, until it ends."""
+
+    async def shutdown(self, *, grace: float) -> None:
+        """Take no new sessions and channels, and let the live ones end for up to `grace` seconds."""
+
+
+@runtime_checkable
+class ResumingPlugin(Protocol):
+    """A protocol whose sessions live on many connections, one after the other: it dials by itself."""
+
+    def split(self, transport: str, address: str) -> tuple[str, str | None]:
+        """Take the part that names the service out of an address: what the transport needs, and that name."""
+
+    def join(self, transport: str, address: str, endpoint: str | None) -> str:
+        """The reverse."""
+
+    def link(
+        self,
+        dial: Callable[[], AbstractAsyncContextManager[Any]],
+        *,
+        endpoint: str | None,
+        limits: Limits,
+        observer: Observer | None,
+        linger: float,
+        **options: Any,
+    ) -> AbstractAsyncContextManager[Session]:
+        """One session over as many connections as it takes."""
+
+    def listener(
+        self,
+        handler: Callable[[Any], Awaitable[object]],
+        *,
+        endpoint: str | None,
+        limits: Limits,
+        observer: Observer | None,
+        linger: float,
+        **options: Any,
+    ) -> AbstractAsyncContextManager[Listening]:
+        """Calls `handler` with each new session, and finds the session of each connection."""

@@ -11,13 +11,14 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
+from muxkit._plugins import load_transport
 from muxkit.protocols.relink._config import Config
 from muxkit.protocols.relink._handshake import mismatch
 from muxkit.protocols.relink._session import LINGER, Link, living
 from muxkit.protocols.relink._session_core import Core
 from muxkit.protocols.relink._session_handshake import Hello, answer, unknown
 from muxkit.protocols.relink._session_ids import Keys, fingerprint, identity_of, is_same, new_epoch, new_link_id
-from muxkit.protocols.relink._session_urls import config_for, place_of, transport_of
+from muxkit.protocols.relink._session_urls import PROTOCOL, config_for, place_of
 from muxkit.runtime import LinkLost, Lobby, Registry, background
 
 if TYPE_CHECKING:
@@ -109,6 +110,11 @@ class Listener:
     def links(self) -> int:
         """How many there are, absent ones included."""
         return len(self._links)
+
+    @property
+    def sessions(self) -> int:
+        """How many links have a handler that runs."""
+        return len(self._serving)
 
     @property
     def absent(self) -> int:
@@ -306,7 +312,7 @@ async def listen(
     go raises `LinkLost` wherever its handler waits. Other keyword arguments are options of the transport.
     """
     place = place_of(url)
-    transport = transport_of(place)
+    transport = load_transport(place.transport, PROTOCOL)
     services = _services(endpoints, config, place.endpoint)
     [only] = services if len(services) == 1 else [""]
     with trio.CancelScope() as scope:

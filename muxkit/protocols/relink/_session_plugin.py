@@ -17,7 +17,7 @@ from muxkit.protocols.relink._session_core import Core
 from muxkit.protocols.relink._session_handshake import Hello, answer, ask, unknown
 from muxkit.protocols.relink._session_ids import new_epoch, new_link_id
 from muxkit.protocols.relink._session_listen import Endpoint, Listener, listener
-from muxkit.protocols.relink._session_urls import config_for, split_endpoint
+from muxkit.protocols.relink._session_urls import config_for, join_endpoint, split_endpoint
 from muxkit.runtime import LinkLost, Lobby
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class _Protocol:
     def session(
         self,
         stream: trio.abc.Stream,
+        /,
         *,
         role: Literal["client", "server"],
         address: str,
@@ -151,6 +152,7 @@ class _Protocol:
         return listener(services, limits=limits, observer=observer, linger=linger)
 
     split = staticmethod(split_endpoint)
+    join = staticmethod(join_endpoint)
 
 
 protocol = _Protocol()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 import attrs
 
-from muxkit._plugins import TRANSPORTS, load
+from muxkit._plugins import load_transport
 from muxkit.protocols.relink._config import Config
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import trio
 
-    from muxkit.runtime import Dial, Transport
+    from muxkit.runtime import Dial
 
 PROTOCOL: Final = "relink"
 FORM: Final = "relink+transport://address/endpoint or …?endpoint=name, such as relink+tcp://127.0.0.1:7000/jobs"
@@ -33,11 +33,7 @@ class Place:
 
     def url(self, address: str, endpoint: str) -> str:
         """The same with a real address, as a client needs it."""
-        if not endpoint:
-            return f"{self.scheme}://{address}"
-        if self.transport not in PATHS:
-            return f"{self.scheme}://{address}/{quote(endpoint, safe='')}"
-        return f"{self.scheme}://{address}{'&' if '?' in address else '?'}endpoint={quote(endpoint, safe='')}"
+        return f"{self.scheme}://{join_endpoint(self.transport, address, endpoint)}"
 
 
 def place_of(url: str) -> Place:
@@ -70,6 +66,15 @@ def split_endpoint(transport: str, address: str) -> tuple[str, str | None]:
     return address, endpoint
 
 
+def join_endpoint(transport: str, address: str, endpoint: str | None) -> str:
+    """The reverse."""
+    if not endpoint:
+        return address
+    if transport not in PATHS:
+        return f"{address}/{quote(endpoint, safe='')}"
+    return f"{address}{'&' if '?' in address else '?'}endpoint={quote(endpoint, safe='')}"
+
+
 def config_for(config: Config | None, *names: str | None) -> Config:
     """The settings with the endpoint that was named, here or there; ValueError if they do not agree."""
     settings = config or Config()
@@ -79,12 +84,6 @@ def config_for(config: Config | None, *names: str | None) -> Config:
     return attrs.evolve(settings, endpoint=named.pop()) if named else settings
 
 
-def transport_of(place: Place) -> Transport:
-    """Raises `PluginError` for an unknown transport."""
-    # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
-    return cast("Transport", load(TRANSPORTS, place.transport))
-
-
 def dial_of(where: str | Dial, options: dict[str, Any]) -> tuple[Dial, str | None]:
     """What dials `where`, and the endpoint in it."""
     if not isinstance(where, str):
@@ -92,7 +91,7 @@ def dial_of(where: str | Dial, options: dict[str, Any]) -> tuple[Dial, str | Non
             raise TypeError(f"a dial function takes no options of a transport: {', '.join(options)}")
         return where, None
     place = place_of(where)
-    transport = transport_of(place)
+    transport = load_transport(place.transport, PROTOCOL)
 
     def dial() -> AbstractAsyncContextManager[trio.abc.Stream]:
         return transport.connect(place.address, **options)

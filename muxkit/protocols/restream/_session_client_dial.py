@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from muxkit._plugins import TRANSPORTS, load
+from muxkit._plugins import load_transport
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     import trio
 
-    from muxkit.runtime import Dial, Transport
+    from muxkit.runtime import Dial
 
 PROTOCOL: Final = "restream"
 FORM: Final = "restream+transport://address, such as restream+tcp://127.0.0.1:7000"
@@ -27,8 +27,7 @@ def dial_of(where: str | Dial, options: dict[str, Any]) -> Dial:
     protocol, _, name = scheme.partition("+")
     if not separator or protocol != PROTOCOL or not name:
         raise ValueError(f"{where!r} is no URL of the form {FORM}")
-    # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
-    transport = cast("Transport", load(TRANSPORTS, name))
+    transport = load_transport(name, PROTOCOL)
 
     def dial() -> AbstractAsyncContextManager[trio.abc.Stream]:
         return transport.connect(address, **options)

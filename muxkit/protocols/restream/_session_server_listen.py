@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from muxkit._plugins import TRANSPORTS, load
+from muxkit._plugins import load_transport
 from muxkit.protocols.restream._session_server_log import shown
 from muxkit.runtime import background
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from muxkit._limits import Limits
-    from muxkit.runtime import Transport
 
     Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
     Handler = Callable[[trio.abc.Stream], Awaitable[None]]
@@ -38,8 +37,7 @@ async def listen_at(url: str, handler: Handler, *, limits: Limits, started: Star
     protocol, _, name = scheme.partition("+")
     if not separator or protocol != PROTOCOL or not name:
         raise ValueError(f"{url!r} is no URL of the form {FORM}")
-    # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
-    transport = cast("Transport", load(TRANSPORTS, name))
+    transport = load_transport(name, PROTOCOL)
     status = _Started(lambda addresses: started([f"{scheme}://{each}" for each in addresses]))
     await transport.serve(handler, address, limits=limits, task_status=status, **options)
 
