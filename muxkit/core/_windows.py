@@ -165,7 +165,8 @@ class ReceiveWindow:
             return 0
         self.renewed_at = now
         room = self.budget.first_room(self.size)
-        self.credit += room
+        # Most windows grant the same at first, and nothing else: then they share the number, too.
+        self.credit = self.credit + room if self.credit else room
         self.budget.used += room
         return room
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from enum import Enum, auto
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
@@ -21,13 +22,21 @@ ONLY_BYTES = {bytes}
 MANY = 16  # times as much for messages that are sent with one call
 
 
+class _Outcome(Enum):
+    """How a half ends, as far as that cannot be seen from its state."""
+
+    USUAL = auto()
+    GIVEN_UP = auto()
+    LOST = auto()  # with the connection, before the peer confirmed it
+
+
 class SendHalf(trio.abc.SendChannel[bytes]):
     """Sends whole messages; a protocol fills in the six methods at the end.
 
     Several tasks may send at once: they are served in the order in which they came.
     """
 
-    __slots__ = ("_bytes", "_calls", "_error", "_gate", "_lost", "_over", "_ring", "_room", "given_up", "state")
+    __slots__ = ("_bytes", "_calls", "_error", "_gate", "_outcome", "_over", "_ring", "_room", "state")
 
     def __init__(self, room: Room, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -37,8 +46,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         self._over: trio.Event | None = None
         self._calls = 0
         self._bytes = 0
-        self._lost = False
-        self.given_up = False  # nobody waits for the peer to hear of it
+        self._outcome = _Outcome.USUAL
         self.state = Sending.OPEN
 
     # --- for the application
@@ -123,7 +131,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         self._abort()
         if self.state is Sending.OPEN:
             self.state = advance(self.state, Step.FINISH)
-        self.given_up = True
+        self._outcome = _Outcome.GIVEN_UP
         self._error = _closed
         self._shut_gate(_closed)
         self._room.release()  # what was queued is not any more
@@ -188,12 +196,19 @@ class SendHalf(trio.abc.SendChannel[bytes]):
     @property
     def is_unheard(self) -> bool:
         """Is it unknown whether the peer has heard everything? True also once it can never be known."""
-        return not self.given_up and (self._lost or self.state is not Sending.CLOSED)
+        outcome = self._outcome
+        return outcome is _Outcome.LOST or (outcome is _Outcome.USUAL and self.state is not Sending.CLOSED)
+
+    @property
+    def given_up(self) -> bool:
+        """Was it aborted, so that nobody waits for the peer to hear of it?"""
+        return self._outcome is _Outcome.GIVEN_UP
 
     def lost(self, error: ErrorMaker) -> None:
         """The connection is gone."""
         if self.state is not Sending.CLOSED:
-            self._lost = True
+            if self._outcome is _Outcome.USUAL:
+                self._outcome = _Outcome.LOST
             self._shut(Step.LOST, error)
 
     def _shut(self, step: Step, error: ErrorMaker | None) -> None:

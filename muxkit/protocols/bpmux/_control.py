@@ -6,7 +6,6 @@ that it takes on the wire. So the reader never has to wait for the writer, howev
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from muxkit.core import Buffer, encode_varu64
@@ -22,7 +21,7 @@ class Control:
     __slots__ = ("acks", "dirty", "leaving", "pongs_owed")
 
     def __init__(self) -> None:
-        self.dirty: deque[Entity] = deque()
+        self.dirty: dict[Entity, None] = {}  # whoever owes something, and may say it
         self.acks = bytearray()
         self.leaving = 0  # channels of the peer that are gone here and that it has not been told of yet
         self.pongs_owed = 0
@@ -47,9 +46,8 @@ class Control:
 
     def touch(self, entity: Entity) -> None:
         """The entity owes something; it waits until its opening is out."""
-        if entity.announced and not entity.dirty and (entity.grant or entity.pings or entity.pongs):
-            entity.dirty = True
-            self.dirty.append(entity)
+        if entity.announced and (entity.grant or entity.pings or entity.pongs):
+            self.dirty.setdefault(entity)
 
     def forget(self, entity: Entity) -> None:
         """Nothing more may be said about this entity."""
@@ -60,11 +58,10 @@ class Control:
         """Append what is owed, about `limit` bytes at most."""
         written = self._write_acks(out)
         while self.dirty and written < limit:
-            entity = self.dirty[0]
+            entity = next(iter(self.dirty))
             written += self._write_entity(entity, limit - written, out)
             if not (entity.grant or entity.pings or entity.pongs):
-                entity.dirty = False
-                self.dirty.popleft()
+                del self.dirty[entity]
         return written
 
     def _write_acks(self, out: list[Buffer]) -> int:

@@ -92,7 +92,7 @@ class Engine:
     @property
     def unread(self) -> int:
         """Channels that the peer opened and ended, and of which not everything was consumed."""
-        return self._state.unread
+        return len(self._state.unread)
 
     @property
     def unparsed(self) -> int:

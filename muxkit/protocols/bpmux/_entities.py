@@ -45,6 +45,18 @@ NO_CREDIT = Credit()
 NO_WINDOW = ReceiveWindow()
 
 
+class Parts:
+    """A message that comes in parts."""
+
+    __slots__ = ("ends", "left", "pieces", "pinged")
+
+    def __init__(self, total: int, *, is_wanted: bool) -> None:
+        self.left = total
+        self.pieces = Pieces() if is_wanted else None  # None: what comes goes to the waste bin
+        self.ends: bool | None = None  # parts of an end payload? None before the first part
+        self.pinged: list[Entity] = []  # meanwhile: to be told once the opening is whole
+
+
 class Entity:
     """One half of a channel, or a request: one direction of payload, credit and ends in both."""
 
@@ -52,10 +64,8 @@ class Entity:
         "announced",
         "credit",
         "direct",
-        "dirty",
         "end_in",
         "end_out",
-        "ends_in_parts",
         "gone",
         "grant",
         "half",
@@ -66,13 +76,10 @@ class Entity:
         "opening",
         "orderly",
         "outgoing",
-        "partial",
-        "pieces",
-        "pinged",
+        "parts",
         "pings",
         "pongs",
         "twin",
-        "unread",
         "window",
     )
 
@@ -84,14 +91,11 @@ class Entity:
         self.window = window or NO_WINDOW
         self.end_out = False
         self.end_in = False
-        self.partial = 0
         # Receiving.
         self.live = True  # the application wants what comes
         self.direct = True  # a payload can be handed over as it is: live, nothing in parts on its window
         self.opening = False  # its opening payload is still coming, in parts
-        self.pinged = False  # meanwhile: to be told after the opening
-        self.pieces: Pieces | None = None
-        self.ends_in_parts: bool | None = None  # parts of an end payload? None before the first part
+        self.parts: Parts | None = None
         # Sending.
         self.announced = True  # our opening chunk is out
         self.outgoing: Outgoing | None = None
@@ -99,11 +103,9 @@ class Entity:
         self.grant = 0
         self.pings = 0
         self.pongs = 0
-        self.dirty = False
         # Life.
         self.half: object = None  # what the application holds of it: kept for the session, never looked at here
         self.gone = False
-        self.unread = False  # the peer made and ended it, and the application has not taken everything
         self.orderly = False  # a duplex whose other half the peer ended without an error
         self.late = False  # made by the peer after it had closed its top level
         self.twin: Entity | None = None  # the other half of a duplex, while both live
@@ -137,6 +139,11 @@ class Entity:
     @property
     def credit_in(self) -> int:
         return self.window.credit
+
+    @property
+    def partial(self) -> int:
+        """What is still to come of a message in parts."""
+        return 0 if self.parts is None else self.parts.left
 
     @property
     def ending(self) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import U64_MAX, ReceiveWindow
-from muxkit.protocols.bpmux._entities import ADDRESSED, Entity, Kind
+from muxkit.protocols.bpmux._entities import ADDRESSED, Entity, Kind, Parts
 from muxkit.protocols.bpmux._events import Confirmed, Ended, Message, Opened, Pinged, Ponged, Responded
 from muxkit.protocols.bpmux._frames import ACK_END, END, PAYLOAD, PING, Chunk, Partial, Type
 from muxkit.protocols.bpmux._tracing import observe_chunk
@@ -119,13 +119,13 @@ class Receiving:
             raise RemoteProtocolError(f"{type.label} {id}: a response together with an end", rule="bpmux-R27")
         if flags & ACK_END and not entity.end_out:
             raise RemoteProtocolError(f"{type.label} {id}: ack-end for an end that was not sent", rule="bpmux-R33")
-        if entity.partial:
+        if entity.parts is not None:
             if self.announced:
                 raise RemoteProtocolError(
                     f"{type.label} {id}: a Partial with {entity.partial} bytes of the last one to come",
                     rule="bpmux-P08",
                 )
-            ends = entity.ends_in_parts
+            ends = entity.parts.ends
             if (flags & END and ends is False) or (flags & PAYLOAD and ends is True):
                 raise RemoteProtocolError(
                     f"{type.label} {id}: payload and end payload mixed in partial mode", rule="bpmux-P14"
@@ -242,14 +242,15 @@ class Receiving:
     def _take_payload(self, entity: Entity, payload: bytes) -> None:
         state = self._state
         state.payer(entity).window.arrived(len(payload))
-        if entity.partial:
-            entity.ends_in_parts = False
-            whole = state.add_part(entity, payload)
+        parts = entity.parts
+        if parts is not None:
+            parts.ends = False
+            whole = state.add_part(entity, parts, payload)
             if whole is None:
                 return
             payload = whole
         if entity.opening:
-            self._opened(entity, payload)
+            self._opened(entity, payload, parts)
         elif entity.kind is Kind.REQUEST_OUT:
             self._take_response(entity, payload)
         elif entity.live:
@@ -257,7 +258,7 @@ class Receiving:
         else:
             state.consume(entity, len(payload))
 
-    def _opened(self, entity: Entity, payload: bytes) -> None:
+    def _opened(self, entity: Entity, payload: bytes, parts: Parts | None) -> None:
         state = self._state
         entity.opening = False
         state.refresh(entity)
@@ -266,7 +267,8 @@ class Receiving:
             state.renew(receiving, receiving.window.start(self._state.now))
         source = receiving if receiving is not entity else None
         state.events.append(Opened(entity, payload, source))
-        state.events.extend(Pinged(half) for half in (entity, source) if half is not None and half.pinged)
+        if parts is not None:
+            state.events.extend(Pinged(half) for half in (entity, source) if half in parts.pinged)
 
     def _take_response(self, entity: Entity, payload: bytes) -> None:
         state = self._state
@@ -293,22 +295,23 @@ class Receiving:
     def _take_ping(self, entity: Entity) -> None:
         if self._state.config.pongs and not entity.end_out:
             self._state.control.owe_pong(entity)
-        if _is_half_opened(entity):
-            entity.pinged = True
-        else:
+        parts = _opening_of(entity)
+        if parts is None:
             self._state.events.append(Pinged(entity))
+        elif entity not in parts.pinged:
+            parts.pinged.append(entity)
 
     def _take_pong(self, entity: Entity) -> None:
-        if not _is_half_opened(entity):
+        if _opening_of(entity) is None:
             self._state.events.append(Ponged(entity))
 
     def _take_end(self, entity: Entity, payload: bytes) -> None:
         state = self._state
         entity.window.arrived(len(payload))
         size = len(payload)
-        if entity.partial:
-            entity.ends_in_parts = True
-            whole = state.add_part(entity, payload)
+        if entity.parts is not None:
+            entity.parts.ends = True
+            whole = state.add_part(entity, entity.parts, payload)
             if whole is None:
                 return
             payload, size = whole, len(whole)
@@ -326,6 +329,8 @@ class Receiving:
             state.decline(begun=True)
 
 
-def _is_half_opened(entity: Entity) -> bool:
-    """Does its opening still come in parts, so that the application does not know it?"""
-    return entity.opening or (entity.twin is not None and entity.twin.opening)
+def _opening_of(entity: Entity) -> Parts | None:
+    """Its opening, or its twin's, if that still comes in parts, so that the application does not know it."""
+    if entity.opening:
+        return entity.parts
+    return entity.twin.parts if entity.twin is not None and entity.twin.opening else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muxkit.core import Outbox, Pieces, Reassembly, ReceiveBudget, ReceiveWindow, Scheduler, TokenBucket
+from muxkit.core import Outbox, Reassembly, ReceiveBudget, ReceiveWindow, Scheduler, TokenBucket
 from muxkit.protocols.bpmux._control import Control
-from muxkit.protocols.bpmux._entities import OURS, RECEIVERS, Entity, Kind
+from muxkit.protocols.bpmux._entities import OURS, RECEIVERS, Entity, Kind, Parts
 from muxkit.protocols.bpmux._events import Declined, Event, Writable
 from muxkit.protocols.bpmux._outgoing import OVERHEAD, Outgoing
 
@@ -34,7 +34,7 @@ class State:
         self.messages_sent = 0
         self.ours = 0  # live channels that we opened
         self.theirs = 0  # live channels that the peer opened
-        self.unread = 0  # those that it ended, and of which the application still has something to take
+        self.unread: set[Entity] = set()  # those that it ended, and of which the application has not taken everything
         self.unfinished = 0  # messages in parts that somebody waits for
         self.now = 0.0
         self._openings: dict[Entity, None] = {}
@@ -74,8 +74,7 @@ class State:
         self._drop_parts(entity)
         self._repay(entity.window.retire())
         if entity.window.held and entity.kind not in OURS:
-            entity.unread = True
-            self.unread += 1
+            self.unread.add(entity)
         if entity.outgoing is not None:
             entity.outgoing.accepts = False
             self._forget_outgoing(entity.outgoing)
@@ -128,12 +127,11 @@ class State:
         """
         window = entity.window
         grant, repaid = window.consumed(size, self.now)
-        if not (grant or repaid or entity.unread or window.unfinished):
+        if not (grant or repaid or window.unfinished or (self.unread and entity in self.unread)):
             return False
         self.renew(entity, grant)
-        if entity.unread and not window.held:
-            entity.unread = False
-            self.unread -= 1
+        if not window.held:
+            self.unread.discard(entity)
         if repaid:
             self._repay(repaid)
         if window.unfinished:
@@ -148,37 +146,37 @@ class State:
 
     def begin_parts(self, entity: Entity, total: int) -> None:
         """The entity enters partial mode."""
-        entity.partial = total
-        entity.ends_in_parts = None
+        entity.parts = Parts(total, is_wanted=entity.live)
         if entity.live:
-            entity.pieces = Pieces()
             self.unfinished += 1
             self.payer(entity).own_window().unfinished += total
         self.refresh(entity)
 
-    def add_part(self, entity: Entity, data: bytes) -> bytes | None:
+    def add_part(self, entity: Entity, parts: Parts, data: bytes) -> bytes | None:
         """One more part, already charged; the whole message once it is complete."""
         payer = self.payer(entity)
-        entity.partial -= len(data)
-        if entity.pieces is None:
+        parts.left -= len(data)
+        if not parts.left:
+            entity.parts = None
+        if parts.pieces is None:
             self.consume(payer, len(data))
-            return b"" if entity.partial == 0 else None
+            return None if parts.left else b""
         payer.window.unfinished -= len(data)
-        entity.pieces.append(data)
-        if entity.partial:
+        parts.pieces.append(data)
+        if parts.left:
             return None
-        whole, entity.pieces = entity.pieces.join(), None
         self.unfinished -= 1
         self.refresh(entity)
-        return whole
+        return parts.pieces.join()
 
     def _drop_parts(self, entity: Entity) -> None:
         """Throw away what came of an unfinished message."""
-        if entity.pieces is None:
+        parts = entity.parts
+        if parts is None or parts.pieces is None:
             return
-        payer, size = self.payer(entity), entity.pieces.size
-        payer.window.unfinished -= entity.partial
-        entity.pieces = None
+        payer, size = self.payer(entity), parts.pieces.size
+        payer.window.unfinished -= parts.left
+        parts.pieces = None
         self.unfinished -= 1
         self.refresh(entity)
         self.consume(payer, size)
@@ -187,7 +185,7 @@ class State:
     def refresh(self, entity: Entity) -> None:
         """May payloads take the short way? Not beside a message in parts, whose loan they might use up."""
         for one in (entity, self.payer(entity)):
-            one.direct = one.live and not one.opening and not one.partial and not one.window.unfinished
+            one.direct = one.live and not one.opening and one.parts is None and not one.window.unfinished
 
     def silence(self, entity: Entity) -> None:
         """The application wants nothing more of what comes: what is on its way goes to the waste bin."""
@@ -210,7 +208,7 @@ class State:
     def is_peer_to_go_on(self) -> bool:
         """Is there a message in parts whose rest the peer has the credit for?"""
         return self.unfinished > 0 and any(
-            entity.pieces is not None and not self.payer(entity).window.shortfall()
+            entity.parts is not None and entity.parts.pieces is not None and not self.payer(entity).window.shortfall()
             for entities in self.maps
             for entity in entities.values()
         )

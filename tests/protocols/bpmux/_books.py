@@ -110,7 +110,7 @@ def _check_windows(engine: Engine, entities: list[Entity], gone: list[Entity]) -
 
 
 def _check_parts(state: State, entities: list[Entity]) -> None:
-    in_parts = [entity for entity in entities if entity.pieces is not None]
+    in_parts = [entity for entity in entities if entity.parts is not None and entity.parts.pieces is not None]
     for waiting in state.reassembly._waiting:
         assert not waiting.gone
         assert waiting.window.shortfall() > 0, f"{waiting.label} stands in line and needs nothing"

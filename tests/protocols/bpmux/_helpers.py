@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from muxkit._errors import RemoteProtocolError
     from muxkit._limits import Limits
+    from muxkit.protocols.bpmux._entities import Parts
 
 U64_MAX = 2**64 - 1
 
@@ -162,8 +163,8 @@ def state_of(engine: Engine) -> object:
                 entity.direct,
                 entity.announced,
             ),
-            (entity.grant, entity.pings, entity.pongs, entity.ends_in_parts, entity.pinged, entity.late),
-            None if entity.pieces is None else entity.pieces.size,
+            (entity.grant, entity.pings, entity.pongs, entity.late),
+            None if entity.parts is None else _parts_of(entity.parts),
             None if entity.outgoing is None else _queue_of(entity),
         )
         for kind in Kind
@@ -177,6 +178,10 @@ def state_of(engine: Engine) -> object:
         (bytes(state.control.acks), state.control.leaving, state.control.pongs_owed),
         engine._reader._receiving.announced,
     )
+
+
+def _parts_of(parts: Parts) -> object:
+    return (parts.ends, [one.label for one in parts.pinged], None if parts.pieces is None else parts.pieces.size)
 
 
 def _queue_of(entity: Entity) -> object:
