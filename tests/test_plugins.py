@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import muxkit
-from muxkit._plugins import PROTOCOLS, TRANSPORTS, Plugin, PluginError, installed, load
+from muxkit._plugins import PROTOCOLS, TRANSPORTS, Plugin, PluginError, installed, load, load_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,6 +112,25 @@ def test_a_package_with_damaged_metadata_does_not_hide_the_others(install: Insta
 def test_a_broken_plugin_does_not_keep_others_from_working(install: Install) -> None:
     install("hurt", "pigeon = hurt:transport", code="1 / 0\n")
     assert load(TRANSPORTS, "mem")
+
+
+PACKETS = "class T:\n    link = 'packets'\n    def connect(self): ...\n    def serve(self): ...\ntransport = T()\n"
+
+
+def test_a_transport_that_carries_something_else_is_refused_with_those_that_would_do(install: Install) -> None:
+    install("posted", "parcel = posted:transport", code=PACKETS)
+    refusal = r"^bpmux cannot speak over 'parcel', which carries packets that may be lost; it can over: mem, .*tcp"
+    with pytest.raises(PluginError, match=refusal) as caught:
+        load_transport("parcel", "bpmux")
+    assert "parcel" not in str(caught.value).partition("it can over:")[2]
+    assert load_transport("parcel", "e3x", frozenset({"stream", "packets"})) is load(TRANSPORTS, "parcel")
+
+
+async def test_the_door_compares_the_kinds_before_anything_is_dialled(install: Install) -> None:
+    install("posted", "parcel = posted:transport", code=PACKETS)
+    with pytest.raises(PluginError, match="relink cannot speak over 'parcel'"):
+        async with muxkit.connect("relink+parcel://nowhere"):
+            pass
 
 
 def test_the_error_is_one_of_muxkits() -> None:
