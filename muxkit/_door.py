@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import trio
 
 from muxkit._limits import Limits
-from muxkit._plugins import PROTOCOLS, STREAMS, load, load_transport
+from muxkit._observer import for_connection
+from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport
 from muxkit.runtime import Channel, LinkLost, ProtocolPlugin, ResumingPlugin, Session
 
 if TYPE_CHECKING:
@@ -47,13 +48,16 @@ class _Door:
         ours = self.protocol.options
         self.link_options = {name: value for name, value in options.items() if name not in ours}
         self._session_options = {name: value for name, value in options.items() if name in ours}
-        self._session_options |= {"limits": self.limits, "observer": observer, "linger": linger}
+        self._session_options |= {"limits": self.limits, "linger": linger}
+        self._observer = observer
         self._endpoint: str | None = None
         if isinstance(self.protocol, ResumingPlugin):
             self.address, self._endpoint = self.protocol.split(self._transport_name, self.address)
 
     def dial(self) -> AbstractAsyncContextManager[Link]:
-        return self.transport.connect(self.address, **self.link_options)
+        # Credit for streams side by side is the link's business, so what bounds it has to go there.
+        bounds = {"limits": self.limits} if link_kind(self.transport) == "multistream" else {}
+        return self.transport.connect(self.address, **bounds, **self.link_options)
 
     def url(self, address: str) -> str:
         """What a client connects to."""
@@ -64,19 +68,25 @@ class _Door:
     @asynccontextmanager
     async def session_to(self) -> AsyncGenerator[Session, None]:
         if isinstance(self.protocol, ResumingPlugin):
-            async with self.protocol.link(self.dial, endpoint=self._endpoint, **self._session_options) as session:
+            observer = for_connection(self._observer, f"client {self.address}")
+            async with self.protocol.link(
+                self.dial, endpoint=self._endpoint, observer=observer, **self._session_options
+            ) as session:
                 yield session
         else:
             async with self.dial() as link, self.session_on(link, "client") as session:
                 yield session
 
     def session_on(self, link: Link, role: Literal["client", "server"]) -> AbstractAsyncContextManager[Session]:
-        return self.protocol.session(link, role=role, address=self.address, **self._session_options)
+        observer = for_connection(self._observer, f"{role} {getattr(link, 'peer', '') or self.address}")
+        return self.protocol.session(link, role=role, address=self.address, observer=observer, **self._session_options)
 
     def listening(self, handler: SessionHandler) -> AbstractAsyncContextManager[Listening]:
         """What takes each connection, so that `handler` is called with each session."""
         if isinstance(self.protocol, ResumingPlugin):
-            return self.protocol.listener(handler, endpoint=self._endpoint, **self._session_options)
+            return self.protocol.listener(
+                handler, endpoint=self._endpoint, observer=self._observer, **self._session_options
+            )
         return nullcontext(_Connections(self.session_on, handler))
 
 

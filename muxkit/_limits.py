@@ -37,7 +37,8 @@ class Limits:
     connections: int = _limit(1024)
     """Live connections of one listener; more wait in the kernel's backlog."""
     half_open: int = _limit(100)
-    """Connections of one listener that are still in a TLS or WebSocket handshake."""
+    """Connections of one listener that are still in a TLS, DTLS, QUIC or WebSocket handshake; over UDP, addresses that
+    have not proved themselves."""
     channels: int = _limit(16_384)
     """Live channels in one connection that the peer opened, and as many that we opened."""
     backlog: int = _limit(16_384)
@@ -69,7 +70,7 @@ class Limits:
 
     # Times
     handshake: float = _seconds(10.0)
-    """A TLS or WebSocket handshake must be over by then."""
+    """A TLS, DTLS or WebSocket handshake must be over by then, and so long may an unproved UDP address be silent."""
     stall: float = _seconds(30.0)
     """While a message is unfinished, `stall_bytes` must come in each such span."""
     stall_bytes: int = _limit(1024)

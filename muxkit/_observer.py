@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 Direction = Literal["in", "out"]
 
@@ -31,3 +31,16 @@ class Observer(Protocol):
 
     def transport(self, direction: Direction, data: bytes | memoryview) -> None:
         """Raw bytes went over the transport; the data belongs to the observer only during the call."""
+
+
+@runtime_checkable
+class ConnectionObserver(Observer, Protocol):
+    """An observer of many connections, which wants one of its own for each: a server has one for all its sessions."""
+
+    def connection(self, name: str = "") -> Observer:
+        """The observer of the connection that begins now; `name` is for people."""
+
+
+def for_connection(observer: Observer | None, name: str = "") -> Observer | None:
+    """Who watches the connection that begins now? Asked once for each, so that the frames of two are told apart."""
+    return observer.connection(name) if isinstance(observer, ConnectionObserver) else observer

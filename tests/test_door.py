@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,44 @@ async def test_limits_reach_the_session() -> None:
             await trio.testing.wait_all_tasks_blocked()
             assert channel.sink.entity.credit_out == 100  # type: ignore[attr-defined]  # bpmux's own channel
         nursery.cancel_scope.cancel()
+
+
+class _Deaf:
+    """An observer that does not listen."""
+
+    def frame(self, *_: object) -> None: ...
+
+    credit = state = timer = error = transport = frame
+
+
+class _Watchers(_Deaf):
+    """Wants an observer of its own for each connection."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def connection(self, name: str = "") -> _Deaf:
+        self.names.append(name)
+        return _Deaf()
+
+
+@pytest.mark.parametrize(
+    ("url", "servers", "clients"),
+    [
+        ("bpmux+tcp://127.0.0.1:0", r"server tcp 127\.0\.0\.1:\d+", r"client tcp 127\.0\.0\.1:\d+"),
+        ("relink+tcp://127.0.0.1:0/orders", "orders", r"client 127\.0\.0\.1:\d+"),
+    ],
+)
+async def test_an_observer_of_many_connections_is_asked_for_one_for_each(url: str, servers: str, clients: str) -> None:
+    there, here = _Watchers(), _Watchers()
+    async with trio.open_nursery() as nursery:
+        served = await serving(nursery, ECHO, url, observer=there)
+        for _ in range(2):
+            async with muxkit.connect(served.url, observer=here) as session:
+                await talk(session)
+        nursery.cancel_scope.cancel()
+    assert [re.fullmatch(servers, name) is not None for name in there.names] == [True, True], there.names
+    assert [re.fullmatch(clients, name) is not None for name in here.names] == [True, True], here.names
 
 
 @pytest.mark.requirement("R-36")

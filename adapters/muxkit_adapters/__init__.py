@@ -1,1 +1,1 @@
-"""The transports that come with muxkit, one module each: `tcp`, `tls`, `unix`, `websocket`, `memory`."""
+"""The transports that come with muxkit, one module each: `tcp`, `tls`, `unix`, `websocket`, `quic`, `udp`, `dtls`, `memory`."""

@@ -37,10 +37,13 @@ class Opening:
 class WebSocketStream(trio.abc.Stream):
     """A byte stream in binary messages; its end is only clean after a close frame."""
 
-    def __init__(self, websocket: WebSocketConnection, wire: GuardedStream, opening: Opening) -> None:
+    def __init__(
+        self, websocket: WebSocketConnection, wire: GuardedStream, opening: Opening, identity: bytes | None
+    ) -> None:
         self._websocket = websocket
         self._wire = wire
         self._peer = opening.peer
+        self._identity = identity
         self._close_timeout = opening.close_timeout
         self._rest = memoryview(b"")
         self._closed = False
@@ -51,6 +54,11 @@ class WebSocketStream(trio.abc.Stream):
     def peer(self) -> str:
         """The other end, for people: `ws 127.0.0.1:7000/chat`."""
         return self._peer
+
+    @property
+    def identity(self) -> bytes | None:
+        """What the stream below knows about its peer: over TLS the certificate that was verified, in DER."""
+        return self._identity
 
     def __repr__(self) -> str:
         return f"<WebSocketStream {self._peer}{', closed' if self._closed else ''}>"
@@ -169,7 +177,8 @@ async def websocket_over(wire: trio.abc.Stream, opening: Opening) -> AsyncIterat
             guarded = GuardedStream(wire, message_most=opening.message_most)
             try:
                 websocket = await _upgrade(nursery, guarded, opening)
-                stream = WebSocketStream(websocket, guarded, opening)
+                identity: bytes | None = getattr(wire, "identity", None)
+                stream = WebSocketStream(websocket, guarded, opening, identity)
                 yield stream
                 await stream.aclose()
             finally:

@@ -46,6 +46,14 @@ class TLSStream(trio.abc.Stream):
         chosen: str | None = self._tls.selected_alpn_protocol()
         return chosen
 
+    @property
+    def identity(self) -> bytes | None:
+        """The certificate that the peer has proved to own, in DER; None if it showed none, or none was verified."""
+        if self._tls.context.verify_mode is ssl.CERT_NONE:
+            return None
+        proved: bytes | None = self._tls.getpeercert(binary_form=True)
+        return proved
+
     def __repr__(self) -> str:
         return f"<TLSStream {self._peer} {self._tls.version()}{', closed' if self._closed else ''}>"
 

@@ -31,6 +31,8 @@ from muxkit.runtime._links import Transport as Transport
 from muxkit.runtime._lobby import Greeting as Greeting
 from muxkit.runtime._lobby import Lobby as Lobby
 from muxkit.runtime._mailbox import Mailbox as Mailbox
+from muxkit.runtime._multistream_pump import MultistreamPump as MultistreamPump
+from muxkit.runtime._packet_pump import DatagramPump as DatagramPump
 from muxkit.runtime._prefixed import prefixed as prefixed
 from muxkit.runtime._pump import StreamPump as StreamPump
 from muxkit.runtime._receive import ReceiveHalf as ReceiveHalf

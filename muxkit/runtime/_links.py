@@ -162,7 +162,8 @@ class MultistreamLink(trio.abc.AsyncResource):
     async def wait_writable(self) -> Sequence[StreamId]:
         """Sleep until streams that had no room have some, or a stream may be opened; give the former.
 
-        One task at a time. Raises as `receive` does.
+        Streams that were found without `room` come in the order in which they were. One task at a time. Raises as
+        `receive` does.
         """
 
     @abstractmethod
@@ -190,6 +191,17 @@ class MultistreamLink(trio.abc.AsyncResource):
     def send_datagram(self, data: bytes) -> bool:
         """Queue one datagram of at most `datagram_limit` bytes; False if the queue is full, and then it is not sent."""
 
+    def may_send_datagram(self) -> bool:
+        """Has the queue of datagrams room for one more? `wait_writable` wakes when that becomes so."""
+        return True
+
+    async def wait_delivered(self) -> None:
+        """Sleep until the peer has confirmed all that was written; a link that cannot know returns when it is sent.
+
+        Raises as `receive` does.
+        """
+        await trio.lowlevel.checkpoint()
+
     @abstractmethod
     def close(self, *, error: str = "") -> None:
         """Say goodbye now: orderly, or with what was wrong. `aclose` waits until it has been sent."""
@@ -206,6 +218,7 @@ class Transport(Protocol):
 
         link: LinkKind  # what its connections are; "stream" if it has no such attribute
         def connect(self, address: str, **options) -> AbstractAsyncContextManager[Link]
+            # and of "multistream" links: limits: Limits
         async def serve(self, handler: Callable[[Link], Awaitable[None]], address: str, *,
                         limits: Limits, task_status: trio.TaskStatus[list[str]], **options) -> None
 

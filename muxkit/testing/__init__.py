@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from muxkit.testing._network import PathWeather as PathWeather
     from muxkit.testing._network_aimd import AimdReceiver as AimdReceiver
     from muxkit.testing._network_aimd import AimdSender as AimdSender
+    from muxkit.testing._packet_links import check_packet_link as check_packet_link
     from muxkit.testing._packets import PacketChannel as PacketChannel
     from muxkit.testing._packets import PacketWeather as PacketWeather
     from muxkit.testing._pair import EngineCase as EngineCase
@@ -63,6 +64,7 @@ _LAZY = {
     "chaos_relay": "_chaos_relay",
     "check_every_split": "_pair",
     "check_link": "_links",
+    "check_packet_link": "_packet_links",
     "check_session": "_sessions",
     "check_stream_engine": "_pair",
     "replay": "_weather",

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from muxkit.cli._bench._cells import JOBS, Job, cells
-from muxkit.cli._bench._certificate import make_certificate
+from muxkit.cli._bench._certificate import CERTIFIED, make_certificate
 from muxkit.cli._bench._contestants import Contestant, ours, raw
 from muxkit.cli._bench._machine import usable_cores
 from muxkit.cli._bench._page import page
@@ -22,7 +22,7 @@ from muxkit.cli._bench._targets import judge
 from muxkit.cli._outcome import CommandFailed, Exit
 from muxkit.cli._terminal import console
 
-TRANSPORTS = ("tcp", "unix", "tls", "ws", "wss", "mem")
+TRANSPORTS = ("tcp", "unix", "tls", "ws", "wss", "quic", "mem")
 ROUNDS = 7
 SECONDS = 0.25  # of a pass
 QUICK = 0.02  # the same, only to show that everything works
@@ -51,6 +51,12 @@ def _jobs(context: click.Context, option: click.Parameter, value: str | None) ->
     default=("tcp",),
     show_default=True,
     help="May be given again.",
+)
+@click.option(
+    "--window",
+    type=click.IntRange(4096, 1 << 30),
+    metavar="BYTES",
+    help="The window of each of our channels, from its begin; to compare protocols. [default: what each has]",
 )
 @click.option("--seconds", type=click.FloatRange(0.001, 60.0), help=f"How long each pass takes. [default: {SECONDS}]")
 @click.option("--seed", default=1, show_default=True, help="Of the order in which they take their turns.")
@@ -82,6 +88,7 @@ def bench(
     rounds: int | None,
     protocols: tuple[str, ...],
     transports: tuple[str, ...],
+    window: int | None,
     seconds: float | None,
     seed: int,
     quick: bool,
@@ -102,7 +109,7 @@ def bench(
         reports = [_load(path) for path in files]
     else:
         with tempfile.TemporaryDirectory(prefix="muxkit-") as scratch:
-            contestants, left_out = _ours_and_raw(protocols, transports, Path(scratch))
+            contestants, left_out = _ours_and_raw(protocols, transports, Path(scratch), window)
             if not no_peers:
                 found = find_peers(peers_folder or peers_of_checkout(), side_env)
                 contestants += found.contestants
@@ -129,7 +136,7 @@ def bench(
 
 
 def _ours_and_raw(
-    protocols: tuple[str, ...], transports: tuple[str, ...], scratch: Path
+    protocols: tuple[str, ...], transports: tuple[str, ...], scratch: Path, window: int | None
 ) -> tuple[list[Contestant], list[str]]:
     """Every protocol over every transport, the baselines, and who cannot take part."""
     contestants: dict[str, Contestant] = {}
@@ -137,14 +144,14 @@ def _ours_and_raw(
     usable = []
     for transport in dict.fromkeys(transports):
         try:
-            if transport in ("tls", "wss"):
+            if transport in CERTIFIED:
                 make_certificate(scratch)
             usable.append(transport)
         except CommandFailed as failure:
             left_out.append(f"{transport}: {failure.sentence}")
     for protocol in dict.fromkeys(protocols):
         for transport in usable:
-            one = ours(protocol, transport, scratch)
+            one = ours(protocol, transport, scratch, window=window)
             contestants[one.name] = one
     for transport in ["tcp", *usable]:  # the others are compared with TCP
         contestants.update((one.name, one) for one in raw(transport))

@@ -17,13 +17,17 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 import muxkit
-from muxkit.cli._bench._certificate import CERTIFICATE, FOLDER, KEY
+from muxkit.cli._bench._certificate import CERTIFICATE, CERTIFIED, FOLDER, KEY
+from muxkit.cli._bench._contestants import WINDOW
 from muxkit.cli._bench.bench_work import Connection, Conversation, Peer, Server, play
 from muxkit.cli._bench.bench_work.orders import Order, Receipt, Way, Wrong
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
+
+CHANNELS = 32_768
+LATE = frozenset({"relink"})  # protocols in which a peer hears of a channel with its first message
 
 
 class MuxConversation(Conversation):
@@ -83,6 +87,8 @@ class MuxConnection(Connection):
     async def open_to_keep(self) -> object:
         block = self._session.open()
         channel = await block.__aenter__()
+        if self._session.info.protocol in LATE:
+            await channel.send(b"")
         # A channel can be closed without its block, unless that is a generator, which must not be collected.
         return (channel, block) if hasattr(block, "gen") else channel
 
@@ -116,23 +122,37 @@ class Mux(Peer):
         handler = hold if server.is_holding else muxkit.each_channel(handle_channel)
         async with trio.open_nursery() as nursery:
             served: muxkit.Served = await nursery.start(
-                partial(muxkit.serve, handler, address, **_options(address, ssl.Purpose.CLIENT_AUTH))
+                partial(muxkit.serve, handler, address, limits=_limits(), **_options(address, ssl.Purpose.CLIENT_AUTH))
             )
             started(served.url)
 
     @asynccontextmanager
     async def connect(self, address: str) -> AsyncIterator[Connection]:
-        async with muxkit.connect(address, **_options(address, ssl.Purpose.SERVER_AUTH)) as session:
+        options = _options(address, ssl.Purpose.SERVER_AUTH)
+        async with muxkit.connect(address, limits=_limits(), **options) as session:
             yield MuxConnection(session)
+
+
+def _limits() -> muxkit.Limits:
+    """The same for every protocol. Some need two channels of theirs for one of ours."""
+    window = os.environ.get(WINDOW)
+    if window is None:
+        return muxkit.Limits(channels=CHANNELS)
+    return muxkit.Limits(channels=CHANNELS, channel_first=int(window), channel_bytes=int(window))
 
 
 def _options(url: str, purpose: ssl.Purpose) -> dict[str, Any]:
     """What the transport of this URL needs beside the address."""
-    if url.partition("://")[0].partition("+")[2] not in ("tls", "wss"):
+    transport = url.partition("://")[0].partition("+")[2]
+    if transport not in CERTIFIED:
         return {}
     folder = Path(os.environ[FOLDER])
+    is_client = purpose is ssl.Purpose.SERVER_AUTH
+    if transport == "quic":
+        certificate = folder / CERTIFICATE
+        return {"ca": certificate} if is_client else {"certificate": certificate, "key": folder / KEY}
     context = ssl.create_default_context(purpose)
-    if purpose is ssl.Purpose.SERVER_AUTH:
+    if is_client:
         context.load_verify_locations(folder / CERTIFICATE)
     else:
         context.load_cert_chain(folder / CERTIFICATE, folder / KEY)

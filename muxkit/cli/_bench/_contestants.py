@@ -19,6 +19,7 @@ RAW_MOST = 1000  # connections
 RAW_IDLE = 1000
 OTHERS_LEAST = 16  # messages on each channel
 OURS = [sys.executable, "-P", "-m"]
+WINDOW = "MUXKIT_BENCH_WINDOW"  # in the environment of ours: bytes, if all channels have the same
 
 
 @attrs.frozen(kw_only=True)
@@ -67,8 +68,8 @@ class Contestant:
         return cell if self.is_ours or self.is_raw else attrs.evolve(cell, least=min(cell.least, OTHERS_LEAST))
 
 
-def ours(protocol: str, transport: str, folder: Path) -> Contestant:
-    """`folder` is for sockets, and holds the certificate."""
+def ours(protocol: str, transport: str, folder: Path, *, window: int | None = None) -> Contestant:
+    """`folder` is for sockets, and holds the certificate; `window` is the bytes of each channel from its begin."""
     match transport:
         case "unix":
             address = f"unix://{folder / protocol}-{{}}"
@@ -82,7 +83,7 @@ def ours(protocol: str, transport: str, folder: Path) -> Contestant:
         command=[*OURS, "muxkit.cli._bench._common_face"],
         address=f"{protocol}+{address}",
         baseline=_baseline(transport),
-        extra={FOLDER: str(folder)},
+        extra={FOLDER: str(folder)} | ({} if window is None else {WINDOW: str(window)}),
         is_ours=True,
         is_alone=transport == "mem",
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from muxkit._page import cell, document, table
+from muxkit._plots import Bar, Group, bars
 from muxkit.cli._bench._cells import EXPLAINED
 from muxkit.cli._bench._figures import Figures, Line
-from muxkit.cli._bench._plots import COLOURS, Bar, Group, bars
 from muxkit.cli._bench._targets import Row, judge
 from muxkit.cli._bench._words import MICRO, beside, cpu, extent, latency, median, short
 
@@ -15,29 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from muxkit.cli._bench._results import Entry, Report, Shape
-
-STYLE = """
-:root { color-scheme: light dark; --ground: #fff; --ink: #1b1f24; --faint: #59636e; --line: #d5dae0;
-  --c0: #1f6feb; --c1: #8a939d; --c2: #b9c0c7; --c3: #d9822b; --c4: #8250df; --c5: #1a7f5a;
-  --good: #1a7f37; --bad: #c01c28; }
-@media (prefers-color-scheme: dark) { :root { --ground: #14181d; --ink: #e6e9ed; --faint: #9aa4af; --line: #343c46;
-  --c0: #58a6ff; --c1: #8a939d; --c2: #5c656f; --c3: #f0a35a; --c4: #b392f0; --c5: #56d39b;
-  --good: #57d272; --bad: #ff7b72; } }
-body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; background: var(--ground); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 2.5rem; } h3 { margin: 2rem 0 .3rem; }
-p, dd { color: var(--faint); } dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; }
-dd { margin: 0; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .6rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
-td.number, th.number { text-align: right; } .good { color: var(--good); } .bad { color: var(--bad); font-weight: 600; }
-svg { width: 100%; height: auto; display: block; margin: .5rem 0; }
-text { font: 12px system-ui, sans-serif; fill: var(--ink); }
-text.head { fill: var(--faint); font-weight: 600; } text.name { text-anchor: end; } text.note { fill: var(--faint); }
-.spread { stroke: var(--ink); stroke-width: 1.2; fill: none; }
-.mark { fill: var(--ground); stroke: var(--ink); stroke-width: 1.5; }
-.pale { opacity: .5; }
-""" + "".join(f".c{number} {{ fill: var(--c{number}); }} " for number in range(COLOURS))
 
 HOW = (
     "Bars are medians over the rounds, the thin lines reach from the least round to the most. A ratio (×) is the "
@@ -53,11 +31,7 @@ def page(reports: Sequence[Report]) -> str:
     pieces = [_targets(judge(reports), len(reports)), f"<p>{HOW}</p>"]
     for number, report in enumerate(reports, start=1):
         pieces.append(_run(report, f"Run {number} of {len(reports)}" if several else "The run"))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><title>muxkit bench</title>'
-        f"<style>{STYLE}</style></head><body><h1>muxkit bench</h1>{''.join(pieces)}</body></html>\n"
-    )
+    return document("muxkit bench", "".join(pieces))
 
 
 # --- the targets
@@ -71,16 +45,16 @@ def _targets(rows: Sequence[Row], runs: int) -> str:
         heads += ["measured" if runs == 1 else f"run {number}", "least – most", "by CPU"]
     body = []
     for row in rows:
-        cells = [_cell(row.target.title), _cell(row.target.bound_in_words)]
+        cells = [cell(row.target.title), cell(row.target.bound_in_words)]
         for verdict in row.verdicts:
             kind = "" if verdict is None else "good" if verdict.is_met else "bad"
-            cells.append(_cell(median(verdict.spread) if verdict else "-", f"number {kind}"))
-            cells.append(_cell(extent(verdict.spread) if verdict else "", "number"))
-            cells.append(_cell(median(verdict.by_cpu) if verdict else "", "number"))
+            cells.append(cell(median(verdict.spread) if verdict else "-", f"number {kind}"))
+            cells.append(cell(extent(verdict.spread) if verdict else "", "number"))
+            cells.append(cell(median(verdict.by_cpu) if verdict else "", "number"))
         met, of = row.met
-        cells.append(_cell(("yes" if met else "no") if of == 1 else f"{met} of {of}", "good" if met == of else "bad"))
+        cells.append(cell(("yes" if met else "no") if of == 1 else f"{met} of {of}", "good" if met == of else "bad"))
         body.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<h2>Targets for bpmux over TCP</h2>{_table([*heads, 'met'], body)}"
+    return f"<h2>Targets for bpmux over TCP</h2>{table([*heads, 'met'], body)}"
 
 
 # --- a run
@@ -198,17 +172,8 @@ def _all_figures(figures: Figures, shapes: Iterable[Shape]) -> str:
         for line in figures.lines(shape):
             words = [shape.title, f"{shape.channels:,}", line.entry.name, shape.unit]
             numbers = [median(line.value), extent(line.value), median(line.ratio), extent(line.ratio)]
-            cells = [_cell(word) for word in words] + [_cell(number, "number") for number in numbers]
-            cells += [_cell(number, "number") for number in (median(line.ratio_by_cpu), cpu(line), latency(line))]
-            cells.append(_cell(beside(line)))
+            cells = [cell(word) for word in words] + [cell(number, "number") for number in numbers]
+            cells += [cell(number, "number") for number in (median(line.ratio_by_cpu), cpu(line), latency(line))]
+            cells.append(cell(beside(line)))
             body.append(f"<tr>{''.join(cells)}</tr>")
-    return _table([*heads, "CPU µs c / s", "p50 / p99 µs", "beside"], body)
-
-
-def _table(heads: Iterable[str], body: Iterable[str]) -> str:
-    head = "".join(f"<th>{escape(title)}</th>" for title in heads)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-
-
-def _cell(text: str, kind: str = "") -> str:
-    return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
+    return table([*heads, "CPU µs c / s", "p50 / p99 µs", "beside"], body)

@@ -62,6 +62,7 @@ class Carrier:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        engine.keeps_order()
         self.frames_at_once = sys.maxsize
         self.offset = 0  # bytes received and understood
         limits = engine.limits

@@ -10,11 +10,12 @@ import attrs
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import ChannelTable, Ids, Lent, Reassembly, Stop, TokenBucket
 from muxkit.protocols.aqueduct import _events as events
+from muxkit.protocols.aqueduct._crowd import Crowd
 from muxkit.protocols.aqueduct._frames import VERSION, ForgetChannel, RouteTo, encode_frame
 from muxkit.protocols.aqueduct._ids import ENTRYPOINT, Role, creator_of, is_oneshot, label, sender_of, spaces
 from muxkit.protocols.aqueduct._line import Line, OutStream
-from muxkit.protocols.aqueduct._receiving import Receiver
-from muxkit.protocols.aqueduct._sending import Outgoing, Sender
+from muxkit.protocols.aqueduct._receiving import ReceiverMachine
+from muxkit.protocols.aqueduct._sending import Outgoing, SenderMachine
 from muxkit.protocols.aqueduct._timers import Timers
 from muxkit.protocols.aqueduct._transit import Fate, Transit, lose
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct._events import Event, Outcome
     from muxkit.protocols.aqueduct._incoming import Incoming
 
-Half = Sender | Receiver
+Half = SenderMachine | ReceiverMachine
 
 
 @attrs.define(eq=False)
@@ -62,7 +63,9 @@ class Channels:
         self.stops: dict[StreamId, Stop] = {}
         self.outbox = 0
         self.unread_datagrams = 0
-        self.ring: OrderedDict[Sender, None] = OrderedDict()  # those with datagrams to send
+        self.in_order = False  # on this link no datagram is overtaken by what was written after it
+        self.crowd = Crowd(limits)
+        self.ring: OrderedDict[SenderMachine, None] = OrderedDict()  # those with datagrams to send
         self.timers = Timers(self)
         self.entrypoint = self._make_entrypoint()
 
@@ -78,7 +81,7 @@ class Channels:
         return entrypoint
 
     def _make(self, id: int | None, *, oneshot: bool, sends: bool, transit: Transit) -> Half:
-        kind = Sender if sends else Receiver
+        kind = SenderMachine if sends else ReceiverMachine
         return kind(self, oneshot=oneshot, id=id, transit=transit)
 
     @property
@@ -87,6 +90,11 @@ class Channels:
         if self.config.receipt_deadline is not None:
             return self.config.receipt_deadline
         return 1.0 if self.rtt is None else max(2 * self.rtt, self.config.flush_delay)
+
+    @property
+    def report_delay(self) -> float:
+        """How long after its count a datagram may still come."""
+        return self.config.flush_delay if self.in_order else self.receipt_deadline
 
     def tell(self, event: Event) -> None:
         self.events.append(event)
@@ -97,6 +105,8 @@ class Channels:
         return Ticket(self._make(None, oneshot=oneshot, sends=sends, transit=Transit(None, ours=True)), headers)
 
     def check_tickets(self, tickets: Sequence[Ticket]) -> None:
+        if any(ticket.half.channels is not self for ticket in tickets):
+            raise LocalProtocolError("a channel can be sent on the connection that it was made for")
         if any(ticket.spent for ticket in tickets) or len(set(map(id, tickets))) != len(tickets):
             raise LocalProtocolError("a channel can be sent once")
         most = min(self.limits.channels - self.table.census.ours, self.config.attachments)
@@ -108,7 +118,7 @@ class Channels:
         attached: list[tuple[int, bytes]] = []
         for ticket in tickets:
             half, ticket.spent = ticket.half, True
-            sender = self.role if isinstance(half, Sender) else self.role.peer
+            sender = self.role if isinstance(half, SenderMachine) else self.role.peer
             id = self.counters[half.oneshot << 2 | sender << 1 | self.role].allocate(())
             half.id = half.transit.channel = id
             half.attached = True
@@ -150,7 +160,7 @@ class Channels:
         if half is None or half.attached:
             return None
         half.attached = True
-        if isinstance(half, Receiver):
+        if isinstance(half, ReceiverMachine):
             self.timers.confirm(half)
         self.forget_lost(half.transit.carried_by(carrier))
         return half
@@ -169,13 +179,15 @@ class Channels:
         assert half.id is not None  # only what was handed over is known to the connection
         half.outcome = outcome
         lost: list[Transit] = []
-        if isinstance(half, Sender):
+        if isinstance(half, SenderMachine):
             half.drop_streams()
             self.ring.pop(half, None)
             unanswered = [*half.reliable.clear(), *half.unreliable.clear(), *half.take_unsent()]
             lost += self._nacked(unanswered)
         elif outcome in (events.Outcome.LOST_IN_TRANSIT, events.Outcome.FORGOTTEN) and half.main is not None:
             self.line.drop(half.main)
+        if isinstance(half, ReceiverMachine):
+            self.crowd.dismiss(half)
         self.timers.forget(half)
         if outcome is events.Outcome.FORGOTTEN and bury:
             lost += lose([half.transit])
@@ -186,19 +198,24 @@ class Channels:
             if creator_of(half.id) != self.role and not half.attached:
                 self._remember_ended(half.id, half)
         self.saw(half.id, outcome.value)
-        event = _event_of(half, outcome)
-        was_told = isinstance(half, Sender) and half.outcome_told is not None
-        if event is not None and not was_told and (half.attached or isinstance(half, Receiver)):
-            self.tell(event)
+        if isinstance(half, ReceiverMachine):
+            is_news = outcome is not events.Outcome.NO_RECEIVER  # that one the application closed itself
+        else:
+            is_news = half.attached and half.outcome_told is None
+        if is_news:
+            half.is_told = True
+            self.tell(events.Ended(half, outcome))
         return lost
 
     def _remember_ended(self, id: int, half: Half) -> None:
         """Its attachment may still come, long after: then the application is to see how it ended."""
         self.ended[id] = half
         if len(self.ended) > self.limits.tombstones:
-            self.ended.popitem(last=False)
+            _, oldest = self.ended.popitem(last=False)
+            if isinstance(oldest, ReceiverMachine) and (oldest.unread_messages or oldest.unread):
+                self.tell(events.Unclaimed(oldest))
 
-    def cancel(self, sender: Sender, outcome: Outcome | None = None) -> None:
+    def cancel(self, sender: SenderMachine, outcome: Outcome | None = None) -> None:
         """Give up a sender, with an outcome for the application before the peer has heard."""
         sender.outcome_told = outcome
         sender.cancel()
@@ -207,9 +224,10 @@ class Channels:
         # What is on its way may have arrived: only the peer can say. What never left is lost for sure.
         self.nack(sender.take_unsent())
         if outcome is events.Outcome.NO_RECEIVER:
-            self.tell(events.NoReceiver(sender))
+            sender.is_told = True
+            self.tell(events.Ended(sender, outcome))
 
-    def close(self, receiver: Receiver, outcome: Outcome) -> None:
+    def close(self, receiver: ReceiverMachine, outcome: Outcome) -> None:
         """Tell the peer, and be done."""
         assert receiver.id is not None  # only what was handed over can be closed
         id, stream = receiver.id, receiver.close()
@@ -313,7 +331,7 @@ class Channels:
 
     # --- datagrams
 
-    def queue_datagram(self, sender: Sender, outgoing: Outgoing) -> None:
+    def queue_datagram(self, sender: SenderMachine, outgoing: Outgoing) -> None:
         """The oldest gives way before it has a number."""
         queue = sender.datagrams
         sender.datagram_bytes += outgoing.size
@@ -325,7 +343,7 @@ class Channels:
         queue.append(outgoing)
         self.ring_up(sender)
 
-    def ring_up(self, sender: Sender) -> None:
+    def ring_up(self, sender: SenderMachine) -> None:
         """It may have a datagram to send."""
         if sender.has_datagram:
             self.ring.setdefault(sender)
@@ -337,9 +355,11 @@ class Channels:
             sender, _ = self.ring.popitem(last=False)
             outgoing = sender.take_datagram()
             data = self.line.prefix + sender.number_datagram(outgoing)
-            if len(data) > limit:
+            if len(data) > limit and sender.admits(outgoing.size):
                 sender.count_alone(outgoing)
                 sender.send_alone(outgoing)
+            elif len(data) > limit:  # as if there were no room for it in the queue
+                self.nack([outgoing])
             else:
                 sender.datagram_sent(outgoing)
                 self.timers.flush_soon(sender)
@@ -358,17 +378,3 @@ class Channels:
     def saw(self, id: int, state: str) -> None:
         if self.observer is not None:
             self.observer.state(label(id), state)
-
-
-def _event_of(half: Half, outcome: Outcome) -> Event | None:
-    match outcome:
-        case events.Outcome.FINISHED:
-            return events.Finished(half)
-        case events.Outcome.CANCELLED:
-            return events.Cancelled(half)
-        case events.Outcome.LOST_IN_TRANSIT:
-            return events.LostInTransit(half)
-        case events.Outcome.FORGOTTEN:
-            return events.Forgotten(half)
-        case events.Outcome.NO_RECEIVER:
-            return events.NoReceiver(half) if isinstance(half, Sender) else None  # the application closed it

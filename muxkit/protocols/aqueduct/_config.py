@@ -21,6 +21,8 @@ class Config:
     """For how long a channel that ended is remembered."""
     in_flight: int = 1024
     """Messages of one channel that wait to be sent, acked or nacked."""
+    unopened: int = 64
+    """Unordered messages of one channel that wait until the peer allows one more stream."""
     unreliable_queue: int = 256
     """Unreliable messages of one channel that wait for the link; the oldest give way."""
     streams: int = 1024

@@ -20,7 +20,7 @@ from muxkit.protocols.aqueduct._frames import (
     SentUnreliable,
     parse_frame,
 )
-from muxkit.protocols.aqueduct._receiving import DATAGRAM_COST, Receiver
+from muxkit.protocols.aqueduct._receiving import DATAGRAM_COST, ReceiverMachine
 
 if TYPE_CHECKING:
     from muxkit.protocols.aqueduct._channels import Channels
@@ -113,7 +113,7 @@ class Datagrams:
             raise RemoteProtocolError(f"{type(frame).__name__} in a datagram", rule=rule)
         assert isinstance(frame, MessageFrame)  # nothing else is left
         receiver = self._dispatch.half(channel)
-        if not isinstance(receiver, Receiver):
+        if not isinstance(receiver, ReceiverMachine):
             return False
         self._dispatch.check_message(receiver, frame, unreliable=True)
         if channel not in self._channels.table:

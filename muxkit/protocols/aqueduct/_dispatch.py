@@ -24,8 +24,8 @@ from muxkit.protocols.aqueduct._frames import (
 )
 from muxkit.protocols.aqueduct._ids import ENTRYPOINT, Role, creator_of, label, sender_of
 from muxkit.protocols.aqueduct._line import OutStream
-from muxkit.protocols.aqueduct._receiving import Receiver
-from muxkit.protocols.aqueduct._sending import Sender
+from muxkit.protocols.aqueduct._receiving import ReceiverMachine
+from muxkit.protocols.aqueduct._sending import SenderMachine
 from muxkit.protocols.aqueduct._timers import Timer
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Dispatch:
             channel_field=config.channel_field,
         )
         self.lend_from = limits.channel_floor // 2  # a window that is no larger takes any smaller frame
+        self.lend_below = max(1, limits.channel_bytes // 2)  # bytes that wait to be read on the same stream
         self.largest_frame = limits.message + 64  # tag, number and lengths
         self.frames = 0
         self.is_open = False  # the peer's connection headers have come
@@ -173,7 +174,7 @@ class Dispatch:
         """A MESSAGE in a stream; False if nobody hears it."""
         self._check_sequence(incoming, frame)
         half = self._known(incoming)
-        if not isinstance(half, Receiver):
+        if not isinstance(half, ReceiverMachine):
             return False
         self.check_message(half, frame, unreliable=False)
         self.adopt(half)
@@ -193,9 +194,9 @@ class Dispatch:
             self._channels.forgotten(incoming.channel)
             return
         half = self._known(incoming)
-        if isinstance(half, Receiver):
+        if isinstance(half, ReceiverMachine):
             self._to_receiver(half, frame, incoming)
-        elif isinstance(half, Sender):
+        elif isinstance(half, SenderMachine):
             self._to_sender(half, frame)
 
     def _known(self, incoming: Incoming) -> Half | None:
@@ -212,7 +213,7 @@ class Dispatch:
             said = incoming.last_word.__name__
             raise RemoteProtocolError(f"{label(incoming.channel)}: {type(frame).__name__} after {said}", rule=rule)
 
-    def _to_receiver(self, receiver: Receiver, frame: object, incoming: Incoming) -> None:
+    def _to_receiver(self, receiver: ReceiverMachine, frame: object, incoming: Incoming) -> None:
         channels = self._channels
         finished = receiver.reliable.total is not None
         match frame:
@@ -236,7 +237,7 @@ class Dispatch:
                 incoming.last_word = CancelSender
                 channels.close(receiver, events.Outcome.CANCELLED)
 
-    def _to_sender(self, sender: Sender, frame: object) -> None:
+    def _to_sender(self, sender: SenderMachine, frame: object) -> None:
         channels = self._channels
         match frame:
             case AckReliable(ranges):
@@ -252,11 +253,11 @@ class Dispatch:
                 self.adopt(sender)
                 channels.end(sender, sender.outcome_of_close())
 
-    def _finish_if_complete(self, receiver: Receiver) -> None:
+    def _finish_if_complete(self, receiver: ReceiverMachine) -> None:
         if receiver.is_complete:
             self._channels.close(receiver, events.Outcome.FINISHED)
 
-    def check_message(self, receiver: Receiver, frame: MessageFrame, *, unreliable: bool) -> None:
+    def check_message(self, receiver: ReceiverMachine, frame: MessageFrame, *, unreliable: bool) -> None:
         receiver.check_message(frame.number, unreliable=unreliable)
         if not frame.attachments:
             return
@@ -270,16 +271,20 @@ class Dispatch:
             raise RemoteProtocolError(f"a channel twice among {len(ids)} attachments", rule="aqueduct-T15")
         self._channels.check_room(sum(map(self._channels.is_new, [*ids, receiver.id or ENTRYPOINT])))
 
-    def deliver(self, receiver: Receiver, frame: MessageFrame, cost: int, loan: int, incoming: Incoming | None) -> None:
+    def deliver(
+        self, receiver: ReceiverMachine, frame: MessageFrame, cost: int, loan: int, incoming: Incoming | None
+    ) -> None:
         attached = []
         for id, headers in frame.attachments:
             half = self._channels.attach(id, receiver.transit)
             if half is not None:
                 attached.append(events.Attachment(half, headers))
-        message = events.Message(
+        message = events.Arrived(
             receiver, frame.number, frame.payload, frame.headers, tuple(attached), incoming is None, cost
         )
         message.loan, message.incoming = loan, incoming
+        if incoming is not None:
+            self._channels.crowd.came(receiver)
         self._channels.tell(message)
         if self._channels.observer is not None:
             self._channels.observer.frame("in", label(receiver.id or ENTRYPOINT), "MESSAGE", len(frame.payload))

@@ -13,20 +13,22 @@ from muxkit.protocols.aqueduct._channels import Channels, Half, Ticket
 from muxkit.protocols.aqueduct._config import Config
 from muxkit.protocols.aqueduct._datagrams import Datagrams
 from muxkit.protocols.aqueduct._dispatch import Dispatch
-from muxkit.protocols.aqueduct._events import Event, Failed, HungUp, Message, Outcome
+from muxkit.protocols.aqueduct._events import Arrived, Event, Failed, HungUp, Outcome
 from muxkit.protocols.aqueduct._frames import ConnectionHeaders, encode_frame
 from muxkit.protocols.aqueduct._ids import Role, creator_of
 from muxkit.protocols.aqueduct._reader import Reader
-from muxkit.protocols.aqueduct._receiving import Receiver
-from muxkit.protocols.aqueduct._sending import Mode, Outgoing, Receipt, Sender
+from muxkit.protocols.aqueduct._receiving import ReceiverMachine
+from muxkit.protocols.aqueduct._sending import Mode, Outgoing, Promise, SenderMachine
+from muxkit.protocols.aqueduct._sizes import NO_HEADERS, Sizes, check_headers
 from muxkit.protocols.aqueduct._timers import Timer
-from muxkit.protocols.aqueduct._varint import encode_headers, encode_varbytes
+from muxkit.protocols.aqueduct._varint import encode_varbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from muxkit._observer import Observer
     from muxkit.core import StreamId
+    from muxkit.protocols.aqueduct._transit import Transit
 
     Pairs = Sequence[tuple[bytes, bytes]]
 
@@ -46,8 +48,8 @@ class Statistics:
 class Engine:
     """One end of an Aqueduct connection; a `MultistreamEngine`.
 
-    Commands take and give `Sender`, `Receiver` and `Ticket` objects. A command either does all of its work or
-    raises `LocalProtocolError` and changes nothing. `consumed` must be called for every `Message` that the
+    Commands take and give `SenderMachine`, `ReceiverMachine` and `Ticket` objects. A command either does all of its
+    work or raises `LocalProtocolError` and changes nothing. `consumed` must be called for every `Arrived` that the
     application has taken, or its stream is never renewed; `accept` for every half that it has taken.
     """
 
@@ -66,7 +68,8 @@ class Engine:
         self.limits = limits or Limits()
         self.role = role
         greeting = encode_frame(ConnectionHeaders(tuple(headers)))
-        _check_headers(greeting, headers, self.config, self.config.connection_headers)
+        check_headers(greeting, headers, self.config, self.config.connection_headers)
+        self._sizes = Sizes(self.config, self.limits)
         self._channels = Channels(role, self.config, self.limits, observer)
         self._dispatch = Dispatch(self._channels, greeting)
         self._datagrams = Datagrams(self._channels, self._dispatch)
@@ -91,17 +94,37 @@ class Engine:
         return self._dispatch.is_open
 
     @property
-    def senders(self) -> dict[int, Sender]:
-        return {half.id or 0: half for half in self._channels.table if isinstance(half, Sender)}
+    def halves(self) -> list[Half]:
+        """All that live here, the entrypoint's among them."""
+        return [*self._channels.table]
 
     @property
-    def receivers(self) -> dict[int, Receiver]:
-        return {half.id or 0: half for half in self._channels.table if isinstance(half, Receiver)}
+    def ours(self) -> int:
+        """How many of them are of channels that we made."""
+        return self._channels.table.census.ours
+
+    @property
+    def outbox(self) -> int:
+        """Bytes of messages that wait for the link."""
+        return self._channels.outbox
+
+    @property
+    def senders(self) -> dict[int, SenderMachine]:
+        return {half.id or 0: half for half in self._channels.table if isinstance(half, SenderMachine)}
+
+    @property
+    def receivers(self) -> dict[int, ReceiverMachine]:
+        return {half.id or 0: half for half in self._channels.table if isinstance(half, ReceiverMachine)}
 
     @property
     def frames(self) -> int:
         """Frames received."""
         return self._dispatch.frames
+
+    @property
+    def bytes_received(self) -> int:
+        """Of streams and datagrams."""
+        return self._reader.stalls.came
 
     @property
     def receipt_deadline(self) -> float:
@@ -111,6 +134,10 @@ class Engine:
     def set_rtt(self, seconds: float) -> None:
         """The link has measured its round trip."""
         self._channels.rtt = seconds
+
+    def keeps_order(self) -> None:
+        """On this link no datagram is overtaken by what was written after it, so none has to be waited for."""
+        self._channels.in_order = True
 
     def statistics(self) -> Statistics:
         channels = self._channels
@@ -126,6 +153,7 @@ class Engine:
     # --- the link brings
 
     def receive_stream(self, stream: StreamId, data: bytes, fin: bool, now: float) -> None:
+        self._reader.stalls.came += len(data)
         self._receive(lambda: self._reader.stream(stream, data, fin), now, f"stream {stream}")
 
     def receive_reset(self, stream: StreamId, now: float) -> None:
@@ -136,6 +164,7 @@ class Engine:
         self._receive(lambda: self._reader.stopped(stream), now, f"stream {stream}")
 
     def receive_datagram(self, data: bytes, now: float) -> None:
+        self._reader.stalls.came += len(data)
         self._receive(lambda: self._datagrams.feed(data), now, f"datagram of {len(data)} bytes")
 
     def _receive(self, take: Callable[[], None], now: float, where: str) -> None:
@@ -196,6 +225,8 @@ class Engine:
 
     def control_to_run(self) -> Sequence[StreamControl]:
         channels = self._channels
+        if not (channels.consumed or channels.lent or channels.stops or channels.line.resets):
+            return ()
         control: list[StreamControl] = [*map(Reset, channels.line.resets), *channels.stops.values(), *channels.lent]
         control += [Consumed(stream, amount) for stream, amount in channels.consumed.items()]
         channels.line.resets.clear()
@@ -232,24 +263,25 @@ class Engine:
     # --- commands
 
     @overload
-    def channel(self, *, sends: Literal[True], oneshot: bool = ..., headers: Pairs = ...) -> tuple[Sender, Ticket]: ...
+    def channel(
+        self, *, sends: Literal[True], oneshot: bool = ..., headers: Pairs = ...
+    ) -> tuple[SenderMachine, Ticket]: ...
     @overload
     def channel(
         self, *, sends: Literal[False], oneshot: bool = ..., headers: Pairs = ...
-    ) -> tuple[Receiver, Ticket]: ...
+    ) -> tuple[ReceiverMachine, Ticket]: ...
     def channel(self, *, sends: bool, oneshot: bool = False, headers: Pairs = ()) -> tuple[Half, Ticket]:
         """A new channel: the half that stays here, and a ticket for the other one. It has an id once that is sent."""
         self._check_alive()
-        encoded = encode_headers(headers)
-        _check_headers(encoded, headers, self.config, self.config.headers)
+        encoded = self._sizes.encode(headers)
         ticket = self._channels.channel(sends=sends, oneshot=oneshot, headers=encoded)
         return ticket.half, ticket
 
-    def admits(self, sender: Sender, size: int) -> bool:
+    def admits(self, sender: SenderMachine, size: int) -> bool:
         """Is there room for a reliable message of this size, headers included?"""
         return not self.over and sender.admits(size)
 
-    def watch(self, sender: Sender, size: int) -> None:
+    def watch(self, sender: SenderMachine, size: int) -> None:
         """Tell `Writable` once it is admitted."""
         sender.check_open()
         sender.watched = size
@@ -257,48 +289,53 @@ class Engine:
 
     def send(
         self,
-        sender: Sender,
+        sender: SenderMachine,
         payload: bytes,
         *,
         headers: Pairs = (),
         attachments: Sequence[Ticket] = (),
         mode: Mode = Mode.ORDERED,
         receipt: bool = False,
-    ) -> Receipt | None:
+    ) -> Promise | None:
         """A message. With `receipt` it is told whether it arrived. Unreliable ones are always admitted."""
         self._check_alive()
         sender.check_open()
-        encoded = encode_headers(headers)
-        _check_headers(encoded, headers, self.config, self.config.headers)
-        self._channels.check_tickets(attachments)
-        size = len(payload) + len(encoded) + sum(10 + len(ticket.headers) for ticket in attachments)
-        if size > self.limits.message:
-            raise LocalProtocolError(f"a message of {size} bytes against Limits(message={self.limits.message})")
+        encoded = self._sizes.encode(headers)
+        if attachments:
+            self._channels.check_tickets(attachments)
+        size = self._sizes.of(payload, encoded, attachments)
         if mode is not Mode.UNRELIABLE and not sender.admits(size):
             raise LocalProtocolError(
                 f"channel {sender.id}: {size} bytes to send beside {sender.queued}, {sender.unanswered} unanswered"
             )
-        ids = self._channels.hand_over(attachments)
-        block = encode_varbytes(b"".join(encode_varint(id) + channel_headers for id, channel_headers in ids))
-        promise = Receipt(sender) if receipt else None
-        nodes = tuple(ticket.half.transit for ticket in attachments)
+        block = NO_HEADERS
+        nodes: tuple[Transit, ...] = ()
+        if attachments:
+            ids = self._channels.hand_over(attachments)
+            block = encode_varbytes(b"".join(encode_varint(id) + channel_headers for id, channel_headers in ids))
+            nodes = tuple(ticket.half.transit for ticket in attachments)
+        promise = Promise(sender) if receipt else None
         sender.enqueue(Outgoing(payload, encoded, block, nodes, promise), mode)
         return promise
 
-    def finish(self, sender: Sender) -> None:
-        """No more messages; `Finished` comes when all have arrived."""
+    def size_of(self, payload: bytes, headers: Pairs, attachments: Sequence[Ticket]) -> int:
+        """What a message counts for `admits`; raises `LocalProtocolError` for one that can never be sent."""
+        return self._sizes.of(payload, self._sizes.encode(headers), attachments)
+
+    def finish(self, sender: SenderMachine) -> None:
+        """No more messages; `Ended` comes when all have arrived."""
         self._check_alive()
         sender.check_open()
         sender.finish()
 
-    def cancel(self, sender: Sender, now: float) -> None:
-        """Give up what is on its way; `Cancelled` comes when the peer has heard."""
+    def cancel(self, sender: SenderMachine, now: float) -> None:
+        """Give up what is on its way; `Ended` comes when the peer has heard. Too late once the end was written."""
         self._check_alive()
-        sender.check_open()
+        sender.check_cancellable()
         self._channels.now = max(now, self._channels.now)
         self._channels.cancel(sender)
 
-    def close(self, receiver: Receiver, now: float) -> None:
+    def close(self, receiver: ReceiverMachine, now: float) -> None:
         """Want no more messages. The receiver is gone at once."""
         self._check_alive()
         self._check_here(receiver)
@@ -320,21 +357,35 @@ class Engine:
         if half.id is not None:
             self._channels.table.accept(half.id)
 
-    def consumed(self, message: Message) -> None:
-        """The application has taken a message; harmless the second time."""
+    def blame(self) -> None:
+        """The peer made a channel that failed here; so many of them are its budget, as if it had cancelled them."""
+        if not self.over:
+            try:
+                self._channels.check_churn("a channel failed at our side")
+            except RemoteProtocolError as error:
+                self.fail(error)
+
+    def consumed(self, message: Arrived, now: float = 0.0) -> bool:
+        """The application has taken a message; harmless the second time. Gives whether others came in for it."""
         cost, loan, incoming = message.cost, message.loan, message.incoming
         message.cost = message.loan = 0
         message.incoming = None
         if self.over or not cost:
-            return
+            return False
         if incoming is None:
             message.receiver.unread -= cost
             self._channels.unread_datagrams -= cost
-            return
+            return False
         incoming.consume(cost)
         if loan:
             self._dispatch.repay(loan)
         self._reader.release(incoming)
+        crowd = self._channels.crowd
+        crowd.left(message.receiver)
+        if not crowd.waits_for(message.receiver):
+            return False
+        self._receive(lambda: crowd.let_in(message.receiver), max(now, self._channels.now), "what was held back")
+        return True
 
     def _check_alive(self) -> None:
         if self.over:
@@ -345,10 +396,3 @@ class Engine:
             raise LocalProtocolError("the other half has not been sent yet")
         if half.gone:
             raise LocalProtocolError(f"channel {half.id} is gone: {half.outcome}")
-
-
-def _check_headers(encoded: bytes, headers: Pairs, config: Config, most: int) -> None:
-    if len(encoded) > most or len(headers) > config.header_pairs:
-        raise LocalProtocolError(
-            f"{len(headers)} headers in {len(encoded)} bytes against {config.header_pairs} in {most}"
-        )

@@ -10,8 +10,8 @@ import attrs
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
     from muxkit.protocols.aqueduct._incoming import Incoming
-    from muxkit.protocols.aqueduct._receiving import Receiver
-    from muxkit.protocols.aqueduct._sending import Receipt, Sender
+    from muxkit.protocols.aqueduct._receiving import ReceiverMachine
+    from muxkit.protocols.aqueduct._sending import Promise, SenderMachine
     from muxkit.protocols.aqueduct._varint import Headers
 
 
@@ -23,7 +23,7 @@ class Outcome(Enum):
     CANCELLED = "cancelled"
     """The sender gave up."""
     NO_RECEIVER = "no receiver"
-    """The receiver was closed before everything had come."""
+    """The receiver was closed before everything had come. Told at the sender's side only."""
     LOST_IN_TRANSIT = "lost in transit"
     """The message that carried the channel did not arrive; the channel never reached the other side."""
     FORGOTTEN = "forgotten"
@@ -34,19 +34,19 @@ class Outcome(Enum):
 class Attachment:
     """A half that came with a message."""
 
-    half: Sender | Receiver
+    half: SenderMachine | ReceiverMachine
     headers: Headers
 
 
 @attrs.define(eq=False)
-class Message:
+class Arrived:
     """A message came; tell the engine with `consumed` when the application has it.
 
     A half that the application has from an earlier message is not among the attachments again. The receiver may
     be one that the application does not know yet: then it comes as an attachment later.
     """
 
-    receiver: Receiver
+    receiver: ReceiverMachine
     number: int
     payload: bytes
     headers: Headers
@@ -58,59 +58,39 @@ class Message:
 
 
 @attrs.define(eq=False)
-class Finished:
-    """All is sent and has come. The half is gone."""
+class Ended:
+    """A half is gone, or will be as soon as the peer has heard: to the application it is over."""
 
-    half: Sender | Receiver
-
-
-@attrs.define(eq=False)
-class Cancelled:
-    """The sender gave up; at the sender: and the receiver has heard. The half is gone."""
-
-    half: Sender | Receiver
+    half: SenderMachine | ReceiverMachine
+    outcome: Outcome
 
 
 @attrs.define(eq=False)
-class NoReceiver:
-    """The peer closed the receiver. The half is gone."""
+class Unclaimed:
+    """A receiver that nobody was given is not waited for any more: what came for it may be consumed."""
 
-    half: Sender
-
-
-@attrs.define(eq=False)
-class LostInTransit:
-    """The channel that we made did not reach the peer. The half is gone."""
-
-    half: Sender | Receiver
-
-
-@attrs.define(eq=False)
-class Forgotten:
-    """The peer, who made the channel, has let go of it. The half is gone."""
-
-    half: Sender | Receiver
+    half: ReceiverMachine
 
 
 @attrs.define(eq=False)
 class Acked:
     """A message that somebody wanted to hear of has arrived."""
 
-    receipt: Receipt
+    receipt: Promise
 
 
 @attrs.define(eq=False)
 class Nacked:
     """A message that somebody wanted to hear of did not arrive, or nobody will ever say that it did."""
 
-    receipt: Receipt
+    receipt: Promise
 
 
 @attrs.define(eq=False)
 class Writable:
     """There is room for more on a sender that somebody watched."""
 
-    sender: Sender
+    sender: SenderMachine
 
 
 @attrs.define(eq=False)
@@ -134,17 +114,4 @@ class Failed:
     error: RemoteProtocolError
 
 
-Event = (
-    Message
-    | Finished
-    | Cancelled
-    | NoReceiver
-    | LostInTransit
-    | Forgotten
-    | Acked
-    | Nacked
-    | Writable
-    | Connected
-    | HungUp
-    | Failed
-)
+Event = Arrived | Ended | Unclaimed | Acked | Nacked | Writable | Connected | HungUp | Failed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, Lent, NeedMore, Pieces, Stop
@@ -16,6 +16,7 @@ from muxkit.protocols.aqueduct._frames import (
     Unfinished,
     parse_frame,
 )
+from muxkit.protocols.aqueduct._receiving import ReceiverMachine
 
 if TYPE_CHECKING:
     from muxkit.core import StreamId
@@ -34,6 +35,9 @@ class Phase(Enum):
     IGNORED = "ignored"
 
 
+NOTHING: Final = Pieces()  # nothing is ever put into it
+
+
 class Incoming:
     """One stream that the peer writes: what came of an unfinished frame, and what is owed for the rest.
 
@@ -42,9 +46,12 @@ class Incoming:
     """
 
     __slots__ = (
+        "_back",
         "_channels",
         "_dispatch",
         "_held",
+        "_is_patient",
+        "_later",
         "_lent",
         "_lent_at",
         "_missing",
@@ -74,8 +81,12 @@ class Incoming:
         self.offset = 0  # bytes parsed
         self._held = Pieces()
         self._wanted = 0  # size of the held bytes with which parsing may get on
+        # Held back: the bytes in which parsing stopped, with the place, and what came after them.
+        self._back: tuple[bytes, int] | None = None
+        self._later = NOTHING
         self._missing = 0
         self._whole = True
+        self._is_patient = False  # it would borrow, if less were waiting to be read before it
         self._reserved = 0  # borrowed from the budget for the frame that is held
         self._lent = 0  # and told the peer of
         self._lent_at = 0
@@ -89,24 +100,43 @@ class Incoming:
 
     @property
     def is_held_back(self) -> bool:
-        return self._wanted < 0
+        """Does it wait for others than the peer: for the connection headers, or for messages to be read?"""
+        return self._back is not None
+
+    @property
+    def waits_for_peer(self) -> bool:
+        """Is a frame unfinished, and nothing of ours in the way of its rest?"""
+        if not self._held.size or self._back is not None or self.fin:
+            return False
+        is_small = self._wanted <= self._dispatch.lend_from and self.unconsumed == self._held.size
+        return is_small or self._reserved > 0
 
     def feed(self, data: bytes) -> None:
         """Take in more; `unconsumed` was raised by its size."""
         if self.phase is Phase.IGNORED:
             self.consume(len(data))
             return
+        if self._back is not None:
+            if self._later is NOTHING:
+                self._later = Pieces()
+            self._later.append(data)
+            return
         if self._held.size:
             self._held.append(data)
-            if self._wanted < 0 or self._held.size < self._wanted:
+            if self._held.size < self._wanted:
                 return
             data = self._held.join()
-        self._parse(data)
+        self._parse(data, 0)
 
     def go_on(self) -> None:
-        """What was held back may be parsed now."""
-        self._wanted = 0
-        self._parse(self._held.join())
+        """What was held back may be parsed now; it may stop again, and costs what it parses, however much there is."""
+        if self._back is None:
+            return
+        (data, position), self._back = self._back, None
+        self._parse(data, position)
+        if not self.is_held_back and self._later.size:
+            later, self._later = self._later, NOTHING
+            self.feed(later.join())
         if self.fin:
             self.check_end()
 
@@ -135,8 +165,11 @@ class Incoming:
         """Nothing more of this sequence is of interest."""
         self.phase = Phase.IGNORED
         self._wanted = 0
-        held = self._held.size
-        self._held = Pieces()
+        held = self._held.size + self._later.size
+        if self._back is not None:
+            data, position = self._back
+            held += len(data) - position
+        self._held, self._later, self._back = Pieces(), NOTHING, None
         self._drop_loan()
         self.consume(held)
 
@@ -144,20 +177,21 @@ class Incoming:
         """These bytes are done with."""
         if amount:
             self.unconsumed -= amount
+            if self._is_patient:
+                self._borrow()
             self._channels.consumed[self.id] = self._channels.consumed.get(self.id, 0) + amount
 
     # --- frames
 
-    def _parse(self, data: bytes) -> None:
-        position, size = 0, len(data)
+    def _parse(self, data: bytes, position: int) -> None:
+        size = len(data)
         while position < size:
             if self.phase is Phase.IGNORED or self._is_gone():
                 self.ignore()
                 self.consume(size - position)
                 return
             if self.phase is not Phase.ROUTED and self._is_to_wait(data[position]):
-                self._held.append(data[position:])
-                self._wanted = -1
+                self._back = data, position
                 return
             cursor = Cursor(data, position)
             try:
@@ -169,6 +203,9 @@ class Incoming:
             except RemoteProtocolError as error:
                 error.offset = self.offset
                 raise
+            if isinstance(frame, MessageFrame) and self.last_word is None and self._is_crowded():
+                self._back = data, position
+                return
             length = cursor.position - position
             loan = self._keep_loan()
             try:
@@ -187,6 +224,10 @@ class Incoming:
                 f"a sequence begins with {tag:#04x} before any VERSION came", rule="aqueduct-V06", offset=0
             )
         return tag not in CONNECTION_TAGS and not self._dispatch.is_open
+
+    def _is_crowded(self) -> bool:
+        """Do too many messages wait to be read for one more?"""
+        return isinstance(self.half, ReceiverMachine) and self._channels.crowd.holds_back(self, self.half)
 
     def _is_gone(self) -> bool:
         """Has the channel ended since? After its last word only a violation or FORGET_CHANNEL can come."""
@@ -239,7 +280,13 @@ class Incoming:
             self._lend()
         elif self._channels.reassembly.waits(self):
             self._dispatch.serve()
-        elif self._channels.reassembly.borrow(self, self.to_borrow()):
+        else:
+            self._borrow()
+
+    def _borrow(self) -> None:
+        """A stream that nobody reads must not go on growing by loan after loan."""
+        self._is_patient = self.unconsumed - self._held.size >= self._dispatch.lend_below
+        if not self._is_patient and self._channels.reassembly.borrow(self, self.to_borrow()):
             self.borrowed(self.to_borrow())
 
     def to_borrow(self) -> int:
@@ -271,6 +318,7 @@ class Incoming:
         if self._channels.reassembly.waits(self):
             self._channels.reassembly.leave(self)
             self._dispatch.serve()
+        self._is_patient = False
         self._trim(self._lent)
         loan, self._reserved, self._lent = self._reserved, 0, 0
         return loan

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.protocols.aqueduct._incoming import Incoming
-from muxkit.protocols.aqueduct._sending import Alone, Sender
+from muxkit.protocols.aqueduct._sending import Alone, SenderMachine
+from muxkit.protocols.aqueduct._stalls import Stalls
 
 if TYPE_CHECKING:
     from muxkit.core import StreamId
@@ -26,6 +27,8 @@ class Reader:
         self._most = most
         self._held_back = 0  # bytes that wait for the connection headers
         self._has_gone_on = False
+        channels.crowd.on_done = self.release
+        self.stalls = Stalls(channels, self.incoming)
 
     def stream(self, stream: StreamId, data: bytes, fin: bool) -> None:
         incoming = self.incoming.get(stream) or self._open(stream)
@@ -35,8 +38,11 @@ class Reader:
         incoming.fin = fin
         if data:
             incoming.feed(data)
+        if incoming.waits_for_peer:
+            self.stalls.watch()
         if incoming.is_held_back:
-            self._hold_back(len(data))
+            if not self._dispatch.is_open:
+                self._hold_back(len(data))
         elif fin:
             incoming.check_end()
         self.release(incoming)
@@ -58,7 +64,7 @@ class Reader:
         self._channels.check_stream_churn("a stream was stopped")
         source = out.source
         line.drop(out)
-        if isinstance(source, Sender | Alone):
+        if isinstance(source, SenderMachine | Alone):
             source.give_up()
 
     def release(self, incoming: Incoming) -> None:

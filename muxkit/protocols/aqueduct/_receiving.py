@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from muxkit.core import StreamId
     from muxkit.protocols.aqueduct._channels import Channels
     from muxkit.protocols.aqueduct._events import Outcome
+    from muxkit.protocols.aqueduct._incoming import Incoming
     from muxkit.protocols.aqueduct._transit import Transit
 
 DATAGRAM_COST = 256  # bytes that a message from a datagram counts beside its own
 
 
-class Receiver:
+class ReceiverMachine:
     """The half that receives. `id` is None until the other half was handed over."""
 
     def __init__(self, channels: Channels, *, oneshot: bool, id: int | None, transit: Transit) -> None:
@@ -41,7 +42,11 @@ class Receiver:
         self.unreliable = UnreliableNumbers(channels.config.gaps)
         self._counts_on: StreamId | None = None  # where SENT_UNRELIABLE comes
         self._reports: deque[tuple[float, float, int]] = deque()  # (begun, due, numbers below)
-        self._channels = channels
+        self.channels = channels
+        self.owner: object = None  # what the application has of it
+        self.is_told = False  # there was an event about its end
+        self.unread_messages = 0  # from streams
+        self.held: OrderedDict[Incoming, None] = OrderedDict()  # streams that are not read on
 
     @property
     def gone(self) -> bool:
@@ -62,10 +67,10 @@ class Receiver:
 
     def has_room(self, cost: int) -> bool:
         """Datagrams know no credit: one that finds the mailbox full counts as not received."""
-        limits = self._channels.limits
+        limits = self.channels.limits
         return (
             self.unread + cost <= limits.channel_bytes
-            and self._channels.unread_datagrams + cost <= limits.connection_bytes
+            and self.channels.unread_datagrams + cost <= limits.connection_bytes
         )
 
     # --- counts, reports and the end
@@ -85,8 +90,8 @@ class Receiver:
         if not count:
             return
         known = self.unreliable.known = self.unreliable.known + count
-        channels = self._channels
-        now, due = channels.now, channels.now + channels.receipt_deadline
+        channels = self.channels
+        now, due = channels.now, channels.now + channels.report_delay
         if not self._reports:
             channels.timers.report_at(due, self)
         if self._reports and now - self._reports[-1][0] < channels.config.flush_delay:
@@ -137,11 +142,11 @@ class Receiver:
         if len(self.reliable.owed):
             self.flush = False
             stream.pending.append(encode_frame(AckReliable(self.reliable.take_acks())))
-            self._channels.wrote("ACK_RELIABLE", self.id)
+            self.channels.wrote("ACK_RELIABLE", self.id)
         elif self.unreliable.due > self.unreliable.reported:
-            field = self.id if self._channels.config.channel_field else None
+            field = self.id if self.channels.config.channel_field else None
             stream.pending.append(encode_frame(AckNackUnreliable(self.unreliable.take_report(), field)))
-            self._channels.wrote("ACK_NACK_UNRELIABLE", self.id)
+            self.channels.wrote("ACK_NACK_UNRELIABLE", self.id)
 
     def pulled(self, stream: OutStream) -> None: ...
 
@@ -154,5 +159,5 @@ class Receiver:
             self.fill(stream)
         stream.pending.append(encode_frame(CloseReceiver()))
         stream.source, stream.fin = None, True
-        self._channels.wrote("CLOSE_RECEIVER", self.id)
+        self.channels.wrote("CLOSE_RECEIVER", self.id)
         return stream

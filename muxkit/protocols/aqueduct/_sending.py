@@ -39,11 +39,12 @@ class Mode(Enum):
 
 
 @attrs.define(eq=False)
-class Receipt:
+class Promise:
     """Who wants to hear what became of a message; `arrived` is None until it is known."""
 
-    sender: Sender
+    sender: SenderMachine
     arrived: bool | None = None
+    owner: object = None  # what the application has of it
 
 
 @attrs.define(eq=False)
@@ -54,7 +55,7 @@ class Outgoing:
     headers: bytes
     attachments: bytes
     nodes: tuple[Transit, ...] = ()
-    receipt: Receipt | None = None
+    receipt: Promise | None = None
     stream: OutStream | None = None  # its own, if it has one
 
     @property
@@ -62,7 +63,7 @@ class Outgoing:
         return len(self.payload) + len(self.headers) + len(self.attachments)
 
 
-class Sender:
+class SenderMachine:
     """The half that sends. `id` is None until the other half was handed over."""
 
     def __init__(self, channels: Channels, *, oneshot: bool, id: int | None, transit: Transit) -> None:
@@ -90,7 +91,9 @@ class Sender:
         self.datagram_bytes = 0
         self.main: OutStream | None = None
         self._writing = 0  # bytes of the message that the main stream is in the midst of
-        self._channels = channels
+        self.channels = channels
+        self.owner: object = None  # what the application has of it
+        self.is_told = False  # there was an event about its end
 
     @property
     def gone(self) -> bool:
@@ -105,8 +108,8 @@ class Sender:
 
     def admits(self, size: int) -> bool:
         """Is there room for one more reliable message? An empty queue takes one of any size."""
-        channels = self._channels
-        if self.unanswered >= channels.config.in_flight:
+        channels = self.channels
+        if self.unanswered >= channels.config.in_flight or len(self.unordered) >= channels.config.unopened:
             return False
         limits = channels.limits
         return self.queued == 0 or (
@@ -117,12 +120,12 @@ class Sender:
         if mode is Mode.ORDERED:
             self._count(outgoing.size)
             self.ordered.append(outgoing)
-            self._channels.line.add(self.stream())
+            self.channels.line.add(self.stream())
         elif mode is Mode.UNORDERED:
             self._count(outgoing.size)
             self.send_alone(outgoing)
         else:
-            self._channels.queue_datagram(self, outgoing)
+            self.channels.queue_datagram(self, outgoing)
         if self.oneshot:
             self.finish()
 
@@ -130,11 +133,11 @@ class Sender:
         """In a stream of its own; its bytes are counted already."""
         outgoing.stream = OutStream(self.route(), source=Alone(self, outgoing))
         self.unordered[outgoing.stream] = outgoing
-        self._channels.line.add(outgoing.stream)
+        self.channels.line.add(outgoing.stream)
 
     def finish(self) -> None:
         self.state = advance(self.state, Step.FINISH)
-        self._channels.line.add(self.stream())
+        self.channels.line.add(self.stream())
 
     def cancel(self) -> None:
         """Tell the peer to give up, too; the machine stays until it has heard."""
@@ -142,26 +145,26 @@ class Sender:
         self.cancelling = True
         self.drop_streams()
         frames = self.route(), encode_frame(CancelSender())
-        self._channels.line.add(OutStream(*frames, urgent=True))
-        self._channels.wrote("CANCEL_SENDER", self.id)
+        self.channels.line.add(OutStream(*frames, urgent=True))
+        self.channels.wrote("CANCEL_SENDER", self.id)
 
     def resume(self) -> None:
         """One message less waits for its number: the end may be next."""
         if self.state is Sending.FINISHING:
-            self._channels.line.add(self.stream())
+            self.channels.line.add(self.stream())
 
     def give_up(self) -> None:
         """The peer stopped a stream that cannot be done without: to the application the receiver is gone."""
         if self.gone or self.cancelling:
             return
         if self.finish_written:  # no CANCEL_SENDER may follow
-            self._channels.end(self, Outcome.NO_RECEIVER)
+            self.channels.end(self, Outcome.NO_RECEIVER)
         else:
-            self._channels.cancel(self, Outcome.NO_RECEIVER)
+            self.channels.cancel(self, Outcome.NO_RECEIVER)
 
     def drop_streams(self) -> None:
         """Give up all streams that may still bring messages."""
-        line = self._channels.line
+        line = self.channels.line
         if self.main is not None:
             line.drop(self.main)
         for stream in self.unordered:
@@ -188,7 +191,7 @@ class Sender:
             return False
         outgoing = self.datagrams[0]
         is_waited_for = outgoing.nodes or outgoing.receipt
-        return not is_waited_for or len(self.unreliable) < self._channels.config.in_flight
+        return not is_waited_for or len(self.unreliable) < self.channels.config.in_flight
 
     def take_datagram(self) -> Outgoing:
         """The oldest unreliable message."""
@@ -256,11 +259,12 @@ class Sender:
         return bool(self.ordered) or (self.flush and self._owes_count) or self._can_finish
 
     def fill(self, stream: OutStream) -> None:
+        self._wrote_whole()
         if self._owes_count and (self.flush or self._can_finish):
             stream.pending.append(encode_frame(SentUnreliable(self.sent_unreliable - self.counted)))
             self.counted = self.sent_unreliable
             self.flush = False
-            self._channels.wrote("SENT_UNRELIABLE", self.id)
+            self.channels.wrote("SENT_UNRELIABLE", self.id)
         elif self.ordered:
             outgoing = self.ordered.popleft()
             self._writing = outgoing.size
@@ -268,13 +272,17 @@ class Sender:
         elif self._can_finish:
             stream.pending.append(encode_frame(FinishSender(self.sent_reliable)))
             stream.fin = self.finish_written = True
-            self._channels.wrote("FINISH_SENDER", self.id)
+            self.channels.wrote("FINISH_SENDER", self.id)
 
     def pulled(self, stream: OutStream) -> None:
-        if self._writing and not stream.pending:
-            self._uncount(self._writing)
-            self._writing = 0
+        if not stream.pending:
+            self._wrote_whole()
             self.wake()
+
+    def _wrote_whole(self) -> None:
+        """The message that the main stream was in the midst of has left."""
+        self._uncount(self._writing)
+        self._writing = 0
 
     def write(self, outgoing: Outgoing, stream: OutStream) -> None:
         """A message gets its number and goes."""
@@ -282,7 +290,7 @@ class Sender:
         stream.pending.append(head)
         if outgoing.payload:
             stream.pending.append(outgoing.payload)
-        self._channels.wrote("MESSAGE", self.id, len(outgoing.payload))
+        self.channels.wrote("MESSAGE", self.id, len(outgoing.payload))
         outgoing.payload = outgoing.headers = outgoing.attachments = b""
         is_waited_for = outgoing.nodes or outgoing.receipt or outgoing.stream
         self.reliable.add(self.sent_reliable, outgoing if is_waited_for else None)
@@ -294,7 +302,7 @@ class Sender:
         return self.route() + head + outgoing.payload
 
     def datagram_sent(self, outgoing: Outgoing) -> None:
-        self._channels.wrote("MESSAGE", self.id, len(outgoing.payload))
+        self.channels.wrote("MESSAGE", self.id, len(outgoing.payload))
         outgoing.payload = outgoing.headers = outgoing.attachments = b""
         if outgoing.nodes or outgoing.receipt:
             self.unreliable.add(self.sent_unreliable, outgoing)
@@ -306,7 +314,7 @@ class Sender:
         """Tell who watches, if there is room by now."""
         if self.watched is not None and self.admits(self.watched):
             self.watched = None
-            self._channels.tell(Writable(self))
+            self.channels.tell(Writable(self))
 
     def count_alone(self, outgoing: Outgoing) -> None:
         """An unreliable message that goes in a stream counts from here on."""
@@ -314,20 +322,32 @@ class Sender:
 
     def _count(self, size: int) -> None:
         self.queued += size
-        self._channels.outbox += size
+        self.channels.outbox += size
 
     def _uncount(self, size: int) -> None:
         self.queued -= size
-        self._channels.outbox -= size
+        self.channels.outbox -= size
 
     def written_alone(self, size: int) -> None:
         self._uncount(size)
         self.wake()
 
     def check_open(self) -> None:
+        """May it still send?"""
+        self._check(self.state is Sending.OPEN)
+
+    @property
+    def is_cancellable(self) -> bool:
+        """Is it alive, and has the peer not been told of an end yet?"""
+        return not self.gone and self.state is not Sending.CLOSED and not self.finish_written
+
+    def check_cancellable(self) -> None:
+        self._check(self.is_cancellable)
+
+    def _check(self, is_fine: bool) -> None:
         if self.id is None:
             raise LocalProtocolError("the other half has not been sent yet")
-        if self.state is not Sending.OPEN or self.gone:
+        if self.gone or not is_fine:
             why = self.outcome.value if self.outcome else "cancelled" if self.cancelling else self.state.value
             raise LocalProtocolError(f"channel {self.id}: the sender is {why}")
 
@@ -337,7 +357,7 @@ class Alone:
 
     __slots__ = ("_outgoing", "_sender", "_size")
 
-    def __init__(self, sender: Sender, outgoing: Outgoing) -> None:
+    def __init__(self, sender: SenderMachine, outgoing: Outgoing) -> None:
         self._sender = sender
         self._outgoing = outgoing
         self._size = outgoing.size
@@ -353,6 +373,7 @@ class Alone:
         self._sender.write(self._outgoing, stream)
         stream.fin = True
         self._sender.resume()
+        self._sender.wake()
 
     def pulled(self, stream: OutStream) -> None:
         if stream.fin and not stream.pending:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Deadlines
 from muxkit.protocols.aqueduct._events import Outcome
-from muxkit.protocols.aqueduct._receiving import Receiver
+from muxkit.protocols.aqueduct._receiving import ReceiverMachine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from muxkit.protocols.aqueduct._channels import Channels, Half
 
 
@@ -26,6 +28,8 @@ class Timer(Enum):
     """When to drop a receiver that only datagrams have spoken of."""
     HANDSHAKE = "handshake"
     """When the connection headers of the peer must have come."""
+    STALL = "stall"
+    """When more of an unfinished frame must have come."""
 
 
 class Timers:
@@ -34,11 +38,12 @@ class Timers:
     def __init__(self, channels: Channels) -> None:
         self.deadlines: Deadlines[Timer] = Deadlines()
         self._channels = channels
+        self.on_stall: Callable[[], None] = lambda: None
         self._flushing: dict[Half, None] = {}
-        self._reports: list[tuple[float, int, Receiver]] = []
+        self._reports: list[tuple[float, int, ReceiverMachine]] = []
         self._order = count()
         # A late datagram may bring a channel back that is long over, and nobody would ever end it.
-        self._strays: OrderedDict[Receiver, float] = OrderedDict()
+        self._strays: OrderedDict[ReceiverMachine, float] = OrderedDict()
 
     def handle(self, now: float) -> None:
         for timer in self.deadlines.expired(now):
@@ -51,6 +56,8 @@ class Timers:
                     self._report(now)
                 case Timer.STRAY:
                     self._drop_strays(now)
+                case Timer.STALL:
+                    self.on_stall()
                 case Timer.HANDSHAKE:
                     seconds = self._channels.limits.handshake
                     raise RemoteProtocolError(f"no connection headers after {seconds} s", limit="handshake")
@@ -75,7 +82,7 @@ class Timers:
 
     # --- reports
 
-    def report_at(self, due: float, receiver: Receiver) -> None:
+    def report_at(self, due: float, receiver: ReceiverMachine) -> None:
         """Once for each receiver: when it is due, or was before more was learned, it is asked for its next time."""
         heapq.heappush(self._reports, (due, next(self._order), receiver))
         self.deadlines.set(Timer.REPORT, self._reports[0][0])
@@ -99,14 +106,14 @@ class Timers:
 
     # --- strays
 
-    def stray(self, receiver: Receiver) -> None:
+    def stray(self, receiver: ReceiverMachine) -> None:
         self._strays[receiver] = self._channels.now + self._channels.receipt_deadline
         if Timer.STRAY not in self.deadlines:
             self.deadlines.set(Timer.STRAY, self._strays[receiver])
 
     def confirm(self, half: Half) -> None:
         """A stream has spoken of it."""
-        if self._strays and isinstance(half, Receiver):
+        if self._strays and isinstance(half, ReceiverMachine):
             self._strays.pop(half, None)
 
     def _drop_strays(self, now: float) -> None:

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 from muxkit.core import Reset
 from muxkit.protocols.aqueduct import (
     Acked,
+    Arrived,
     Config,
     Connected,
+    Ended,
     Engine,
     Failed,
     HungUp,
-    Message,
     Nacked,
     Role,
+    Unclaimed,
     Writable,
 )
 from muxkit.protocols.aqueduct._frames import VERSION
@@ -22,7 +24,7 @@ from muxkit.protocols.aqueduct._frames import VERSION
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
     from muxkit._limits import Limits
-    from muxkit.protocols.aqueduct import Event, Headers, Receiver, Sender
+    from muxkit.protocols.aqueduct import Event, Headers, ReceiverMachine, SenderMachine
 
 V = VERSION.hex()
 EMPTY = "04 00 00 00 00"  # MESSAGE 0 without anything
@@ -32,7 +34,7 @@ def told(event: Event) -> tuple[object, ...]:
     """An event as something that can be compared."""
     name = type(event).__name__
     match event:
-        case Message():
+        case Arrived():
             return name, event.receiver.id, event.number, event.payload
         case Acked() | Nacked():
             return name, event.receipt.sender.id
@@ -44,7 +46,9 @@ def told(event: Event) -> tuple[object, ...]:
             return name, event.clean
         case Failed():
             return name, event.error.rule
-        case _:
+        case Ended():
+            return event.outcome.value.title().replace(" ", ""), event.half.id
+        case Unclaimed():
             return name, event.half.id
 
 
@@ -76,12 +80,12 @@ class Talk:
     def heard(self) -> list[tuple[object, ...]]:
         return [told(event) for event in self.engine.events()]
 
-    def messages(self, text: str, *, stream: int | None = None) -> list[Message]:
+    def messages(self, text: str, *, stream: int | None = None) -> list[Arrived]:
         """The same for those who want the events themselves."""
         if stream is None:
             stream, self._next = self._next, self._next + 4
         self.engine.receive_stream(stream, bytes.fromhex(text), False, self.now)
-        return [event for event in self.engine.events() if isinstance(event, Message)]
+        return [event for event in self.engine.events() if isinstance(event, Arrived)]
 
     def violation(self, text: str, *, stream: int | None = None, fin: bool = False) -> RemoteProtocolError:
         """What is wrong with these bytes."""
@@ -168,14 +172,14 @@ def client(*, config: Config | None = None, limits: Limits | None = None) -> Tal
     return opened(Role.CLIENT, config=config, limits=limits)
 
 
-def entry(talk: Talk) -> Sender:
+def entry(talk: Talk) -> SenderMachine:
     """The entrypoint of a client."""
     return talk.engine.senders[0]
 
 
-def receiver_of(talk: Talk, channel: int) -> Receiver:
+def receiver_of(talk: Talk, channel: int) -> ReceiverMachine:
     return talk.engine.receivers[channel]
 
 
-def sender_of(talk: Talk, channel: int) -> Sender:
+def sender_of(talk: Talk, channel: int) -> SenderMachine:
     return talk.engine.senders[channel]

@@ -12,25 +12,27 @@ from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.core import Sending
 from muxkit.protocols.aqueduct import (
+    Arrived,
     Config,
+    Ended,
     Engine,
     Event,
-    Message,
     Mode,
     Outcome,
-    Receipt,
-    Receiver,
+    Promise,
+    ReceiverMachine,
     Role,
-    Sender,
+    SenderMachine,
     Ticket,
 )
+from tests.protocols.aqueduct._helpers import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.protocols.aqueduct._link import CarrierLink, SimLink
 
-Half = Sender | Receiver
+Half = SenderMachine | ReceiverMachine
 LIMITS = Limits(resets_per_second=100_000, resets_burst=100_000, message=20_000, reassembly=30_000, channels=400)
 CONFIG = Config(in_flight=20, unreliable_queue=5)
 SIZES = (4, 4, 5, 20, 300, 3000, 9000)
@@ -43,7 +45,7 @@ class Sent:
     channel: int
     serial: int
     mode: Mode
-    receipt: Receipt | None
+    receipt: Promise | None
     side: int
     arrived: bool = False
 
@@ -53,7 +55,7 @@ class Inbox:
     """What came for a receiver."""
 
     serials: list[int] = attrs.Factory(list)
-    unread: list[Message] = attrs.Factory(list)
+    unread: list[Arrived] = attrs.Factory(list)
 
 
 class World:
@@ -70,7 +72,7 @@ class World:
         self.halves: tuple[list[Half], ...] = tuple([engine.entrypoint] for engine in self.engines)
         self.made: list[Half] = [engine.entrypoint for engine in self.engines]
         self.sent: dict[int, Sent] = {}
-        self.inboxes: tuple[dict[Receiver, Inbox], ...] = (defaultdict(Inbox), defaultdict(Inbox))
+        self.inboxes: tuple[dict[ReceiverMachine, Inbox], ...] = (defaultdict(Inbox), defaultdict(Inbox))
         self.outcomes: dict[Half, str] = {}
         self.serial = 0
         self.calm = False
@@ -79,14 +81,14 @@ class World:
     # --- what comes
 
     def _hear(self, side: int, event: Event) -> None:
-        self.done[type(event).__name__] += 1
-        if isinstance(event, Message):
+        self.done[str(told(event)[0])] += 1
+        if isinstance(event, Arrived):
             self._hear_message(side, event)
-        elif (half := getattr(event, "half", None)) is not None:
-            assert half not in self.outcomes, f"{half.id} ended twice"
-            self.outcomes[half] = type(event).__name__
+        elif isinstance(event, Ended):
+            assert event.half not in self.outcomes, f"{event.half.id} ended twice"
+            self.outcomes[event.half] = str(told(event)[0])
 
-    def _hear_message(self, side: int, message: Message) -> None:
+    def _hear_message(self, side: int, message: Arrived) -> None:
         serial = int.from_bytes(message.payload[:4])
         sent = self.sent[serial]
         inbox = self.inboxes[side][message.receiver]
@@ -127,11 +129,11 @@ class World:
         return self.dice.choice(alive)
 
     def _send(self, side: int) -> None:
-        sender = self._pick(side, Sender)
-        assert isinstance(sender, Sender)
+        sender = self._pick(side, SenderMachine)
+        assert isinstance(sender, SenderMachine)
         self.send(side, sender, self.dice.choice(list(Mode)), self.dice.choice((0, 0, 1, 2)), self.dice.choice(SIZES))
 
-    def send(self, side: int, sender: Sender, mode: Mode, attached: int, size: int) -> None:
+    def send(self, side: int, sender: SenderMachine, mode: Mode, attached: int, size: int) -> None:
         engine, tickets, kept = self.engines[side], [], []
         for _ in range(attached):
             half, ticket = self._channel(side)
@@ -156,30 +158,30 @@ class World:
         return self.engines[side].channel(sends=False, oneshot=oneshot)
 
     def _finish(self, side: int) -> None:
-        sender = self._pick(side, Sender)
-        assert isinstance(sender, Sender)
+        sender = self._pick(side, SenderMachine)
+        assert isinstance(sender, SenderMachine)
         if sender.id != 0 or self.dice.random() < 0.05:
             self.engines[side].finish(sender)
 
     def _cancel(self, side: int) -> None:
-        sender = self._pick(side, Sender)
-        assert isinstance(sender, Sender)
+        sender = self._pick(side, SenderMachine)
+        assert isinstance(sender, SenderMachine)
         if sender.id != 0 or self.dice.random() < 0.05:
             self.engines[side].cancel(sender, self.link.now)
 
     def _close(self, side: int) -> None:
-        receiver = self._pick(side, Receiver)
+        receiver = self._pick(side, ReceiverMachine)
         if receiver.id != 0 or self.dice.random() < 0.05:
             self._drop(side, receiver)
 
     def _forget(self, side: int) -> None:
         if self.dice.random() < 0.2:
-            half = self._pick(side, self.dice.choice((Sender, Receiver)))
+            half = self._pick(side, self.dice.choice((SenderMachine, ReceiverMachine)))
             if half.id != 0:
                 self.engines[side].forget(half, self.link.now)
 
     def _drop(self, side: int, half: Half) -> None:
-        if isinstance(half, Receiver):
+        if isinstance(half, ReceiverMachine):
             self.engines[side].close(half, self.link.now)
             self.outcomes[half] = "closed"
         elif half.state is Sending.OPEN:
@@ -233,7 +235,12 @@ class World:
         self.calm = True
         for side, engine in enumerate(self.engines):
             for half in self.halves[side]:
-                if isinstance(half, Sender) and not half.gone and half.state is Sending.OPEN and half.id is not None:
+                if (
+                    isinstance(half, SenderMachine)
+                    and not half.gone
+                    and half.state is Sending.OPEN
+                    and half.id is not None
+                ):
                     engine.finish(half)
         self.settle()
         for engine in self.engines:
@@ -256,7 +263,7 @@ class World:
             (side, half.id)
             for half, outcome in self.outcomes.items()
             for side in (0, 1)
-            if outcome == "Finished" and half in self.halves[side] and isinstance(half, Sender)
+            if outcome == "Finished" and half in self.halves[side] and isinstance(half, SenderMachine)
         }
         for sent in self.sent.values():
             if (sent.side, sent.channel) in finished and sent.mode is not Mode.UNRELIABLE:

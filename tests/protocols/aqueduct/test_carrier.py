@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from muxkit._limits import Limits
-from muxkit.protocols.aqueduct import Carrier, Config, Engine, Event, Failed, HungUp, Message, Mode, Role, Sender
+from muxkit.protocols.aqueduct import Arrived, Carrier, Config, Engine, Event, Failed, HungUp, Mode, Role, SenderMachine
 from muxkit.testing._pair import EngineCase, EnginePair, check_every_split, check_stream_engine, feed
 from tests.protocols.aqueduct._helpers import EMPTY, V, told
 
@@ -48,7 +48,7 @@ def written(made: Carrier) -> str:
     return text.hex()
 
 
-def sender_of(link: EnginePair[Carrier, Event]) -> Sender:
+def sender_of(link: EnginePair[Carrier, Event]) -> SenderMachine:
     return link.engines[0].engine.senders[0]
 
 
@@ -60,10 +60,10 @@ def test_what_each_frame_looks_like() -> None:
     events = feed(
         made, [bytes.fromhex("00 01 07 03 00" + EMPTY + "06 07 03 00 04 00 00 00 00 02 01 05 10 04 00 05 03 00")]
     )
-    assert [told(event) for event in events] == [("Message", 0, 0, b""), ("Message", 0, 0, b"")]
+    assert [told(event) for event in events] == [("Arrived", 0, 0, b""), ("Arrived", 0, 0, b"")]
     engine = made.engine
     for event in events:
-        assert isinstance(event, Message)
+        assert isinstance(event, Arrived)
         engine.consumed(event)
     assert made._may_open == 32
     engine.handle_deadline(1.0)
@@ -82,7 +82,7 @@ def test_any_split_gives_the_same_events_and_the_same_answer() -> None:
         GREETING + "01 01 0c 03 00 04 00 00 02 02 00 01 61 06 01 06 07 03 00 04 00 00 00 00 00 02 04 03 10 04 00 02 02"
     )
     events = check_every_split(lambda: carrier(limits=Limits(channels=4)), bytes.fromhex(text), normalise=normal)
-    assert [event[0] for event in events] == ["Connected", "Message", "Finished"]  # type: ignore[index]  # tuples
+    assert [event[0] for event in events] == ["Connected", "Arrived", "Finished"]  # type: ignore[index]  # tuples
 
 
 def normal(event: Event) -> tuple[object, ...]:
@@ -180,17 +180,17 @@ def test_a_peer_that_nobody_reads_is_held_at_what_was_granted() -> None:
             engine.send(sender, b"x" * 1000)
             sent += 1000
         link.run_until_quiet()
-    came = sum(len(event.payload) + 5 for event in link.events[1] if isinstance(event, Message))
+    came = sum(len(event.payload) + 5 for event in link.events[1] if isinstance(event, Arrived))
     (credit,) = link.engines[0]._credit.values()
     (arriving,) = (one for one in link.engines[1]._arriving.values() if not one.over)
     assert (credit.available, arriving.window.credit) == (0, 0)
     assert came <= arriving.window.held <= link.engines[1].engine.limits.channel_bytes
     assert sent <= came + link.engines[0].engine.limits.channel_bytes + 2000
     for event in link.take_events(1):
-        if isinstance(event, Message):
+        if isinstance(event, Arrived):
             link.engines[1].engine.consumed(event)
     link.run_until_quiet()
-    assert any(isinstance(event, Message) for event in link.events[1])  # and it goes on when somebody does
+    assert any(isinstance(event, Arrived) for event in link.events[1])  # and it goes on when somebody does
 
 
 @pytest.mark.requirement("R-07", "R-09")
@@ -208,7 +208,7 @@ def test_a_channel_that_nobody_reads_holds_up_no_other() -> None:
         engine.send(halves[-1], number.to_bytes(4) + b"z" * 1000)
         link.run_until_quiet()
         for event in link.take_events(1):
-            if isinstance(event, Message) and event.receiver.id == halves[-1].id:
+            if isinstance(event, Arrived) and event.receiver.id == halves[-1].id:
                 peer.consumed(event)
                 assert int.from_bytes(event.payload[:4]) == number
                 break
@@ -226,13 +226,13 @@ def test_large_messages_borrow_pass_and_repay() -> None:
         while not engine.admits(sender_of(link), 300_000):
             link.run_until_quiet()
             for event in link.take_events(1):
-                if isinstance(event, Message):
+                if isinstance(event, Arrived):
                     peer.consumed(event)
         engine.send(sender_of(link), bytes([number]) * 300_000, mode=Mode.UNORDERED)
     link.run_until_quiet()
     came = link.take_events(1)
     for event in came:
-        if isinstance(event, Message):
+        if isinstance(event, Arrived):
             assert event.payload == event.payload[:1] * 300_000
             peer.consumed(event)
     engine.finish(sender_of(link))
@@ -268,7 +268,7 @@ def test_a_reset_in_the_midst_gives_the_credit_of_its_stream_back() -> None:
     engine.cancel(sender, link.now)
     link.run_for(2)
     for event in link.take_events(1):
-        if isinstance(event, Message):
+        if isinstance(event, Arrived):
             link.engines[1].engine.consumed(event)
     engine.finish(sender_of(link))
     link.run_for(2)
@@ -285,7 +285,7 @@ def test_more_streams_are_allowed_as_old_ones_are_consumed() -> None:
         engine.send(sender_of(link), bytes([number % 256]), mode=Mode.UNORDERED)
         link.run_until_quiet()
         for event in link.take_events(1):
-            if isinstance(event, Message):
+            if isinstance(event, Arrived):
                 link.engines[1].engine.consumed(event)
         link.run_for(0.03)
     assert link.engines[1]._arrived > 300
@@ -298,12 +298,12 @@ def test_unordered_messages_wait_for_streams_and_not_for_ever() -> None:
     for number in range(50):
         engine.send(sender_of(link), bytes([number]), mode=Mode.UNORDERED)
     link.run_until_quiet()
-    came: list[Message] = [event for event in link.take_events(1) if isinstance(event, Message)]
+    came: list[Arrived] = [event for event in link.take_events(1) if isinstance(event, Arrived)]
     assert 20 < len(came) <= 28
     while came:
         link.engines[1].engine.consumed(came.pop(0))
         link.run_until_quiet()
-        came += [event for event in link.take_events(1) if isinstance(event, Message)]
+        came += [event for event in link.take_events(1) if isinstance(event, Arrived)]
     engine.finish(sender_of(link))
     link.run_for(1)
     assert engine.senders == {}
@@ -317,7 +317,7 @@ def test_datagrams_overtake_streams_and_give_way_when_the_link_is_slow() -> None
     for number in range(10):
         engine.send(sender_of(link), bytes([number]), mode=Mode.UNRELIABLE)
     link.run_until_quiet()
-    came = [event.payload for event in link.take_events(1) if isinstance(event, Message)]
+    came = [event.payload for event in link.take_events(1) if isinstance(event, Arrived)]
     assert came == [*(bytes([number]) for number in range(5, 10)), *[b"x" * 1000] * 3]
 
 

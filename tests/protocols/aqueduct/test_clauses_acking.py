@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from muxkit.protocols.aqueduct import AckReliable, Config, Message, Mode, encode_frame
+from muxkit.protocols.aqueduct import AckReliable, Arrived, Config, Mode, encode_frame
 from muxkit.protocols.aqueduct._numbers import ReliableNumbers, ack_varints, acked_ranges
 from tests.protocols.aqueduct._helpers import EMPTY, Talk, client, entry, hexed, receiver_of, server
 
@@ -169,13 +169,13 @@ def test_that_duty_ends_with_the_receiver() -> None:
     talk.say("03 08 07")
     talk.written()
     talk.later(1.1)
-    assert talk.datagram("03 08" + message(1)) == [("Message", 8, 1, b"")]
+    assert talk.datagram("03 08" + message(1)) == [("Arrived", 8, 1, b"")]
 
 
 @clause("aqueduct-A15")
 def test_a_datagram_is_delivered_at_once_and_reported_only_when_it_was_counted() -> None:
     talk = server()
-    assert talk.datagram("03 00" + message(0)) == [("Message", 0, 0, b"")]
+    assert talk.datagram("03 00" + message(0)) == [("Arrived", 0, 0, b"")]
     talk.later(5)
     assert talk.written() == []
     talk.say("03 00 05 01")
@@ -186,7 +186,7 @@ def test_a_datagram_is_delivered_at_once_and_reported_only_when_it_was_counted()
 @clause("aqueduct-S08")
 def test_a_datagram_that_repeats_is_dropped_in_silence() -> None:
     talk = server()
-    assert talk.datagram("03 00" + message(0)) == [("Message", 0, 0, b"")]
+    assert talk.datagram("03 00" + message(0)) == [("Arrived", 0, 0, b"")]
     assert talk.datagram("03 00" + message(0)) == []
     assert talk.engine.statistics().dropped_datagrams == 1
 
@@ -247,7 +247,8 @@ def test_acks_are_merged_while_nobody_takes_them() -> None:
     talk = server()
     talk.say("03 00", stream=2)
     for number in range(5000):
-        talk.say(encode(number), stream=2)
+        (message,) = talk.messages(encode(number), stream=2)
+        talk.engine.consumed(message)
         talk.later(0.01)
     (text,) = talk.bytes_written()
     assert text == hexed("03 00 08 03 00 88 27")
@@ -272,7 +273,7 @@ def test_holes_that_were_reported_do_not_count() -> None:
     talk = server(config=Config(gaps=3))
     talk.say("03 00", stream=2)
     for number in range(0, 100, 2):
-        assert talk.datagram("03 00" + message(number)) == [("Message", 0, number, b"")]
+        assert talk.datagram("03 00" + message(number)) == [("Arrived", 0, number, b"")]
         talk.say("05 02", stream=2)
         talk.later(1)
         talk.written()
@@ -281,13 +282,13 @@ def test_holes_that_were_reported_do_not_count() -> None:
 def test_a_full_mailbox_takes_no_datagram_and_it_is_nacked() -> None:
     talk = server()
     room = talk.engine.limits.channel_bytes // (1000 + 256 + 6)
-    messages: list[Message] = []
+    messages: list[Arrived] = []
     for number in range(room + 3):
         talk.engine.receive_datagram(bytes.fromhex("03 00") + encode_large(number), 0.0)
-        messages += [event for event in talk.engine.events() if isinstance(event, Message)]
+        messages += [event for event in talk.engine.events() if isinstance(event, Arrived)]
     assert len(messages) == room
     talk.engine.consumed(messages[0])
-    assert talk.datagram("03 00" + encode_large(room + 3).hex()) == [("Message", 0, room + 3, b"x" * 1000)]
+    assert talk.datagram("03 00" + encode_large(room + 3).hex()) == [("Arrived", 0, room + 3, b"x" * 1000)]
 
 
 def encode_large(number: int) -> bytes:
@@ -295,4 +296,4 @@ def encode_large(number: int) -> bytes:
 
 
 def test_an_empty_message_is_delivered() -> None:
-    assert server().say("03 00" + EMPTY) == [("Message", 0, 0, b"")]
+    assert server().say("03 00" + EMPTY) == [("Arrived", 0, 0, b"")]

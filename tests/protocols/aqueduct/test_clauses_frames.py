@@ -71,7 +71,7 @@ def test_a_frame_is_written_like_this(frame: Frame, wire: str) -> None:
 @clause("aqueduct-F01")
 def test_the_same_bytes_are_the_same_message_in_a_stream_and_in_a_datagram() -> None:
     talk = server()
-    assert talk.say("03 00" + EMPTY) == talk.datagram("03 00" + EMPTY) == [("Message", 0, 0, b"")]
+    assert talk.say("03 00" + EMPTY) == talk.datagram("03 00" + EMPTY) == [("Arrived", 0, 0, b"")]
 
 
 @clause("aqueduct-F02")
@@ -95,8 +95,8 @@ def test_an_empty_sequence_and_one_without_frames_of_its_channel_are_fine() -> N
 @clause("aqueduct-F07")
 def test_what_follows_route_to_is_for_its_channel_in_order() -> None:
     assert server().say("03 08" + "04 00 00 00 01 61" + "04 01 00 00 01 62") == [
-        ("Message", 8, 0, b"a"),
-        ("Message", 8, 1, b"b"),
+        ("Arrived", 8, 0, b"a"),
+        ("Arrived", 8, 1, b"b"),
     ]
 
 
@@ -118,7 +118,7 @@ def test_frames_before_a_break_of_the_pattern_stay_applied() -> None:
     talk = server()
     talk.engine.receive_stream(2, bytes.fromhex("03 00" + EMPTY + "03 00"), False, 0.0)
     message, failed = talk.engine.events()
-    assert type(message).__name__ == "Message"
+    assert type(message).__name__ == "Arrived"
     assert type(failed).__name__ == "Failed"
 
 

@@ -67,7 +67,7 @@ def test_after_our_ack_sequences_need_no_version() -> None:
     talk = fresh(Role.SERVER)
     assert talk.say("") == []  # nothing wrong with it so far
     talk.say(V + "02 00", fin=True)
-    assert talk.say("03 00" + EMPTY) == [("Message", 0, 0, b"")]
+    assert talk.say("03 00" + EMPTY) == [("Arrived", 0, 0, b"")]
 
 
 @clause("aqueduct-V08")
@@ -103,10 +103,10 @@ def test_all_but_version_waits_for_the_headers() -> None:
     assert all(text.startswith(V) for text in talk.bytes_written())
     assert talk.say(V + "02 00") == [
         ("Connected", ()),
-        ("Message", 0, 0, b"a"),
-        ("Message", 8, 0, b"b"),
+        ("Arrived", 0, 0, b"a"),
+        ("Arrived", 8, 0, b"b"),
         ("Finished", 8),
-        ("Message", 0, 0, b"d"),
+        ("Arrived", 0, 0, b"d"),
     ]
     assert not any(text.startswith(V) for text in talk.bytes_written())
 
@@ -118,7 +118,7 @@ def test_early_datagrams_are_dropped_beyond_a_bound() -> None:
     for number in range(10):
         talk.datagram(V + f"03 00 04 {number:02x} 00 00 00")
     assert talk.engine.statistics().dropped_datagrams == 7
-    assert talk.say(V + "02 00")[1:] == [("Message", 0, number, b"") for number in range(3)]
+    assert talk.say(V + "02 00")[1:] == [("Arrived", 0, number, b"") for number in range(3)]
 
 
 @clause("aqueduct-H05")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.aqueduct import Mode, Outcome, Receiver, Sender
+from muxkit.protocols.aqueduct import Mode, Outcome, ReceiverMachine, SenderMachine
 from tests.protocols.aqueduct._helpers import (
     EMPTY,
     Talk,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 clause = pytest.mark.clause
 
 
-def both(talk: Talk, **options: object) -> tuple[Sender, Receiver]:
+def both(talk: Talk, **options: object) -> tuple[SenderMachine, ReceiverMachine]:
     """Two channels of the client that go with one message: 8, on which it sends, and 2, on which it receives."""
     sender, one = talk.engine.channel(sends=True)
     receiver, other = talk.engine.channel(sends=False)
@@ -44,7 +44,10 @@ def test_attaching_makes_the_opposite_halves_on_both_sides() -> None:
     assert data == hexed("03 00 04 00 00 04 08 00 02 00 00")
     assert (set(talk.engine.senders), set(talk.engine.receivers)) == ({0, 8}, {2})
     (message,) = peer.messages(data)
-    assert [type(attachment.half).__name__ for attachment in message.attachments] == ["Receiver", "Sender"]
+    assert [type(attachment.half).__name__ for attachment in message.attachments] == [
+        "ReceiverMachine",
+        "SenderMachine",
+    ]
     assert (set(peer.engine.senders), set(peer.engine.receivers)) == ({2}, {0, 8})
 
 
@@ -251,7 +254,7 @@ def test_the_end_waits_for_every_reliable_message() -> None:
     assert talk.heard() == []
     talk.later(0.025)
     assert talk.bytes_written() == [hexed("03 08 08 02 00 02")]
-    assert talk.say("03 08 04 02 00 00 00", fin=True) == [("Message", 8, 2, b""), ("Finished", 8)]
+    assert talk.say("03 08 04 02 00 00 00", fin=True) == [("Arrived", 8, 2, b""), ("Finished", 8)]
     assert talk.bytes_written() == [hexed("08 02 02 01 0A")]
 
 
@@ -290,7 +293,7 @@ def test_a_channel_that_ended_is_remembered_for_a_second() -> None:
     assert (set(talk.engine.receivers), talk.written()) == ({0}, [])
     assert talk.datagram("03 08" + EMPTY) == []
     talk.now = 1.1
-    assert talk.say("03 08" + EMPTY) == [("Message", 8, 0, b"")]
+    assert talk.say("03 08" + EMPTY) == [("Arrived", 8, 0, b"")]
 
 
 @clause("aqueduct-L25")
@@ -325,7 +328,7 @@ def test_a_channel_that_ended_before_its_attachment_came_is_given_as_it_ended(la
 
 def test_a_receiver_that_only_a_datagram_has_brought_back_does_not_stay() -> None:
     talk = server()
-    assert talk.datagram("03 08" + EMPTY) == [("Message", 8, 0, b"")]
+    assert talk.datagram("03 08" + EMPTY) == [("Arrived", 8, 0, b"")]
     assert talk.later(1) == [("Forgotten", 8)]
     assert set(talk.engine.receivers) == {0}
     talk.datagram("03 10" + EMPTY)

@@ -298,3 +298,17 @@ def test_a_forget_that_is_stopped_may_be_sent_again() -> None:
     talk.now = 1.1
     talk.say("03 02" + EMPTY)
     assert talk.bytes_written() == [hexed("03 02 0B")]
+
+
+def test_messages_that_leave_with_one_write_all_make_room_again() -> None:
+    talk = client()
+    sender = entry(talk)
+    for _ in range(10):
+        talk.engine.send(sender, b"x" * 100)
+    assert sender.queued == talk.engine.outbox == 10 * 102
+    stream = talk.engine.next_stream(True)
+    assert stream is not None
+    talk.engine.stream_to_send(stream, 550)
+    assert sender.queued == talk.engine.outbox == 5 * 102  # the sixth is not whole yet
+    talk.written()
+    assert sender.queued == talk.engine.outbox == 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from muxkit.protocols.aqueduct import Message, Mode, Outcome, Receiver, Role, Sender, Ticket
+from muxkit.protocols.aqueduct import Arrived, Mode, Outcome, ReceiverMachine, Role, SenderMachine, Ticket
 from muxkit.protocols.aqueduct._transit import Fate, Transit, lose
 from tests.protocols.aqueduct._helpers import Talk, client, entry, fresh, hexed, server
 
 clause = pytest.mark.clause
 
 
-def both(talk: Talk, **options: object) -> tuple[Sender, Receiver]:
+def both(talk: Talk, **options: object) -> tuple[SenderMachine, ReceiverMachine]:
     """Two channels of the client that go with one message: 8, on which it sends, and 2, on which it receives."""
     sender, one = talk.engine.channel(sends=True)
     receiver, other = talk.engine.channel(sends=False)
@@ -45,7 +45,7 @@ def test_what_was_attached_to_a_message_that_did_not_arrive_is_lost(how: str) ->
 def test_a_loss_takes_with_it_what_was_sent_on_the_lost_channel() -> None:
     talk = client()
     engine = talk.engine
-    chain: list[Sender] = [entry(talk)]
+    chain: list[SenderMachine] = [entry(talk)]
     for _ in range(4):
         sender, ticket = engine.channel(sends=True)
         engine.send(chain[-1], b"", attachments=[ticket], mode=Mode.UNRELIABLE if len(chain) == 1 else Mode.ORDERED)
@@ -83,7 +83,7 @@ def test_the_side_that_is_told_to_forget_loses_what_went_on_a_channel_that_never
         talk.say("03 00 04 00 00 02 08 00 00")
     (message,) = talk.messages("03 08 04 00 00 02 02 00 00")
     sender = message.attachments[0].half
-    assert isinstance(sender, Sender)
+    assert isinstance(sender, SenderMachine)
     _, ticket = talk.engine.channel(sends=False)
     talk.engine.send(sender, b"", attachments=[ticket])
     talk.written()
@@ -107,7 +107,7 @@ def test_a_channel_made_by_the_server_is_lost_as_well() -> None:
     talk.say("ef505fa6600f408e41515545445543540b302e302e302d4146544552 01 02 00")
     (message,) = talk.messages("03 00 04 00 00 02 02 00 00")
     sender = message.attachments[0].half
-    assert isinstance(sender, Sender)
+    assert isinstance(sender, SenderMachine)
     receiver, ticket = talk.engine.channel(sends=False)
     talk.engine.send(sender, b"", attachments=[ticket], mode=Mode.UNRELIABLE)
     talk.datagrams()
@@ -122,7 +122,7 @@ def test_a_message_knows_its_tickets() -> None:
     talk.engine.send(entry(talk), b"", attachments=[ticket])
     ((_, data, _),) = talk.written()
     (message,) = server().messages(data)
-    assert isinstance(message, Message)
+    assert isinstance(message, Arrived)
     assert message.attachments[0].headers == ((b"k", b"v"),)
 
 
@@ -180,5 +180,5 @@ def test_a_datagram_that_brings_a_channel_back_does_not_bring_back_what_it_carri
     talk.later(1)
     assert talk.engine.receivers.keys() == {0}
     talk.say("03 00 04 00 00 02 08 00 00")
-    assert talk.datagram(text) == [("Message", 8, 0, b"")]
+    assert talk.datagram(text) == [("Arrived", 8, 0, b"")]
     assert talk.engine.receivers.keys() == {0, 8, 16}

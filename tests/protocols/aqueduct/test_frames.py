@@ -106,7 +106,7 @@ def test_a_longer_form_of_a_number_is_accepted_and_never_written() -> None:
 def test_a_varint_that_is_cut_off_waits_in_a_stream_and_nowhere_else() -> None:
     talk = server()
     assert talk.say("03 80") == []
-    assert talk.say("00 04 00 00 00 00", stream=talk.last) == [("Message", 0, 0, b"")]
+    assert talk.say("00 04 00 00 00 00", stream=talk.last) == [("Arrived", 0, 0, b"")]
     with pytest.raises(RemoteProtocolError, match="E05"):
         decode_varints(bytes.fromhex("0180"))
     assert server().datagram_violation("03 80").rule == "aqueduct-F09"

@@ -9,7 +9,7 @@ import pytest
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.core import Consumed, Lent, encode_varint
-from muxkit.protocols.aqueduct import Config, Message
+from muxkit.protocols.aqueduct import Arrived, Config
 from tests.protocols.aqueduct._helpers import EMPTY, Talk, client, entry, hexed, receiver_of, server
 
 FEW = Limits(channels=10, resets_per_second=5, resets_burst=20, tombstones=8)
@@ -175,7 +175,7 @@ def test_a_message_in_single_bytes_costs_little_more_than_itself() -> None:
     assert held <= 2 * 65_536
     talk.engine.receive_stream(2, b"x", False, 0.0)
     (message,) = talk.engine.events()
-    assert isinstance(message, Message)
+    assert isinstance(message, Arrived)
     assert len(message.payload) == 65_536
 
 
@@ -287,3 +287,56 @@ def test_our_own_channels_and_messages_are_bounded() -> None:
 def test_a_setting_must_be_above_zero(setting: str) -> None:
     with pytest.raises(ValueError, match=setting):
         Config(**{setting: 0})  # type: ignore[arg-type]  # no two settings have one type
+
+
+@pytest.mark.requirement("R-29")
+def test_a_message_that_has_begun_must_go_on_arriving() -> None:
+    talk = server(limits=Limits(stall=10.0, stall_bytes=100))
+    talk.say("03 00 04 00 00 00 50" + "61" * 10)
+    talk.say("61", stream=talk.last)
+    talk.later(9.9)
+    assert not talk.engine.over
+    talk.engine.handle_deadline(10.0)
+    error = talk.failure()
+    assert error.limit == "stall"
+    assert "1 bytes in 10.0 s while a frame is unfinished, 100 are asked" in str(error)
+
+
+@pytest.mark.requirement("R-29")
+def test_a_slow_peer_that_is_fast_enough_goes_on() -> None:
+    talk = server(limits=Limits(stall=10.0, stall_bytes=100))
+    talk.say("03 00 04 00 00 00 80 10")  # 2048 bytes are to come
+    stream = talk.last
+    for _ in range(20):
+        talk.say("61" * 102, stream=stream)
+        talk.later(9.0)
+    assert not talk.engine.over
+    assert len(talk.messages("61" * 8, stream=stream)) == 1
+    talk.later(100)
+    assert not talk.engine.over
+
+
+@pytest.mark.requirement("R-29")
+def test_a_peer_that_may_lack_credit_is_not_stalled() -> None:
+    talk = server(limits=Limits(stall=10.0, stall_bytes=100, channel_floor=100, channel_bytes=1000))
+    messages = talk.messages("03 00 04 00 00 00 01 61", stream=50)  # which nobody reads
+    talk.say("04 01 00 00 10 61", stream=50)  # and the next one stops
+    talk.later(100)
+    assert not talk.engine.over
+    for message in messages:
+        talk.engine.consumed(message)
+    talk.say("61", stream=50)
+    talk.engine.handle_deadline(talk.now + 10)
+    assert talk.failure().limit == "stall"
+
+
+@pytest.mark.requirement("R-29")
+def test_a_peer_is_not_stalled_while_others_of_its_streams_have_used_what_all_may_have() -> None:
+    talk = server(limits=Limits(stall=10.0, connection_bytes=1000))
+    messages = talk.messages("03 00 04 00 00 00 d8 04" + "61" * 600)
+    talk.say("03 08 04 00 00 00 10 61", stream=54)
+    talk.later(100)
+    assert not talk.engine.over
+    talk.engine.consumed(messages[0])
+    talk.engine.handle_deadline(talk.now + 10)
+    assert talk.failure().limit == "stall"

@@ -9,7 +9,7 @@ from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.aqueduct import Carrier, Engine, Failed, Mode, Role
 from muxkit.testing._pair import feed
-from tests.protocols.aqueduct._helpers import EMPTY, Talk, V, client, entry, hexed, receiver_of, server
+from tests.protocols.aqueduct._helpers import EMPTY, Talk, V, client, entry, hexed, receiver_of, server, told
 
 
 @attrs.define
@@ -151,7 +151,7 @@ def test_a_stop_over_the_carrier_is_answered_with_a_reset() -> None:
     made.engine.send(made.engine.senders[0], b"x" * 10_000)
     made.buffers_to_send(2**20)
     events = feed(made, [bytes.fromhex("03 01")])
-    assert [type(event).__name__ for event in events] == ["NoReceiver"]
+    assert [told(event) for event in events] == [("NoReceiver", 0)]
     assert b"".join(made.buffers_to_send(2**20)).hex() == hexed("02 01" + "01 02 03 03 00 07")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from muxkit.protocols.aqueduct import Engine, Message, Mode, Receiver, Role, Sender
+from muxkit.protocols.aqueduct import Arrived, Engine, Mode, ReceiverMachine, Role, SenderMachine
 from tests.protocols.aqueduct._helpers import told
 from tests.protocols.aqueduct._link import CarrierLink, SimLink
 from tests.protocols.aqueduct._world import World, payload_of
@@ -51,7 +51,7 @@ def test_the_random_life_meets_every_kind_of_end() -> None:
             world.act()
         world.settle()
         seen.update(world.done)
-    for name in ("Message", "Finished", "Cancelled", "NoReceiver", "LostInTransit", "Forgotten", "Acked", "Nacked"):
+    for name in ("Arrived", "Finished", "Cancelled", "NoReceiver", "LostInTransit", "Forgotten", "Acked", "Nacked"):
         assert seen[name] > 5, (name, seen)
 
 
@@ -67,11 +67,11 @@ def story(seed: int, kind: type[SimLink | CarrierLink]) -> list[tuple[object, ..
     dice = random.Random(seed)
     engines = tuple(Engine(role) for role in Role)
     heard: list[tuple[object, ...]] = []
-    halves: tuple[list[Sender | Receiver], ...] = tuple([engine.entrypoint] for engine in engines)
+    halves: tuple[list[SenderMachine | ReceiverMachine], ...] = tuple([engine.entrypoint] for engine in engines)
 
     def hear(side: int, event: Event) -> None:
         heard.append((side, *told(event)))
-        if isinstance(event, Message):
+        if isinstance(event, Arrived):
             halves[side].extend(attachment.half for attachment in event.attachments)
             engines[side].consumed(event)
 
@@ -83,7 +83,7 @@ def story(seed: int, kind: type[SimLink | CarrierLink]) -> list[tuple[object, ..
         if half is None:
             continue
         engine, mode, choice = engines[side], dice.choice(list(Mode)), dice.random()
-        if isinstance(half, Receiver):
+        if isinstance(half, ReceiverMachine):
             if choice < 0.1 and half.id != 0:
                 engine.close(half, link.now)
         elif choice < 0.8:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from muxkit._limits import Limits
 from muxkit.core import Cursor
-from muxkit.protocols.aqueduct import Config, Engine, Failed, Message, Mode, Role, encode_frame, parse_frame
+from muxkit.protocols.aqueduct import Arrived, Config, Engine, Failed, Mode, Role, encode_frame, parse_frame
 from tests.protocols.aqueduct._helpers import EMPTY, Talk, V, client, entry, fresh, hexed, server
 
 clause = pytest.mark.clause
@@ -279,7 +279,7 @@ def test_a_client_and_a_server_may_say_all_of_this_at_once() -> None:
     ((_, data, _),) = talk.written()
     frame = encode_frame(parse_frame(_cursor(data[4:])))
     assert frame.hex() == hexed("04 00 00 02 02 00 00")
-    assert isinstance(server().messages(data)[0], Message)
+    assert isinstance(server().messages(data)[0], Arrived)
 
 
 def _cursor(text: str) -> Cursor:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 U64_MAX = 2**64 - 1
 
+WINDOW = ("by_hand", "credit", "held", "lent", "renewed_at", "renews", "size", "target", "unfinished")
+
 
 def by_hand(*, limits: Limits | None = None, letter: bool = False, pongs: bool = True) -> Engine:
     """An engine that says nothing by itself but pongs: every grant is made by hand."""
@@ -153,7 +155,7 @@ def state_of(engine: Engine) -> object:
             kind.name,
             id,
             entity.credit.available,
-            tuple(getattr(entity.window, name) for name in entity.window.__slots__ if name != "budget"),
+            tuple(getattr(entity.window, name) for name in WINDOW),
             (
                 entity.end_in,
                 entity.end_out,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from muxkit._limits import Limits
 from muxkit.core import encode_varu64
 from muxkit.protocols.bpmux import Engine, Failed
+from muxkit.protocols.bpmux._entities import Kind
 from muxkit.testing._pair import EngineCase, check_every_split, check_stream_engine, drain, feed
 from tests.protocols.bpmux._helpers import automatic, by_hand, fed, state_of, told
 from tests.protocols.bpmux._world import TIGHT, World
@@ -96,7 +97,7 @@ def streams() -> Engine:
     engine.give_credit(engine.top_stream, 200)
     fed(engine, "50 01 00", "50 f9 01 00 00")
     for id in (1, 256):
-        engine.give_credit(engine.entities(5)[id], 120)  # type: ignore[arg-type]  # the map of streams of the peer
+        engine.give_credit(engine.entities(Kind.STREAM_IN)[id], 120)
     engine.open_stream(id=2, credit=70)
     drain(engine)
     return engine

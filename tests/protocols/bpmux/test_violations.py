@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from muxkit._limits import Limits
 from muxkit.core import encode_varu64
 from muxkit.protocols.bpmux import Chunk, Engine, Failed, Type, encode_chunk, encode_partial
+from muxkit.protocols.bpmux._entities import Kind
 from muxkit.testing._pair import check_every_split, feed
 from tests.protocols.bpmux._helpers import by_hand, fed, state_of, told, violation, written
 
@@ -39,7 +40,7 @@ def rich(*, letter: bool = False) -> Engine:
     written(engine)
     for opening in ("50 01 00", "90 03 00", "10 05 00", "d0 07 00"):
         fed(engine, opening)
-    engine.give_credit(engine.entities(5)[1], 10)  # type: ignore[arg-type]  # the map of streams of the peer
+    engine.give_credit(engine.entities(Kind.STREAM_IN)[1], 10)
     written(engine)
     return engine
 

@@ -27,6 +27,7 @@ async def idle(connection: Connection, meter: Meter, task: Task) -> Measured:
             pass  # each question takes the server a turn of its own
         return await meter.usage(Way.REPORT_COLLECTED)
 
+    await meter.usage()  # the first channel that the server hears of is not kept
     server_before, client_before = await grow(BEFORE), memory_now()
     await meter.begin()
     server_after = await grow(BEFORE + count)

@@ -1,4 +1,4 @@
-"""How does a figure look? Bars with their spread, as SVG that takes its colours from the page around it."""
+"""How does a figure look? Bars and lines, as SVG that takes its colours from the page around it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ ROW = 22
 BAR = 12
 GAP = 14
 HEAD = 20
+HEIGHT = 170  # of a chart of lines
+COLOURS = 6
 
 
 @attrs.frozen(kw_only=True)
@@ -68,6 +70,39 @@ def bars(title: str, groups: Sequence[Group]) -> str:
     )
 
 
+@attrs.frozen
+class Series:
+    """One line: a value for each moment of the chart's axis."""
+
+    name: str
+    values: Sequence[float]
+    colour: int
+
+
+def lines(title: str, series: Sequence[Series], *, left: str, right: str, most: str) -> str:
+    """One chart; `left` and `right` say where its axis begins and ends, `most` what its highest line stands for."""
+    reach = max((max(one.values, default=0.0) for one in series), default=0.0) or 1.0
+    floor = HEAD + HEIGHT
+    pieces = [f'<path class="axis" d="M0 {HEAD}H{WIDTH}M0 {floor}H{WIDTH}"/>', _text(0, HEAD - 6, most, "note")]
+    at = WIDTH - 170.0 * len(series)
+    for one in series:
+        shade = f"c{one.colour % COLOURS}"
+        pieces.append(f'<rect class="{shade}" x="{at:.0f}" y="{HEAD - 15}" width="10" height="10"/>')
+        pieces.append(_text(at + 15, HEAD - 6, one.name, "note"))
+        at += 170.0
+        step = WIDTH / max(1, len(one.values) - 1)
+        points = " ".join(
+            f"{place * step:.1f},{floor - value / reach * HEIGHT:.1f}" for place, value in enumerate(one.values)
+        )
+        if one.values:
+            pieces.append(f'<polyline class="line {shade}" points="{points}"/>')
+    pieces += [_text(0, floor + 16, left, "note"), _text(WIDTH, floor + 16, right, "name")]
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {floor + 24}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title>{''.join(pieces)}</svg>"
+    )
+
+
 def _row(bar: Bar, top: float, scale: float) -> str:
     middle = top + ROW / 2
     pieces = [f"<g><title>{escape(f'{bar.name}: {bar.note}')}</title>", _text(NAMES - 8, middle + 4, bar.name, "name")]
@@ -96,6 +131,3 @@ def _row(bar: Bar, top: float, scale: float) -> str:
 
 def _text(x: float, y: float, text: str, kind: str) -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
-
-
-COLOURS = 6

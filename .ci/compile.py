@@ -1,0 +1,79 @@
+"""How does `MUXKIT_COMPILE=1 pip install .` make machine code of the engines? By mypyc, from the same sources.
+
+Hatchling calls this for each wheel. Without the variable it does nothing, and the wheel runs everywhere. With it the
+wheel holds one shared library for each module named below, beside its source, and fits one Python on one system.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+WANTED = os.environ.get("MUXKIT_COMPILE", "") not in ("", "0")
+
+# Where messages pass. Left out: `_engine` of the core, which declares protocols and runs nothing; the settings, whose
+# attrs fields mypyc does not understand; restream's engine, whose recursive type msgspec could not resolve any more;
+# Aqueduct's, which crashed the interpreter when compiled by mypyc 2.4.
+PACKAGES = ("core", "protocols/bpmux", "protocols/relink", "protocols/e3x")
+NOT_COMPILED = {"core/_engine.py"}
+
+
+def sources(root: Path) -> list[str]:
+    """The modules without I/O, by their paths below the root."""
+    package = root / "muxkit"
+    files = [package / "_errors.py", *(file for name in PACKAGES for file in sorted((package / name).glob("_*.py")))]
+    return [
+        str(file.relative_to(root))
+        for file in files
+        if file.name not in ("__init__.py", "_config.py")
+        and not file.name.startswith("_session")
+        and str(file.relative_to(package)) not in NOT_COMPILED
+    ]
+
+
+def compile_into(root: Path, scratch: Path) -> list[Path]:
+    """Run mypyc and the C compiler; gives the libraries, laid out below `scratch/lib` as they are to be installed."""
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+
+    before = Path.cwd()
+    os.chdir(root)  # mypyc names modules by their paths
+    try:
+        options = ["--config-file=", "--explicit-package-bases", "--ignore-missing-imports"]
+        extensions = mypycify([*options, *sources(root)], opt_level="3", target_dir=str(scratch / "c"))
+        # A distribution of its own, for setuptools must not read this project's pyproject.toml.
+        command = build_ext(Distribution({"name": "muxkit-engines", "ext_modules": extensions}))
+        command.build_lib, command.build_temp = str(scratch / "lib"), str(scratch / "objects")
+        command.ensure_finalized()
+        command.run()
+    finally:
+        os.chdir(before)
+    return sorted((scratch / "lib").rglob("*.*"))
+
+
+class CustomBuildHook(BuildHookInterface):
+    """What hatchling looks for."""
+
+    _scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def dependencies(self) -> list[str]:
+        return ["mypy>=2.4", "setuptools"] if WANTED else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if not WANTED or version == "editable":
+            return
+        self._scratch = tempfile.TemporaryDirectory()
+        libraries = compile_into(Path(self.root), Path(self._scratch.name))
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+        base = Path(self._scratch.name) / "lib"
+        build_data["force_include"].update({str(file): str(file.relative_to(base)) for file in libraries})
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if self._scratch is not None:
+            self._scratch.cleanup()

@@ -1,0 +1,345 @@
+"""What of aioquic do we bend? Credit follows consumption, unsent data is counted, idle streams cost nothing.
+
+aioquic grants new credit as data arrives, whether anybody reads it, and queues whatever it is given to send. Both
+can only be changed through names that it does not promise to keep. All of them are used in this file and nowhere
+else; the version is pinned, and tests/adapters/test_quic_canary.py names the one that went missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from aioquic.quic.connection import (
+    QuicConnection,
+    QuicConnectionError,
+    QuicConnectionState,
+    QuicReceiveContext,
+)
+from aioquic.quic.packet import QuicErrorCode, pull_ack_frame
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
+from aioquic.tls import Epoch
+
+from ._quic_credit import Credit
+from ._quic_parts import Granted, GrantedStreams, StreamQueue, Streams
+
+if TYPE_CHECKING:
+    from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # it is documented there
+    from aioquic.quic.configuration import QuicConfiguration
+    from aioquic.quic.events import ConnectionTerminated
+    from aioquic.quic.recovery import QuicPacketSpace
+    from aioquic.quic.stream import QuicStream
+    from aioquic.tls import CipherSuite, Direction, SessionTicketFetcher, SessionTicketHandler
+
+CRYPTO_MOST = 128 * 1024  # bytes of handshake that a peer may send in each of its three parts
+GAPS_MOST = 1024  # between the pieces of one stream that arrived out of order
+SKIP_EVERY = 256  # packets, about: one number is left out, and who acknowledges it is lying
+FORGET_MOST = 64  # streams that are over may wait for the next packet, in which they are let go
+
+# It warns on standard error of what a peer did wrong, unless somebody listens. We raise it where it is waited for.
+logging.getLogger("quic").addHandler(logging.NullHandler())
+
+
+class LimitedConnection(QuicConnection):
+    """aioquic's connection with unidirectional streams whose cost is bounded in both directions."""
+
+    def __init__(
+        self,
+        configuration: QuicConfiguration,
+        *,
+        streams: int,
+        window_most: int,
+        original_destination_connection_id: bytes | None = None,
+        retry_source_connection_id: bytes | None = None,
+        session_ticket_fetcher: SessionTicketFetcher | None = None,
+        session_ticket_handler: SessionTicketHandler | None = None,
+    ) -> None:
+        super().__init__(
+            configuration=configuration,
+            original_destination_connection_id=original_destination_connection_id,
+            retry_source_connection_id=retry_source_connection_id,
+            session_ticket_fetcher=session_ticket_fetcher,
+            session_ticket_handler=session_ticket_handler,
+        )
+        self._streams: Streams = Streams()
+        self._data = Granted(self._local_max_data, configuration.max_data)
+        self._peer_streams = GrantedStreams(self._local_max_streams_uni, streams)
+        self._local_max_data = self._data
+        self._local_max_streams_uni = self._peer_streams
+        self._local_max_streams_bidi = Granted(self._local_max_streams_bidi, 0)
+        self.incoming = Credit(
+            first=configuration.max_stream_data,
+            most=window_most,
+            data=self._data,
+            streams=self._peer_streams,
+            grant=self._grant,
+        )
+        self._unacked: dict[int, QuicStream] = {}
+        self._given_up = self._streams.given_up
+        self._committed = 0  # of the peer's credit for the connection
+        self._is_ended_by_us: bool | None = None  # None also if nobody said goodbye
+        self._skipped: int | None = None
+        self._skip_at = secrets.randbelow(SKIP_EVERY)
+        self.buffered = 0
+        """Bytes that were written and that the peer has not confirmed."""
+
+    # --- what is known
+
+    @property
+    def ending(self) -> ConnectionTerminated | None:
+        """Why the connection is over, as soon as that is known; its event comes a moment later."""
+        return self._close_event
+
+    @property
+    def is_ended_by_peer(self) -> bool:
+        return self._is_ended_by_us is False
+
+    @property
+    def is_timed_out(self) -> bool:
+        return self.is_terminated and self._is_ended_by_us is None
+
+    @property
+    def is_terminated(self) -> bool:
+        """Nothing will be sent or received any more, not even another goodbye."""
+        return self._state is QuicConnectionState.TERMINATED
+
+    @property
+    def round_trip(self) -> float | None:
+        return self._loss._rtt_smoothed if self._loss._rtt_initialized else None
+
+    @property
+    def datagram_limit(self) -> int:
+        """The largest datagram that fits into a packet and that the peer takes."""
+        peer = self._remote_max_datagram_frame_size or 0
+        packet = self._max_datagram_size - 3 - len(self._peer_cid.cid) - 16
+        return max(0, min(packet, peer - 1) - 3)  # the type of the frame and its length; aioquic wants it below
+
+    @property
+    def waiting_datagrams(self) -> int:
+        return len(self._datagrams_pending)
+
+    def has_output(self, now: float) -> bool:
+        """Would `datagrams_to_send` give anything? Cheap, and True in case of doubt."""
+        space = self._spaces[Epoch.ONE_RTT] if self._handshake_confirmed else None
+        return (
+            space is None
+            or (space.ack_at is not None and space.ack_at <= now)
+            or self._data.granted != self._data.sent
+            or self._peer_streams.is_due
+            or bool(self._streams.due or self._datagrams_pending or self._ping_pending or self._retire_connection_ids)
+            or self._close_pending
+            or self._probe_pending
+            or self._handshake_done_pending
+            or not self._crypto_streams[Epoch.ONE_RTT].sender.buffer_is_empty
+            or len(self._queue) > FORGET_MOST
+            or any(map(_has_output, self._queue))
+            or not all(connection_id.was_sent for connection_id in self._host_cids)
+            or not all(path.is_validated and not path.remote_challenges for path in self._network_paths)
+        )
+
+    # --- what we write
+
+    @property
+    def may_open(self) -> bool:
+        return self._local_next_stream_id_uni // 4 < self._remote_max_streams_uni
+
+    def open(self) -> int:
+        stream_id = self.get_next_available_stream_id(is_unidirectional=True)
+        self.send_stream_data(stream_id, b"")
+        return stream_id
+
+    def is_writable(self, stream_id: int) -> bool:
+        """Is it open, neither ended nor given up?"""
+        stream = self._streams.get(stream_id)
+        return stream is not None and stream.sender._buffer_fin is None and stream.sender._reset_error_code is None
+
+    def credit(self, stream_id: int) -> int:
+        """What the peer takes of that stream now."""
+        if not self.is_writable(stream_id):
+            return 0
+        stream = self._streams[stream_id]
+        mine = stream.max_stream_data_remote - stream.sender._buffer_stop
+        return max(0, min(mine, self._remote_max_data - self._committed))
+
+    def write(self, stream_id: int, data: bytes, is_last: bool) -> None:
+        self.send_stream_data(stream_id, data, is_last)
+        stream = self._streams[stream_id]
+        self._unacked[stream_id] = stream
+        self._queue.append(stream)
+        self.buffered += len(data)
+        self._committed += len(data)
+
+    def give_up(self, stream_id: int) -> bool:
+        """Reset a stream of ours, or act on that the peer stopped it; False if it had been given up before."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.sender.is_finished:
+            return False
+        sender = stream.sender
+        self.reset_stream(stream_id, 0)
+        self._queue.append(stream)
+        if stream_id in self._given_up:
+            return False
+        self._given_up.add(stream_id)
+        self._committed -= sender._buffer_stop - sender.highest_offset
+        sender._buffer = bytearray()  # none of it will be sent again
+        self._unacked.pop(stream_id, None)
+        self.look_at_sent()
+        return True
+
+    def look_at_sent(self) -> None:
+        """The peer may have confirmed something, or something was lost: look what is left to be done."""
+        buffered = 0
+        done = []
+        for stream_id, stream in self._unacked.items():
+            sender = stream.sender
+            if sender.is_finished:
+                done.append(stream_id)
+                self._queue.append(stream)  # to be forgotten
+                continue
+            left = sender._buffer_stop - sender._buffer_start
+            if not left and sender._buffer_fin is None:
+                done.append(stream_id)
+            elif not sender.buffer_is_empty:
+                self._queue.append(stream)
+            buffered += left
+        for stream_id in done:
+            del self._unacked[stream_id]
+        self.buffered = buffered
+
+    @property
+    def is_all_delivered(self) -> bool:
+        return not self._unacked and not self._datagrams_pending
+
+    # --- what the peer writes
+
+    def arrived(self, stream_id: int, size: int, is_last: bool, now: float) -> None:
+        """The application was handed bytes of a stream."""
+        self.incoming.arrived(stream_id, size, now)
+        if is_last:
+            self.has_ended(stream_id, now)
+
+    def has_ended(self, stream_id: int, now: float) -> None:
+        """Nothing more will come of a stream."""
+        stream = self._streams[stream_id]
+        self._streams.due.pop(stream_id, None)
+        self._queue.append(stream)  # to be forgotten
+        self.incoming.ended(stream_id, stream.receiver.highest_offset, now)
+
+    def stop(self, stream_id: int) -> bool:
+        """Ask the peer to give it up; False if there is nothing to give up any more."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.receiver.is_finished:
+            return False
+        self.stop_stream(stream_id, 0)
+        self._queue.append(stream)
+        return True
+
+    def _grant(self, stream_id: int, limit: int) -> None:
+        stream = self._streams[stream_id]
+        stream.max_stream_data_local = limit
+        self._streams.due[stream_id] = stream
+
+    # --- what aioquic does by itself, done otherwise
+
+    @property
+    def _streams_queue(self) -> list[QuicStream]:
+        return self._queue
+
+    @_streams_queue.setter
+    def _streams_queue(self, streams: list[QuicStream]) -> None:
+        self._queue = StreamQueue(filter(_has_work, streams)) if streams else StreamQueue()
+
+    def datagrams_to_send(self, now: float) -> list[tuple[bytes, Any]]:
+        if self._handshake_confirmed and self._packet_number >= self._skip_at:
+            self._skipped = self._packet_number
+            self._packet_number += 1
+            self._skip_at = self._packet_number + SKIP_EVERY // 2 + secrets.randbelow(SKIP_EVERY)
+        if self._handshake_confirmed and (space := self._spaces[Epoch.ONE_RTT]).ack_at is not None:
+            space.ack_at = min(space.ack_at, now)  # there is a packet for it to go with
+        if self._close_pending and self._handshake_complete and not self._handshake_confirmed:
+            # A goodbye among the packets of the handshake may not say what the application said.
+            self._handshake_confirmed = True
+        return super().datagrams_to_send(now)
+
+    def _close_begin(self, is_initiator: bool, now: float) -> None:
+        self._is_ended_by_us = is_initiator
+        super()._close_begin(is_initiator, now)
+
+    def _initialize(self, peer_cid: bytes) -> None:
+        super()._initialize(peer_cid)
+        self.tls._max_early_data = None  # what comes before the handshake can be replayed: none is offered
+
+    def _update_traffic_key(self, direction: Direction, epoch: Epoch, cipher_suite: CipherSuite, secret: bytes) -> None:
+        if epoch is Epoch.ZERO_RTT and not self._is_client:
+            self.tls.early_data_accepted = False  # a client that sends some nevertheless hears that it was refused
+            return
+        super()._update_traffic_key(direction, epoch, cipher_suite, secret)
+
+    def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:
+        highest, stream.receiver.highest_offset = stream.receiver.highest_offset, 0  # it would double the limit
+        try:
+            super()._write_stream_limits(builder=builder, space=space, stream=stream)
+        finally:
+            stream.receiver.highest_offset = highest
+        self._streams.due.pop(stream.stream_id or 0, None)
+
+    def _on_max_stream_data_delivery(self, delivery: QuicDeliveryState, stream: QuicStream) -> None:
+        super()._on_max_stream_data_delivery(delivery, stream)
+        if delivery is not QuicDeliveryState.ACKED and not stream.receiver.is_finished:
+            self._streams.due[stream.stream_id or 0] = stream
+
+    def _handle_ack_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        start = buf.tell()
+        largest = buf.pull_uint_var()
+        buf.seek(start)
+        is_lying = largest >= self._packet_number
+        if not is_lying and self._skipped is not None and largest >= self._skipped:
+            try:
+                ranges, _ = pull_ack_frame(buf)
+            except ValueError:
+                pass  # it is looked at again below, and refused
+            else:
+                is_lying = self._skipped in ranges
+            buf.seek(start)
+        if is_lying:
+            raise _violation(
+                QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "a packet was acknowledged that was not sent"
+            )
+        super()._handle_ack_frame(context, frame_type, buf)
+
+    def _handle_crypto_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        start = buf.tell()
+        end = buf.pull_uint_var() + buf.pull_uint_var()
+        buf.seek(start)
+        if end > CRYPTO_MOST:
+            raise _violation(
+                QuicErrorCode.CRYPTO_BUFFER_EXCEEDED, frame_type, f"{end} bytes of handshake against {CRYPTO_MOST}"
+            )
+        super()._handle_crypto_frame(context, frame_type, buf)
+        self._check_gaps(self._crypto_streams[context.epoch], frame_type)
+
+    def _handle_stream_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        start = buf.tell()
+        stream_id = buf.pull_uint_var()
+        buf.seek(start)
+        super()._handle_stream_frame(context, frame_type, buf)
+        self._check_gaps(self._streams[stream_id], frame_type)
+
+    def _check_gaps(self, stream: QuicStream, frame_type: int) -> None:
+        gaps = len(stream.receiver._ranges)
+        if gaps > GAPS_MOST:
+            raise _violation(QuicErrorCode.INTERNAL_ERROR, frame_type, f"{gaps} gaps in a stream against {GAPS_MOST}")
+
+
+def _has_work(stream: QuicStream) -> bool:
+    return stream.is_finished or _has_output(stream)
+
+
+def _has_output(stream: QuicStream) -> bool:
+    sender = stream.sender
+    return stream.receiver.stop_pending or sender.reset_pending or len(sender._pending) > 0 or sender._pending_eof
+
+
+def _violation(code: QuicErrorCode, frame_type: int, reason: str) -> QuicConnectionError:
+    return QuicConnectionError(error_code=code, frame_type=frame_type, reason_phrase=reason)

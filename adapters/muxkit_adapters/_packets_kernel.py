@@ -1,0 +1,154 @@
+"""What does Linux offer beyond plain UDP sockets? Runs of packets in one call, the path's MTU, errors with an address.
+
+Python's socket module names few of these numbers; they are part of Linux's stable interface. Elsewhere everything
+here is absent, and plain calls are used.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ._packets import Address
+
+LINUX = sys.platform == "linux"
+
+SOL_UDP = 17
+UDP_SEGMENT = 103
+UDP_GRO = 104
+IP_MTU_DISCOVER, IP_RECVERR, IP_MTU = 10, 11, 14
+IPV6_MTU_DISCOVER, IPV6_MTU, IPV6_RECVERR = 23, 24, 25
+PMTUDISC_DO = 2  # never fragment; say EMSGSIZE instead
+IP_PKTINFO, IPV6_RECVPKTINFO, IPV6_PKTINFO = 8, 49, 50
+SO_RXQ_OVFL = 40
+MSG_ERRQUEUE = 0x2000
+
+ANCILLARY = 128  # bytes: room for the few notes below
+MOST_SEGMENTS = 64  # of one run; older kernels take no more
+MOST_RUN = 65_000  # bytes of one run
+HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # bytes of IP and UDP in each packet
+MOST_PAYLOAD = {socket.AF_INET: 65_507, socket.AF_INET6: 65_527}
+
+_segment = struct.Struct("=H")
+_number = struct.Struct("=i")
+_count = struct.Struct("=I")
+_packet_info = struct.Struct("=i4s4s")  # interface, local address, destination in the header
+_packet_info6 = struct.Struct("=16si")  # destination, interface
+_extended_error = struct.Struct("=IBBBBII")
+
+
+Note = tuple[int, int, bytes]
+"""What comes or goes beside a packet: level, kind, content."""
+
+
+@attrs.define
+class Reported:
+    """An error that the network reported about a packet to `address`."""
+
+    address: Address
+    errno: int
+
+
+def prepare(sock: socket.socket, *, reports: bool) -> bool:
+    """Forbid fragments and ask for whole runs; whether runs can be sent too.
+
+    `reports` asks for `reported`, which an unconnected socket needs to learn of refusals at all.
+    """
+    if not LINUX:
+        return False
+    level, option = _pick(sock, (socket.IPPROTO_IP, IP_MTU_DISCOVER), (socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER))
+    with suppress(OSError):
+        sock.setsockopt(level, option, PMTUDISC_DO)
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
+    if reports:
+        level, option = _pick(sock, (socket.IPPROTO_IP, IP_RECVERR), (socket.IPPROTO_IPV6, IPV6_RECVERR))
+        with suppress(OSError):
+            sock.setsockopt(level, option, 1)
+    try:
+        sock.setsockopt(SOL_UDP, UDP_GRO, 1)
+        sock.getsockopt(SOL_UDP, UDP_SEGMENT)
+    except OSError:
+        return False
+    return True
+
+
+def ask_for_destinations(sock: socket.socket) -> bool:
+    """From now on each packet says to which of our addresses it came; whether it will."""
+    if not LINUX:
+        return False
+    level, option = _pick(sock, (socket.IPPROTO_IP, IP_PKTINFO), (socket.IPPROTO_IPV6, IPV6_RECVPKTINFO))
+    try:
+        sock.setsockopt(level, option, 1)
+    except OSError:
+        return False
+    return True
+
+
+def path_mtu(sock: socket.socket, address: Address | None = None) -> int | None:
+    """The largest IP packet, headers included, that the kernel believes the way to a peer takes; None if unknown.
+
+    `address` is needed where `sock` is not connected.
+    """
+    if not LINUX:
+        return None
+    level, option = _pick(sock, (socket.IPPROTO_IP, IP_MTU), (socket.IPPROTO_IPV6, IPV6_MTU))
+    try:
+        if address is None:
+            return sock.getsockopt(level, option)
+        with socket.socket(sock.family, socket.SOCK_DGRAM) as probe:
+            # Connecting sends nothing; it looks up the route, and only a connected socket may ask.
+            probe.connect(address)
+            return probe.getsockopt(level, option)
+    except OSError:
+        return None
+
+
+def run_note(size: int) -> Note:
+    """What tells the kernel to cut one buffer into packets of `size`."""
+    return SOL_UDP, UDP_SEGMENT, _segment.pack(size)
+
+
+def read_notes(notes: list[Note]) -> tuple[int, int | None, Note | None]:
+    """The size of the packets in a received run (0 if it is one packet), how many the kernel has dropped so far, and
+    what makes answers come from where the packet went to.
+    """
+    size, dropped, source = 0, None, None
+    for level, kind, data in notes:
+        if level == SOL_UDP and kind == UDP_GRO:
+            (size,) = _number.unpack_from(data)
+        elif level == socket.SOL_SOCKET and kind == SO_RXQ_OVFL:
+            (dropped,) = _count.unpack_from(data)
+        elif level == socket.IPPROTO_IP and kind == IP_PKTINFO:
+            local = _packet_info.unpack_from(data)[1]
+            source = (level, kind, _packet_info.pack(0, local, b""))
+        elif level == socket.IPPROTO_IPV6 and kind == IPV6_PKTINFO:
+            local = _packet_info6.unpack_from(data)[0]
+            source = (level, kind, _packet_info6.pack(local, 0))
+    return size, dropped, source
+
+
+def reported(sock: socket.socket, most: int) -> Iterator[Reported]:
+    """Errors about packets that were sent before; at most `most` of them."""
+    if not LINUX:
+        return
+    for _ in range(most):
+        try:
+            _, notes, _, address = sock.recvmsg(0, 512, MSG_ERRQUEUE)
+        except OSError:
+            return
+        for level, kind, data in notes:
+            if (level, kind) in {(socket.IPPROTO_IP, IP_RECVERR), (socket.IPPROTO_IPV6, IPV6_RECVERR)}:
+                yield Reported(address, _extended_error.unpack_from(data)[0])
+
+
+def _pick(sock: socket.socket, v4: tuple[int, int], v6: tuple[int, int]) -> tuple[int, int]:
+    return v6 if sock.family == socket.AF_INET6 else v4

@@ -1,0 +1,181 @@
+"""Whom does DTLS believe? Contexts that verify, the check of a name or address, and what a refusal meant."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+try:
+    from OpenSSL import SSL as SSL
+    from OpenSSL import crypto
+    from service_identity import CertificateError, VerificationError
+    from service_identity.cryptography import verify_certificate_hostname, verify_certificate_ip_address
+except ImportError as error:
+    raise ImportError("dtls needs pyOpenSSL and service-identity: install muxkit[dtls]") from error
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    Path = str | os.PathLike[str]
+
+DTLS_1_2 = 0xFEFD  # versions of DTLS count downwards
+CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"
+ALERT = 21  # the record type
+
+REFUSED = {
+    9: "certificate is not yet valid",
+    10: "certificate has expired",
+    18: "self-signed certificate",
+    19: "self-signed certificate in certificate chain",
+    20: "unable to get local issuer certificate",
+    21: "unable to verify the first certificate",
+    23: "certificate revoked",
+    26: "unsuitable certificate purpose",
+}
+ALERTS = {
+    40: "handshake failure",
+    42: "bad certificate",
+    43: "unsupported certificate",
+    44: "certificate revoked",
+    45: "certificate expired",
+    46: "certificate unknown",
+    48: "unknown authority",
+    51: "decrypt error",
+    70: "protocol version",
+    71: "insufficient security",
+    116: "certificate required",
+}
+
+
+class Context(SSL.Context):
+    """A pyOpenSSL context for DTLS 1.2 that serves many connections; it verifies nobody until told to.
+
+    Trio sets the same options for each connection, and pyOpenSSL admits no change once there was one: this tells
+    them apart.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(SSL.DTLS_METHOD)
+        self._options_set = 0
+        self._has_cookie_callback = False
+        self.set_min_proto_version(DTLS_1_2)
+        self.set_max_proto_version(DTLS_1_2)  # Trio's part of the handshake knows no later one
+        self.set_cipher_list(CIPHERS)
+
+    def set_options(self, options: int) -> int:
+        if options & ~self._options_set:
+            self._options_set = super().set_options(options)
+        return self._options_set
+
+    def set_cookie_verify_callback(self, callback: Callable[[SSL.Connection, bytes], bool]) -> None:
+        if not self._has_cookie_callback:
+            super().set_cookie_verify_callback(callback)
+            self._has_cookie_callback = True
+
+
+def client_context(*, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None) -> Context:
+    """Verifies the server against `ca`, a PEM file of authorities, or the system's; may show a certificate of its own.
+
+    `certificate` is a PEM file with the chain; `key` the file with its key, if that is another.
+    """
+    context = Context()
+    context.set_verify(SSL.VERIFY_PEER)
+    if ca is None:
+        context.set_default_verify_paths()
+    else:
+        context.load_verify_locations(ca)
+    if certificate is not None:
+        _show(context, certificate, key)
+    return context
+
+
+def server_context(certificate: Path, key: Path | None = None, *, client_ca: Path | None = None) -> Context:
+    """Shows `certificate`, a PEM file with the chain; with `client_ca` clients must show one from there."""
+    context = Context()
+    _show(context, certificate, key)
+    if client_ca is not None:
+        context.load_verify_locations(client_ca)
+        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT)
+    return context
+
+
+def check_context(context: object) -> None:
+    if not isinstance(context, Context):
+        raise TypeError(
+            f"ssl_context is a {type(context).__module__}.{type(context).__name__}: a dtls.Context is needed, "
+            "as dtls.client_context() and dtls.server_context() make"
+        )
+
+
+def verifies(context: Context) -> bool:
+    return bool(context.get_verify_mode() & SSL.VERIFY_PEER)
+
+
+class Verdict:
+    """What came of verifying a peer's certificate, for one connection."""
+
+    def __init__(self, hostname: str | None) -> None:
+        self._hostname = hostname
+        self.reason: str | None = None
+        """Why it was refused."""
+        self.alert: int | None = None
+        """What the peer said about us, not protected by anything; so it explains a failure and never causes one."""
+
+    def watch(self, connection: SSL.Connection, mode: int) -> None:
+        """From now on it is this that decides, for this connection."""
+        if mode & SSL.VERIFY_PEER:  # or it would be asked all the same, and its answer ignored
+            connection.set_verify(mode, self._verify)
+        name = self._hostname
+        if name is not None and _as_ip(name) is None:
+            connection.set_tlsext_host_name(name.encode("idna"))
+
+    def heard(self, packet: bytes) -> None:
+        if len(packet) == 15 and packet[0] == ALERT and packet[3:5] == b"\0\0":
+            self.alert = packet[14]
+
+    def _verify(self, connection: SSL.Connection, certificate: crypto.X509, code: int, depth: int, ok: int) -> bool:
+        if not ok:
+            self.reason = self.reason or REFUSED.get(code, f"verification error {code}")
+            return False
+        if depth == 0 and self._hostname is not None:
+            try:
+                self._check_name(certificate, self._hostname)
+            except (VerificationError, CertificateError):
+                self.reason = f"not valid for {self._hostname!r}"
+                return False
+        return True
+
+    @staticmethod
+    def _check_name(certificate: crypto.X509, name: str) -> None:
+        if _as_ip(name) is None:
+            verify_certificate_hostname(certificate.to_cryptography(), name)
+        else:
+            verify_certificate_ip_address(certificate.to_cryptography(), name)
+
+
+def identity_of(connection: SSL.Connection) -> bytes | None:
+    """The peer's certificate as DER."""
+    certificate = connection.get_peer_certificate()
+    return None if certificate is None else crypto.dump_certificate(crypto.FILETYPE_ASN1, certificate)
+
+
+def reason_of(error: SSL.Error) -> str:
+    """Why DTLS failed, in words; never what was sent."""
+    found = error.args[0] if error.args else None
+    if isinstance(found, list) and found and isinstance(found[0], tuple):
+        return f"DTLS failed: {found[0][-1]}"
+    return f"DTLS failed: {type(error).__name__}"
+
+
+def _show(context: Context, certificate: Path, key: Path | None) -> None:
+    context.use_certificate_chain_file(certificate)
+    context.use_privatekey_file(key or certificate)
+    context.check_privatekey()
+
+
+def _as_ip(name: str) -> str | None:
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return None

@@ -1,0 +1,144 @@
+"""What does a QUIC connection start with? Trust, certificates, limits and tickets, as aioquic wants to have them."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
+from aioquic.tls import CipherSuite
+
+from muxkit import Limits
+
+from ._quic_qlog import DirectoryLogger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aioquic.tls import SessionTicket
+
+ALPN = "muxkit-aqueduct"
+IDLE_TIMEOUT = 30.0  # s without a packet after which the peer counts as gone
+KEEP_ALIVE = 10.0  # s of silence before a ping
+DATAGRAM_MOST = 65_535  # bytes, of one DATAGRAM frame that we take
+QLOG_DIRECTORY = "MUXKIT_QLOGDIR"
+TICKETS_MOST = 1024
+CIPHERS = [CipherSuite.AES_128_GCM_SHA256, CipherSuite.AES_256_GCM_SHA384, CipherSuite.CHACHA20_POLY1305_SHA256]
+
+Source = str | os.PathLike[str]
+
+
+@attrs.frozen(kw_only=True)
+class Tuning:
+    """What both sides may set; times in seconds, sizes in bytes."""
+
+    alpn: Sequence[str] = (ALPN,)
+    limits: Limits = attrs.field(factory=Limits)
+    streams: int | None = None
+    """Streams of the peer that may be open at once; twice `Limits.channels` and a few, if nothing is said."""
+    idle_timeout: float = IDLE_TIMEOUT
+    keep_alive: float | None = KEEP_ALIVE
+    packet_size: int = attrs.field(
+        default=SMALLEST_MAX_DATAGRAM_SIZE, validator=attrs.validators.ge(SMALLEST_MAX_DATAGRAM_SIZE)
+    )
+    """The UDP payload of the packets that we send: whoever raises it knows that the path takes it."""
+    qlog: Source | None = None
+
+    @property
+    def most_streams(self) -> int:
+        return 2 * self.limits.channels + 256 if self.streams is None else self.streams
+
+    def configuration(self, *, is_client: bool) -> QuicConfiguration:
+        if not self.alpn:
+            raise ValueError("alpn=(): both sides have to agree on a protocol")
+        limits = self.limits
+        directory = self.qlog or os.environ.get(QLOG_DIRECTORY)
+        return QuicConfiguration(
+            is_client=is_client,
+            alpn_protocols=list(self.alpn),
+            idle_timeout=self.idle_timeout,
+            max_data=limits.connection_bytes,
+            max_stream_data=min(limits.channel_first, limits.channel_bytes, limits.connection_bytes),
+            max_datagram_size=self.packet_size,
+            max_datagram_frame_size=DATAGRAM_MOST,
+            cipher_suites=CIPHERS,
+            quic_logger=DirectoryLogger(Path(directory)) if directory else None,
+        )
+
+
+def trust(configuration: QuicConfiguration, *, ca: Source | bytes | None, name: str, insecure: bool) -> None:
+    """Whom a client believes: the roots of the system, or the ones given, as a file or as PEM."""
+    configuration.server_name = name
+    configuration.verify_mode = ssl.CERT_NONE if insecure else ssl.CERT_REQUIRED
+    if isinstance(ca, bytes):
+        configuration.load_verify_locations(cadata=ca)
+    elif ca is not None:
+        _check_readable("ca", ca)
+        configuration.load_verify_locations(cafile=os.fspath(ca))
+    else:
+        system = ssl.get_default_verify_paths()
+        configuration.load_verify_locations(cafile=system.cafile, capath=system.capath)
+
+
+def identify(
+    configuration: QuicConfiguration, *, certificate: Source, key: Source | None, password: str | None
+) -> None:
+    """Who a server is: a chain of certificates and its key, which may stand in the same file."""
+    _check_readable("certificate", certificate)
+    if key is not None:
+        _check_readable("key", key)
+    try:
+        configuration.load_cert_chain(certificate, key or certificate, password)
+    except (ValueError, TypeError, IndexError) as error:
+        raise ValueError(f"certificate={os.fspath(certificate)!r}: no chain with its key in PEM ({error})") from error
+
+
+def _check_readable(what: str, path: Source) -> None:
+    try:
+        with Path(path).open("rb"):
+            pass
+    except OSError as error:
+        raise ValueError(f"{what}={os.fspath(path)!r}: {os.strerror(error.errno or 0)}") from error
+
+
+class Tickets:
+    """What servers gave a client, so that the next handshake with one of them is short; never for early data."""
+
+    def __init__(self, most: int = TICKETS_MOST) -> None:
+        self._most = most
+        self._tickets: OrderedDict[str, SessionTicket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def keep(self, ticket: SessionTicket) -> None:
+        """The newest of each server counts."""
+        ticket.max_early_data_size = None
+        self._tickets[ticket.server_name] = ticket
+        self._tickets.move_to_end(ticket.server_name)
+        if len(self._tickets) > self._most:
+            self._tickets.popitem(last=False)
+
+    def take(self, name: str) -> SessionTicket | None:
+        """A ticket works once."""
+        return self._tickets.pop(name, None)
+
+
+class IssuedTickets:
+    """What a server gave its clients; each works once, and the oldest make room for new ones."""
+
+    def __init__(self, most: int = TICKETS_MOST) -> None:
+        self._most = most
+        self._tickets: OrderedDict[bytes, SessionTicket] = OrderedDict()
+
+    def keep(self, ticket: SessionTicket) -> None:
+        self._tickets[ticket.ticket] = ticket
+        if len(self._tickets) > self._most:
+            self._tickets.popitem(last=False)
+
+    def take(self, ticket: bytes) -> SessionTicket | None:
+        return self._tickets.pop(ticket, None)

@@ -1,0 +1,82 @@
+"""What happened on a QUIC connection, for qvis and its like? A file for each, written as it happens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+from aioquic.quic.logger import QuicLogger, QuicLoggerTrace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_log = logging.getLogger("muxkit.adapters")
+
+
+class DirectoryLogger(QuicLogger):
+    """Sizes, numbers and times of packets and frames, never what is in them; as JSON text sequences."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        if not directory.is_dir():
+            raise ValueError(f"qlog={os.fspath(directory)!r} is no directory")
+        self._directory = directory
+        self._open: dict[bytes, _Trace] = {}
+
+    def start_trace(self, is_client: bool, odcid: bytes) -> QuicLoggerTrace:
+        trace = self._open[odcid] = _Trace(self._directory, is_client=is_client, odcid=odcid)
+        return trace
+
+    def end_trace(self, trace: QuicLoggerTrace) -> None:
+        """aioquic calls it at the end of a connection, but not if one is given up."""
+
+    def write(self, odcid: bytes) -> None:
+        """What was logged of a connection since the last call; aioquic fills in an event after it has logged it."""
+        if (trace := self._open.get(odcid)) is not None:
+            trace.write()
+
+    def close(self, odcid: bytes) -> None:
+        if (trace := self._open.pop(odcid, None)) is not None:
+            trace.write()
+            trace.close()
+
+
+class _Trace(QuicLoggerTrace):
+    def __init__(self, directory: Path, *, is_client: bool, odcid: bytes) -> None:
+        super().__init__(is_client=is_client, odcid=odcid)
+        side = "client" if is_client else "server"
+        self._file = (directory / f"{odcid.hex()}_{side}.sqlog").open("w", encoding="utf-8")
+        self._pending: list[dict[str, object]] = [
+            {
+                "qlog_version": "0.3",
+                "qlog_format": "JSON-SEQ",
+                "trace": {
+                    "vantage_point": {"type": side},
+                    "common_fields": {"ODCID": odcid.hex(), "time_format": "absolute"},
+                },
+            }
+        ]
+
+    def log_event(self, *, category: str, event: str, data: dict[str, object]) -> None:
+        name = f"{category}:{event}"
+        self._pending.append({"time": self.encode_time(time.time()), "name": name, "data": data})
+
+    def write(self) -> None:
+        pending, self._pending = self._pending, []
+        if self._file.closed:
+            return
+        try:
+            self._file.write("".join(f"\x1e{json.dumps(record)}\n" for record in pending))
+            self._file.flush()
+        except OSError as error:  # a full disk is no reason to lose the connection
+            _log.warning("%s: %s; the qlog ends here", self._file.name, error.strerror)
+            self.close()
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError as error:
+            _log.warning("%s: %s", self._file.name, error.strerror)

@@ -1,0 +1,306 @@
+"""Whose are the packets that come to one socket? Routing by connection id, proof of address, bounds on who is new."""
+
+from __future__ import annotations
+
+import logging
+import os
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import trio
+from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # it is documented there
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
+from aioquic.quic.packet import (
+    QuicPacketType,
+    encode_quic_retry,
+    encode_quic_version_negotiation,
+    pull_quic_header,
+)
+from aioquic.quic.retry import QuicRetryTokenHandler
+
+from ._addresses import join_host_port
+from ._aioquic_limits import LimitedConnection
+from ._quic_link import QuicLink
+from ._quic_qlog import DirectoryLogger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from aioquic.quic.configuration import QuicConfiguration
+    from aioquic.quic.packet import QuicHeader
+
+    from ._quic_config import IssuedTickets, Tuning
+    from ._quic_socket import Packet, UdpSocket
+
+log = logging.getLogger("muxkit.adapters")
+
+TURN = 0.005  # s that packets are worked on before the others get their turn
+LONG_HEADER = 0x80
+TOKEN_ID_SIZE = 8  # bytes, of the id that goes with a token
+LEAVING_MOST = 1024  # connections that are over and whose goodbye may have to be repeated
+
+
+class Server:
+    """Connections by their ids, over one socket or several."""
+
+    def __init__(
+        self,
+        configuration: QuicConfiguration,
+        handler: Callable[[QuicLink], Awaitable[None]],
+        *,
+        tuning: Tuning,
+        retry: bool,
+        tickets: IssuedTickets | None,
+    ) -> None:
+        self._configuration = configuration
+        self._handler = handler
+        self._tuning = tuning
+        self._limits = tuning.limits
+        self._tokens = QuicRetryTokenHandler() if retry else None
+        self._tickets = tickets
+        self._links: dict[bytes, QuicLink] = {}
+        self._half_open: dict[QuicLink, trio.CancelScope] = {}  # oldest first
+        self._established: set[QuicLink] = set()
+        self._leaving: dict[QuicLink, trio.CancelScope] = {}
+        self._is_full = False
+        self.refused = 0
+        """First packets that were not let in."""
+
+    async def serve(self, sockets: Iterable[UdpSocket], started: Callable[[], None]) -> None:
+        """Run until cancelled; closes the sockets."""
+        sockets = [*sockets]
+        try:
+            async with trio.open_nursery() as nursery:
+                for wire in sockets:
+                    nursery.start_soon(self._receive, wire, nursery)
+                started()
+        finally:
+            for wire in sockets:
+                wire.close()
+
+    async def _receive(self, wire: UdpSocket, nursery: trio.Nursery) -> None:
+        while True:
+            packets = await wire.receive()
+            touched: dict[QuicLink, None] = {}
+            began = perf_counter()
+            for packet in packets:
+                link = self._route(packet, wire, nursery)
+                if link is None:
+                    continue
+                link.feed(packet)
+                touched[link] = None
+                if perf_counter() - began > TURN:
+                    _settle(touched)
+                    await trio.lowlevel.checkpoint()
+                    began = perf_counter()
+            _settle(touched)
+            packets = []  # not kept while waiting for more
+            await trio.lowlevel.checkpoint()
+
+    # --- whose packet is it
+
+    def _route(self, packet: Packet, wire: UdpSocket, nursery: trio.Nursery) -> QuicLink | None:
+        data = packet[0]
+        if not data:
+            return None
+        if not data[0] & LONG_HEADER:
+            return self._links.get(data[1 : 1 + self._configuration.connection_id_length])
+        try:
+            header = pull_quic_header(Buffer(data=data), host_cid_length=self._configuration.connection_id_length)
+        except ValueError:
+            return None
+        link = self._links.get(header.destination_cid)
+        if link is not None or len(data) < SMALLEST_MAX_DATAGRAM_SIZE:
+            return link
+        if header.version is not None and header.version not in self._configuration.supported_versions:
+            self._offer_versions(header, packet, wire)
+            return None
+        if header.packet_type is not QuicPacketType.INITIAL:
+            return None
+        return self._admit(header, packet, wire, nursery)
+
+    def _offer_versions(self, header: QuicHeader, packet: Packet, wire: UdpSocket) -> None:
+        if header.packet_type is QuicPacketType.VERSION_NEGOTIATION:
+            return  # or two servers could be made to answer each other for ever
+        answer = encode_quic_version_negotiation(
+            source_cid=header.destination_cid,
+            destination_cid=header.source_cid,
+            supported_versions=self._configuration.supported_versions,
+        )
+        wire.send_nowait([(answer, packet[1])])
+
+    def _admit(self, header: QuicHeader, packet: Packet, wire: UdpSocket, nursery: trio.Nursery) -> QuicLink | None:
+        """The first packet of somebody new, if he has shown that he is where he says."""
+        original, token_id = header.destination_cid, None
+        if len(self._established) >= self._limits.connections:
+            self._refuse("connections", self._limits.connections)
+            return None
+        if self._tokens is not None:
+            if not header.token:
+                self._ask_for_token(header, packet, wire)
+                return None
+            token_id = header.destination_cid
+            try:
+                original = self._tokens.validate_token(
+                    address=packet[1], destination_cid=token_id, token=header.token, now=trio.current_time()
+                )
+            except ValueError:
+                self.refused += 1
+                return None
+        return self._open(original, token_id, header.destination_cid, packet, wire, nursery)
+
+    def _ask_for_token(self, header: QuicHeader, packet: Packet, wire: UdpSocket) -> None:
+        """No state is kept for it: what is to be remembered is in the token."""
+        assert self._tokens is not None
+        assert header.version is not None
+        token_id = os.urandom(TOKEN_ID_SIZE)
+        token = self._tokens.create_token(
+            address=packet[1],
+            original_destination_connection_id=header.destination_cid,
+            retry_source_connection_id=token_id,
+            now=trio.current_time(),
+        )
+        answer = encode_quic_retry(
+            version=header.version,
+            source_cid=token_id,
+            destination_cid=header.source_cid,
+            original_destination_cid=header.destination_cid,
+            retry_token=token,
+        )
+        wire.send_nowait([(answer, packet[1])])
+
+    def _refuse(self, limit: str, value: int) -> None:
+        self.refused += 1
+        if not self._is_full:
+            self._is_full = True
+            log.info("new connections are not let in for now: Limits(%s=%d)", limit, value)
+
+    # --- a connection's life
+
+    def _open(
+        self,
+        original: bytes,
+        token_id: bytes | None,
+        first_id: bytes,
+        packet: Packet,
+        wire: UdpSocket,
+        nursery: trio.Nursery,
+    ) -> QuicLink:
+        quic = LimitedConnection(
+            self._configuration,
+            streams=self._tuning.most_streams,
+            window_most=self._limits.channel_bytes,
+            original_destination_connection_id=original,
+            retry_source_connection_id=token_id,
+            session_ticket_fetcher=self._tickets.take if self._tickets is not None else None,
+            session_ticket_handler=self._tickets.keep if self._tickets is not None else None,
+        )
+        ids = {first_id, quic.host_cid}
+        trace = self._configuration.quic_logger
+        host, port = packet[1][:2]
+
+        def on_id(connection_id: bytes, is_new: bool) -> None:
+            if is_new:
+                ids.add(connection_id)
+                self._links[connection_id] = link
+            else:
+                ids.discard(connection_id)
+                self._links.pop(connection_id, None)
+
+        def after() -> None:
+            if isinstance(trace, DirectoryLogger):
+                trace.write(original)
+
+        link = QuicLink(
+            quic,
+            wire,
+            role="server",
+            name=f"quic {join_host_port(host, port)}",
+            limits=self._limits,
+            keep_alive=self._tuning.keep_alive,
+            after=after,
+            on_id=on_id,
+        )
+        for connection_id in ids:
+            self._links[connection_id] = link
+        scope = trio.CancelScope(deadline=trio.current_time() + self._limits.handshake)
+        self._half_open[link] = scope
+        self._drop_oldest()
+
+        async def live() -> None:
+            try:
+                await self._live(link, scope)
+            finally:
+                for connection_id in ids:
+                    self._links.pop(connection_id, None)
+                if isinstance(trace, DirectoryLogger):
+                    trace.close(original)
+
+        nursery.start_soon(live)
+        return link
+
+    def _drop_oldest(self) -> None:
+        """Half-open connections give way to newer ones: peers who never speak cannot keep others out."""
+        limits = self._limits
+        while (
+            len(self._half_open) > limits.half_open
+            or len(self._half_open) + len(self._established) > limits.connections
+        ):
+            oldest = next(iter(self._half_open))
+            self._half_open.pop(oldest).cancel()
+            log.info("a connection was dropped in its handshake: Limits(half_open=%d)", limits.half_open)
+
+    async def _live(self, link: QuicLink, handshake: trio.CancelScope) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._run, link, nursery.cancel_scope)
+                with handshake:
+                    await link.established.wait()
+                self._half_open.pop(link, None)
+                if link.established.is_set():  # and it may be over by now, with something to be received
+                    self._established.add(link)
+                    await self._handle(link)
+                    self._leave(link, nursery.cancel_scope)
+                else:
+                    log.info("a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake)
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._half_open.pop(link, None)
+            self._established.discard(link)
+            self._leaving.pop(link, None)
+            link.close(error="the server was stopped")
+
+    async def _run(self, link: QuicLink, scope: trio.CancelScope) -> None:
+        """What ends before its handshake has nobody who waits for it."""
+        try:
+            await link.run()
+        finally:
+            if not link.established.is_set():
+                scope.cancel()
+
+    async def _handle(self, link: QuicLink) -> None:
+        try:
+            await self._handler(link)
+            await link.aclose()
+        except (ConnectionError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            log.info("a connection ended with %s", type(error).__name__)
+        except Exception as error:
+            # A message may hold what a peer sent, so it is for debugging only.
+            log.error("a connection's handler failed with %s", type(error).__name__)
+            log.debug("the handler's failure", exc_info=True)
+        link.close(error="hung up")
+
+    def _leave(self, link: QuicLink, scope: trio.CancelScope) -> None:
+        """It stays a moment to repeat its goodbye, but counts no more."""
+        self._established.discard(link)
+        self._is_full = False
+        link.close()
+        self._leaving[link] = scope
+        if len(self._leaving) > LEAVING_MOST:
+            self._leaving.pop(next(iter(self._leaving))).cancel()
+
+
+def _settle(touched: dict[QuicLink, None]) -> None:
+    for link in touched:
+        link.settle()
+    touched.clear()

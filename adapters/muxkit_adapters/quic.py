@@ -1,0 +1,378 @@
+"""How do many streams cross a network that others can touch, none waiting for another? QUIC, verified by default."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from muxkit import Limits
+from muxkit.runtime import background
+
+from ._addresses import join_host_port, parse_host_port, parse_hosts
+from ._aioquic_limits import LimitedConnection
+from ._errors import HandshakeFailed
+from ._quic_config import ALPN, IDLE_TIMEOUT, KEEP_ALIVE, IssuedTickets, Source, Tickets, Tuning, identify, trust
+from ._quic_ending import ConnectionEnded
+from ._quic_link import QuicLink
+from ._quic_qlog import DirectoryLogger
+from ._quic_server import Server
+from ._quic_socket import UdpSocket, bound
+from .tcp import Hosts, each_host
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from aioquic.quic.configuration import QuicConfiguration
+
+    from ._quic_socket import Address
+
+__all__ = ["ConnectionEnded", "HandshakeFailed", "QuicLink", "Tickets", "connect", "rebind", "serve", "transport"]
+
+HANDSHAKE_TIMEOUT = 10.0  # s, on the connecting side; a listener has Limits.handshake
+PACKET_SIZE: Final = 1200  # bytes of UDP payload, which every path takes
+
+
+@asynccontextmanager
+async def connect(
+    host: Hosts,
+    port: int | None = None,
+    *,
+    ca: Source | bytes | None = None,
+    server_hostname: str | None = None,
+    alpn: Sequence[str] = (ALPN,),
+    insecure: bool = False,
+    limits: Limits | None = None,
+    streams: int | None = None,
+    idle_timeout: float = IDLE_TIMEOUT,
+    keep_alive: float | None = KEEP_ALIVE,
+    handshake_timeout: float = HANDSHAKE_TIMEOUT,
+    packet_size: int = PACKET_SIZE,
+    tickets: Tickets | None = None,
+    qlog: Source | None = None,
+) -> AsyncIterator[QuicLink]:
+    """A QUIC connection with somebody whose certificate is valid for `server_hostname`, by default the host.
+
+    `ca` is a file of certificates, or PEM, to trust instead of the system's roots. The addresses are tried in turn,
+    each for `handshake_timeout` seconds. Raises `HandshakeFailed` with the reason when the peer cannot be trusted or
+    does not answer. Leaving the block normally says goodbye, by an error hangs up.
+    """
+    tuning = Tuning(
+        alpn=alpn,
+        limits=limits or Limits(),
+        streams=streams,
+        idle_timeout=idle_timeout,
+        keep_alive=keep_alive,
+        packet_size=packet_size,
+        qlog=qlog,
+    )
+    places = each_host(host, port)
+    async with background() as nursery:
+        link = await _first_of(places, nursery, tuning, ca, server_hostname, insecure, handshake_timeout, tickets)
+        try:
+            yield link
+        except BaseException:
+            link.close(error="hung up")
+            raise
+        await link.aclose()
+
+
+async def serve(
+    handler: Callable[[QuicLink], Awaitable[None]],
+    port: int = 0,
+    *,
+    certificate: Source,
+    key: Source | None = None,
+    password: str | None = None,
+    host: str = "127.0.0.1",
+    alpn: Sequence[str] = (ALPN,),
+    limits: Limits | None = None,
+    streams: int | None = None,
+    idle_timeout: float = IDLE_TIMEOUT,
+    keep_alive: float | None = KEEP_ALIVE,
+    packet_size: int = PACKET_SIZE,
+    retry: bool = True,
+    tickets: bool = False,
+    qlog: Source | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run `handler(link)` for each connection whose handshake succeeds, until cancelled.
+
+    `certificate` and `key` are PEM files; one file may hold both. With `retry` a client shows that it is where it
+    says before anything is kept of it, which costs one round trip. With `tickets` clients get some, so that their
+    next handshake needs no certificate.
+    """
+    tuning = Tuning(
+        alpn=alpn,
+        limits=limits or Limits(),
+        streams=streams,
+        idle_timeout=idle_timeout,
+        keep_alive=keep_alive,
+        packet_size=packet_size,
+        qlog=qlog,
+    )
+    configuration = tuning.configuration(is_client=False)
+    identify(configuration, certificate=certificate, key=key, password=password)
+    server = Server(configuration, handler, tuning=tuning, retry=retry, tickets=IssuedTickets() if tickets else None)
+    sockets = await _listen(host, port)
+    addresses = [join_host_port(*wire.address[:2]) for wire in sockets]
+    await server.serve(sockets, lambda: task_status.started(addresses))
+
+
+def rebind(link: QuicLink, *, host: str | None = None) -> None:
+    """Let a client's connection go on from another port, or from another address of this machine.
+
+    It is what happens by itself when the network between changes; here it is wanted, after a change of the
+    network on this side.
+    """
+    if link.role != "client":
+        raise ValueError("only a client can go on from another address")
+    family, peer = link.wire.socket.family, link.wire.socket.getpeername()
+    link.replace_wire(bound(family, (host or _anywhere(family), 0), peer=peer)).close()
+
+
+class _Transport:
+    """`quic://host:port`; several hosts with commas between."""
+
+    link: Final = "multistream"
+
+    def connect(
+        self,
+        address: str,
+        *,
+        ca: Source | bytes | None = None,
+        server_hostname: str | None = None,
+        alpn: Sequence[str] = (ALPN,),
+        insecure: bool = False,
+        limits: Limits | None = None,
+        idle_timeout: float = IDLE_TIMEOUT,
+        keep_alive: float | None = KEEP_ALIVE,
+        packet_size: int = PACKET_SIZE,
+        tickets: Tickets | None = None,
+        qlog: Source | None = None,
+    ) -> AbstractAsyncContextManager[QuicLink]:
+        return connect(
+            parse_hosts(address),
+            ca=ca,
+            server_hostname=server_hostname,
+            alpn=alpn,
+            insecure=insecure,
+            limits=limits,
+            idle_timeout=idle_timeout,
+            keep_alive=keep_alive,
+            packet_size=packet_size,
+            tickets=tickets,
+            qlog=qlog,
+        )
+
+    async def serve(
+        self,
+        handler: Callable[[QuicLink], Awaitable[None]],
+        address: str,
+        *,
+        limits: Limits,
+        task_status: trio.TaskStatus[list[str]],
+        certificate: Source | None = None,
+        key: Source | None = None,
+        password: str | None = None,
+        alpn: Sequence[str] = (ALPN,),
+        idle_timeout: float = IDLE_TIMEOUT,
+        keep_alive: float | None = KEEP_ALIVE,
+        packet_size: int = PACKET_SIZE,
+        retry: bool = True,
+        tickets: bool = False,
+        qlog: Source | None = None,
+    ) -> None:
+        if certificate is None:
+            raise ValueError(f"quic://{address}: a server needs certificate=, a PEM file with its chain, and key=")
+        host, port = parse_host_port(address)
+        await serve(
+            handler,
+            port,
+            host=host,
+            certificate=certificate,
+            key=key,
+            password=password,
+            alpn=alpn,
+            limits=limits,
+            idle_timeout=idle_timeout,
+            keep_alive=keep_alive,
+            packet_size=packet_size,
+            retry=retry,
+            tickets=tickets,
+            qlog=qlog,
+            task_status=task_status,
+        )
+
+
+transport = _Transport()
+
+
+async def _first_of(
+    places: Sequence[tuple[str, int]],
+    nursery: trio.Nursery,
+    tuning: Tuning,
+    ca: Source | bytes | None,
+    server_hostname: str | None,
+    insecure: bool,
+    within: float,
+    tickets: Tickets | None,
+) -> QuicLink:
+    """The first address that answers; its tasks run in `nursery`."""
+    failures: list[OSError] = []
+    for host, port in places:
+        configuration = tuning.configuration(is_client=True)
+        name = server_hostname or host
+        trust(configuration, ca=ca, name=name, insecure=insecure)
+        try:
+            found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_DGRAM)
+        except OSError as error:
+            failures.append(OSError(error.errno, f"quic {join_host_port(host, port)}: {error.strerror or error}"))
+            continue
+        for family, _, _, _, address in found:
+            configuration.session_ticket = tickets.take(name) if tickets is not None else None
+            client = _Client(configuration, tuning, tickets, family, address, verified=not insecure)
+            try:
+                return await client.start(nursery, within)
+            except HandshakeFailed as error:
+                failures.append(error)
+            except OSError as error:
+                failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    kind = HandshakeFailed if any(isinstance(error, HandshakeFailed) for error in failures) else OSError
+    raise kind("; ".join(str(error) for error in failures)) from failures[-1]
+
+
+class _Client:
+    """One attempt to connect, and its two tasks."""
+
+    def __init__(
+        self,
+        configuration: QuicConfiguration,
+        tuning: Tuning,
+        tickets: Tickets | None,
+        family: int,
+        address: Address,
+        *,
+        verified: bool,
+    ) -> None:
+        self._address = address
+        self._tuning = tuning
+        self._trace = configuration.quic_logger
+        self._quic = LimitedConnection(
+            configuration,
+            streams=tuning.most_streams,
+            window_most=tuning.limits.channel_bytes,
+            session_ticket_handler=tickets.keep if tickets is not None else None,
+        )
+        self._name = f"quic {join_host_port(*address[:2])}{'' if verified else ' (not verified, insecure)'}"
+        self._wire = bound(family, (_anywhere(family), 0), peer=address)
+        self._link = QuicLink(
+            self._quic,
+            self._wire,
+            role="client",
+            name=self._name,
+            limits=tuning.limits,
+            keep_alive=tuning.keep_alive,
+            after=self._write_trace,
+        )
+        self._refusal: OSError | None = None
+
+    async def start(self, nursery: trio.Nursery, within: float) -> QuicLink:
+        """Raises `HandshakeFailed` or OSError, and then nothing of it is left."""
+        scope = trio.CancelScope()
+        nursery.start_soon(self._run, scope)
+        try:
+            with trio.fail_after(within):
+                await self._link.established.wait()
+        except trio.TooSlowError:
+            scope.cancel()
+            raise HandshakeFailed(f"{self._name}: no handshake within {within:g} s") from None
+        except BaseException:
+            scope.cancel()
+            raise
+        if self._refusal is not None:
+            raise self._refusal
+        if self._link.alpn is None:
+            scope.cancel()
+            raise HandshakeFailed(f"{self._name}: {self._reason()}")
+        return self._link
+
+    def _reason(self) -> str:
+        ended = self._link.ended
+        if ended is not None and ended.reason:
+            return ended.reason
+        return str(ended).partition(": ")[2] if ended is not None else "the peer hung up during the handshake"
+
+    async def _run(self, scope: trio.CancelScope) -> None:
+        try:
+            with scope:
+                self._quic.connect(self._address, now=trio.current_time())
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._receive)
+                    await self._link.run()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._link.close(error="hung up")
+            self._link.wire.close()
+            self._link.established.set()  # who waits for it finds that there is no protocol
+            if isinstance(self._trace, DirectoryLogger):
+                self._trace.close(self._quic.original_destination_connection_id)
+
+    async def _receive(self) -> None:
+        link = self._link
+        while True:
+            wire = link.wire
+            try:
+                packets = await wire.receive()
+            except ConnectionRefusedError as error:
+                # Afterwards anybody could have sent that; before, there is nobody to wait for.
+                if not link.established.is_set():
+                    self._refusal = OSError(errno.ECONNREFUSED, f"{self._name}: {os.strerror(errno.ECONNREFUSED)}")
+                    self._refusal.__cause__ = error
+                    link.established.set()
+                    return
+                await trio.lowlevel.checkpoint()
+                continue
+            except trio.ClosedResourceError:
+                if wire is not link.wire:
+                    continue  # it was replaced
+                raise
+            for packet in packets:
+                link.feed(packet)
+            link.settle()
+            packets = []  # not kept while waiting for more
+            await trio.lowlevel.checkpoint()
+
+    def _write_trace(self) -> None:
+        if isinstance(self._trace, DirectoryLogger):
+            self._trace.write(self._quic.original_destination_connection_id)
+
+
+async def _listen(host: str, port: int) -> list[UdpSocket]:
+    try:
+        found = await trio.socket.getaddrinfo(
+            host or None, port, type=trio.socket.SOCK_DGRAM, flags=trio.socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise OSError(error.errno, f"quic {join_host_port(host, port)}: {error.strerror or error}") from error
+    sockets: list[UdpSocket] = []
+    try:
+        for family, _, _, _, address in found:
+            if sockets and not port:  # one port for all addresses
+                address = (address[0], sockets[0].address[1], *address[2:])
+            sockets.append(bound(family, address))
+    except OSError:
+        for wire in sockets:
+            wire.close()
+        raise
+    return sockets
+
+
+def _anywhere(family: int) -> str:
+    return "::" if family == socket.AF_INET6 else "0.0.0.0"

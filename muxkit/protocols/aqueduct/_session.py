@@ -1,0 +1,256 @@
+"""How does a program use Aqueduct? A connection on a link, an entrypoint, and channels that travel in messages."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Literal, TypeVar, overload
+
+import trio
+
+from muxkit._limits import Limits
+from muxkit.protocols.aqueduct._config import Config
+from muxkit.protocols.aqueduct._ids import Role
+from muxkit.protocols.aqueduct._session_channels import Faces, Opening
+from muxkit.protocols.aqueduct._session_core import Core
+from muxkit.runtime import LinkKind, MultistreamLink, SessionInfo, SessionStats, Unsupported, background
+from muxkit.runtime import Session as CommonSession
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+
+    from muxkit._observer import Observer
+    from muxkit.protocols.aqueduct._channels import Ticket
+    from muxkit.protocols.aqueduct._session_channels import Channel
+    from muxkit.protocols.aqueduct._session_receiving import Receiver
+    from muxkit.protocols.aqueduct._session_sending import Sender
+    from muxkit.protocols.aqueduct._varint import Headers
+
+    Pairs = Sequence[tuple[bytes, bytes]]
+    Side = Literal["client", "server"]
+
+ConnectionT = TypeVar("ConnectionT", bound="Connection")
+
+LINGER = 5.0  # s, for taking leave
+
+
+@overload
+def connection(
+    link: trio.abc.Stream | MultistreamLink,
+    *,
+    role: Literal["client"] = ...,
+    headers: Pairs = ...,
+    config: Config | None = ...,
+    limits: Limits | None = ...,
+    observer: Observer | None = ...,
+    linger: float = ...,
+) -> AbstractAsyncContextManager[Client]: ...
+@overload
+def connection(
+    link: trio.abc.Stream | MultistreamLink,
+    *,
+    role: Literal["server"],
+    headers: Pairs = ...,
+    config: Config | None = ...,
+    limits: Limits | None = ...,
+    observer: Observer | None = ...,
+    linger: float = ...,
+) -> AbstractAsyncContextManager[Server]: ...
+def connection(
+    link: trio.abc.Stream | MultistreamLink,
+    *,
+    role: Side = "client",
+    headers: Pairs = (),
+    config: Config | None = None,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    linger: float = LINGER,
+) -> AbstractAsyncContextManager[Client] | AbstractAsyncContextManager[Server]:
+    """A connection over QUIC or on a connected byte stream, which it owns from now on.
+
+    `headers` are for the peer's `peer_headers`. Leaving the block normally finishes all senders, closes all receivers,
+    waits until the peer has heard it and hangs up, all within `linger` seconds; if it cannot be known that the peer
+    got everything, that raises `LinkLost`. Leaving by an error or a cancellation hangs up at once.
+    """
+    if isinstance(link, MultistreamLink) and link.role != role:
+        raise ValueError(f"role={role!r} on the {link.role}'s end of a link")
+
+    def core() -> Core:
+        return Core(
+            link,
+            Role.CLIENT if role == "client" else Role.SERVER,
+            headers=headers,
+            config=config or Config(),
+            limits=limits or Limits(),
+            observer=observer,
+        )
+
+    if role == "client":
+        return _living(lambda: Client(core()), linger)
+    return _living(lambda: Server(core()), linger)
+
+
+@asynccontextmanager
+async def _living(make: Callable[[], ConnectionT], linger: float) -> AsyncGenerator[ConnectionT, None]:
+    made = make()
+    core = made.core
+    async with background() as nursery:
+        nursery.start_soon(core.pump.run)
+        try:
+            yield made
+        except BaseException:
+            core.pump.lose("the connection was left by an error", by="local")
+            raise
+        await core.leave(linger)
+
+
+class Connection(CommonSession):
+    """One Aqueduct connection at work; made by `connection`, which gives a `Client` or a `Server`.
+
+    It is a `muxkit.Session` as well: `open` and `incoming` carry two-way channels, on a connection whose entrypoint the
+    application leaves alone.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._faces = Faces(core)
+
+    # --- channels that travel
+
+    @overload
+    def channel(
+        self, keep: Literal["receiver"] = ..., *, oneshot: bool = ..., headers: Pairs = ...
+    ) -> tuple[Receiver, Ticket]: ...
+    @overload
+    def channel(
+        self, keep: Literal["sender"], *, oneshot: bool = ..., headers: Pairs = ...
+    ) -> tuple[Sender, Ticket]: ...
+    def channel(
+        self, keep: Literal["receiver", "sender"] = "receiver", *, oneshot: bool = False, headers: Pairs = ()
+    ) -> tuple[Receiver | Sender, Ticket]:
+        """A new channel: the half to keep, and a ticket for the other one, to be sent with one message.
+
+        The channel exists once that message is sent. `headers` go with it; a `oneshot` channel carries one message.
+        """
+        self.core.raise_if_lost()
+        if keep == "sender":
+            return self.core.new_sender(oneshot=oneshot, headers=headers)
+        return self.core.new_receiver(oneshot=oneshot, headers=headers)
+
+    async def peer_headers(self) -> Headers:
+        """Wait until the peer has said who it is: the headers that it gave to `connection`."""
+        await trio.lowlevel.checkpoint()
+        await self.core.greeted.wait()
+        if self.core.peer_headers is None:
+            raise self.core.pump.loss()
+        return self.core.peer_headers
+
+    # --- the common face
+
+    def open(self) -> AbstractAsyncContextManager[Channel]:
+        """A two-way channel; the peer hears of it at once. A server waits until its client has opened one, or asked for
+        those that the server opens.
+        """
+        return Opening(self._faces)
+
+    def incoming(self) -> AsyncIterator[Channel]:
+        return self._faces.incoming()
+
+    async def ping(self) -> float:
+        """The link's own round trip, in seconds; `Unsupported` where it does not measure one."""
+        await trio.lowlevel.checkpoint()
+        self.core.raise_if_lost()
+        round_trip = self.core.round_trip() if self.core.round_trip is not None else None
+        if round_trip is None:
+            raise Unsupported("Aqueduct has no ping, and this link has measured no round trip")
+        return round_trip
+
+    async def shutdown(self, *, grace: float) -> None:
+        """Take no more channels, let the live ones end for up to `grace` seconds, then give them up.
+
+        The peer is told at once that it should open nothing more: a server's entrypoint takes no more messages. What
+        had come before can still be received.
+        """
+        core = self.core
+        await trio.lowlevel.checkpoint()
+        if not core.pump.is_lost:
+            self._faces.drain()
+        with trio.move_on_after(grace):
+            while core.live and not core.pump.is_lost:
+                await core.moved.park()
+        if not core.pump.is_lost:
+            core.cut_all()
+
+    @property
+    def limits(self) -> Limits:
+        return self.core.limits
+
+    @property
+    def info(self) -> SessionInfo:
+        return SessionInfo(protocol="aqueduct", peer=self.core.pump.peer)
+
+    def stats(self) -> SessionStats:
+        core = self.core
+        return SessionStats(
+            bytes_received=core.engine.bytes_received,
+            bytes_sent=core.pump.bytes_sent,
+            messages_received=core.messages_received,
+            messages_sent=core.messages_sent,
+            channels=core.live,
+            queued=core.engine.outbox,
+            round_trip=core.round_trip() if core.round_trip is not None else None,
+        )
+
+    def __repr__(self) -> str:
+        state = "lost" if self.core.pump.is_lost else f"{self.core.live} halves"
+        return f"<aqueduct.{type(self).__name__} {self.core.pump.peer or 'on a stream'}: {state}>"
+
+
+class Client(Connection):
+    """The side that owns a sender when the connection begins."""
+
+    @property
+    def entrypoint(self) -> Sender:
+        """Where the first message goes, and with it the first channels."""
+        self._faces.check_free()
+        return self.core.sender_of(self.core.engine.entrypoint)
+
+
+class Server(Connection):
+    """The side that receives what the client sends on the entrypoint."""
+
+    @property
+    def entrypoint(self) -> Receiver:
+        """Where the first messages come from, and with them the first channels."""
+        self._faces.check_free()
+        return self.core.receiver_of(self.core.engine.entrypoint)
+
+
+class _Protocol:
+    """What `muxkit.connect` and `muxkit.serve` find under the name `aqueduct`."""
+
+    options = frozenset({"config", "headers"})
+    links: frozenset[LinkKind] = frozenset({"stream", "multistream"})
+
+    def session(
+        self,
+        link: trio.abc.Stream | MultistreamLink,
+        /,
+        *,
+        role: Side,
+        address: str,
+        limits: Limits,
+        observer: Observer | None,
+        linger: float,
+        config: Config | None = None,
+        headers: Pairs = (),
+    ) -> AbstractAsyncContextManager[Connection]:
+        if role == "client":
+            return connection(
+                link, role="client", headers=headers, config=config, limits=limits, observer=observer, linger=linger
+            )
+        return connection(
+            link, role="server", headers=headers, config=config, limits=limits, observer=observer, linger=linger
+        )
+
+
+protocol = _Protocol()

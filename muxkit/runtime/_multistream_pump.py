@@ -1,0 +1,397 @@
+"""Who moves the bytes where streams run side by side? A reader, a writer and a clock for an engine on such a link.
+
+The link never makes the writer wait: it says how much room a stream has, and the writer takes no more than that out
+of the engine, so what waits stays where it can still be chosen, dropped or counted. A stream without room is parked
+in the engine until the link has some again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
+
+import trio
+
+from muxkit._errors import RemoteProtocolError
+from muxkit.core import Consumed, Lent, Reset, Stop
+from muxkit.runtime._allocator import keep_freed_memory
+from muxkit.runtime._errors import LinkLost, Side
+from muxkit.runtime._links import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from muxkit._observer import Observer
+    from muxkit.core import MultistreamEngine, StreamId
+    from muxkit.runtime._links import Arrival
+
+EventT = TypeVar("EventT")
+
+TURN_BYTES = 64 * 1024  # to feed before the others get their turn
+TURN_ARRIVALS = 128
+TURN_FRAMES = 1024  # the same, if the engine counts them
+SLICE = 4 * 1024  # bytes fed at once, so that the count of frames is looked at often enough
+CHUNK = 64 * 1024  # bytes of one stream at a time
+WRITE = 256 * 1024  # bytes to pull before the others get their turn
+DATAGRAMS = 64  # to pull before the streams get theirs
+CLOSE = 1.0  # s, for closing a link without goodbye
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """An engine that wants to know that nothing more can come, nor be sent."""
+
+    def receive_closed(self, now: float, *, clean: bool = True) -> None: ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """An engine that counts the frames which it has parsed."""
+
+    @property
+    def frames(self) -> int: ...
+
+
+@runtime_checkable
+class RoundTripAware(Protocol):
+    """An engine that asks the link how long a round trip takes, in seconds."""
+
+    def set_rtt(self, seconds: float) -> None: ...
+
+
+class MultistreamPump(Generic[EventT]):
+    """Runs a `MultistreamEngine` over a `MultistreamLink`, with the face of a `StreamPump`.
+
+    `on_events` gets what the engine tells, `on_written` is called when bytes left the engine, `on_lost` once when
+    the connection is over, whatever the reason. If the engine has `receive_closed`, it is called before that when it
+    was the peer who ended the connection in order; if it has `set_rtt`, it is told the link's round trip.
+    """
+
+    def __init__(
+        self,
+        link: MultistreamLink,
+        engine: MultistreamEngine[EventT],
+        *,
+        on_events: Callable[[Sequence[EventT]], None],
+        on_written: Callable[[], None],
+        on_lost: Callable[[], None],
+        queued: Callable[[], int],
+        observer: Observer | None = None,
+    ) -> None:
+        self._link = link
+        self._engine = engine
+        self._on_events = on_events
+        self._on_written = on_written
+        self._on_lost = on_lost
+        self._queued = queued
+        self._observer = observer
+        keep_freed_memory()
+        self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
+        self._aware = engine if isinstance(engine, RoundTripAware) else None
+        self._counting = engine if isinstance(engine, Counting) else None
+        self._parked: set[StreamId] = set()  # streams that wait for room
+        self._next: StreamId = 2 if link.role == "client" else 3  # of ours, not opened yet
+        self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
+        self._alarm = trio.CancelScope()
+        self._tasks = trio.CancelScope()
+        self._began = trio.current_time()
+        self._loss: tuple[str, Side, BaseException | None] | None = None
+        self._hanging_up = False
+        self._after: float | None = None
+        self._unsent = 0
+        self.peer = link.peer
+        self.hung_up = trio.Event()
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    # --- the life of the connection
+
+    async def run(self) -> None:
+        """Move bytes until the connection is over; raises nothing that a connection may expect."""
+        try:
+            with self._tasks:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    nursery.start_soon(self._make_room)
+                    nursery.start_soon(self._tick)
+                    await self._read()
+        finally:
+            self.lose("we hung up", by="local")
+            # Shielded, though it does not wait: a cancellation from outside would take the place of an error.
+            with trio.move_on_after(CLOSE, shield=True):
+                await trio.aclose_forcefully(self._link)
+
+    @property
+    def is_lost(self) -> bool:
+        return self._loss is not None
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds, as the link has measured it."""
+        return self._link.round_trip
+
+    def lose(self, reason: str, *, by: Side, cause: BaseException | None = None) -> None:
+        """The connection is over; the first reason counts. A peer who broke a rule is told which."""
+        if self._loss is not None:
+            return
+        self._loss = ("we hung up", "local", None) if self._hanging_up else (reason, by, cause)
+        self._after = trio.current_time() - self._began
+        self._unsent = self._queued()
+        if isinstance(cause, RemoteProtocolError):
+            self._link.close(error=cause.message)
+        elif not self._hanging_up:
+            self._link.close(error="the other side hung up")
+        self._tasks.cancel()
+        self.hung_up.set()
+        self._idle.unpark_all()
+        if self._observer is not None and by == "network":
+            self._observer.error(self.loss())
+        self._on_lost()
+
+    def loss(self) -> LinkLost:
+        """A new error that says why; each waiter gets his own."""
+        reason, by, cause = self._loss or ("the connection is over", "local", None)
+        error = LinkLost(reason, by=by, peer=self.peer, after=self._after, unsent=self._unsent)
+        error.__cause__ = cause
+        return error
+
+    async def flushed(self) -> None:
+        """Wait until the engine is silent, no stream waits for room, and the peer has all that was written."""
+        while not self.is_lost:
+            if not self._is_silent():
+                await self._idle.park()
+                continue
+            try:
+                await self._link.wait_delivered()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return  # the reader says so in a moment
+            if self._is_silent():
+                return
+
+    def _is_silent(self) -> bool:
+        return self._sleeper is not None and not self._parked and not self._has_output()
+
+    async def hang_up(self) -> None:
+        """Say goodbye. What is under way is lost, in both directions: there is no half of a link to close."""
+        if self.is_lost:
+            return
+        self._hanging_up = True  # nothing is written from here on, whatever the peer may ask for
+        self._link.close()
+        try:
+            await self._link.aclose()
+        finally:
+            self.lose("we hung up", by="local")
+
+    def settle(self) -> None:
+        """A command may have made the engine tell something: hand it out."""
+        self._hand_out_events()
+
+    def rearm(self) -> None:
+        """A command may have set a deadline while the clock sleeps."""
+        deadline = self._engine.next_deadline()
+        if deadline is not None and deadline < self._alarm.deadline:
+            self._alarm.deadline = deadline
+
+    # --- writing
+
+    def ring(self) -> None:
+        """The engine may have something to write."""
+        if self._sleeper is not None and not self._hanging_up and self._has_output():
+            self._wake_writer()
+
+    def _has_output(self) -> bool:
+        return self._engine.has_output(self._link.may_open())
+
+    def _wake_writer(self) -> None:
+        if self._sleeper is not None and self._loss is None and not self._hanging_up:
+            task, self._sleeper = self._sleeper, None
+            trio.lowlevel.reschedule(task)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                if self._pull():
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await self._sleep_until_rung()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.lose("the connection broke while writing", by="network", cause=error)
+
+    async def _make_room(self) -> None:
+        """Streams that had no room have some, or one more may be opened, or the queue of datagrams has emptied."""
+        try:
+            while True:
+                for stream in await self._link.wait_writable():
+                    self._parked.discard(stream)
+                    self._engine.stream_writable(stream)
+                self._wake_writer()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the reader says why, after it has brought what came before
+
+    def _pull(self) -> bool:
+        """Hand the link what it takes; True if there may be more, and only the time was up."""
+        has_moved = self._run_control() | self._pull_datagrams()
+        until = self.bytes_sent + WRITE
+        while self.bytes_sent < until:
+            stream = self._engine.next_stream(self._link.may_open())
+            if stream is None:
+                break
+            self._pull_stream(stream)
+            has_moved = True
+        self._hand_out_events()
+        if has_moved:
+            self._on_written()
+        return has_moved and self._has_output()
+
+    def _pull_stream(self, stream: StreamId) -> None:
+        if stream >= self._next:
+            self._next = self._link.open() + 4
+        room = self._link.room(stream)
+        data, is_last = self._engine.stream_to_send(stream, min(CHUNK, max(0, room)))
+        if data or is_last:
+            self.bytes_sent += len(data)
+            if self._observer is not None:
+                self._observer.transport("out", data)
+            self._link.write(stream, data, is_last)
+        if is_last or len(data) < room:
+            return
+        if room > 0:
+            if self._link.room(stream) > 0:
+                return
+            self._engine.stream_to_send(stream, 0)  # out of the line, until the link says otherwise
+        self._parked.add(stream)
+
+    def _pull_datagrams(self) -> bool:
+        limit = self._link.datagram_limit
+        for count in range(DATAGRAMS):
+            # Asked before it is pulled: the engine numbers what it gives, and may still drop what it keeps.
+            datagram = self._engine.datagram_to_send(limit) if self._link.may_send_datagram() else None
+            if datagram is None:
+                return count > 0
+            self.bytes_sent += len(datagram)
+            if self._observer is not None:
+                self._observer.transport("out", datagram)
+            self._link.send_datagram(datagram)
+        return True
+
+    def _run_control(self) -> bool:
+        controls = self._engine.control_to_run()
+        for control in controls:
+            match control:
+                case Consumed(stream, amount):
+                    self._link.consumed(stream, amount)
+                case Lent(stream, amount):
+                    self._link.lend(stream, amount)
+                case Reset(stream):
+                    self._parked.discard(stream)
+                    self._link.reset(stream)
+                case Stop(stream):
+                    self._link.stop(stream)
+        return bool(controls)
+
+    async def _sleep_until_rung(self) -> None:
+        self._sleeper = trio.lowlevel.current_task()
+        self._idle.unpark_all()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._sleeper = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    # --- reading
+
+    async def _read(self) -> None:
+        try:
+            while self._loss is None:
+                arrivals = await self._link.receive()
+                if not arrivals:
+                    self._end()
+                    return
+                if self._aware is not None and (round_trip := self._link.round_trip) is not None:
+                    self._aware.set_rtt(round_trip)
+                await self._feed(arrivals)
+                arrivals = ()  # not kept while waiting for more
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.lose("the connection broke while reading", by="network", cause=error)
+
+    def _end(self) -> None:
+        if isinstance(self._engine, Closable):
+            self._engine.receive_closed(trio.current_time())
+            self._dispatch()
+        self.lose("the peer hung up", by="peer")
+
+    async def _feed(self, arrivals: Sequence[Arrival]) -> None:
+        """Bounded work at a time: a flood of tiny frames must not keep the other connections waiting."""
+        size = count = 0
+        frames = self._frames()
+        for arrival in arrivals:
+            for part in _slices(arrival):
+                size += self._feed_one(part)
+                if size >= TURN_BYTES or count >= TURN_ARRIVALS or self._frames() - frames >= TURN_FRAMES:
+                    self._dispatch()
+                    await trio.lowlevel.checkpoint()
+                    if self._loss is not None:
+                        return
+                    size = count = 0
+                    frames = self._frames()
+            count += 1
+        self._dispatch()
+
+    def _feed_one(self, arrival: Arrival) -> int:
+        now = trio.current_time()
+        match arrival:
+            case StreamData(stream, data, is_last):
+                self._count(data)
+                self._engine.receive_stream(stream, data, is_last, now)
+                return len(data)
+            case Datagram(data):
+                self._count(data)
+                self._engine.receive_datagram(data, now)
+                return len(data)
+            case StreamReset(stream):
+                self._engine.receive_reset(stream, now)
+            case StreamStopped(stream):
+                self._parked.discard(stream)
+                self._idle.unpark_all()
+                self._engine.receive_stopped(stream, now)
+        return 0
+
+    def _count(self, data: bytes) -> None:
+        self.bytes_received += len(data)
+        if self._observer is not None:
+            self._observer.transport("in", data)
+
+    def _frames(self) -> int:
+        return self._counting.frames if self._counting is not None else 0
+
+    def _dispatch(self) -> None:
+        self._hand_out_events()
+        self.ring()
+        self.rearm()
+
+    def _hand_out_events(self) -> None:
+        """Until there are no more: what is done about one event may lead to another."""
+        while events := self._engine.events():
+            self._on_events(events)
+
+    # --- time
+
+    async def _tick(self) -> None:
+        while True:
+            deadline = self._engine.next_deadline()
+            self._alarm = trio.CancelScope(deadline=math.inf if deadline is None else deadline)
+            with self._alarm:
+                await trio.sleep_forever()
+            self._engine.handle_deadline(trio.current_time())
+            self._dispatch()
+
+
+def _slices(arrival: Arrival) -> Sequence[Arrival]:
+    if not isinstance(arrival, StreamData) or len(arrival.data) <= SLICE:
+        return (arrival,)
+    data, end = arrival.data, len(arrival.data)
+    return [
+        StreamData(arrival.stream, data[start : start + SLICE], arrival.is_last and start + SLICE >= end)
+        for start in range(0, end, SLICE)
+    ]

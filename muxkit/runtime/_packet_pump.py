@@ -1,0 +1,328 @@
+"""Who moves the packets? One reader, one writer and one clock for an engine on a link that may lose them.
+
+As with byte streams the reader never waits for the writer. What goes wrong with one packet, because it is too large or
+because somebody said that nobody is there, is a packet lost and no more: whoever can forge an address can say so.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from time import perf_counter
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import trio
+
+from muxkit.runtime._errors import LinkLost, Side
+from muxkit.runtime._links import Described, NowaitPackets, PacketLink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from muxkit._observer import Observer
+    from muxkit.core import DatagramEngine
+
+EventT = TypeVar("EventT")
+
+TURN_PACKETS = 64  # to take in before the others get their turn
+FAILURES_MOST = 1000  # refusals in a row, without a packet in between: then the link itself is broken
+CLOSE = 1.0  # s, for last words and for closing the link
+INLINE_PAUSE = 30e-6  # s; senders who come faster than this are served together by the writer
+
+
+class DatagramPump(Generic[EventT]):
+    """Runs a `DatagramEngine` over a packet link: any `trio.abc.Channel[bytes]`, faster if it is `NowaitPackets`.
+
+    `on_events` gets what the engine tells, `on_written` is called when packets left the engine, `on_lost` once when
+    the link is over, whatever the reason. `on_limit` is told the link's `packet_limit` when a packet was above it.
+    An OSError whose errno is in `fatal` ends the link; all others cost one packet.
+    """
+
+    def __init__(
+        self,
+        link: PacketLink,
+        engine: DatagramEngine[EventT],
+        *,
+        on_events: Callable[[Sequence[EventT]], None],
+        on_written: Callable[[], None],
+        on_lost: Callable[[], None],
+        queued: Callable[[], int],
+        on_limit: Callable[[int], None] | None = None,
+        fatal: Iterable[int] = (),
+        observer: Observer | None = None,
+    ) -> None:
+        self._link = link
+        self._engine = engine
+        self._on_events = on_events
+        self._on_written = on_written
+        self._on_lost = on_lost
+        self._queued = queued
+        self._on_limit = on_limit
+        self._fatal = frozenset(fatal)
+        self._observer = observer
+        self._nowait = link if isinstance(link, NowaitPackets) else None
+        self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
+        self._carry: list[bytes] = []  # pulled, and not taken by the link yet
+        self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
+        self._wrote_at = float("-inf")
+        self._alarm = trio.CancelScope()
+        self._tasks = trio.CancelScope()
+        self._began = trio.current_time()
+        self._loss: tuple[str, Side, BaseException | None] | None = None
+        self._parting: Sequence[bytes] = ()
+        self._after: float | None = None
+        self._unsent = 0
+        self.peer = link.peer if isinstance(link, Described) else ""
+        self.hung_up = trio.Event()
+        self.bytes_sent = 0
+        self.too_large = 0
+        """Packets that were larger than the link takes."""
+        self.refused = 0
+        """Errors of the link that cost a packet, or that told of one."""
+
+    # --- the life of the link
+
+    async def run(self) -> None:
+        """Move packets until the link is over; raises nothing that a link may expect."""
+        try:
+            with self._tasks:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    nursery.start_soon(self._tick)
+                    await self._read()
+        finally:
+            self.lose("we hung up", by="local")
+            # Shielded, though briefly: a cancellation from outside would take the place of an error.
+            with trio.move_on_after(CLOSE, shield=True):
+                with suppress(OSError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError):
+                    for packet in self._parting:
+                        await self._link.send(packet)
+                await self._link.aclose()
+
+    @property
+    def is_lost(self) -> bool:
+        return self._loss is not None
+
+    def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, parting: Sequence[bytes] = ()) -> None:
+        """The link is over; the first reason counts. `parting` is said to the peer if it can be said at once."""
+        if self._loss is not None:
+            return
+        self._loss = (reason, by, cause)
+        self._parting = parting
+        self._after = trio.current_time() - self._began
+        self._unsent = self.unsent + self._queued()
+        self._carry = []
+        self._tasks.cancel()
+        self.hung_up.set()
+        self._idle.unpark_all()
+        if self._observer is not None and by == "network":
+            self._observer.error(self.loss())
+        self._on_lost()
+
+    def loss(self) -> LinkLost:
+        """A new error that says why; each waiter gets his own."""
+        reason, by, cause = self._loss or ("the link is over", "local", None)
+        error = LinkLost(reason, by=by, peer=self.peer, after=self._after, unsent=self._unsent)
+        error.__cause__ = cause
+        return error
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were pulled and that the link has not taken."""
+        return sum(map(len, self._carry))
+
+    async def flushed(self) -> None:
+        """Wait until what the engine may send now has left, and the writer is idle."""
+        self.ring()
+        while not self.is_lost and (self._sleeper is None or self._carry):
+            await self._idle.park()
+
+    async def hang_up(self) -> None:
+        """Close the link; packets have no orderly end, so what must be said before is the protocol's business."""
+        await self.flushed()
+        self.lose("we hung up", by="local")
+
+    def settle(self) -> None:
+        """A command may have made the engine tell something: hand it out."""
+        self._hand_out_events()
+
+    def rearm(self) -> None:
+        """A command may have set a deadline while the clock sleeps."""
+        deadline = self._engine.next_deadline()
+        if deadline is None or deadline >= self._alarm.deadline:
+            return
+        if not (self._is_writing and deadline <= trio.current_time()):
+            self._alarm.deadline = deadline
+
+    # --- writing
+
+    def ring(self) -> None:
+        """The engine may have something to send."""
+        if self._sleeper is None or self._loss is not None:  # the writer is at it, and looks again
+            return
+        if self._nowait is None or perf_counter() - self._wrote_at < INLINE_PAUSE:
+            self._wake_writer()
+            return
+        try:
+            self._carry = self._pull()
+            if self._carry:
+                self._send_burst(self._nowait)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.lose("the link broke while sending", by="network", cause=error)
+        if self._carry:
+            self._wake_writer()
+
+    @property
+    def _is_writing(self) -> bool:
+        """Then a deadline that is due because something may be sent means nothing: the writer looks by itself."""
+        return self._sleeper is None
+
+    def _wake_writer(self) -> None:
+        if self._sleeper is not None and self._loss is None:
+            task, self._sleeper = self._sleeper, None
+            trio.lowlevel.reschedule(task)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                self._carry = self._carry or self._pull()
+                if not self._carry:
+                    await self._sleep_until_rung()
+                    continue
+                if self._nowait is not None:
+                    self._send_burst(self._nowait)
+                if self._carry:
+                    await self._send_one()
+                else:
+                    await trio.lowlevel.checkpoint()  # bounded work at a time: that was a burst
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.lose("the link broke while sending", by="network", cause=error)
+
+    def _pull(self) -> list[bytes]:
+        packets = [*self._engine.datagrams_to_send(trio.current_time())]
+        self.bytes_sent += sum(map(len, packets))
+        if self._observer is not None:
+            for packet in packets:
+                self._observer.transport("out", packet)
+        self._hand_out_events()
+        self._on_written()
+        return packets
+
+    def _send_burst(self, link: NowaitPackets) -> None:
+        """What the kernel takes of what there is to send; the rest is carried on."""
+        while self._carry:
+            try:
+                taken = link.send_nowait(self._carry)
+            except ValueError:
+                self._drop_large(link.packet_limit)
+                continue
+            except OSError as error:
+                self._judge(error)
+                taken = 1
+            if not taken:
+                break
+            del self._carry[:taken]
+        self._wrote_at = perf_counter()
+
+    async def _send_one(self) -> None:
+        """Wait until the link takes the next packet."""
+        packet = self._carry[0]
+        try:
+            await self._link.send(packet)
+        except ValueError:
+            self._drop_large(None if self._nowait is None else self._nowait.packet_limit)
+            await trio.lowlevel.checkpoint()
+            return
+        except OSError as error:
+            self._judge(error)
+            await trio.lowlevel.checkpoint()
+        if self._carry:  # nothing is left of it if the link was lost meanwhile
+            del self._carry[0]
+
+    def _drop_large(self, limit: int | None) -> None:
+        """One of the packets was above the limit; which one the link may not say."""
+        fitting = [packet for packet in self._carry if limit is None or len(packet) <= limit]
+        if limit is None or len(fitting) == len(self._carry):
+            fitting = self._carry[1:]
+        self.too_large += len(self._carry) - len(fitting)
+        self._carry = fitting
+        if limit is not None and self._on_limit is not None:
+            self._on_limit(limit)
+
+    async def _sleep_until_rung(self) -> None:
+        self._sleeper = trio.lowlevel.current_task()
+        self._idle.unpark_all()
+        self.rearm()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._sleeper = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    # --- reading
+
+    async def _read(self) -> None:
+        failures = 0
+        try:
+            while self._loss is None:
+                try:
+                    packet = await self._link.receive()
+                except OSError as error:
+                    failures += 1
+                    self._judge(error)
+                    if failures > FAILURES_MOST:
+                        self.lose(f"the link failed {failures} times in a row", by="network", cause=error)
+                    await trio.lowlevel.checkpoint()
+                    continue
+                failures = 0
+                self._take_in(packet)
+        except trio.EndOfChannel:
+            self.lose("the peer hung up", by="peer")
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.lose("the link broke while receiving", by="network", cause=error)
+
+    def _take_in(self, packet: bytes) -> None:
+        """This one, and those that have come behind it; no more than a turn's worth."""
+        now = trio.current_time()
+        self._receive(packet, now)
+        if self._nowait is not None:
+            try:
+                for more in self._nowait.receive_nowait(TURN_PACKETS - 1):
+                    self._receive(more, now)
+            except OSError as error:
+                self._judge(error)
+        self._dispatch()
+
+    def _receive(self, packet: bytes, now: float) -> None:
+        if self._observer is not None:
+            self._observer.transport("in", packet)
+        self._engine.receive_datagram(packet, now)
+
+    def _judge(self, error: OSError) -> None:
+        self.refused += 1
+        if error.errno in self._fatal:
+            self.lose(f"the network refused a packet: {error.strerror}", by="network", cause=error)
+
+    def _dispatch(self) -> None:
+        self._hand_out_events()
+        self.ring()
+        self.rearm()
+
+    def _hand_out_events(self) -> None:
+        """Until there are no more: what is done about one event may lead to another."""
+        while events := self._engine.events():
+            self._on_events(events)
+
+    # --- time
+
+    async def _tick(self) -> None:
+        while True:
+            deadline = self._engine.next_deadline()
+            if deadline is None or (self._is_writing and deadline <= trio.current_time()):
+                deadline = math.inf  # the writer sets it when it is through
+            self._alarm = trio.CancelScope(deadline=deadline)
+            with self._alarm:
+                await trio.sleep_forever()
+            self._engine.handle_deadline(trio.current_time())
+            self._dispatch()
