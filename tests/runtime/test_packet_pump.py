@@ -6,6 +6,7 @@ import errno
 import math
 from collections import deque
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -221,7 +222,8 @@ async def test_a_burst_is_taken_in_at_once_but_no_more_than_a_turns_worth() -> N
             turns.append(len(run.got))
         await run.pump.flushed()
         assert run.got == link.sent == [b"%d" % number for number in range(200)]
-        assert len(set(turns)) >= 4
+        # Between two of our steps the reader has at most two: Trio shuffles who goes first.
+        assert max(after - before for before, after in pairwise([0, *turns])) <= 2 * 64
         assert max(link.asked) == 63
 
 

@@ -48,7 +48,9 @@ class Control:
         self.pongs = 0
 
     def __bool__(self) -> bool:
-        return bool(self.pongs or self._pings or self._dirty or self._resume_left or self._wants_proof())
+        if self.pongs or self._pings or self._dirty or self._resume_left:
+            return True
+        return bool(self._unproven) and self._wants_proof()
 
     @property
     def is_clear(self) -> bool:

@@ -15,7 +15,7 @@ from muxkit.protocols.relink._liveness import Liveness
 from muxkit.protocols.relink._packets import Ack, Parts
 from muxkit.protocols.relink._reader import Reader
 from muxkit.protocols.relink._sending import Sending
-from muxkit.protocols.relink._state import Link
+from muxkit.protocols.relink._state import Link, Outbox
 from muxkit.protocols.relink._tracing import observe_written
 
 if TYPE_CHECKING:
@@ -88,6 +88,11 @@ class LinkEngine(Sending):
     @property
     def outbox(self) -> int:
         """Bytes of messages that wait for the transport."""
+        return self._link.outbox.used
+
+    @property
+    def waiting(self) -> Outbox:
+        """The same as an object that is asked for each message."""
         return self._link.outbox
 
     @property
@@ -99,6 +104,21 @@ class LinkEngine(Sending):
     def held_bytes(self) -> int:
         """What came and was not consumed, the costs of keeping it included."""
         return self._link.held
+
+    @property
+    def retained_bytes(self) -> int:
+        """What was sent and may have to be sent again, and what was not sent yet, counted in the same way."""
+        return self._link.retained
+
+    @property
+    def owed_answers(self) -> int:
+        """Channels of the peer with committed messages that we have not answered."""
+        return self._link.unanswered
+
+    @property
+    def owes_control(self) -> bool:
+        """Is there anything to be written beside messages? Cheaper than `has_output`."""
+        return bool(self._link.control)
 
     @property
     def unparsed(self) -> int:
@@ -190,7 +210,8 @@ class LinkEngine(Sending):
             self._fail(failure)
         else:
             self._liveness.heard(now)
-            self._check_finished()
+            if link.peer_shut_down:
+                self._check_finished()
 
     def receive_eof(self, now: float) -> None:
         """The peer will send nothing more on this connection; `connection_lost` is still to be called."""
@@ -208,7 +229,7 @@ class LinkEngine(Sending):
         link = self._link
         if link.over or not link.connected:
             return False
-        return bool(link.scheduler) or bool(link.control) or link.may_write_shutdown
+        return bool(link.scheduler.line or link.control) or link.may_write_shutdown
 
     def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
         link, out = self._link, list[Buffer]()
@@ -217,13 +238,14 @@ class LinkEngine(Sending):
         written = link.control.write(limit, out) if link.control else 0
         if written < limit:
             link.scheduler.pull(limit - written, out)
-        if link.may_write_shutdown:
+        if link.wants_shutdown and link.may_write_shutdown:
             link.shutdown_written = True
             out.append(SHUTDOWN)
             self._hurry()
         if self._observer is not None:
             observe_written(self._observer, out, self._bounds)
-        self._check_finished()
+        if link.peer_shut_down:
+            self._check_finished()
         return out
 
     def _fail(self, error: RemoteProtocolError) -> None:
@@ -271,8 +293,9 @@ class LinkEngine(Sending):
         incoming = self._link.incoming.get(channel)
         return (0, []) if incoming is None else incoming.receive(most)
 
-    def consume(self, channel: int, *, through: int) -> None:
+    def consume(self, channel: int, *, through: int, now: float) -> None:
         """The application is done with the messages up to this one; harmless if it was told before."""
+        self._link.now = now
         incoming = self._link.incoming.get(channel)
         if incoming is None:
             if channel not in self._link.tombs:
@@ -288,19 +311,20 @@ class LinkEngine(Sending):
         if incoming is not None:
             incoming.rewind()
 
-    def committed(self, channel: int, *, through: int) -> None:
+    def committed(self, channel: int, *, through: int, now: float) -> None:
         """The application has processed the committed messages up to this one; they count as consumed."""
-        self._answer(Ack.COMMITTED, channel, through)
+        self._answer(Ack.COMMITTED, channel, through, now)
 
-    def uncommitted(self, channel: int, *, through: int) -> None:
+    def uncommitted(self, channel: int, *, through: int, now: float) -> None:
         """The application could not process the committed messages up to this one; they count as consumed."""
-        self._answer(Ack.UNCOMMITTED, channel, through)
+        self._answer(Ack.UNCOMMITTED, channel, through, now)
 
-    def _answer(self, ack: Ack, channel: int, through: int) -> None:
+    def _answer(self, ack: Ack, channel: int, through: int, now: float) -> None:
         incoming: Incoming | None = self._link.incoming.get(channel)
         if incoming is None:
             raise LocalProtocolError(f"the peer has no channel {channel}")
         incoming.check_answer(through)
+        self._link.now = now
         incoming.answer(ack, through)
         self._check_finished()
 

@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from muxkit.protocols.relink._packets import OVERHEAD, PADDING, PART_OVERHEAD, message_buffers
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from muxkit.core import Buffer
     from muxkit.protocols.relink._outgoing import Outgoing
     from muxkit.protocols.relink._packets import Ack, Operation
@@ -19,10 +23,27 @@ class Large:
 
     __slots__ = ("buffers", "cost", "size")
 
-    def __init__(self, buffers: list[Buffer], cost: int) -> None:
+    def __init__(self, buffers: list[Buffer], size: int, cost: int) -> None:
         self.buffers = buffers
+        self.size = size  # of all of them
         self.cost = cost  # in the window
-        self.size = sum(map(len, buffers))
+
+    @classmethod
+    def of_one(cls, head: bytes, payload: bytes) -> Large:
+        """A message with one part, whose head is known."""
+        buffers: list[Buffer] = [head, payload]
+        if len(payload) & 7:
+            buffers.append(PADDING[len(payload) & 7])
+        size = len(head) + (len(payload) + 7 & -8)
+        return cls(buffers, size, size + OVERHEAD)
+
+    @classmethod
+    def of_parts(cls, channel: int, parts: Sequence[bytes], id_size: int) -> Large:
+        """A message with any number of them; put together if it is small."""
+        buffers = message_buffers((channel,), parts, id_size)
+        size = sum(map(len, buffers))
+        cost = size + OVERHEAD + PART_OVERHEAD * max(0, len(parts) - 1)
+        return cls(buffers if cost > JOIN_MOST else [b"".join(buffers)], size, cost)
 
     def __len__(self) -> int:
         return self.size

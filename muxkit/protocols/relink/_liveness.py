@@ -21,21 +21,26 @@ class Liveness:
         self._reader = reader
         self._heard_at = 0.0
         self._mark = 0  # bytes received when the present span of a stall began
+        self._is_asking = False  # ANSWER runs
+        self._is_watching = False  # STALL runs
 
     def connect(self, now: float) -> None:
         self._heard_at = now
+        self._is_asking = self._is_watching = False
         self._wait_for_silence()
 
     def heard(self, now: float) -> None:
         """Something came."""
         self._heard_at = now
-        deadlines = self._link.deadlines
-        if Timer.ANSWER in deadlines:
-            deadlines.stop(Timer.ANSWER)
+        if self._is_asking:
+            self._is_asking = False
+            self._link.deadlines.stop(Timer.ANSWER)
             self._wait_for_silence()
         if not self._reader.is_mid_packet:
-            deadlines.stop(Timer.STALL)
-        elif Timer.STALL not in deadlines:
+            if self._is_watching:
+                self._is_watching = False
+                self._link.deadlines.stop(Timer.STALL)
+        elif not self._is_watching:
             self._watch_progress(now)
 
     def handle(self, now: float) -> Silent | None:
@@ -67,10 +72,12 @@ class Liveness:
             self._wait_for_silence()  # something came since the timer was set
             return
         self._link.control.ping(Purpose.ALIVE)
+        self._is_asking = True
         self._link.deadlines.set(Timer.ANSWER, now + config.keepalive_timeout)
 
     def _watch_progress(self, now: float) -> None:
         self._mark = self._reader.offset
+        self._is_watching = True
         self._link.deadlines.set(Timer.STALL, now + self._link.limits.stall)
 
     def _check_progress(self, now: float) -> Silent | None:

@@ -7,23 +7,20 @@ told again from where the peer stopped, in the order in which they were first to
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
-from typing import TYPE_CHECKING
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, cast
 
-from muxkit._errors import RemoteProtocolError
 from muxkit.protocols.relink._events import ChannelClosed, Committed, Consumed, Received, Uncommitted
 from muxkit.protocols.relink._items import JOIN_MOST, Decision, Item, Large, Multicast
 from muxkit.protocols.relink._packets import (
     OVERHEAD,
     PADDING,
-    PART_OVERHEAD,
     Ack,
     Operation,
     encode_operation,
     message_buffers,
     message_head,
 )
-from muxkit.protocols.relink._sequences import advance, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +40,6 @@ class Outgoing:
         "_again",
         "_head",
         "_head_size",
-        "_link",
         "_told_last",
         "answered",
         "bytes",
@@ -58,10 +54,12 @@ class Outgoing:
         "deficit",
         "first",
         "free",
+        "grown",
         "heard",
         "journal",
         "kept",
         "last_answer",
+        "link",
         "next",
         "received",
         "received_told",
@@ -75,7 +73,7 @@ class Outgoing:
     )
 
     def __init__(self, channel: int, link: Link, *, reopened: bool) -> None:
-        self._link = link
+        self.link = link
         self.channel = channel
         first = link.config.first_sequence
         self.first = first
@@ -95,6 +93,7 @@ class Outgoing:
         self.bytes = 0  # in the window
         self.unsent: deque[Item] = deque()
         self.kept: deque[Item] = deque()  # `released` + 1 to `sent`
+        self.grown = 0  # items in both that are more than a packet put together
         self.journal: deque[Decision] = deque()  # not answered yet, and the rollbacks before
         self.decisions: deque[Decision] = deque()  # to be written
         self._told_last: Operation | None = None
@@ -107,8 +106,8 @@ class Outgoing:
         self.closing = False
         self.close_written = False  # on this connection
         self.close_told = False  # on any
+        self._head = b""  # of a message with one part of so many bytes
         self._head_size = -1
-        self._head = b""
         self.deficit = 0
         self.scheduled = False
 
@@ -121,29 +120,37 @@ class Outgoing:
 
     def pack(self, parts: Sequence[bytes]) -> Item:
         """A message as it will be written, copied only if it is small."""
-        if len(parts) == 1:
-            payload = parts[0]
-            size = len(payload)
-            if size != self._head_size:
-                self._head_size, self._head = size, message_head((self.channel,), (size,), self._link.out_id_size)
-            if size <= JOIN_MOST:
-                return self._head + payload + PADDING[size & 7]
-            return Large([self._head, payload, PADDING[size & 7]], len(self._head) + (size + 7 & -8) + OVERHEAD)
-        buffers = message_buffers((self.channel,), parts, self._link.out_id_size)
-        cost = sum(map(len, buffers)) + OVERHEAD + PART_OVERHEAD * max(0, len(parts) - 1)
-        return Large(buffers if cost > JOIN_MOST else [b"".join(buffers)], cost)
+        if len(parts) != 1:
+            return Large.of_parts(self.channel, parts, self.link.out_id_size)
+        payload = parts[0]
+        if len(payload) <= JOIN_MOST:
+            return self.pack_small(payload)
+        self._shape_head(len(payload))
+        return Large.of_one(self._head, payload)
+
+    def pack_small(self, payload: bytes) -> bytes:
+        size = len(payload)
+        if size != self._head_size:
+            self._shape_head(size)
+        return self._head + payload + PADDING[size & 7]
+
+    def _shape_head(self, size: int) -> None:
+        """Most messages of a channel are as long as the one before."""
+        if size != self._head_size:
+            self._head_size, self._head = size, message_head((self.channel,), (size,), self.link.out_id_size)
 
     def push(self, item: Item, cost: int) -> int:
         """Queue a message that was admitted; gives its number."""
         size = len(item)
-        link = self._link
+        link = self.link
         self.unsent.append(item)
+        self.grown += not isinstance(item, bytes)
         over = self.bytes + cost - link.floor
         self.bytes += cost
         link.retained += cost
         if over > 0:
             link.retained_over += min(over, cost)
-        link.outbox += size
+        link.outbox.used += size
         number = self.next
         self.next = number + 1
         if not self.scheduled and self.free and not self.stalled:
@@ -157,12 +164,12 @@ class Outgoing:
                 decisions[-1].through = through
             else:
                 decisions.append(Decision(operation, through))
-        self._link.schedule(self)
+        self.link.schedule(self)
 
     def close(self) -> None:
         self.closing = True
-        self._link.closing += 1
-        self._link.schedule(self)
+        self.link.closing += 1
+        self.link.schedule(self)
 
     # --- writing
 
@@ -200,6 +207,14 @@ class Outgoing:
     def _write_messages(self, budget: int, out: list[Buffer]) -> int:
         """As many as the budget has room for, up to the next decision or to a multicast that must wait."""
         unsent, kept, append = self.unsent, self.kept, out.append
+        if not (self.grown or self.decisions) and (size := sum(map(len, cast("deque[bytes]", unsent)))) <= budget:
+            # What most queues are, all at once.
+            out.extend(cast("deque[bytes]", unsent))
+            kept.extend(unsent)
+            count = len(unsent)
+            unsent.clear()
+            self._wrote(count, size)
+            return size
         most = self.decisions[0].through - self.sent if self.decisions else self.next
         written = count = 0
         while unsent and written < budget and count < most:
@@ -211,7 +226,7 @@ class Outgoing:
                     break
                 return self._write_multicast(item, out)
             elif isinstance(item, Multicast):
-                out.extend(message_buffers((self.channel,), item.parts, self._link.out_id_size))
+                out.extend(message_buffers((self.channel,), item.parts, self.link.out_id_size))
             else:
                 out.extend(item.buffers)
             kept.append(unsent.popleft())
@@ -222,9 +237,9 @@ class Outgoing:
 
     def _wrote(self, count: int, size: int) -> None:
         if self.sent < self.first:
-            self._link.unannounced.pop(self, None)
+            self.link.unannounced.pop(self, None)
         self.sent += count
-        self._link.outbox -= size
+        self.link.outbox.used -= size
 
     def _write_multicast(self, item: Multicast, out: list[Buffer]) -> int:
         if not self.stalled:
@@ -233,7 +248,7 @@ class Outgoing:
         if item.waiting:
             return 0
         channels = [one.channel for one, count in item.counts.items() for _ in range(count)]
-        buffers = message_buffers(channels, item.parts, self._link.out_id_size, multicast=True)
+        buffers = message_buffers(channels, item.parts, self.link.out_id_size, multicast=True)
         out.extend(buffers)
         item.written = True
         for one, count in item.counts.items():
@@ -243,7 +258,7 @@ class Outgoing:
                 one.unsent.popleft()
             one._wrote(count, count * item.size)
             if one is not self:
-                self._link.schedule(one)
+                self.link.schedule(one)
         return sum(map(len, buffers))
 
     def _write_decision(self, out: list[Buffer]) -> int:
@@ -251,13 +266,13 @@ class Outgoing:
         operation, through = decision.operation, decision.through
         is_next = not self._again and through == self.told + 1 and self._told_last in (None, operation)
         sequence = None if is_next else through
-        packet = encode_operation(operation, (self.channel,), self._link.out_id_size, sequence)
+        packet = encode_operation(operation, (self.channel,), self.link.out_id_size, sequence)
         self.told, self._told_last, self._again = max(self.told, through), operation, False
         out.append(packet)
         return len(packet)
 
     def _write_close(self, out: list[Buffer]) -> int:
-        packet = encode_operation(Operation.CLOSE, (self.channel,), self._link.out_id_size)
+        packet = encode_operation(Operation.CLOSE, (self.channel,), self.link.out_id_size)
         self.close_written = self.close_told = True
         out.append(packet)
         return len(packet)
@@ -266,10 +281,10 @@ class Outgoing:
 
     def connect(self) -> None:
         """A new connection: wait until the peer has said what it has."""
-        self.free = self._link.is_free
+        self.free = self.link.is_free
         self.heard = self.stalled = self.scheduled = self.close_written = False
         self.deficit = 0
-        self._again = self._link.resumed
+        self._again = self.link.resumed
 
     def disconnect(self) -> None:
         if self.stalled and isinstance(item := self.unsent[0], Multicast):
@@ -281,66 +296,18 @@ class Outgoing:
         for _ in range(self.sent - self.received):
             item = self.kept.pop()
             self.unsent.appendleft(item)
-            self._link.outbox += len(item)
+            self.link.outbox.used += len(item)
         self.sent = self.received
         self.told = min(self.told, self.received)
         self.decisions = deque(Decision(one.operation, one.through) for one in self.journal)
         self.free = True
-        self._link.schedule(self)
+        self.link.schedule(self)
 
-    # --- what the peer acknowledges: find out what is meant, which may raise, and later take it
-
-    def meant(self, ack: Ack, sequence: int | None, count: int) -> int | None:
-        """The number that an ack stands for; None if it says nothing new, as may happen while the peer resumes."""
-        link = self._link
-        what = f"{ack.name.lower()} on channel {self.channel}"
-        if ack is Ack.RECEIVED or ack is Ack.CONSUMED:
-            done = self.received_told if ack is Ack.RECEIVED else self.consumed_told
-            if sequence is None:
-                return advance(what, count, done=done, last=self.sent)
-            number = resolve(what, sequence, done=done, last=self.sent)
-            if ack is Ack.RECEIVED and number is not None and not self.free and number < self.received:
-                known = f"{self.received} was acknowledged before"
-                raise RemoteProtocolError(f"{what}: {number}, though {known}", rule="relink-R03")
-            return number
-        if not link.out_transactions:
-            raise RemoteProtocolError(f"{what}, which has no transactions", rule="relink-T06")
-        if link.is_resuming and self.reopened and not self.heard:
-            return None  # about the channel's last life
-        if sequence is None:
-            number = advance(what, count, done=self.answered, last=self.told)
-        else:
-            behind = link.config.window if link.is_resuming else 0
-            found = resolve(what, sequence, done=self.answered, last=self.told, behind=behind)
-            if found is None:
-                return None
-            number = found
-            if number == self.answered:
-                if link.is_resuming or ack is self.last_answer:
-                    return None
-                raise RemoteProtocolError(f"{what}: {sequence} was answered otherwise before", rule="relink-Q11")
-        run = next(run for run in self.journal if run.through >= number)
-        if run.operation is not Operation.COMMIT:
-            rule = "relink-T04" if sequence is None else "relink-T03"
-            raise RemoteProtocolError(f"{what}: message {number} was rolled back", rule=rule)
-        return number
-
-    def check_closed(self) -> bool:
-        """Does a `closed` concern this life of the channel?"""
-        what = f"closed on channel {self.channel}"
-        if self._link.is_resuming and self.reopened:
-            return False
-        if not self.close_told:
-            raise RemoteProtocolError(f"{what}, which was not closed", rule="relink-K02")
-        unanswered = any(run.operation is Operation.COMMIT for run in self.journal)
-        if self.unsent or unanswered:
-            open_ends = f"{len(self.unsent)} messages not received, {self.decided - self.answered} not answered"
-            raise RemoteProtocolError(f"{what}: {open_ends}", rule="relink-K02")
-        return True
+    # --- what the peer acknowledges
 
     def take(self, ack: Ack, number: int) -> None:
-        """What `meant` gave."""
-        link = self._link
+        """All through this number, as `_acknowledged.meant` has it."""
+        link = self.link
         self.reopened = False
         link.unannounced.pop(self, None)
         if ack is Ack.RECEIVED:
@@ -380,19 +347,27 @@ class Outgoing:
         if count <= 0:
             return
         self.released = through
-        size, take = 0, self.kept.popleft
-        for _ in range(count):
-            item = take()
-            size += len(item) + OVERHEAD if isinstance(item, bytes) else item.cost
-        over = self.bytes - self._link.floor
+        kept = self.kept
+        if self.grown:
+            left = [item.cost for item in islice(kept, count) if not isinstance(item, bytes)]
+            size = sum(left) + sum(len(item) + OVERHEAD for item in islice(kept, count) if isinstance(item, bytes))
+            self.grown -= len(left)
+        else:
+            size = sum(map(len, islice(kept, count))) + count * OVERHEAD
+        if count == len(kept):
+            kept.clear()
+        else:
+            for _ in repeat(None, count):
+                kept.popleft()
+        over = self.bytes - self.link.floor
         self.bytes -= size
-        self._link.freed(self, size, max(0, min(over, size)))
+        self.link.freed(self, size, max(0, min(over, size)))
 
     def closed(self) -> None:
         """The peer confirmed the end: whatever it did not acknowledge has come to its end with the channel."""
         if self.consumed < self.next - 1:
             self.consumed = self.next - 1
-            self._link.events.append(Consumed(self.channel, self.consumed))
+            self.link.events.append(Consumed(self.channel, self.consumed))
         self._release(self.next - 1)
-        self._link.events.append(ChannelClosed(self.channel))
-        self._link.forget_outgoing(self)
+        self.link.events.append(ChannelClosed(self.channel))
+        self.link.forget_outgoing(self)

@@ -63,17 +63,20 @@ class Body:
                 if not self._skip:
                     self._begin_part()
                 continue
-            piece = data[position : position + self._left]
-            position += len(piece)
-            self._left -= len(piece)
+            step = min(self._left, size - position)
+            if step == self._left and not self._pieces.size:
+                part = data[position : position + step]
+            else:  # copied when the rest is there
+                self._pieces.append(memoryview(data)[position : position + step])
+                part = b""
+            position += step
+            self._left -= step
             if self._left:
-                self._pieces.append(piece)
                 break
             if self._pieces.size:
-                self._pieces.append(piece)
-                piece = self._pieces.join()
-            self._parts.append(piece)
-            self._skip = -len(piece) & 7
+                part = self._pieces.join()
+            self._parts.append(part)
+            self._skip = -len(part) & 7
             if not self._skip:
                 self._begin_part()
         return position

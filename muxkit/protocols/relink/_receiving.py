@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from muxkit._errors import RemoteProtocolError
+from muxkit.protocols.relink._acknowledged import is_of_this_life, meant
 from muxkit.protocols.relink._control import Purpose
 from muxkit.protocols.relink._events import Ended, Opened, PeerShutDown, Ponged, Resumed
 from muxkit.protocols.relink._packets import (
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._frames import MessageHead
     from muxkit.protocols.relink._incoming import Incoming
     from muxkit.protocols.relink._state import Link
-
-OUTCOMES_MOST: Final = 2**20  # answers that a peer may leave without a sign that it has read them
 
 
 class Receiving:
@@ -148,7 +147,7 @@ class Receiving:
 
     def _decide(self, packet: OperationPacket) -> None:
         link = self._link
-        if link.outcomes > OUTCOMES_MOST:
+        if link.outcomes > link.outcomes_most:
             raise RemoteProtocolError(f"{link.outcomes} answers, and no sign that the peer has read them")
         plans: list[tuple[Incoming, int | None]] = []
         for channel, count in _counts(packet.channels).items():
@@ -191,7 +190,7 @@ class Receiving:
         for channel, count in _counts(packet.channels).items():
             outgoing = link.outgoing.get(channel)
             if outgoing is not None:
-                plans.append((outgoing, outgoing.meant(packet.ack, packet.sequence, count)))
+                plans.append((outgoing, meant(outgoing, packet.ack, packet.sequence, count)))
             elif not (link.is_resuming and packet.ack in (Ack.COMMITTED, Ack.UNCOMMITTED)):
                 what = f"{packet.ack.name.lower()} on channel {channel}, which is not open"
                 raise RemoteProtocolError(what, rule="relink-O12")
@@ -208,7 +207,7 @@ class Receiving:
                 what = f"closed on channel {channel} {count} times, which was not closed so often"
                 raise RemoteProtocolError(what, rule="relink-K02")
             # While the peer resumes it may repeat an end that we heard of: there is nothing new in it.
-            if outgoing is not None and outgoing.check_closed():
+            if outgoing is not None and is_of_this_life(outgoing):
                 plans.append(outgoing)
         for outgoing in plans:
             outgoing.closed()

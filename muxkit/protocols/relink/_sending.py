@@ -6,8 +6,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.relink._items import Multicast
-from muxkit.protocols.relink._packets import OVERHEAD, PART_OVERHEAD, SMALL_MOST, Operation, message_cost, message_size
+from muxkit.protocols.relink._items import JOIN_MOST, Multicast
+from muxkit.protocols.relink._packets import (
+    OVERHEAD,
+    PART_OVERHEAD,
+    SMALL_MOST,
+    Operation,
+    message_cost,
+    message_size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,6 +31,11 @@ class Sending:
         self.config = link.config
         self.limits = link.limits
         self._small = message_cost((0,), link.out_id_size)  # weight of a small message without payload
+        # Looked up for each message.
+        self._largest = link.limits.message
+        self._window = link.config.window
+        self._channel_bytes = link.limits.channel_bytes
+        self._connection_bytes = link.limits.connection_bytes
 
     # --- our messages
 
@@ -68,8 +80,12 @@ class Sending:
         if channel not in self._link.outgoing or not self._link.outgoing[channel].closing:
             self._link.wake(channel)
 
-    def send(self, channel: int, parts: Sequence[bytes]) -> int:
-        """Queue a message; gives its number. It opens the channel if it is not open."""
+    def send(self, channel: int, parts: Sequence[bytes], *, overdraw: bool = False) -> int:
+        """Queue a message; gives its number. It opens the channel if it is not open.
+
+        `overdraw` is for who was told that there is room, and finds that others have spent the link's budget since:
+        what he sends then counts beside it. A peer with our limits bears `Limits.outbox` of that.
+        """
         link = self._link
         outgoing = link.outgoing.get(channel)
         if outgoing is None or outgoing.closing or link.over:
@@ -84,10 +100,72 @@ class Sending:
             or link.retained_over > link.limits.connection_bytes
             or cost > link.limits.message
         ):
-            self._check_room(outgoing, parts, cost)
+            self._check_room(outgoing, parts, cost, overdraw=overdraw)
         if outgoing.next == outgoing.first:
             link.enter(outgoing)
         return outgoing.push(item, cost)
+
+    def try_send(self, channel: int, payload: bytes, reserve: int = 0) -> int | None:
+        """`send` for what most messages are: one part on an open channel that has room for `reserve` bytes more.
+
+        None, and nothing done, if it is not.
+        """
+        link, size = self._link, len(payload)
+        outgoing = link.outgoing.get(channel)
+        if outgoing is None or size > self._largest or outgoing.closing or link.over:
+            return None
+        # From here on `pack` and `push` without their calls, since this runs for each message.
+        item = outgoing.pack_small(payload) if size <= JOIN_MOST else outgoing.pack((payload,))
+        length = len(item)
+        cost = length + OVERHEAD
+        number, kept = outgoing.next, outgoing.bytes
+        if (
+            kept + cost + reserve > self._channel_bytes
+            or number - outgoing.released > self._window
+            or link.retained_over > self._connection_bytes
+        ):
+            return None
+        outgoing.unsent.append(item)
+        if size > JOIN_MOST:
+            outgoing.grown += 1
+        outgoing.bytes = kept + cost
+        link.retained += cost
+        if kept >= link.floor:
+            link.retained_over += cost
+        elif kept + cost > link.floor:
+            link.retained_over += kept + cost - link.floor
+        link.outbox.used += length
+        outgoing.next = number + 1
+        if not outgoing.scheduled and outgoing.free and not outgoing.stalled:
+            link.scheduler.add(outgoing)
+        return number
+
+    def try_send_all(self, channel: int, payloads: Sequence[bytes], reserve: int = 0) -> int | None:
+        """The same for several short messages, all or none; gives the number of the last."""
+        link, count = self._link, len(payloads)
+        outgoing = link.outgoing.get(channel)
+        if outgoing is None or outgoing.closing or link.over or not count or max(map(len, payloads)) > JOIN_MOST:
+            return None
+        items = [outgoing.pack_small(payload) for payload in payloads]
+        length = sum(map(len, items))
+        cost = length + count * OVERHEAD
+        before = outgoing.bytes
+        over = max(0, before + cost - link.floor) - max(0, before - link.floor)
+        if (
+            before + cost + reserve > self._channel_bytes
+            or outgoing.next - 1 + count - outgoing.released > self._window
+            or link.retained_over + over > self._connection_bytes
+        ):
+            return None
+        outgoing.unsent.extend(items)
+        outgoing.bytes = before + cost
+        link.retained += cost
+        link.retained_over += over
+        link.outbox.used += length
+        outgoing.next += count
+        if not outgoing.scheduled and outgoing.free and not outgoing.stalled:
+            link.scheduler.add(outgoing)
+        return outgoing.next - 1
 
     def send_many(self, channel: int, messages: Iterable[Sequence[bytes]]) -> int:
         """Queue messages as long as they fit; gives how many did. It raises only if the first is refused."""
@@ -105,8 +183,7 @@ class Sending:
     def multicast(self, channels: Sequence[int], parts: Sequence[bytes]) -> list[int]:
         """One packet to several channels, which may repeat; gives the numbers, in the order of `channels`."""
         link = self._link
-        if not 1 <= len(channels) <= self.config.targets:
-            raise LocalProtocolError(f"{len(channels)} channels; Config(targets={self.config.targets}) are the most")
+        self.check_targets(len(channels))
         self._check_parts(parts)
         kept = tuple(map(bytes, parts))
         sizes = [len(part) for part in kept]
@@ -132,6 +209,23 @@ class Sending:
                 link.enter(outgoing)
             numbers.append(outgoing.push(item, cost))
         return numbers
+
+    def fits(self, channels: Sequence[int], parts: Sequence[bytes]) -> bool:
+        """Is there room for such a multicast now, in all windows and in the link's budget?"""
+        link = self._link
+        cost = message_cost([len(part) for part in parts], link.out_id_size)
+        queued = 0
+        for channel, count in Counter(channels).items():
+            outgoing = link.outgoing.get(channel) or link.open(channel)
+            for before in range(count):
+                if not link.admits(outgoing, cost, queued=queued, messages=before):
+                    return False
+                queued += max(0, min(outgoing.bytes + (before + 1) * cost - link.floor, cost))
+        return True
+
+    def check_targets(self, count: int) -> None:
+        if not 1 <= count <= self.config.targets:
+            raise LocalProtocolError(f"{count} channels; Config(targets={self.config.targets}) are the most")
 
     def commit(self, channel: int, *, through: int | None = None) -> None:
         """Have the peer process the messages up to this one (None: all) that are not decided yet."""
@@ -198,12 +292,19 @@ class Sending:
             raise LocalProtocolError(f"{len(parts)} parts against Config(parts={self.config.parts})")
 
     def _check_room(
-        self, outgoing: Outgoing, parts: Sequence[bytes], cost: int, *, queued: int = 0, messages: int = 0
+        self,
+        outgoing: Outgoing,
+        parts: Sequence[bytes],
+        cost: int,
+        *,
+        queued: int = 0,
+        messages: int = 0,
+        overdraw: bool = False,
     ) -> None:
         size = sum(map(len, parts))
         if size > self.limits.message:
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={self.limits.message})")
-        if not self._link.admits(outgoing, cost, queued=queued, messages=messages):
+        if not self._link.admits(outgoing, cost, queued=queued, messages=messages, overdraw=overdraw):
             raise LocalProtocolError(
                 f"channel {outgoing.channel}: {size} bytes beside {outgoing.outstanding + messages} messages of "
                 f"{outgoing.bytes + messages * cost} bytes that are not answered; "

@@ -100,24 +100,23 @@ class Link(CommonSession):
     async def multicast(self, senders: Sequence[Sender], *parts: bytes) -> list[Receipt]:
         """Send one message to several channels in one packet; waits until all of them have room.
 
-        Gives a receipt for each, in the order of `senders`. Cancelled means that it was sent to none of them. Raises
-        as `Sender.send` does, and `LocalProtocolError` if `Limits.connection_bytes` has no room for all together.
+        A sender that stands there twice sends it twice. Gives a receipt for each, in the order of `senders`. Cancelled
+        means that it was sent to none of them. Raises as `Sender.send` does, and `LocalProtocolError` if it could not
+        even be sent when nothing else is under way.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         message = as_parts(parts)
-        if not 1 <= len(senders) <= self.core.config.targets:
-            raise LocalProtocolError(
-                f"{len(senders)} channels; Config(targets={self.core.config.targets}) are the most"
-            )
-        if len({sender.channel for sender in senders}) < len(senders):
-            raise LocalProtocolError("a channel is named twice")
+        engine, channels = self._engine, [sender.channel for sender in senders]
+        engine.check_targets(len(senders))
         while True:
             full = next((one for one in senders if not one.may_go(one.size_of(message))), None)
             if full is not None:
                 await full.wait_for_room(full.size_of(message))
-                continue
-            numbers = self._engine.multicast([sender.channel for sender in senders], message)
-            break
+            elif not engine.fits(channels, message) and engine.unanswered:
+                await self.core.moved.park()  # each has room, but not all together
+            else:
+                break
+        numbers = engine.multicast(channels, message)
         receipts = [sender.sent(number) for sender, number in zip(senders, numbers, strict=True)]
         self.core.ring()
         await trio.lowlevel.cancel_shielded_checkpoint()

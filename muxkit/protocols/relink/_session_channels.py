@@ -7,16 +7,15 @@ sign: the first part says which, the second is empty. Relink itself can only clo
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 
-from muxkit._errors import LocalProtocolError
 from muxkit.core import Sending
 from muxkit.protocols.relink._session_errors import cancelled, refused, stopped
-from muxkit.protocols.relink._session_signs import BEGIN, CANCEL, END, RESERVE, STOP
-from muxkit.runtime import ByteStream, ReceiveHalf, SendHalf
+from muxkit.protocols.relink._session_halves import Sink, Source
+from muxkit.protocols.relink._session_signs import BEGIN, CANCEL, END, STOP
+from muxkit.runtime import ByteStream
 from muxkit.runtime import Channel as CommonChannel
 
 if TYPE_CHECKING:
@@ -25,139 +24,6 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._packets import Parts
     from muxkit.protocols.relink._session_core import Core
     from muxkit.protocols.relink._session_roles import ErrorMaker
-
-TOLD_CALLS: Final = 16  # messages that are taken before the engine is told of them
-TOLD_BYTES: Final = 16 * 1024
-
-
-class Sink(SendHalf):
-    """The sending half."""
-
-    __slots__ = ("_channel", "_core", "_end", "_heard", "_sayings", "has_spoken", "is_mute", "is_settled")
-
-    def __init__(self, core: Core, channel: Channel) -> None:
-        super().__init__(core.room, core.ring)
-        self._core = core
-        self._channel = channel
-        self._sayings: deque[Parts] = deque()  # signs for which there was no room yet
-        self._end: int | None = None  # number of the message that was our last word
-        self._heard = -1
-        self.has_spoken = False
-        self.is_mute = False  # the peer never heard of the channel, and need not
-        self.is_settled = False  # our last word is said, or the peer did not want to hear it
-
-    @property
-    def may_settle(self) -> bool:
-        return self.is_settled and not self._sayings
-
-    def admits(self, size: int) -> bool:
-        return self._core.engine.admits(self._channel.id, size + RESERVE)
-
-    def watch(self, size: int) -> None:
-        self._core.engine.watch(self._channel.id, size + RESERVE)
-
-    def check_size(self, size: int) -> None:
-        most = self._core.limits.message
-        if size > most:
-            raise LocalProtocolError(f"a message of {size} bytes against Limits(message={most})")
-
-    def _push(self, message: bytes) -> None:
-        core = self._core
-        number = core.engine.send(self._channel.id, (message,))
-        core.messages_sent += 1
-        self.has_spoken = True
-        if core.out_transactions:
-            core.engine.commit(self._channel.id, through=number)
-
-    def _hand(self, parts: Parts) -> None:
-        core = self._core
-        number = core.engine.send(self._channel.id, parts)
-        core.messages_sent += 1
-        self.has_spoken = True
-        if core.out_transactions:
-            core.engine.commit(self._channel.id, through=number)
-        if parts is END or parts is CANCEL:
-            self._end = number
-
-    def _finish(self, payload: bytes) -> None:
-        self.say(END)
-
-    def _abort(self) -> None:
-        self._sayings = deque(sign for sign in self._sayings if sign is not END)
-        if self._end is None:
-            self.say(CANCEL)
-
-    def say(self, sign: Parts) -> None:
-        """Send a sign as soon as there is room, behind everything that was sent."""
-        if sign is END or sign is CANCEL:
-            self.is_settled = True
-        if not self.is_mute:
-            self._sayings.append(sign)
-            self.say_more()
-
-    def say_more(self) -> None:
-        engine, id = self._core.engine, self._channel.id
-        while self._sayings:
-            sign = self._sayings[0]
-            if not engine.admits(id, 16, len(sign)):
-                engine.watch(id, 16, len(sign))
-                break
-            self._sayings.popleft()
-            try:
-                self._hand(sign)
-            except LocalProtocolError:
-                # No channel can be opened any more, so the peer learns from our shutdown that there is none.
-                self._sayings.clear()
-        self._core.ring()
-
-    def heard(self, through: int) -> None:
-        self._heard = max(self._heard, through)
-        self._check_heard()
-
-    def _check_heard(self) -> None:
-        if self._end is not None and self._heard >= self._end and self.state is Sending.FINISHING:
-            self.confirmed()
-
-    def gone(self) -> None:
-        """The channel is over on the wire: whatever it was, the peer has it."""
-        if self.state is Sending.FINISHING:
-            self.confirmed()
-
-    def __repr__(self) -> str:
-        return f"<relink.Sink {self._channel.id} {self.state.value}>"
-
-
-class Source(ReceiveHalf):
-    """The receiving half."""
-
-    __slots__ = ("_channel", "_core", "_taken", "_taken_bytes")
-
-    def __init__(self, core: Core, channel: Channel) -> None:
-        super().__init__(core.ring)
-        self._core = core
-        self._channel = channel
-        self._taken = 0  # calls since the engine was told
-        self._taken_bytes = 0
-
-    def deliver(self, message: bytes) -> None:
-        self._core.messages_received += 1
-        super().deliver(message)
-
-    def _consumed(self, size: int) -> bool:
-        # What is unread comes before anything that the peer could be waiting to send, so he can be told a bit later.
-        self._taken += 1
-        self._taken_bytes += size
-        if self.unread and self._taken < TOLD_CALLS and self._taken_bytes < TOLD_BYTES:
-            return False
-        self._taken = self._taken_bytes = 0
-        self._channel.consume()
-        return False  # the channel has rung
-
-    def _stop(self) -> None:
-        self._channel.stop()
-
-    def __repr__(self) -> str:
-        return f"<relink.Source {self._channel.id} {self.state.value}, {self.unread} unread>"
 
 
 class Channel(CommonChannel):
@@ -274,22 +140,28 @@ class Channel(CommonChannel):
         return not was_open
 
     def arrived(self) -> None:
-        engine, source = self._core.engine, self.source
+        core, deliver = self._core, self.source.deliver
+        engine = core.engine
         while True:
             first, batch = engine.receive(self.id)
             if not batch:
                 break
-            for number, parts in enumerate(batch, first):
-                self._last = number
+            self._last = first - 1  # a half that is closed consumes at once what it is given
+            for parts in batch:
+                self._last += 1
                 if len(parts) == 1:
-                    source.deliver(parts[0])
+                    core.messages_received += 1
+                    deliver(parts[0])
                 else:
                     self._signs += 1
                     self._hear(parts)
+            if not core.in_transactions:  # then there are no gaps, and that was all
+                break
         if engine.has_peer_shut_down:
             self.absorb()
-        self.consume()
-        self.settle()
+        if self._signs:
+            self.consume()
+            self.settle()
 
     def ended(self) -> None:
         self._has_ended = True
@@ -331,12 +203,12 @@ class Channel(CommonChannel):
         through = self._last - unread - self._signs
         if through > self._done:
             core = self._core
-            core.touch_clock()
             self._done = through
+            now = trio.current_time()
             if core.in_transactions:
-                core.engine.committed(self.id, through=through)
+                core.engine.committed(self.id, through=through, now=now)
             else:
-                core.engine.consume(self.id, through=through)
+                core.engine.consume(self.id, through=through, now=now)
             core.did_consume()
             if self.out_is_over:
                 self._check_over()

@@ -42,18 +42,8 @@ if TYPE_CHECKING:
     from muxkit.runtime._errors import Side
 
 GOODBYE = 1.0  # s, for the end of a connection whose link is finished
-STALE = 0.01  # s; the engine's clock may be so far behind when the application consumes
 
 _log = logging.getLogger("muxkit")
-
-
-class _Outbox:
-    def __init__(self, engine: LinkEngine) -> None:
-        self._engine = engine
-
-    @property
-    def used(self) -> int:
-        return self._engine.outbox
 
 
 class Core:
@@ -68,7 +58,7 @@ class Core:
         self.in_transactions = config.listener_transactions if is_connector else config.connector_transactions
         self.out_id_size = config.connector_id_size if is_connector else config.listener_id_size
         self.in_id_size = config.listener_id_size if is_connector else config.connector_id_size
-        self.room = Room(limits.outbox, _Outbox(self.engine))
+        self.room = Room(limits.outbox, self.engine.waiting)
         self.owner: Owner | None = None
         self.outs: dict[int, Out] = {}
         self.successors: dict[int, Out] = {}  # who waits for the end of the channel's present life
@@ -91,7 +81,6 @@ class Core:
         self._observer = observer
         self._bytes_received = 0  # on connections that are over
         self._bytes_sent = 0
-        self._told_now = 0.0
         self._armed: float | None = None
         self._actions: dict[type, Callable[..., None]] = {
             Opened: self._on_opened,
@@ -133,16 +122,14 @@ class Core:
 
     def did_consume(self) -> None:
         """The same for what happens with each message: most of the time there is nothing to do."""
-        link = self.engine._link
-        if link.events:
-            self.settle()
-        pump = self.pump
+        engine, pump = self.engine, self.pump
+        self.settle()
         if pump is None:
             self.on_weight()
             return
-        if link.control:
+        if engine.owes_control:
             pump.ring()
-        deadline = link.deadlines.next()
+        deadline = engine.next_deadline()
         if deadline != self._armed:
             self._armed = deadline
             pump.rearm()
@@ -152,13 +139,6 @@ class Core:
         while events := self.engine.events():
             self._dispatch(events)
 
-    def touch_clock(self) -> None:
-        """Before something is consumed: acks wait for more from now on, not from when the peer last spoke."""
-        now = trio.current_time()
-        if now - self._told_now > STALE and self.pump is not None:
-            self._told_now = now
-            self.engine.handle_deadline(now)
-
     def raise_if_over(self) -> None:
         if self.error is not None:
             raise self.error()
@@ -166,13 +146,12 @@ class Core:
     @property
     def retained_bytes(self) -> int:
         """What is kept of messages in both directions."""
-        return self.engine.held_bytes + self.engine._link.retained
+        return self.engine.held_bytes + self.engine.retained_bytes
 
     @property
     def owes_the_application(self) -> bool:
         """Has the peer sent anything that waits for our application, and not for the peer himself?"""
-        link = self.engine._link
-        return bool(link.unanswered if self.in_transactions else link.held)
+        return bool(self.engine.owed_answers if self.in_transactions else self.engine.held_bytes)
 
     # --- connections
 
@@ -188,6 +167,7 @@ class Core:
             on_written=self.room.release,
             on_lost=_nobody,
             queued=lambda: engine.outbox,
+            outbox=engine.waiting,
             observer=self._observer,
         )
         engine.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import ssl
 import time
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -25,11 +26,12 @@ class Identified(Protocol):
 
 
 def identity_of(stream: trio.abc.Stream) -> bytes | None:
-    """The peer's certificate, if there is TLS and the peer has one; `identity` of the stream, if it has that."""
+    """`identity` of the stream, if it has that; of a `trio.SSLStream` the peer's certificate, if it was verified."""
     if isinstance(stream, Identified):
         return stream.identity
-    certificate = getattr(stream, "getpeercert", None)  # trio.SSLStream passes it on
-    if certificate is None:
+    certificate = getattr(stream, "getpeercert", None)  # these two are passed on by it
+    context = getattr(stream, "context", None)
+    if certificate is None or context is None or context.verify_mode is ssl.CERT_NONE:
         return None
     proved: bytes | None = certificate(binary_form=True)
     return proved

@@ -11,6 +11,7 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
+from muxkit._observer import for_connection
 from muxkit._plugins import load_transport
 from muxkit.protocols.relink._config import Config
 from muxkit.protocols.relink._handshake import mismatch
@@ -185,7 +186,8 @@ class Listener:
     async def _begin(self, stream: trio.abc.Stream, hello: Hello, endpoint: Endpoint, who: bytes) -> None:
         link_id = new_link_id()
         key = self._keys.key(link_id)
-        core = Core(endpoint.config, self._limits, self._observer, is_connector=False)
+        observer = for_connection(self._observer, endpoint.config.endpoint or "link")
+        core = Core(endpoint.config, self._limits, observer, is_connector=False)
         core.on_weight = lambda: self._links.reweigh(key)
         kept = _Kept(Link(core), link_id, endpoint.config.endpoint, who)
         async with self._links.adopt(key, make=lambda: kept) as adopted:

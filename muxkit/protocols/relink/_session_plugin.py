@@ -15,7 +15,7 @@ from muxkit.protocols.relink._session import LINGER, Link, living
 from muxkit.protocols.relink._session_connect import link
 from muxkit.protocols.relink._session_core import Core
 from muxkit.protocols.relink._session_handshake import Hello, answer, ask, unknown
-from muxkit.protocols.relink._session_ids import new_epoch, new_link_id
+from muxkit.protocols.relink._session_ids import identity_of, new_epoch, new_link_id
 from muxkit.protocols.relink._session_listen import Endpoint, Listener, listener
 from muxkit.protocols.relink._session_urls import config_for, join_endpoint, split_endpoint
 from muxkit.runtime import LinkLost, Lobby
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
     from muxkit._observer import Observer
     from muxkit.protocols.relink._config import Config
-    from muxkit.protocols.relink._session_listen import LinkHandler
-    from muxkit.runtime import Dial
+    from muxkit.protocols.relink._session import OnChanged
+    from muxkit.protocols.relink._session_listen import Identify, Keep, LinkHandler
+    from muxkit.runtime import Backoff, Dial
+    from muxkit.runtime._redial import OnFailed
 
 Role = Literal["connector", "listener"]
 
@@ -96,9 +98,13 @@ async def _answer(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream,
 
 
 class _Protocol:
-    """What `muxkit.connect` and `muxkit.serve` find under the name `relink`."""
+    """What `muxkit.connect` and `muxkit.serve` find under the name `relink`.
 
-    options = frozenset({"config"})
+    `config` is for both; `backoff`, `patience`, `on_failed` and `on_changed` are for who connects, as `link` has
+    them, `keep` and `identify` for who serves, as `listener` has them.
+    """
+
+    options = frozenset({"backoff", "config", "identify", "keep", "on_changed", "on_failed", "patience"})
 
     def session(
         self,
@@ -132,9 +138,24 @@ class _Protocol:
         observer: Observer | None,
         linger: float,
         config: Config | None = None,
+        backoff: Backoff | None = None,
+        patience: float | None = None,
+        on_failed: OnFailed | None = None,
+        on_changed: OnChanged | None = None,
     ) -> AbstractAsyncContextManager[Link]:
         """For a door that gives a function that dials instead of one stream."""
-        return link(dial, endpoint, config=config, limits=limits, observer=observer, linger=linger)
+        return link(
+            dial,
+            endpoint,
+            config=config,
+            limits=limits,
+            observer=observer,
+            linger=linger,
+            backoff=backoff,
+            patience=patience,
+            on_failed=on_failed,
+            on_changed=on_changed,
+        )
 
     def listener(
         self,
@@ -145,11 +166,13 @@ class _Protocol:
         observer: Observer | None,
         linger: float,
         config: Config | None = None,
+        keep: Keep | None = None,
+        identify: Identify = identity_of,
     ) -> AbstractAsyncContextManager[Listener]:
         """For a door that hands each connection to the `handle` of one listener."""
         settings = config_for(config, endpoint)
         services = {settings.endpoint: Endpoint(handler, settings)}
-        return listener(services, limits=limits, observer=observer, linger=linger)
+        return listener(services, keep=keep, limits=limits, observer=observer, linger=linger, identify=identify)
 
     split = staticmethod(split_endpoint)
     join = staticmethod(join_endpoint)

@@ -137,24 +137,21 @@ class Receiver:
             return
         number = self._check_answer(through)
         if number > self._done:
-            self._core.touch_clock()
-            self._engine.consume(self.channel, through=number)
+            self._engine.consume(self.channel, through=number, now=trio.current_time())
             self._did(number)
 
     def committed(self, *, through: Message | int) -> None:
         """We have processed the messages through this one that are not answered yet."""
         number = self._check_answer(through)
         if number > self._done:
-            self._core.touch_clock()
-            self._engine.committed(self.channel, through=number)
+            self._engine.committed(self.channel, through=number, now=trio.current_time())
             self._did(number)
 
     def uncommitted(self, *, through: Message | int) -> None:
         """We could not process the messages through this one that are not answered yet."""
         number = self._check_answer(through)
         if number > self._done:
-            self._core.touch_clock()
-            self._engine.uncommitted(self.channel, through=number)
+            self._engine.uncommitted(self.channel, through=number, now=trio.current_time())
             self._did(number)
 
     async def process(self, handler: Handler) -> None:

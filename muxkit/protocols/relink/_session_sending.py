@@ -183,7 +183,7 @@ class Sender:
             await lane.wait_turn(size)
             self._calls = self._bytes = 0
             try:
-                receipt = self._push(parts)
+                receipt = self._push(parts, overdraw=True)
             finally:
                 lane.pass_on()
             self._core.ring()
@@ -352,8 +352,8 @@ class Sender:
 
     # --- inside
 
-    def _push(self, parts: tuple[bytes, ...]) -> Receipt:
-        return self.sent(self._engine.send(self.channel, parts))
+    def _push(self, parts: tuple[bytes, ...], *, overdraw: bool = False) -> Receipt:
+        return self.sent(self._engine.send(self.channel, parts, overdraw=overdraw))
 
     def _number(self, through: Receipt | int | None) -> int:
         self.raise_if_lost()

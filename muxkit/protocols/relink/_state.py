@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 
 COUNTED_ACKS: Final = 4  # a window of messages
 SIZED_ACKS: Final = 2  # a window of bytes
+OUTCOMES_MOST: Final = 2**20  # answers that a peer may leave without a sign that it has read them
+
+
+class Outbox:
+    """How many bytes of messages wait for the transport; asked before each message, so it is a plain attribute."""
+
+    __slots__ = ("used",)
+
+    def __init__(self) -> None:
+        self.used = 0
 
 
 class Link:
@@ -36,9 +46,13 @@ class Link:
         self.ack_count = max(1, config.window // COUNTED_ACKS)
         self.ack_bytes = max(1, limits.channel_bytes // SIZED_ACKS)
         self.floor = min(limits.channel_floor, limits.channel_bytes)
-        # A peer with the same limits stops when it is over them, so by one message more at most.
-        self.held_most = limits.connection_bytes + limits.message + (16 + PART_OVERHEAD) * config.parts + 128
+        # A peer with the same limits stops when it is over them, so by one message more at most, and by those that
+        # he had promised room in his outbox.
+        extra = limits.message + limits.outbox + (16 + PART_OVERHEAD) * config.parts + 128
+        self.held_most = limits.connection_bytes + extra
+        self.outcomes_most = OUTCOMES_MOST
         self.events: list[Event] = []
+        self.outbox = Outbox()
         self.deadlines: Deadlines[Timer] = Deadlines()
         self.now = 0.0
         self.over = False
@@ -65,7 +79,7 @@ class Link:
         # over all channels does not depend on the order in which messages come, so both sides agree about it.
         self.retained = 0  # bytes in all windows of ours
         self.retained_over = 0  # of them, over the floors
-        self.outbox = 0  # bytes that wait for the transport
+        self.outbox.used = 0
         self.held = 0  # bytes of the peer that the application has not consumed
         self.held_over = 0  # of them, over the floors
         self.outcomes = 0  # answers that are kept because the peer may not know them
@@ -89,6 +103,7 @@ class Link:
     def connect(self, *, resumed: bool) -> None:
         self.connected = True
         self.resumed = resumed
+        self.say("link", "connected")
         self.peer_resumed = self.told_resume = not resumed
         self.shutdown_written = False
         self.scheduler = Scheduler()
@@ -181,14 +196,16 @@ class Link:
 
     # --- room
 
-    def admits(self, outgoing: Outgoing, cost: int, *, queued: int = 0, messages: int = 0) -> bool:
+    def admits(
+        self, outgoing: Outgoing, cost: int, *, queued: int = 0, messages: int = 0, overdraw: bool = False
+    ) -> bool:
         """Does the window have room? `queued` bytes over the floors, `messages` in the channel come before."""
         if outgoing.closing or outgoing.outstanding + messages >= self.config.window:
             return False
         size = outgoing.bytes + messages * cost + cost
         if size <= self.floor:
             return True
-        if self.retained_over + queued > self.limits.connection_bytes:
+        if self.retained_over + queued > self.limits.connection_bytes and not overdraw:
             return False
         return size <= self.limits.channel_bytes or outgoing.outstanding + messages == 0
 

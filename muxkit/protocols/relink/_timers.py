@@ -16,3 +16,5 @@ class Timer(Enum):
     """When to give up on a connection that is silent after that ping."""
     STALL = "stall"
     """When to look whether an unfinished packet made progress."""
+
+    __hash__ = object.__hash__  # that of an enum is a call, and these are looked up with each read

@@ -174,7 +174,7 @@ def state_of(engine: LinkEngine) -> object:
         {channel: _fields(one) for channel, one in link.outgoing.items()},
         {channel: _fields(one) for channel, one in link.incoming.items()},
         {channel: _fields(one) for channel, one in link.tombs.items()},
-        (link.retained, link.outbox, link.held, link.outcomes, link.closing, link.unanswered),
+        (link.retained, link.outbox.used, link.held, link.outcomes, link.closing, link.unanswered),
         (link.connected, link.resumed, link.peer_resumed, link.told_resume, link.shutdown_written),
         (link.peer_shut_down, link.wants_shutdown, link.epoch, link.link_id),
         (tuple(link.recently_closed), tuple(one.channel for one in link.unannounced), dict(link.watchers)),
@@ -186,7 +186,8 @@ def state_of(engine: LinkEngine) -> object:
 
 def _fields(one: Outgoing | Incoming) -> dict[str, object]:
     skipped = {"_link", "link", "put", "weigh", "_head", "_head_size"}
-    return {name: _copy(getattr(one, name)) for name in type(one).__slots__ if name not in skipped}
+    names: tuple[str, ...] = getattr(type(one), "__slots__", ()) or vars(type(one))["__mypyc_attrs__"]  # if compiled
+    return {name: _copy(getattr(one, name)) for name in names if name not in skipped}
 
 
 def _copy(value: object) -> object:

@@ -120,3 +120,22 @@ async def both(config: Config = QUIET, *, limits: Limits | None = None, **option
 
 async def at_rest() -> None:
     await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+class Packets:
+    """An observer that keeps what went out and came in."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, str]] = []
+        self.data = {"in": b"", "out": b""}
+
+    def frame(self, direction: str, channel: str, name: str, size: int) -> None:
+        self.seen.append((direction, channel, name))
+
+    def credit(self, direction: str, channel: str, amount: int) -> None: ...
+    def state(self, channel: str, state: str) -> None: ...
+    def timer(self, name: str) -> None: ...
+    def error(self, error: BaseException) -> None: ...
+
+    def transport(self, direction: str, data: bytes | memoryview) -> None:
+        self.data[direction] += bytes(data)

@@ -107,7 +107,7 @@ class World:
 
     def content(self, dice: random.Random) -> tuple[bytes, ...]:
         self._serial += 1
-        sizes = [dice.choice((0, 3, 8, 60, 300)) for _ in range(dice.choice((0, 1, 1, 1, 2, 3)))]
+        sizes = [dice.choice((0, 3, 8, 60, 300, 300, 3000)) for _ in range(dice.choice((0, 1, 1, 1, 2, 3)))]
         return tuple(self._serial.to_bytes(4, "big") + bytes(size) if size else b"" for size in sizes)
 
     def send(self, side: int, channel: int, parts: tuple[bytes, ...]) -> None:
@@ -118,7 +118,9 @@ class World:
             if refused or engine.room(channel) == 0:
                 self._must_refuse(lambda: engine.send(channel, parts))
             return
-        number = engine.send(channel, parts)
+        number = engine.try_send(channel, parts[0]) if len(parts) == 1 else None
+        if number is None:
+            number = engine.send(channel, parts)
         self._sent(side, channel, parts, number)
 
     def multicast(self, side: int, channels: Sequence[int], parts: tuple[bytes, ...]) -> None:
@@ -199,7 +201,7 @@ class World:
         if not waiting or life is None:
             return
         index = waiting[: max(1, count)][-1]
-        self.engines[side].consume(channel, through=self.first + index)
+        self.engines[side].consume(channel, through=self.first + index, now=self.now)
         for message in life.messages[: index + 1]:
             message.consumed = True
         self.collect()
@@ -212,7 +214,8 @@ class World:
             return
         index = waiting[: max(1, count)][-1]
         engine = self.engines[side]
-        (engine.committed if reply == "committed" else engine.uncommitted)(channel, through=self.first + index)
+        answer = engine.committed if reply == "committed" else engine.uncommitted
+        answer(channel, through=self.first + index, now=self.now)
         for message in life.messages[: index + 1]:
             message.consumed = True
             if message.decision == "commit" and not message.reply:
@@ -305,6 +308,8 @@ class World:
                     assert 0 <= outgoing.outstanding <= self.config.window
                     assert outgoing.bytes == sum(map(_cost, (*outgoing.kept, *outgoing.unsent)))
                     assert len(outgoing.kept) + len(outgoing.unsent) == outgoing.outstanding
+                    grown = [item for item in (*outgoing.kept, *outgoing.unsent) if not isinstance(item, bytes)]
+                    assert outgoing.grown == len(grown)
             link = engine._link
             for total, over, channels in (
                 (link.retained, link.retained_over, link.outgoing),
@@ -313,7 +318,7 @@ class World:
                 assert total == sum(one.bytes for one in channels.values())
                 assert over == sum(max(0, one.bytes - link.floor) for one in channels.values())
             queued = sum(len(item) for one in engine._link.outgoing.values() for item in one.unsent)
-            assert engine._link.outbox == queued
+            assert engine.outbox == queued
 
     def run_until_settled(self) -> None:
         """Everything is delivered, decided, taken and answered."""

@@ -39,7 +39,7 @@ def bare(*packets: str) -> str:
 def consume_all(engine: LinkEngine, channel: int = 1) -> None:
     first, batch = engine.receive(channel)
     if batch:
-        engine.consume(channel, through=first + len(batch) - 1)
+        engine.consume(channel, through=first + len(batch) - 1, now=0.0)
 
 
 @pytest.mark.clause("relink-K01", "relink-K02", "relink-K03", "relink-O03", "relink-O09")
@@ -70,9 +70,9 @@ def test_closed_is_told_when_everything_before_is_consumed() -> None:
     fed(other, MESSAGE, MESSAGE, CLOSE)
     assert not other.has_output()
     taken(other, 1)
-    other.consume(1, through=0)
+    other.consume(1, through=0, now=0.0)
     assert not other.has_output()
-    other.consume(1, through=1)
+    other.consume(1, through=1, now=0.0)
     assert bare(written(other)) == bare("2d 00 01 00 01 00 00 00", CLOSED, PING)
     assert other.peer_channels == ()
 
@@ -82,9 +82,9 @@ def test_closed_is_told_behind_the_answers() -> None:
     other = listener(transactional())
     fed(other, MESSAGE, "01 00 01 00 00 00 00 00", CLOSE)
     taken(other, 1)
-    other.consume(1, through=0)
+    other.consume(1, through=0, now=0.0)
     assert other.peer_channels == (1,)
-    other.committed(1, through=0)
+    other.committed(1, through=0, now=0.0)
     assert bare(written(other)) == bare("45 00 01 00 00 00 00 00", "25 00 01 00 00 00 00 00", CLOSED, PING)
 
 
@@ -143,7 +143,7 @@ def test_an_end_is_confirmed_once_wherever_the_connection_breaks(stage: int, tra
         other.receive_bytes(data, 0.0)
     if stage >= 2:
         taken(other, 1)
-        (other.committed if transactions else other.consume)(1, through=0)
+        (other.committed if transactions else other.consume)(1, through=0, now=0.0)
         data = drain(other)
         if stage >= 3:
             one.receive_bytes(data, 0.0)
@@ -151,7 +151,7 @@ def test_an_end_is_confirmed_once_wherever_the_connection_breaks(stage: int, tra
     exchange(one, other)
     if stage < 2:
         assert taken(other, 1) == [(b"a",)]
-        (other.committed if transactions else other.consume)(1, through=0)
+        (other.committed if transactions else other.consume)(1, through=0, now=0.0)
     settle(one, other)
     told = seen(one)
     assert told.count(("ChannelClosed", 1)) == 1
@@ -172,7 +172,7 @@ def test_the_end_of_a_channels_last_life_is_not_taken_for_the_end_of_this_one(tr
     one.close(1)
     deliver(one, other)
     taken(other, 1)
-    (other.committed if transactions else other.consume)(1, through=0)
+    (other.committed if transactions else other.consume)(1, through=0, now=0.0)
     deliver(other, one)
     assert ("ChannelClosed", 1) in seen(one)
     assert one.send(1, (b"second",)) == 0
@@ -186,7 +186,7 @@ def test_the_end_of_a_channels_last_life_is_not_taken_for_the_end_of_this_one(tr
     exchange(one, other)
     assert taken(other, 1) == [(b"second",)]
     assert ("ChannelClosed", 1) not in seen(one)
-    (other.committed if transactions else other.consume)(1, through=0)
+    (other.committed if transactions else other.consume)(1, through=0, now=0.0)
     settle(one, other)
     assert ("ChannelClosed", 1) in seen(one)
 
@@ -232,7 +232,7 @@ def test_a_message_shows_as_well_that_the_peer_knows_the_end() -> None:
     fed(other, MESSAGE, CLOSE)
     consume_all(other)
     drain(other)
-    other.consume(1, through=0)
+    other.consume(1, through=0, now=0.0)
     fed(other, MESSAGE)
     assert other._link.tombs == {}
     fed(other, PONG)

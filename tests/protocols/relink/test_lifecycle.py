@@ -120,7 +120,7 @@ def test_channels_that_are_open_stay_so_until_they_are_closed() -> None:
     deliver(one, other)
     assert taken(other, 1) == [(b"a",), (b"b",)]
     one.close(1)
-    other.consume(1, through=1)
+    other.consume(1, through=1, now=0.0)
     exchange(one, other)
     assert one.channels == ()
     with pytest.raises(LocalProtocolError, match="after the shutdown"):
@@ -138,7 +138,7 @@ def test_the_link_is_finished_when_both_have_shut_down_and_all_is_answered() -> 
     deliver(other, one)
     assert ("Finished",) not in seen(one) + seen(other)
     taken(other, 1)
-    other.consume(1, through=0)
+    other.consume(1, through=0, now=0.0)
     exchange(one, other)
     assert seen(other)[-1] == ("Finished",)
     assert seen(one)[-1] == ("Finished",)
@@ -171,11 +171,11 @@ def test_a_commit_without_an_answer_keeps_the_link() -> None:
     other.shutdown()
     exchange(one, other)
     taken(other, 1)
-    other.consume(1, through=0)
+    other.consume(1, through=0, now=0.0)
     settle(one, other)
     assert not one.over
     assert not other.over
-    other.committed(1, through=0)
+    other.committed(1, through=0, now=0.0)
     exchange(one, other)
     assert one.over
     assert other.over
@@ -209,7 +209,7 @@ def test_a_channel_that_is_opened_anew_after_the_shutdown_is_a_violation() -> No
     other = listener()
     fed(other, MESSAGE, SHUTDOWN, "41 00 01 00 00 00 00 00")
     taken(other, 1)
-    other.consume(1, through=0)
+    other.consume(1, through=0, now=0.0)
     drain(other)
     assert violation(other, MESSAGE).rule == "relink-S04"
 

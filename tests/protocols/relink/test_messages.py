@@ -45,7 +45,7 @@ def test_numbers_wrap_on_the_wire_and_never_here() -> None:
     assert [one.send(1, (b"x",)), one.send(1, (b"y",))] == [2**32 - 1, 2**32]
     deliver(one, other)
     assert other.receive(1) == (2**32 - 1, [(b"x",), (b"y",)])
-    other.consume(1, through=2**32)
+    other.consume(1, through=2**32, now=0.0)
     assert fed(one, "2d 00 01 00 00 00 00 00") == [("Consumed", 1, 2**32)]
     assert one.room(1) == 65_536
 
@@ -58,7 +58,7 @@ def test_each_direction_has_its_own_channels_and_its_own_id_size() -> None:
     other.send(5, (b"",))
     assert deliver(other, one).hex() == "1101050000000000"
     one.receive(5)
-    one.consume(5, through=0)
+    one.consume(5, through=0, now=0.0)
     one.handle_deadline(1.0)
     assert deliver(one, other).hex() == "2500050000000000"
     assert other.room(5) == 65_536
@@ -108,7 +108,7 @@ def test_a_full_window_takes_nothing_until_the_receiver_consumes() -> None:
     other.receive(1)
     one.watch(1)
     assert seen(one) == []
-    other.consume(1, through=1)
+    other.consume(1, through=1, now=0.0)
     assert written(other) == "0d00010003000000 2d00010001000000"
     fed(one, "2d 00 01 00 01 00 00 00")
     assert one.room(1) == 2
@@ -134,7 +134,7 @@ def test_who_watches_is_told_when_there_is_room_once() -> None:
     assert seen(one) == [("Writable", 2)]
     deliver(one, other)
     other.receive(1)
-    other.consume(1, through=0)
+    other.consume(1, through=0, now=0.0)
     deliver(other, one)
     assert seen(one) == [("Consumed", 1, 0), ("Writable", 1)]
     one.send(1, (b"x",))
@@ -169,7 +169,7 @@ def test_when_the_links_budget_is_spent_small_windows_are_left() -> None:
     deliver(one, other)
     assert not seen(one)
     other.receive(2)
-    other.consume(2, through=0)
+    other.consume(2, through=0, now=0.0)
     settle(one, other)
     assert ("Writable", 9) in seen(one)
 
@@ -232,7 +232,7 @@ def test_acks_wait_for_more_of_them_and_at_most_100_ms() -> None:
     one.send(1, (b"b",))
     deliver(one, other, now=5.0)
     other.receive(1)
-    other.consume(1, through=0)
+    other.consume(1, through=0, now=5.0)
     assert not other.has_output()
     assert other.next_deadline() == pytest.approx(5.1)
     other.handle_deadline(5.05)
@@ -240,8 +240,9 @@ def test_acks_wait_for_more_of_them_and_at_most_100_ms() -> None:
     other.handle_deadline(5.1)
     assert written(other) == "0d00010001000000 2500010000000000"
     assert other.next_deadline() is None
-    other.consume(1, through=1)
-    other.handle_deadline(6.0)
+    other.consume(1, through=1, now=7.0)
+    assert other.next_deadline() == pytest.approx(7.1), "counted from the command, not from when something came"
+    other.handle_deadline(7.1)
     assert written(other) == "2500010000000000"
 
 
@@ -252,7 +253,7 @@ def test_consumed_includes_received() -> None:
     one.send(1, (b"b",))
     deliver(one, other)
     other.receive(1)
-    other.consume(1, through=1)
+    other.consume(1, through=1, now=0.0)
     other.handle_deadline(1.0)
     assert written(other) == "2d00010001000000"
     fed(one, "2d 00 01 00 01 00 00 00")
@@ -269,9 +270,9 @@ def test_a_quarter_of_a_window_is_acknowledged_at_once() -> None:
     deliver(one, other)
     assert written(other) == "0d00010001000000"
     other.receive(1)
-    other.consume(1, through=0)
+    other.consume(1, through=0, now=0.0)
     assert not other.has_output()
-    other.consume(1, through=1)
+    other.consume(1, through=1, now=0.0)
     assert written(other) == "2d00010001000000"
 
 
@@ -282,7 +283,7 @@ def test_half_of_the_bytes_is_acknowledged_at_once() -> None:
     deliver(one, other)
     assert not other.has_output()
     other.receive(1)
-    other.consume(1, through=0)
+    other.consume(1, through=0, now=0.0)
     assert written(other) == "2500010000000000"
 
 
@@ -314,7 +315,7 @@ def test_what_was_taken_and_not_consumed_is_given_out_again() -> None:
         one.send(1, (bytes([n]),))
     deliver(one, other)
     assert other.receive(1, 3) == (0, [(b"\0",), (b"\1",), (b"\2",)])
-    other.consume(1, through=0)
+    other.consume(1, through=0, now=0.0)
     seen(other)
     other.rewind(1)
     assert other.receive(1) == (1, [(b"\1",), (b"\2",), (b"\3",)])
@@ -331,12 +332,12 @@ def test_only_what_was_taken_can_be_consumed() -> None:
     deliver(one, other)
     other.receive(1, 2)
     with pytest.raises(LocalProtocolError, match="message 2; 1 is the last"):
-        other.consume(1, through=2)
-    other.consume(1, through=1)
-    other.consume(1, through=0)
+        other.consume(1, through=2, now=0.0)
+    other.consume(1, through=1, now=0.0)
+    other.consume(1, through=0, now=0.0)
     assert other.held_bytes == other._link.incoming[1].bytes > 0
     with pytest.raises(LocalProtocolError, match="no channel 4"):
-        other.consume(4, through=0)
+        other.consume(4, through=0, now=0.0)
 
 
 def test_the_application_is_told_of_messages_again_when_it_has_taken_all() -> None:
@@ -372,7 +373,7 @@ def test_more_messages_than_the_window_are_a_violation() -> None:
 
 @pytest.mark.requirement("R-01", "R-03")
 def test_more_bytes_than_the_limits_are_a_violation() -> None:
-    limits = Limits(connection_bytes=10_000, message=2000, reassembly=2000, channel_floor=64)
+    limits = Limits(connection_bytes=10_000, message=2000, reassembly=2000, channel_floor=64, outbox=1)
     one, other = connector(), listener(quiet(parts=1), limits=limits)
     for channel in range(8):
         one.send(channel, (bytes(2000),))

@@ -32,7 +32,7 @@ def test_a_multicast_has_a_number_in_each_channel_and_is_answered_in_each() -> N
     assert one.multicast([5, 6], (b"tick",)) == [10, 0]
     assert parsed(deliver(one, other)) == [MessagePacket((5, 6), (b"tick",), True)]
     taken(other, 5)
-    other.consume(5, through=10)
+    other.consume(5, through=10, now=0.0)
     settle(one, other)
     assert (one.room(5), one.room(6)) == (65_536, 65_535)
     assert taken(other, 6) == [(b"tick",)]

@@ -62,12 +62,13 @@ def test_an_observer_sees_each_packet_in_both_directions() -> None:
     one.ping()
     deliver(one, other)
     taken(other, 1)
-    other.committed(1, through=0)
+    other.committed(1, through=0, now=0.0)
     one.close(1)
     deliver(other, one)
     deliver(one, other)
     deliver(other, one)
     assert notes[0].seen == [
+        ("link", "connected"),
         ("out 1", "open"),
         ("out 2", "open"),
         ("out", "link", "ping", 0),
@@ -83,6 +84,7 @@ def test_an_observer_sees_each_packet_in_both_directions() -> None:
         ("in", "link", "ping", 0),
     ]
     assert notes[1].seen == [
+        ("link", "connected"),
         ("in", "link", "ping", 0),
         ("in 1", "open"),
         ("in 2", "open"),
@@ -198,7 +200,7 @@ def test_packets_of_all_kinds_in_any_order_end_in_silence_or_not_at_all(seed: in
         for channel in engine.peer_channels:
             first_number, batch = engine.receive(channel)
             if batch and dice.random() < 0.5:
-                engine.consume(channel, through=first_number)
+                engine.consume(channel, through=first_number, now=0.0)
         if dice.random() < 0.3:
             drain(engine)
         assert failed == engine.over

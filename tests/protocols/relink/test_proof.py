@@ -19,14 +19,14 @@ def test_an_end_that_was_told_behind_a_ping_is_told_again_after_a_cut() -> None:
     deliver(one, other)
     taken(other, 1)
     taken(other, 2)
-    other.committed(1, through=0)
-    other.committed(2, through=0)
+    other.committed(1, through=0, now=0.0)
+    other.committed(2, through=0, now=0.0)
     one.close(1)
     deliver(one, other)
     before = drain(other)  # two answers, the end of channel 1, and a ping
     one.close(2)
     other.receive_bytes(drain(one), 0.0)
-    other.committed(2, through=1)
+    other.committed(2, through=1, now=0.0)
     drain(other)  # the last answer and the end of channel 2: lost with the connection
     one.receive_bytes(before, 0.0)
     deliver(one, other)  # the pong

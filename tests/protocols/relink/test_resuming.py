@@ -63,7 +63,7 @@ def test_everything_that_was_received_and_consumed_is_told_before_the_resume() -
     other = listener()
     fed(other, *[MESSAGE] * 5)
     other.receive(1, 3)
-    other.consume(1, through=2)
+    other.consume(1, through=2, now=0.0)
     drain(other)
     reconnect(other)
     assert written(other) == f"0d00010004000000 2d00010002000000 {RESUME}"
@@ -104,7 +104,7 @@ def test_pings_and_acks_flow_before_the_resume() -> None:
     seen(one)
     one.ping()
     one.receive(1)
-    one.consume(1, through=0)
+    one.consume(1, through=0, now=0.0)
     assert written(one) == f"{PING} 0d00010000000000 2d00010000000000 {RESUME}"
     assert fed(one, PING) == []
     assert written(one) == PONG
@@ -134,7 +134,7 @@ def test_acks_that_are_due_meanwhile_go_into_the_resumption() -> None:
     fed(other, *[MESSAGE] * 5)
     reconnect(other)
     taken(other, 1)
-    other.consume(1, through=4)
+    other.consume(1, through=4, now=0.0)
     assert written(other) == f"0d00010004000000 2d00010004000000 {RESUME}"
     other.handle_deadline(1.0)
     assert not other.has_output()
@@ -307,11 +307,11 @@ def test_the_first_answer_on_a_new_connection_has_a_number() -> None:
     other = listener(transactional())
     fed(other, MESSAGE, MESSAGE, "09 00 01 00 01 00 00 00")
     taken(other, 1)
-    other.committed(1, through=0)
+    other.committed(1, through=0, now=0.0)
     drain(other)
     reconnect(other)
     drain(other)
-    other.committed(1, through=1)
+    other.committed(1, through=1, now=0.0)
     assert written(other) == "4d00010001000000"
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ssl
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 import trio.testing
-import trustme
 
 from muxkit import Limits, LinkLost
 from muxkit.protocols import relink
-from muxkit.protocols.relink import Endpoint, Keep, Link, LinkChanged
+from muxkit.protocols.relink import Keep, Link, LinkChanged
 from muxkit_adapters import memory
 from tests.protocols.relink._session_world import QUIET, SOON, at_rest, world
 
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from muxkit.protocols.relink import Listener
     from tests.protocols.relink._session_world import World
 
 
@@ -81,6 +77,27 @@ async def test_absent_links_are_bounded_in_bytes_also_while_they_are_absent(auto
         assert 10 <= sent <= 20
         assert light.core.error is not None  # it had been absent for longer, and went first
         assert made.listener.absent_bytes == 0
+
+
+@pytest.mark.requirement("R-01")
+async def test_a_link_whose_connector_never_heard_of_it_counts_as_absent(autojump_clock: MockClock) -> None:
+    """The listener cannot know whether its answer arrived: the link may be asked for again, until it is too old."""
+    async with world(keep=Keep(age=10)) as made:
+        async with made.dial() as stream:
+            await stream.send_all(relink.encode_version(0))
+            await stream.receive_some()
+            await stream.send_all(relink.encode_request(QUIET))
+            await at_rest()
+        orphan = await made.other()
+        await at_rest()
+        assert (made.listener.links, made.listener.absent) == (1, 1)
+        async with made.link() as one:
+            await one.connected()
+            assert one.id != orphan.id
+            with pytest.raises(LinkLost, match="absent for longer"):
+                await orphan.receiver(1).receive()
+            assert (made.listener.links, made.listener.absent) == (1, 0)
+            made.let_go()
 
 
 async def test_a_link_that_came_back_does_not_count(autojump_clock: MockClock) -> None:
@@ -196,74 +213,3 @@ async def test_a_listener_that_says_nothing_in_the_handshake_is_dialled_again(
             with trio.fail_after(12):
                 await one.connected()
             made.let_go()
-
-
-# --- identities
-
-
-@asynccontextmanager
-async def over_tls(listener: Listener, authority: trustme.CA) -> AsyncIterator[int]:
-    """A real TLS server that asks its clients for certificates; gives the port."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("localhost").configure_cert(context)
-    authority.configure_trust(context)
-    context.verify_mode = ssl.CERT_OPTIONAL
-    async with trio.open_nursery() as nursery:
-        serve = partial(trio.serve_ssl_over_tcp, listener.handle, 0, context, host="127.0.0.1")
-        listeners: list[trio.SSLListener[trio.SocketStream]] = await nursery.start(serve)
-        yield listeners[0].transport_listener.socket.getsockname()[1]  # type: ignore[attr-defined]
-        nursery.cancel_scope.cancel()
-
-
-class Dialler:
-    """A client with a certificate of its own, or none."""
-
-    def __init__(self, port: int, authority: trustme.CA, name: str | None) -> None:
-        self._port = port
-        self._context = ssl.create_default_context()
-        authority.configure_trust(self._context)
-        if name is not None:
-            authority.issue_cert(name).configure_cert(self._context)
-        self.streams: list[trio.SSLStream[trio.SocketStream]] = []
-
-    @asynccontextmanager
-    async def dial(self) -> AsyncIterator[trio.abc.Stream]:
-        stream = await trio.open_ssl_over_tcp_stream("localhost", self._port, ssl_context=self._context)
-        self.streams.append(stream)
-        try:
-            yield stream
-        finally:
-            await trio.aclose_forcefully(stream)
-
-
-@pytest.mark.requirement("R-64")
-async def test_only_the_owner_of_its_certificate_can_take_a_link_over() -> None:
-    authority = trustme.CA()
-    over = trio.Event()
-
-    async def hold(link: Link) -> None:
-        await over.wait()
-
-    async with (
-        relink.listener({"": Endpoint(hold, QUIET)}) as listener,
-        over_tls(listener, authority) as port,
-    ):
-        owner = Dialler(port, authority, "owner@example.org")
-        async with relink.link(owner.dial, config=QUIET, backoff=SOON) as one:
-            await one.connected()
-            stolen = one.core.engine
-            for name in ("thief@example.org", None):
-                thief = Dialler(port, authority, name)
-                async with relink.link(thief.dial, config=QUIET, backoff=SOON, linger=0.1) as other:
-                    # It has learnt the link's id.
-                    other.core.engine._link.epoch = stolen.epoch
-                    other.core.engine._link.link_id = stolen.link_id
-                    await other.connected()
-                    assert other.id != one.id
-            assert one.connections == 1
-            await trio.aclose_forcefully(owner.streams[0])
-            while one.connections < 2:
-                await one.core.moved.park()
-            await one.connected()
-            assert one.id == stolen.link_id
-            over.set()

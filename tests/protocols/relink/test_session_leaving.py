@@ -9,7 +9,7 @@ import trio
 
 from muxkit import LinkLost, LocalProtocolError
 from muxkit.protocols.relink import Config, Link, LinkChanged
-from tests.protocols.relink._session_world import at_rest, both, world
+from tests.protocols.relink._session_world import Packets, at_rest, both, world
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -127,3 +127,23 @@ async def test_a_handler_that_fails_ends_its_own_link_only(autojump_clock: MockC
                     await receipt.consumed()
             await sender.send(b"ok")
             await sender.finish()
+
+
+@pytest.mark.clause("relink-S01", "relink-S03")
+@pytest.mark.requirement("R-42")
+async def test_leaving_says_so_only_when_everything_is_acknowledged(autojump_clock: MockClock) -> None:
+    packets = Packets()
+
+    async def handle(link: Link) -> None:
+        async for receiver in link.receivers():
+            async for _ in receiver:
+                await trio.sleep(1)
+
+    async with world(handler=handle) as made:
+        async with made.link(observer=packets) as one, one.sender(1) as sender:
+            for _ in range(3):
+                await sender.send(b"x")
+    acks = [number for number, seen in enumerate(packets.seen) if seen[:2] == ("in", "out 1")]
+    assert packets.seen[acks[-1]][2] == "closed"
+    assert packets.seen.index(("out", "link", "shutdown")) > acks[-1]
+    assert trio.current_time() >= 3

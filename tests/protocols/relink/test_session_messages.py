@@ -11,7 +11,7 @@ import trio
 from muxkit import Limits, LocalProtocolError
 from muxkit.protocols.relink import Config, Message
 from muxkit.runtime import background
-from tests.protocols.relink._session_world import QUIET, at_rest, both
+from tests.protocols.relink._session_world import QUIET, Packets, at_rest, both
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -19,25 +19,6 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink import Receiver
 
 SMALL = Limits(channel_bytes=1000, channel_floor=100)
-
-
-class Packets:
-    """An observer that keeps what went out and came in."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str, str]] = []
-        self.data = {"in": b"", "out": b""}
-
-    def frame(self, direction: str, channel: str, name: str, size: int) -> None:
-        self.seen.append((direction, channel, name))
-
-    def credit(self, direction: str, channel: str, amount: int) -> None: ...
-    def state(self, channel: str, state: str) -> None: ...
-    def timer(self, name: str) -> None: ...
-    def error(self, error: BaseException) -> None: ...
-
-    def transport(self, direction: str, data: bytes | memoryview) -> None:
-        self.data[direction] += bytes(data)
 
 
 async def all_of(receiver: Receiver) -> list[bytes]:
@@ -198,59 +179,6 @@ async def test_a_loop_that_fails_leaves_its_message_for_the_next(autojump_clock:
             await fail_at_the_second()
         async with pair.other.receiver(1) as receiver:
             assert await all_of(receiver) == [b"1", b"2"]
-
-
-@pytest.mark.clause("relink-C01", "relink-C07", "relink-X03")
-async def test_a_multicast_is_one_packet_and_a_message_in_each_channel(autojump_clock: MockClock) -> None:
-    packets = Packets()
-    async with both(observer=packets) as pair:
-        senders = [pair.one.sender(number) for number in (1, 2, 7)]
-        await senders[1].send(b"before")
-        await at_rest()
-        packets.data["out"] = b""
-        receipts = await pair.one.multicast(senders, b"to all", b"of you")
-        await at_rest()
-        assert packets.data["out"].count(b"to all") == 1
-        assert [receipt.number for receipt in receipts] == [0, 1, 0]
-        for sender in senders:
-            sender.close()
-        for number, expected in ((1, 1), (2, 2), (7, 1)):
-            async with pair.other.receiver(number) as receiver:
-                messages = [message async for message in receiver]
-                assert len(messages) == expected
-                assert messages[-1].parts == (b"to all", b"of you")
-        for receipt in receipts:
-            await receipt.consumed()
-
-
-async def test_a_multicast_waits_until_every_channel_has_room(autojump_clock: MockClock) -> None:
-    config = Config(keepalive=None, window=1)
-    async with both(config) as pair, pair.one.sender(1) as one, pair.one.sender(2) as two:
-        await two.send(b"full")
-        sent: list[int] = []
-
-        async def multicast() -> None:
-            sent.extend(receipt.number for receipt in await pair.one.multicast([one, two], b"x"))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(multicast)
-            await trio.sleep(1)
-            assert sent == []
-            async with pair.other.receiver(2) as receiver:
-                (await receiver.receive()).consume()
-        assert sent == [0, 1]
-        for number in (1, 2):
-            async with pair.other.receiver(number) as receiver:
-                (await receiver.receive()).consume()
-
-
-async def test_a_multicast_refuses_what_it_cannot_do(autojump_clock: MockClock) -> None:
-    config = Config(keepalive=None, targets=2)
-    async with both(config) as pair:
-        one, two, three = (pair.one.sender(number) for number in (1, 2, 3))
-        for senders in ([], [one, two, three], [one, one]):
-            with pytest.raises(LocalProtocolError):
-                await pair.one.multicast(senders, b"x")
 
 
 @pytest.mark.clause("relink-K01", "relink-K02", "relink-K03", "relink-K05")

@@ -178,5 +178,5 @@ def _as_door(
 
 
 def test_the_plugin_has_what_a_door_looks_for() -> None:
-    assert protocol.options == {"config"}
+    assert protocol.options >= {"config", "backoff", "patience", "keep"}
     assert protocol.split("tcp", "h:1/e") == split_endpoint("tcp", "h:1/e") == ("h:1", "e")

@@ -79,9 +79,9 @@ def test_what_became_of_a_commit_is_answered_at_once() -> None:
     one.commit(1)
     deliver(one, other)
     taken(other, 1)
-    other.committed(1, through=0)
+    other.committed(1, through=0, now=0.0)
     assert written(other).replace(" ", "") == COMMITTED.replace(" ", "")
-    other.uncommitted(1, through=1)
+    other.uncommitted(1, through=1, now=0.0)
     assert written(other).replace(" ", "") == through("6d", 1).replace(" ", "")
     fed(one, COMMITTED)
     assert fed(one, UNCOMMITTED) == [("Uncommitted", 1, 1, 1)]
@@ -93,7 +93,7 @@ def test_a_first_failure_is_told_without_a_number() -> None:
     one.commit(1)
     deliver(one, other)
     taken(other, 1)
-    other.uncommitted(1, through=0)
+    other.uncommitted(1, through=0, now=0.0)
     assert written(other).replace(" ", "") == UNCOMMITTED.replace(" ", "")
 
 
@@ -118,7 +118,7 @@ def test_the_answer_after_a_rollback_names_its_message() -> None:
     assert written(one).replace(" ", "") == (ROLLBACK + through("09", 1)).replace(" ", "")
     fed(other, ROLLBACK, through("09", 1))
     assert other.receive(1) == (1, [(b"\1",)])
-    other.committed(1, through=1)
+    other.committed(1, through=1, now=0.0)
     assert written(other).replace(" ", "") == through("4d", 1).replace(" ", "")
     assert fed(one, through("4d", 1)) == [("Committed", 1, 0, 1)]
     assert one.room(1) == 65_536
@@ -134,7 +134,7 @@ def test_a_rollback_that_was_lost_is_told_again_before_a_later_commit() -> None:
     one.commit(1, through=1)
     exchange(one, other)
     assert other.receive(1) == (1, [(b"\1",)])
-    other.committed(1, through=1)
+    other.committed(1, through=1, now=0.0)
     settle(one, other)
     assert ("Committed", 1, 0, 1) in seen(one)
     assert one.unanswered == 0
@@ -158,7 +158,7 @@ def test_decisions_that_had_arrived_and_are_told_again_change_nothing() -> None:
     one.rollback(1)
     deliver(one, other)
     assert seen(other) == [("RolledBack", 1, 3)]
-    other.committed(1, through=2)
+    other.committed(1, through=2, now=0.0)
     settle(one, other)
     assert ("Committed", 1, 0, 2) in seen(one)
 
@@ -169,9 +169,9 @@ def test_answers_that_were_lost_are_told_again_as_runs_before_the_resume() -> No
     one.commit(1)
     deliver(one, other)
     taken(other, 1)
-    other.committed(1, through=1)
-    other.uncommitted(1, through=2)
-    other.committed(1, through=4)
+    other.committed(1, through=1, now=0.0)
+    other.uncommitted(1, through=2, now=0.0)
+    other.committed(1, through=4, now=0.0)
     drain(other)  # lost
     reconnect(one, other)
     burst = "0d00010004000000 2d00010004000000 4d00010001000000 6d00010002000000 4d00010004000000 6000000000000000"
@@ -258,7 +258,7 @@ def test_a_direction_may_have_transactions_alone() -> None:
     with pytest.raises(LocalProtocolError, match="no transactions"):
         other.commit(1)
     with pytest.raises(LocalProtocolError, match="no transactions"):
-        one.committed(1, through=0)
+        one.committed(1, through=0, now=0.0)
 
 
 # --- the window
@@ -304,18 +304,18 @@ def test_only_committed_messages_that_were_taken_can_be_answered_once() -> None:
     one.commit(1)
     deliver(one, other)
     with pytest.raises(LocalProtocolError, match="message 0; -1 is the last that was taken"):
-        other.committed(1, through=0)
+        other.committed(1, through=0, now=0.0)
     taken(other, 1)
     with pytest.raises(LocalProtocolError, match="no message 1 waits"):
-        other.committed(1, through=1)
-    other.uncommitted(1, through=2)
+        other.committed(1, through=1, now=0.0)
+    other.uncommitted(1, through=2, now=0.0)
     with pytest.raises(LocalProtocolError, match="no message 2 waits"):
-        other.committed(1, through=2)
+        other.committed(1, through=2, now=0.0)
     with pytest.raises(LocalProtocolError, match="message 4; 3 is the last"):
-        other.committed(1, through=4)
-    other.committed(1, through=3)
+        other.committed(1, through=4, now=0.0)
+    other.committed(1, through=3, now=0.0)
     with pytest.raises(LocalProtocolError, match="no channel 2"):
-        other.committed(2, through=0)
+        other.committed(2, through=0, now=0.0)
 
 
 def test_a_message_may_be_consumed_before_it_is_answered() -> None:
@@ -323,10 +323,10 @@ def test_a_message_may_be_consumed_before_it_is_answered() -> None:
     one.commit(1)
     deliver(one, other)
     taken(other, 1)
-    other.consume(1, through=0)
+    other.consume(1, through=0, now=0.0)
     other.rewind(1)
     assert taken(other, 1) == []
-    other.committed(1, through=0)
+    other.committed(1, through=0, now=0.0)
     settle(one, other)
     assert one.unanswered == 0
 
@@ -349,10 +349,10 @@ def test_what_was_rolled_back_between_taken_messages_is_never_given_out() -> Non
     assert other.receive(1) == (3, [(b"\3",), (b"\4",)])
     other.rewind(1)
     assert other.receive(1) == (0, [(b"\0",)])
-    other.consume(1, through=0)
+    other.consume(1, through=0, now=0.0)
     assert other._link.incoming[1].consumed == 2
     assert other.receive(1) == (3, [(b"\3",), (b"\4",)])
-    other.consume(1, through=4)
+    other.consume(1, through=4, now=0.0)
     assert other._link.incoming[1].consumed == 5
     assert other.held_bytes == 0
 
@@ -369,7 +369,7 @@ def test_answers_are_kept_only_until_the_peer_is_known_to_have_read_them() -> No
         one.commit(1)
         deliver(one, other, now)
         taken(other, 1)
-        (other.committed if n % 2 else other.uncommitted)(1, through=n)
+        (other.committed if n % 2 else other.uncommitted)(1, through=n, now=now)
         deliver(other, one, now)
     now = settle(one, other, now)
     assert other._link.outcomes < 1100
@@ -382,17 +382,17 @@ def test_answers_behind_the_window_are_not_kept() -> None:
     for n in range(100):
         fed(other, MESSAGE, COMMIT)
         taken(other, 1)
-        (other.committed if n % 2 else other.uncommitted)(1, through=n)
+        (other.committed if n % 2 else other.uncommitted)(1, through=n, now=0.0)
         drain(other)
     assert other._link.outcomes <= 9
 
 
 @pytest.mark.requirement("R-03", "R-06")
-def test_a_peer_that_never_shows_that_it_reads_answers_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muxkit.protocols.relink._receiving.OUTCOMES_MOST", 2)
+def test_a_peer_that_never_shows_that_it_reads_answers_is_left() -> None:
     other = listener(transactional())
+    other._link.outcomes_most = 2
     for n in range(3):
         fed(other, MESSAGE, COMMIT)
         taken(other, 1)
-        (other.committed if n % 2 else other.uncommitted)(1, through=n)
+        (other.committed if n % 2 else other.uncommitted)(1, through=n, now=0.0)
     assert "3 answers" in violation(other, MESSAGE, COMMIT).message

@@ -169,7 +169,7 @@ def test_a_resume_is_told_as_the_vector_says() -> None:
     reconnect(engine)
     assert written(engine).replace(" ", "") == row_named("resume burst (server side)")
     engine.receive(0)
-    engine.consume(0, through=0)
+    engine.consume(0, through=0, now=0.0)
     reconnect(engine)
     assert written(engine).replace(" ", "") == row_named("client resume burst")
 
@@ -209,7 +209,7 @@ def test_a_channel_is_closed_as_in_the_vector() -> None:
     assert written(one) == row_named("channel close exchange")
     fed(other, row_named("channel close exchange"))
     other.receive(0x1234)
-    other.consume(0x1234, through=0)
+    other.consume(0x1234, through=0, now=0.0)
     assert "8500341200000000" in written(other)
 
 
