@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from muxkit.protocols.e3x._channel import Channel as Channel
+import importlib
+from typing import TYPE_CHECKING
+
+from muxkit.protocols.e3x._channel import EngineChannel as EngineChannel
 from muxkit.protocols.e3x._chunked import ChunkedEngine as ChunkedEngine
 from muxkit.protocols.e3x._chunked import Dechunker as Dechunker
 from muxkit.protocols.e3x._chunked import encode_chunks as encode_chunks
@@ -30,3 +33,27 @@ from muxkit.protocols.e3x._packets import join_packet as join_packet
 from muxkit.protocols.e3x._packets import parse_head as parse_head
 from muxkit.protocols.e3x._packets import parse_packet as parse_packet
 from muxkit.protocols.e3x._packets import split_packet as split_packet
+
+if TYPE_CHECKING:
+    from muxkit.protocols.e3x._session import Session as Session
+    from muxkit.protocols.e3x._session import SessionStats as SessionStats
+    from muxkit.protocols.e3x._session import protocol as protocol
+    from muxkit.protocols.e3x._session import session as session
+    from muxkit.protocols.e3x._session_channels import Channel as Channel
+    from muxkit.protocols.e3x._session_sending import Receipt as Receipt
+
+# The engine works without Trio; what needs it is fetched when it is first asked for.
+_LAZY = {
+    "Channel": "_session_channels",
+    "Receipt": "_session_sending",
+    "Session": "_session",
+    "SessionStats": "_session",
+    "protocol": "_session",
+    "session": "_session",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

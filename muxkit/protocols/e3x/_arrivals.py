@@ -6,13 +6,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
+from muxkit.protocols.e3x._closing import Closing
 from muxkit.protocols.e3x._events import Cause, Delivered, Ended, Fault, Message, Opened
 from muxkit.protocols.e3x._miss import decode_miss
 from muxkit.protocols.e3x._packets import SEQ_MOST, Packet, parse_packet
 from muxkit.protocols.e3x._receiving import Arrival
 
 if TYPE_CHECKING:
-    from muxkit.protocols.e3x._channel import Channel
+    from muxkit.protocols.e3x._channel import EngineChannel
     from muxkit.protocols.e3x._receiving import Incoming
     from muxkit.protocols.e3x._sending import Outgoing
     from muxkit.protocols.e3x._state import State
@@ -23,6 +24,18 @@ class Arrivals:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._closing = Closing(state, self.processed)
+
+    def close(self, channel: EngineChannel) -> None:
+        """Nobody takes what comes on it any more."""
+        channel.closing = True
+        if channel.assembly is not None:
+            channel.assembly.drop()
+        self._closing.look(channel)
+
+    def give_up(self, channel: EngineChannel) -> None:
+        """A channel that was closed has waited for long enough."""
+        self._closing.give_up(channel)
 
     def receive(self, data: bytes) -> None:
         state = self._state
@@ -110,7 +123,7 @@ class Arrivals:
             channel.dies_at = state.now + state.limits.handshake
             self._reliable(channel, packet)
 
-    def _admit(self, id: int, type: str, *, reliable: bool, answers: bool = True) -> Channel | None:
+    def _admit(self, id: int, type: str, *, reliable: bool, answers: bool = True) -> EngineChannel | None:
         state = self._state
         census = state.table.census
         if census.theirs >= state.limits.channels or not census.has_backlog_room:
@@ -136,7 +149,7 @@ class Arrivals:
 
     # --- reliable channels
 
-    def _reliable(self, channel: Channel, packet: Packet) -> None:
+    def _reliable(self, channel: EngineChannel, packet: Packet) -> None:
         state, outgoing, incoming = self._state, channel.outgoing, channel.incoming
         assert outgoing is not None
         assert incoming is not None
@@ -170,7 +183,7 @@ class Arrivals:
             return seq > incoming.end_seq or (packet.end and seq != incoming.end_seq)
         return packet.end and seq < incoming.highest
 
-    def _acknowledge(self, channel: Channel, outgoing: Outgoing, packet: Packet, ack: int) -> None:
+    def _acknowledge(self, channel: EngineChannel, outgoing: Outgoing, packet: Packet, ack: int) -> None:
         state = self._state
         window, missing = None, []
         if packet.miss is not None:
@@ -189,8 +202,10 @@ class Arrivals:
         if ack == SEQ_MOST and not channel.ended:
             state.break_channel(channel, Cause.EXHAUSTED, f"seq {SEQ_MOST} was used, and there is no other", tell=True)
         state.close_if_over(channel)
+        if channel.closing:
+            self._closing.look(channel, has_moved=news.last >= news.first)
 
-    def _take(self, channel: Channel, incoming: Incoming, packet: Packet, seq: int) -> None:
+    def _take(self, channel: EngineChannel, incoming: Incoming, packet: Packet, seq: int) -> None:
         state = self._state
         before = incoming.bytes
         room = min(state.limits.channel_bytes - before, state.limits.connection_bytes - state.held)
@@ -207,7 +222,7 @@ class Arrivals:
         if not channel.gone and (channel.ours or channel.type):
             self.deliver(channel)
 
-    def _opening(self, channel: Channel, type: str) -> None:
+    def _opening(self, channel: EngineChannel, type: str) -> None:
         """The first packet of a channel is there."""
         state = self._state
         refusal = self._refusal(type)
@@ -220,11 +235,14 @@ class Arrivals:
         state.unopened.pop(channel.id, None)
         state.used.add(channel.id)
 
-    def deliver(self, channel: Channel) -> None:
+    def deliver(self, channel: EngineChannel) -> None:
         """Hand the next packet to the application, unless it still has one; pieces are put together on the way."""
         state, incoming, assembly = self._state, channel.incoming, channel.assembly
         assert incoming is not None
         assert assembly is not None
+        if channel.closing:
+            self._closing.look(channel)
+            return
         while not channel.gone and (packet := incoming.next()) is not None:
             body: bytes | None = packet.body
             if state.config.frag:
@@ -238,15 +256,31 @@ class Arrivals:
             if body is None:
                 self.processed(channel)
             elif not channel.ours and not channel.announced:
-                channel.announced = incoming.handed = True
+                channel.announced = True
+                incoming.handed = 1
                 state.events.append(Opened(channel, body))
             elif body or not packet.end:
-                incoming.handed = True
+                incoming.handed = 1
                 state.events.append(Message(channel, body))
             else:
                 self.processed(channel)
 
-    def processed(self, channel: Channel) -> None:
+    def take(self, channel: EngineChannel, most: int) -> list[bytes]:
+        """Whole messages behind the one that the application has, for it to have as well."""
+        incoming, assembly = channel.incoming, channel.assembly
+        assert incoming is not None
+        assert assembly is not None
+        bodies: list[bytes] = []
+        if not incoming.handed or assembly.expected:
+            return bodies
+        while len(bodies) < most and (packet := incoming.further()) is not None:
+            if (packet.frag and self._state.config.frag) or (packet.end and not packet.body):
+                break
+            incoming.handed += 1
+            bodies.append(packet.body)
+        return bodies
+
+    def processed(self, channel: EngineChannel) -> None:
         """The packet that is next in order is done with."""
         state, incoming = self._state, channel.incoming
         assert incoming is not None
@@ -263,7 +297,7 @@ class Arrivals:
 
     # --- unreliable channels
 
-    def _unreliable(self, channel: Channel, packet: Packet) -> None:
+    def _unreliable(self, channel: EngineChannel, packet: Packet) -> None:
         state = self._state
         if packet.seq is not None or packet.ack is not None or packet.miss_fault:
             state.fault(Fault.MISPLACED, f"channel {channel.id} is unreliable, and a packet came with seq or ack")
@@ -277,11 +311,11 @@ class Arrivals:
         channel.heard_at = state.now
         if channel.ours:
             channel.announced = True
-        if packet.body or not packet.end:
+        if (packet.body or not packet.end) and not channel.closing:
             state.events.append(Message(channel, packet.body))
         self._end_unreliable(channel, packet)
 
-    def _end_unreliable(self, channel: Channel, packet: Packet) -> None:
+    def _end_unreliable(self, channel: EngineChannel, packet: Packet) -> None:
         if packet.end:
             channel.peer_ended = True
             self._state.events.append(Ended(channel))

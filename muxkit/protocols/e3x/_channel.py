@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @attrs.define(eq=False)
-class Channel:
+class EngineChannel:
     """A channel of an engine; to look at, and to hand to the engine's commands."""
 
     id: int
@@ -36,6 +36,8 @@ class Channel:
     ended: bool = False
     """We said that we send nothing more."""
     peer_ended: bool = False
+    closing: bool = False
+    """The application takes nothing more that comes on it."""
     gone: bool = False
     heard_at: float = 0.0
     """When the peer was heard on it last."""
@@ -73,7 +75,9 @@ class Tombstone:
 
     until: float
     ack: int | None = None
-    """The last seq that we processed, if it ended well."""
+    """The last seq that we processed, if it ended well: what the peer is told again."""
+    processed: int = 0
+    """The same, however it ended."""
     err: str | None = None
     """What we broke it with."""
     repeats: int = 0

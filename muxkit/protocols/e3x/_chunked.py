@@ -5,11 +5,14 @@ A 0 where no packet was begun is a sign of life, and ignored.
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from muxkit._observer import Observer
     from muxkit.core import Buffer
     from muxkit.protocols.e3x._engine import Engine
     from muxkit.protocols.e3x._events import Event
@@ -34,11 +37,13 @@ def encode_chunks(packet: bytes, size: int = CHUNK_MOST) -> bytes:
 class Dechunker:
     """Packets out of a byte stream; one that is larger than `most` bytes is skipped and counted."""
 
-    __slots__ = ("_left", "_packet", "_size", "most", "oversized")
+    __slots__ = ("_left", "_packet", "_size", "most", "oversized", "rest")
 
     def __init__(self, most: int = PACKET_MOST) -> None:
         self.most = most
         self.oversized = 0
+        self.rest = b""
+        """What was fed and not looked at yet."""
         self._packet = bytearray()
         self._size = 0  # of the packet that was begun, what was not kept of it included
         self._left = 0  # bytes of the chunk that was begun
@@ -47,10 +52,11 @@ class Dechunker:
     def is_mid_packet(self) -> bool:
         return self._size > 0
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The packets that are complete now."""
+    def feed(self, data: bytes, most_chunks: int = sys.maxsize) -> list[bytes]:
+        """The packets that are complete now; what is left after so many chunks stays in `rest`, for the next call."""
         packets: list[bytes] = []
-        position = 0
+        data, self.rest = self.rest + data if self.rest else data, b""
+        position = chunks = 0
         while position < len(data):
             if self._left:
                 piece = data[position : position + self._left]
@@ -59,6 +65,10 @@ class Dechunker:
                 if self._size <= self.most:
                     self._packet += piece
                 continue
+            if chunks >= most_chunks:
+                self.rest = data[position:]
+                break
+            chunks += 1
             self._left = data[position]
             position += 1
             self._size += self._left
@@ -84,11 +94,21 @@ class ChunkedEngine:
     stream knows itself how fast it may go.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], float], *, most: int = PACKET_MOST) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float],
+        *,
+        most: int = PACKET_MOST,
+        observer: Observer | None = None,
+    ) -> None:
         self.engine = engine
+        self._observer = observer
         self._clock = clock
         self._dechunker = Dechunker(most)
-        self._ready: list[Buffer] = []
+        self._ready: deque[Buffer] = deque()
+        self.frames_at_once = sys.maxsize
+        """`Paced`: a read is taken in turns of so many chunks. A chunk of one byte costs as much as one of 255."""
         self.ended = False
         """The peer's side of the stream has ended."""
         self.ended_cleanly = False
@@ -105,8 +125,15 @@ class ChunkedEngine:
 
     def receive_bytes(self, data: bytes, now: float) -> None:
         """Take in what the stream brought; never raises."""
-        for packet in self._dechunker.feed(data):
+        if self._observer is not None and data:
+            self._observer.transport("in", data)
+        for packet in self._dechunker.feed(data, self.frames_at_once):
             self.engine.receive_datagram(packet, now)
+
+    @property
+    def unparsed(self) -> int:
+        """`Paced`: bytes that came and were not looked at yet."""
+        return len(self._dechunker.rest)
 
     def receive_eof(self, now: float) -> None:
         """The peer will send nothing more; what to make of that is for the session to say."""
@@ -118,14 +145,14 @@ class ChunkedEngine:
 
     def has_output(self) -> bool:
         if not self._ready:
-            self._ready = [encode_chunks(packet) for packet in self.engine.datagrams_to_send(self._clock())]
+            self._ready.extend(encode_chunks(packet) for packet in self.engine.datagrams_to_send(self._clock()))
         return bool(self._ready)
 
     def buffers_to_send(self, limit: int) -> list[Buffer]:
         out: list[Buffer] = []
         size = 0
         while size < limit and self.has_output():
-            buffer = self._ready.pop(0)
+            buffer = self._ready.popleft()
             size += len(buffer)
             out.append(buffer)
         return out

@@ -40,6 +40,10 @@ class Config:
     """Pace what is sent by what the path bears; off where the link does that itself, as TCP does."""
     timeout: float = 10.0
     """A channel that waits for an ack and hears nothing for so long is over."""
+    keepalive: float | None = 20.0
+    """A session that heard nothing for so long asks whether the peer is still there; None: it never asks."""
+    refusal_is_fatal: bool = False
+    """End a session when the network says that nobody is there; anybody who can forge a packet can say so."""
 
     def __attrs_post_init__(self) -> None:
         if not LEAST_PACKET <= self.packet <= 65_507:
@@ -51,5 +55,6 @@ class Config:
         ):
             if not 1 <= number < 2**32:
                 raise ValueError(f"Config({name}={number}): from 1 to 4294967295")
-        if not 0 < self.timeout < float("inf"):
-            raise ValueError(f"Config(timeout={self.timeout}): must be finite and above 0 s")
+        for name, seconds in (("timeout", self.timeout), ("keepalive", self.keepalive)):
+            if seconds is not None and not 0 < seconds < float("inf"):
+                raise ValueError(f"Config({name}={seconds}): must be finite and above 0 s")

@@ -12,7 +12,7 @@ from muxkit.protocols.e3x._events import Writable
 from muxkit.protocols.e3x._packets import ack_part, head_of, join_packet, quoted
 
 if TYPE_CHECKING:
-    from muxkit.protocols.e3x._channel import Channel
+    from muxkit.protocols.e3x._channel import EngineChannel
     from muxkit.protocols.e3x._receiving import Incoming
     from muxkit.protocols.e3x._sending import Piece
     from muxkit.protocols.e3x._state import State
@@ -25,7 +25,7 @@ LISTED_SIZE = 4  # bytes that one delta of a long list takes, about
 ASK_SIZE = ACK_SIZE + MISS_SIZE + len(b"99999")  # kept free in each packet, for the question
 
 
-def overhead(channel: Channel, seq: int | None, *, frag: int = 0, end: bool = False) -> int:
+def overhead(channel: EngineChannel, seq: int | None, *, frag: int = 0, end: bool = False) -> int:
     """Bytes of a packet of this channel that are not body."""
     # An unreliable channel names its type until the peer was heard on it: the first packet may be lost.
     type = channel.type if channel.ours and (seq is None or seq == 1) else None
@@ -108,7 +108,7 @@ class Departures:
         state.unsent -= len(piece.body)
         return self._encode(channel, piece, now)
 
-    def _encode(self, channel: Channel, piece: Piece, now: float) -> bytes:
+    def _encode(self, channel: EngineChannel, piece: Piece, now: float) -> bytes:
         outgoing, incoming = channel.outgoing, channel.incoming
         assert outgoing is not None
         assert incoming is not None
@@ -128,7 +128,7 @@ class Departures:
         self._observe(channel, "end" if piece.end else "open" if piece.type else "data", len(piece.body))
         return join_packet(b"{%b}" % head, piece.body)
 
-    def _unreliable(self, channel: Channel, now: float) -> bytes | None:
+    def _unreliable(self, channel: EngineChannel, now: float) -> bytes | None:
         state = self._state
         if not channel.datagrams:
             channel.in_line = False
@@ -190,12 +190,12 @@ class Departures:
                 channel.outgoing.watched = 0
                 state.events.append(Writable(channel))
 
-    def _observe(self, channel: Channel, name: str, size: int) -> None:
+    def _observe(self, channel: EngineChannel, name: str, size: int) -> None:
         if self._state.observer is not None:
             self._state.observer.frame("out", f"channel {channel.id}", name, size)
 
 
-def admits(state: State, channel: Channel, size: int) -> bool:
+def admits(state: State, channel: EngineChannel, size: int) -> bool:
     """May `size` bytes more be queued? An empty queue takes any message, so that no channel waits for another."""
     if channel.outgoing is None:
         return True

@@ -13,7 +13,7 @@ from muxkit.protocols.e3x._config import LEAST_PACKET, Config
 from muxkit.protocols.e3x._departures import Departures, admits, overhead
 from muxkit.protocols.e3x._events import Cause, Event
 from muxkit.protocols.e3x._fragments import cut, pieces_after
-from muxkit.protocols.e3x._packets import ID_MOST, SEQ_MOST, quoted
+from muxkit.protocols.e3x._packets import ID_MOST, SEQ_MOST, Packet, encode_packet, quoted
 from muxkit.protocols.e3x._sending import Piece
 from muxkit.protocols.e3x._state import State
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from muxkit._observer import Observer
-    from muxkit.protocols.e3x._channel import Channel
+    from muxkit.protocols.e3x._channel import EngineChannel
 
 ERR_MOST = 128  # characters of an err that we send
 
@@ -61,7 +61,7 @@ class Stats:
 class Engine:
     """One end of e3x towards one peer; a datagram engine.
 
-    The connector is odd, the listener even. Commands take and give `Channel` objects; each either does all of its
+    The connector is odd, the listener even. Commands take and give `EngineChannel` objects; each either does all of its
     work or raises `LocalProtocolError` and changes nothing. Nothing that a peer sends makes an engine raise or end.
     """
 
@@ -107,11 +107,11 @@ class Engine:
             raise LocalProtocolError(f"packets of {size} bytes; from {LEAST_PACKET} to 65507 are possible")
         self._state.packet = size
 
-    def channel(self, id: int) -> Channel | None:
+    def channel(self, id: int) -> EngineChannel | None:
         """The live channel with this id."""
         return self._state.table.get(id)
 
-    def quota(self, channel: Channel) -> int:
+    def quota(self, channel: EngineChannel) -> int:
         """Bytes of a message that the next packet can carry: on an unreliable channel, the largest message."""
         seq = None if channel.outgoing is None else channel.outgoing.next_seq
         return self._state.packet - overhead(channel, seq, end=True)
@@ -156,7 +156,32 @@ class Engine:
         """What happened since the last call, oldest first."""
         return self._state.take_events() if self._state.events else ()
 
+    @property
+    def owes(self) -> bool:
+        """Is there anything to send that no rate holds back: acks, errs?"""
+        return self._departures.is_owing
+
+    def parting(self, type: str, body: bytes) -> bytes:
+        """A packet that opens a channel and ends it, past all queues: for last words that nobody will repeat."""
+        return encode_packet(Packet(self._state.table.allocate(), type, seq=1, end=True, body=body))
+
+    def final_acks(self) -> list[tuple[int, int]]:
+        """What we have processed, by channel, the ones that ended a while ago too: for a peer that we leave."""
+        live = [(channel.id, channel.incoming.processed) for channel in self._state.table if channel.incoming]
+        ended = [(id, tombstone.processed) for id, tombstone in self._state.tombstones.items()]
+        return [(id, ack) for id, ack in live + ended if ack > 0]
+
+    def take_final_ack(self, id: int, ack: int) -> None:
+        """The peer is about to leave, and has processed so much of this channel."""
+        channel = self._state.table.get(id)
+        if channel is not None and channel.outgoing is not None and channel.outgoing.acked < ack:
+            self._arrivals.receive(encode_packet(Packet(id, ack=ack)))
+
     # --- time
+
+    def tell_time(self, now: float) -> None:
+        """Commands count from here; for those that come after a long silence."""
+        self._state.now = max(self._state.now, now)
 
     def next_deadline(self) -> float | None:
         """When to call `handle_deadline`, and `datagrams_to_send` after it."""
@@ -178,12 +203,14 @@ class Engine:
             if not channel.gone:
                 state.arm(channel)
 
-    def _handle_time(self, channel: Channel, now: float) -> None:
+    def _handle_time(self, channel: EngineChannel, now: float) -> None:
         state = self._state
         if state.observer is not None:
             state.observer.timer(f"channel {channel.id}")
         if channel.dies_at is not None and channel.dies_at <= now:
-            if channel.id in state.unopened:
+            if channel.closing:
+                self._arrivals.give_up(channel)
+            elif channel.id in state.unopened:
                 state.drop_unopened(channel)
             else:
                 state.break_channel(channel, Cause.TIMEOUT, f"no end came for {state.linger} s after ours", tell=False)
@@ -204,7 +231,7 @@ class Engine:
 
     def open(
         self, type: str, body: bytes = b"", *, reliable: bool = True, id: int | None = None, end: bool = False
-    ) -> Channel:
+    ) -> EngineChannel:
         """A new channel; its first packet, which carries `body`, is queued at once. With `end` it is also our last."""
         state = self._state
         if not type:
@@ -233,17 +260,17 @@ class Engine:
 
     # --- sending
 
-    def admits(self, channel: Channel, size: int) -> bool:
+    def admits(self, channel: EngineChannel, size: int) -> bool:
         """Is there room in the queue for a message of `size` bytes? An unreliable channel always has some."""
         return not channel.gone and admits(self._state, channel, size)
 
-    def watch(self, channel: Channel, size: int = 1) -> None:
+    def watch(self, channel: EngineChannel, size: int = 1) -> None:
         """Tell me with `Writable` when a message of `size` bytes may fit."""
         if channel.outgoing is not None and not channel.gone:
             channel.outgoing.watched = size
             self._state.watching[channel.id] = channel
 
-    def send(self, channel: Channel, body: bytes, *, end: bool = False) -> int:
+    def send(self, channel: EngineChannel, body: bytes, *, end: bool = False) -> int:
         """Queue a message, and with `end` nothing after it; gives its receipt.
 
         On a reliable channel the message is delivered when a `Delivered` reaches the receipt. On an unreliable one
@@ -258,39 +285,56 @@ class Engine:
             )
         return self._queue(channel, body, end)
 
-    def end(self, channel: Channel) -> int:
+    def end(self, channel: EngineChannel) -> int:
         """Say that we send nothing more; what is queued goes first. Gives a receipt, as `send`."""
         self._check_sending(channel)
         if channel.outgoing is not None and channel.outgoing.next_seq > SEQ_MOST:
             raise LocalProtocolError(f"channel {channel.id}: no seq is left for an end; break it with err")
         return self._queue(channel, b"", True)
 
-    def err(self, channel: Channel, text: str) -> None:
+    def err(self, channel: EngineChannel, text: str) -> None:
         """Break the channel and tell the peer why; what is queued is forgotten. Harmless when it is gone."""
         if not channel.gone:
             clean = text.encode(errors="replace").decode()[:ERR_MOST]
             self._state.forget(channel, clean or "err")
 
-    def done(self, channel: Channel) -> None:
+    def done(self, channel: EngineChannel) -> None:
         """The application has processed the last `Opened` or `Message` of the channel; harmless when it is gone."""
         if channel.gone:
             return
-        if not channel.taken:
-            channel.taken = True
-            self._state.table.accept(channel.id)
+        self.accept(channel)
         if channel.incoming is not None:
             if not channel.incoming.handed:
                 raise LocalProtocolError(f"channel {channel.id}: nothing is being processed")
-            self._arrivals.processed(channel)
+            for _ in range(channel.incoming.handed):
+                self._arrivals.processed(channel)
             self._arrivals.deliver(channel)
 
-    def _check_sending(self, channel: Channel) -> None:
+    def accept(self, channel: EngineChannel) -> None:
+        """The application took a channel of the peer's, and has not processed its first message yet."""
+        if not channel.gone and not channel.taken:
+            channel.taken = True
+            self._state.table.accept(channel.id)
+
+    def take(self, channel: EngineChannel, most: int) -> list[bytes]:
+        """Up to `most` messages that came whole behind the one that was told last; the next `done` is for all."""
+        return [] if channel.gone or channel.incoming is None else self._arrivals.take(channel, most)
+
+    def close(self, channel: EngineChannel) -> None:
+        """Take nothing more that comes, and end our side; see `_closing`. Harmless when the channel is gone."""
+        if channel.gone or channel.closing:
+            return
+        if not channel.ended:
+            self.end(channel)
+        self._arrivals.close(channel)
+
+    def _check_sending(self, channel: EngineChannel) -> None:
         if channel.gone:
             raise LocalProtocolError(f"channel {channel.id} is gone")
         if channel.ended:
             raise LocalProtocolError(f"channel {channel.id} was ended")
 
-    def _check_size(self, channel: Channel, size: int) -> None:
+    def _check_size(self, channel: EngineChannel, size: int) -> None:
         if channel.outgoing is None or not self.config.frag:
             room = self.quota(channel)
             if size > room:
@@ -314,7 +358,7 @@ class Engine:
                 f"channel {channel.id}: seq {seq} would be needed, {SEQ_MOST} is the last; break it with err"
             )
 
-    def _rooms(self, channel: Channel, size: int) -> tuple[int, int]:
+    def _rooms(self, channel: EngineChannel, size: int) -> tuple[int, int]:
         """Bytes of body in the first packet of a message, and in each other one."""
         assert channel.outgoing is not None
         packet, seq = self._state.packet, channel.outgoing.next_seq
@@ -326,7 +370,7 @@ class Engine:
         first = packet - overhead(channel, seq, frag=frag, end=True)
         return first, packet - overhead(channel, max(2, last), frag=frag, end=True)
 
-    def _queue(self, channel: Channel, body: bytes, end: bool) -> int:
+    def _queue(self, channel: EngineChannel, body: bytes, end: bool) -> int:
         state, outgoing = self._state, channel.outgoing
         channel.ended = channel.ended or end
         state.queue_up(channel)

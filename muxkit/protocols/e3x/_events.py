@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from muxkit.protocols.e3x._channel import Channel
+    from muxkit.protocols.e3x._channel import EngineChannel
 
 
 class Fault(Enum):
@@ -49,7 +49,7 @@ class Cause(Enum):
 class Opened:
     """The peer opened a channel. `body` is what its first packet carried; tell the engine `done` when it is taken."""
 
-    channel: Channel
+    channel: EngineChannel
     body: bytes
 
 
@@ -60,7 +60,7 @@ class Message:
     On an unreliable channel nothing waits for `done`.
     """
 
-    channel: Channel
+    channel: EngineChannel
     body: bytes
 
 
@@ -68,14 +68,14 @@ class Message:
 class Ended:
     """The peer sends nothing more on the channel; told after all that it sent was processed."""
 
-    channel: Channel
+    channel: EngineChannel
 
 
 @attrs.define(eq=False)
 class Delivered:
     """The peer has processed our packets `first` to `last`; a message is delivered with its receipt's number."""
 
-    channel: Channel
+    channel: EngineChannel
     first: int
     last: int
 
@@ -84,21 +84,21 @@ class Delivered:
 class Writable:
     """There is room for more on a channel that somebody watched."""
 
-    channel: Channel
+    channel: EngineChannel
 
 
 @attrs.define(eq=False)
 class Closed:
-    """Both sides have ended the channel and know it; it is gone."""
+    """Both sides have ended the channel and know it, or we had closed it and all of ours is processed; it is gone."""
 
-    channel: Channel
+    channel: EngineChannel
 
 
 @attrs.define(eq=False)
 class Broken:
     """The channel is gone before its end. `text` is the peer's own if the peer did it: escape it before showing it."""
 
-    channel: Channel
+    channel: EngineChannel
     cause: Cause
     text: str
 

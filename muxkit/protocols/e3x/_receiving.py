@@ -55,7 +55,7 @@ class Incoming:
         self.capacity = capacity  # packets
         self.processed = processed
         self.bytes = 0
-        self.handed = False  # the packet after `processed` is with the application
+        self.handed = 0  # packets after `processed` that are with the application
         self.end_seq: int | None = None
         self.ended = False  # the end was processed
         self.ack_now = False
@@ -119,8 +119,12 @@ class Incoming:
     # --- processing
 
     def next(self) -> Packet | None:
-        """The packet to process next, if it is there."""
+        """The packet to process next, if it is there and the application has none."""
         return None if self.handed else self._waiting.get(self.processed + 1)
+
+    def further(self) -> Packet | None:
+        """The packet behind those that the application has, if it is there."""
+        return self._waiting.get(self.processed + self.handed + 1)
 
     def done(self) -> Packet:
         """The packet that `next` gave is processed."""
@@ -128,7 +132,7 @@ class Incoming:
         packet = self._waiting.pop(seq)
         self._seen.discard_below(seq + 1)
         self.bytes -= len(packet.body)
-        self.handed = False
+        self.handed = max(0, self.handed - 1)
         self.processed = seq
         self._over_half = self._over_half and 2 * len(self._waiting) > self.capacity
         if self._late or 0 < self._asked <= seq or (seq - self._acked) * ACK_SHARE >= self.capacity:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import ChannelTable, Ids, Ranges, TokenBucket
-from muxkit.protocols.e3x._channel import Channel, Tombstone
+from muxkit.protocols.e3x._channel import EngineChannel, Tombstone
 from muxkit.protocols.e3x._congestion import Congestion
 from muxkit.protocols.e3x._events import Broken, Cause, Closed, Event, Fault, Faulted
 from muxkit.protocols.e3x._fragments import Assembly, Reassembly
@@ -39,10 +39,12 @@ class State:
         self.packet = config.packet
         self.linger = max(LINGER, config.timeout)  # the peer asks for as long as it does not give up
         first = 1 if odd else 2
-        self.table: ChannelTable[Channel] = ChannelTable(limits, Ids(first, ID_MOST, step=2))
+        self.table: ChannelTable[EngineChannel] = ChannelTable(limits, Ids(first, ID_MOST, step=2))
         self.tombstones: OrderedDict[int, Tombstone] = OrderedDict()
         self.used = UsedIds()
-        self.unopened: OrderedDict[int, Channel] = OrderedDict()  # of the peer, whose first packet is not there yet
+        self.unopened: OrderedDict[int, EngineChannel] = (
+            OrderedDict()
+        )  # of the peer, whose first packet is not there yet
         self.congestion = Congestion(config.packet, is_on=config.congestion)
         self.reassembly = Reassembly(limits)
         self.refusals = TokenBucket(limits.resets_per_second, limits.resets_burst)
@@ -53,10 +55,10 @@ class State:
         # To the network
         self.errs: dict[int, str] = {}
         self.answers: dict[int, None] = {}  # ids of tombstones to answer from
-        self.acking: dict[int, Channel] = {}
-        self.resends: deque[tuple[Channel, Piece]] = deque()
-        self.line: deque[Channel] = deque()
-        self.watching: dict[int, Channel] = {}
+        self.acking: dict[int, EngineChannel] = {}
+        self.resends: deque[tuple[EngineChannel, Piece]] = deque()
+        self.line: deque[EngineChannel] = deque()
+        self.watching: dict[int, EngineChannel] = {}
         self.held = 0  # bytes received and not processed
         self.unsent = 0  # bytes queued, on all channels
         self._timers: list[tuple[float, int]] = []
@@ -68,8 +70,8 @@ class State:
         """Packets that one channel may keep waiting."""
         return max(1, min(self.config.window, self.limits.channel_bytes // self.packet))
 
-    def new_channel(self, id: int, type: str, *, ours: bool, reliable: bool) -> Channel:
-        channel = Channel(id, type, ours)
+    def new_channel(self, id: int, type: str, *, ours: bool, reliable: bool) -> EngineChannel:
+        channel = EngineChannel(id, type, ours)
         if reliable:
             most_flying = self.limits.channel_bytes
             channel.outgoing = Outgoing(self.config.first_window, self.config.most_window, most_flying)
@@ -81,7 +83,7 @@ class State:
     def is_ours(self, id: int) -> bool:
         return (id % 2 == 1) == self.odd
 
-    def close_if_over(self, channel: Channel) -> None:
+    def close_if_over(self, channel: EngineChannel) -> None:
         """Nothing is left to be said on it in either direction."""
         if channel.gone or not (channel.ended and channel.peer_ended):
             return
@@ -97,7 +99,7 @@ class State:
                 self.answers[channel.id] = None
             self.events.append(Closed(channel))
 
-    def break_channel(self, channel: Channel, cause: Cause, text: str, *, tell: bool) -> None:
+    def break_channel(self, channel: EngineChannel, cause: Cause, text: str, *, tell: bool) -> None:
         """It is over before its end; with `tell` the peer hears of it."""
         if tell:
             self.forget(channel, text)
@@ -106,17 +108,17 @@ class State:
         if channel.announced or channel.ours:
             self.events.append(Broken(channel, cause, text))
 
-    def forget(self, channel: Channel, err: str) -> None:
+    def forget(self, channel: EngineChannel, err: str) -> None:
         """Break it and tell the peer, without a word to the application."""
         self._remove(channel, Tombstone(self.now + self.linger, err=err, repeats=ERR_REPEATS))
         self.errs[channel.id] = err
         self._push_timer(self.now + ERR_PAUSE, channel.id)
 
-    def drop_unopened(self, channel: Channel) -> None:
+    def drop_unopened(self, channel: EngineChannel) -> None:
         """Its first packet never came, so it may still come: no tombstone."""
         self._remove(channel, None)
 
-    def _remove(self, channel: Channel, tombstone: Tombstone | None) -> None:
+    def _remove(self, channel: EngineChannel, tombstone: Tombstone | None) -> None:
         self.table.remove(channel.id)
         self.unopened.pop(channel.id, None)
         self.acking.pop(channel.id, None)
@@ -132,6 +134,7 @@ class State:
         if channel.assembly is not None:
             channel.assembly.drop()
         if tombstone is not None:
+            tombstone.processed = 0 if channel.incoming is None else channel.incoming.processed
             self._bury(channel.id, tombstone)
         if self.observer is not None:
             self.observer.state(f"channel {channel.id}", "gone")
@@ -153,7 +156,7 @@ class State:
 
     # --- time
 
-    def arm(self, channel: Channel) -> None:
+    def arm(self, channel: EngineChannel) -> None:
         """Look at the channel when something is due on it. A timer that turns out early costs one look."""
         due = channel.due(self.config.timeout)
         if due is not None and due < channel.timer_at:
@@ -166,7 +169,7 @@ class State:
     def next_timer(self) -> float | None:
         return self._timers[0][0] if self._timers else None
 
-    def due_channels(self, now: float) -> list[Channel]:
+    def due_channels(self, now: float) -> list[EngineChannel]:
         """The channels whose timer has come; they must be armed again. Says errs again on the way."""
         due = []
         while self._timers and self._timers[0][0] <= now:
@@ -188,13 +191,13 @@ class State:
 
     # --- queues to the network
 
-    def queue_up(self, channel: Channel) -> None:
+    def queue_up(self, channel: EngineChannel) -> None:
         """It may have something to send."""
         if not channel.in_line and not channel.gone:
             channel.in_line = True
             self.line.append(channel)
 
-    def owe_ack(self, channel: Channel) -> None:
+    def owe_ack(self, channel: EngineChannel) -> None:
         if channel.incoming is not None and channel.incoming.ack_now:
             self.acking[channel.id] = channel
 

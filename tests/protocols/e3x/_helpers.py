@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from muxkit.protocols.e3x import (
     Broken,
-    Channel,
     Closed,
     Config,
     Delivered,
     Ended,
     Engine,
+    EngineChannel,
     Event,
     Faulted,
     Message,
@@ -100,7 +100,7 @@ def wait(engine: Engine, until: float) -> list[tuple[float, Packet]]:
     return out
 
 
-def opened(engine: Engine, id: int = 1, *, now: float = 0.0) -> Channel:
+def opened(engine: Engine, id: int = 1, *, now: float = 0.0) -> EngineChannel:
     """The peer opens a reliable channel, the application takes it, and the ack that it is owed has gone."""
     assert fed(engine, c=id, type="chat", seq=1, now=now) == [("opened", id, "chat", b"")]
     channel = engine.channel(id)
@@ -111,7 +111,7 @@ def opened(engine: Engine, id: int = 1, *, now: float = 0.0) -> Channel:
     return channel
 
 
-def sending(engine: Engine, count: int, *, now: float = 0.0) -> Channel:
+def sending(engine: Engine, count: int, *, now: float = 0.0) -> EngineChannel:
     """We open a reliable channel and send packets 1 to `count`, the opening included."""
     channel = engine.open("chat")
     for number in range(2, count + 1):
@@ -120,6 +120,6 @@ def sending(engine: Engine, count: int, *, now: float = 0.0) -> Channel:
     return channel
 
 
-def unacked(channel: Channel) -> list[int]:
+def unacked(channel: EngineChannel) -> list[int]:
     assert channel.outgoing is not None
     return list(channel.outgoing.unacked)

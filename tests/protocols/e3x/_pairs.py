@@ -6,7 +6,7 @@ import random
 
 import attrs
 
-from muxkit.protocols.e3x import Broken, Channel, Closed, Config, Delivered, Ended, Engine, Event, Message, Opened
+from muxkit.protocols.e3x import Broken, Closed, Config, Delivered, Ended, Engine, EngineChannel, Event, Message, Opened
 from muxkit.testing import Network, PathWeather
 
 SIZES = (0, 1, 20, 200, 1300, 1400, 5000)
@@ -38,12 +38,12 @@ class Side:
     def open(self) -> None:
         self._begin(self.engine.open("talk"))
 
-    def _begin(self, channel: Channel) -> None:
+    def _begin(self, channel: EngineChannel) -> None:
         talk = Talk([self._random.randbytes(self._random.choice(SIZES)) for _ in range(self._messages)])
         self.talks[channel.id] = talk
         self._go_on(channel, list(talk.to_send), talk)
 
-    def _go_on(self, channel: Channel, pending: list[bytes], talk: Talk) -> None:
+    def _go_on(self, channel: EngineChannel, pending: list[bytes], talk: Talk) -> None:
         if channel.gone:
             return
         while pending and self._random.random() < 0.7 and self.engine.admits(channel, len(pending[0])):
@@ -76,7 +76,7 @@ class Side:
             case _:
                 pass
 
-    def _take(self, channel: Channel) -> None:
+    def _take(self, channel: EngineChannel) -> None:
         if self._random.random() < 0.8:
             self.engine.done(channel)
         else:  # a slow application

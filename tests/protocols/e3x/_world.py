@@ -7,9 +7,9 @@ import random
 from muxkit._limits import MIB, Limits
 from muxkit.protocols.e3x import (
     Broken,
-    Channel,
     Config,
     Engine,
+    EngineChannel,
     Event,
     Message,
     Opened,
@@ -28,7 +28,7 @@ class Feed:
         config = Config(window=window, timeout=60.0)
         self.sender = Engine(True, config, limits=WIDE)
         self.receiver = Engine(False, config, limits=WIDE)
-        self.channel: Channel | None = None
+        self.channel: EngineChannel | None = None
         self.size = size
         self.starts_at = starts_at
         self.arrived = 0  # bytes processed by the application
@@ -53,7 +53,7 @@ class Feed:
         self.channel = self.sender.open("feed")
         self._fill(self.channel)
 
-    def _fill(self, channel: Channel) -> None:
+    def _fill(self, channel: EngineChannel) -> None:
         body = bytes(self.size or self.sender.quota(channel))
         while self.sender.admits(channel, len(body)):
             self.sender.send(channel, body)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muxkit.core import Paced
 from muxkit.protocols.e3x import (
     ChunkedEngine,
     Closed,
@@ -23,6 +24,7 @@ from muxkit.protocols.e3x import (
 from muxkit.testing import EnginePair
 from muxkit.testing._pair import check_every_split
 from tests.protocols.e3x._helpers import raw
+from tests.protocols.e3x.test_channels import Log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,3 +135,30 @@ def test_messages_cross_a_stream_once_and_in_order(seed: int) -> None:
     pair.run_for(5.0)
     assert got == messages
     assert sorted(closed) == [0, 1]
+
+
+@pytest.mark.requirement("R-28")
+def test_a_read_is_taken_in_turns_of_so_many_chunks() -> None:
+    engine = ChunkedEngine(Engine(False), lambda: 0.0)
+    assert isinstance(engine, Paced)
+    engine.frames_at_once = 10
+    packets = [raw(b"%d" % number, c=1, seq=number, type="x") for number in range(1, 21)]
+    data = b"".join(encode_chunks(packet, 20) for packet in packets)
+    turns = 0
+    engine.receive_bytes(data, 0.0)
+    while engine.unparsed:
+        turns += 1
+        before = engine.frames
+        engine.receive_bytes(b"", 0.0)
+        assert engine.frames - before <= 10
+    assert turns >= 4
+    assert engine.frames == 20
+    assert engine.engine.stats().faults == {}
+
+
+def test_an_observer_sees_what_a_stream_brings() -> None:
+    log = Log()
+    engine = ChunkedEngine(Engine(False), lambda: 0.0, observer=log)
+    engine.receive_bytes(b"\0", 0.0)
+    engine.receive_bytes(b"", 0.0)
+    assert log.lines == [("in", b"\0")]

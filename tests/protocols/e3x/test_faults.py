@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit._limits import Limits
-from muxkit.protocols.e3x import Channel, Engine, encode_packet, join_packet
+from muxkit.protocols.e3x import Engine, EngineChannel, encode_packet, join_packet
 from muxkit.protocols.e3x._packets import Packet
 from muxkit.protocols.e3x._state import UsedIds
 from tests.protocols.e3x._helpers import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def talking() -> tuple[Engine, Channel]:
+def talking() -> tuple[Engine, EngineChannel]:
     """A channel with packets 1 to 4 sent, 2 of them acked, and packets 1 to 2 of the peer taken."""
     engine = connector()
     channel = sending(engine, 4)
@@ -42,7 +42,7 @@ def talking() -> tuple[Engine, Channel]:
     return engine, channel
 
 
-def state_of(engine: Engine, channel: Channel) -> object:
+def state_of(engine: Engine, channel: EngineChannel) -> object:
     """All that a dropped packet must leave alone."""
     incoming, outgoing = channel.incoming, channel.outgoing
     assert incoming is not None

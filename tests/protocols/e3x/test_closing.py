@@ -1,0 +1,243 @@
+"""What does an engine do about a channel that its application has let go of, and with several messages at once?"""
+
+from __future__ import annotations
+
+import pytest
+
+from muxkit._errors import LocalProtocolError
+from muxkit.protocols.e3x import Packet, parse_packet
+from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, sending, sent, told, wait
+
+# --- closing
+
+
+def test_closing_ends_our_side_and_the_peers_end_closes_the_channel() -> None:
+    engine = connector()
+    channel = sending(engine, 2)
+    engine.close(channel)
+    engine.close(channel)
+    assert [(packet.seq, packet.end) for packet in sent(engine)] == [(3, True)]
+    assert fed(engine, c=1, seq=1, end=True, ack=3) == [("delivered", 1, 1, 3), ("ended", 1), ("closed", 1)]
+    assert acks(sent(engine)) == [(1, None)]
+
+
+def test_what_comes_on_a_closed_channel_is_neither_told_nor_confirmed() -> None:
+    engine = connector()
+    channel = sending(engine, 2)
+    engine.close(channel)
+    sent(engine)
+    assert fed(engine, b"unwanted", c=1, seq=1, ack=1) == [("delivered", 1, 1, 1)]
+    assert not [packet for packet in sent(engine) if packet.ack]
+
+
+def test_it_is_answered_with_an_err_once_all_of_ours_is_processed() -> None:
+    engine = connector()
+    channel = sending(engine, 2)
+    engine.close(channel)
+    sent(engine)
+    fed(engine, b"unwanted", c=1, seq=1)
+    assert fed(engine, c=1, ack=2) == [("delivered", 1, 1, 2)]
+    assert fed(engine, c=1, ack=3) == [("delivered", 1, 3, 3), ("closed", 1)]
+    assert [packet.err for packet in sent(engine)] == ["closed"]
+    assert channel.gone
+
+
+def test_what_comes_after_all_of_ours_was_processed_is_answered_at_once() -> None:
+    engine = connector()
+    channel = sending(engine, 2)
+    engine.close(channel)
+    sent(engine)
+    fed(engine, c=1, ack=3)
+    assert engine.channels == 1
+    assert fed(engine, b"unwanted", c=1, seq=1) == [("closed", 1)]
+    assert [packet.err for packet in sent(engine)] == ["closed"]
+
+
+def test_a_silent_peer_has_ten_seconds_for_its_end() -> None:
+    engine = connector()
+    channel = sending(engine, 2)
+    engine.close(channel)
+    sent(engine)
+    fed(engine, c=1, ack=3, now=5.0)
+    assert wait(engine, 14.0) == []
+    assert [packet.err for _, packet in wait(engine, 15.5)] == ["closed"]
+    assert told(engine) == [("closed", 1)]
+
+
+def test_a_peer_that_sends_and_processes_nothing_has_five() -> None:
+    engine = connector()
+    channel = sending(engine, 2)
+    engine.close(channel)
+    sent(engine)
+    fed(engine, b"unwanted", c=1, seq=1, now=1.0)
+    wait(engine, 4.0)
+    fed(engine, c=1, ack=2, now=4.0)  # it did process something: five more
+    wait(engine, 8.5)
+    assert not channel.gone
+    wait(engine, 9.5)
+    assert told(engine) == [
+        ("broken", 1, "timeout", "the peer went on sending, and processed nothing of ours for 5.0 s")
+    ]
+
+
+def test_a_peer_that_processes_nothing_and_sends_nothing_is_waited_for() -> None:
+    engine = connector()
+    channel = sending(engine, 2)
+    engine.close(channel)
+    sent(engine)
+    for now in range(0, 100, 5):
+        fed(engine, c=1, ack=1, now=float(now))
+        wait(engine, now + 5.0)
+    assert not channel.gone
+
+
+def test_a_message_that_was_told_before_the_close_is_not_confirmed_unless_it_is_done() -> None:
+    engine = listener()
+    channel = opened(engine)
+    fed(engine, b"1", c=1, seq=2)
+    engine.close(channel)
+    (end,) = sent(engine)
+    assert (end.seq, end.end, end.ack) == (1, True, 1)
+    fed(engine, c=1, ack=1)
+    assert [packet.err for packet in sent(engine)] == ["closed"]
+    other = listener()
+    channel = opened(other)
+    fed(other, b"1", c=1, seq=2)
+    other.done(channel)
+    other.close(channel)
+    (end,) = sent(other)
+    assert end.ack == 2
+    assert fed(other, c=1, ack=1) == [("delivered", 1, 1, 1)]
+    assert not channel.gone
+
+
+def test_pieces_of_a_message_that_nobody_will_take_are_given_back() -> None:
+    engine = listener()
+    channel = opened(engine)
+    fed(engine, bytes(1000), c=1, seq=2, frag=5)
+    assert engine._state.reassembly.used == 1000
+    engine.close(channel)
+    assert engine._state.reassembly.used == 0
+
+
+def test_closing_an_unreliable_channel_is_ending_it() -> None:
+    engine = listener()
+    fed(engine, b"1", c=1, type="samples")
+    channel = engine.channel(1)
+    assert channel is not None
+    engine.close(channel)
+    assert sent(engine) == [Packet(1, end=True)]
+    assert fed(engine, b"2", c=1) == [], "nobody wants it"
+    assert fed(engine, c=1, end=True) == [("ended", 1), ("closed", 1)]
+
+
+def test_an_unreliable_channel_whose_peer_says_no_end_goes_by_itself() -> None:
+    engine = listener()
+    fed(engine, b"1", c=1, type="samples")
+    channel = engine.channel(1)
+    assert channel is not None
+    engine.close(channel)
+    sent(engine)
+    wait(engine, 11.0)
+    assert told(engine) == [("closed", 1)]
+
+
+def test_closing_what_is_gone_is_harmless() -> None:
+    engine = listener()
+    channel = opened(engine)
+    fed(engine, c=1, err="over")
+    engine.close(channel)
+    assert sent(engine) == []
+
+
+# --- several at once
+
+
+@pytest.mark.clause("e3x-A02", "e3x-A03")
+def test_further_messages_are_given_on_request_and_confirmed_together() -> None:
+    engine = listener()
+    channel = opened(engine)
+    for seq in (2, 3, 4, 6):
+        fed(engine, b"%d" % seq, c=1, seq=seq)
+    sent(engine)
+    assert engine.take(channel, 1) == [b"3"]
+    assert engine.take(channel, 10) == [b"4"]
+    assert engine.take(channel, 10) == []
+    fed(engine, b"4", c=1, seq=4, ack=0, miss=[10])
+    assert acks(sent(engine)) == [(1, [4, 96])], "none of them is confirmed yet"
+    engine.done(channel)
+    assert fed(engine, c=1, seq=2) == []
+    assert acks(sent(engine))[0][0] == 4
+
+
+def test_a_batch_ends_before_a_message_in_pieces_and_takes_a_last_one_with_its_end() -> None:
+    engine = listener()
+    channel = opened(engine)
+    fed(engine, b"1", c=1, seq=2)
+    fed(engine, b"2", c=1, seq=3)
+    fed(engine, b"3a", c=1, seq=4, frag=1)
+    fed(engine, b"3b", c=1, seq=5)
+    assert engine.take(channel, 10) == [b"2"]
+    engine.done(channel)
+    assert told(engine) == [("message", 1, b"3a3b")]
+    fed(engine, b"4", c=1, seq=6, end=True)
+    assert engine.take(channel, 10) == [b"4"]
+    engine.done(channel)
+    assert told(engine) == [("ended", 1)]
+
+
+def test_a_batch_ends_before_an_empty_end() -> None:
+    engine = listener()
+    channel = opened(engine)
+    fed(engine, b"1", c=1, seq=2)
+    fed(engine, c=1, seq=3, end=True)
+    assert engine.take(channel, 10) == []
+    engine.done(channel)
+    assert told(engine) == [("ended", 1)]
+
+
+def test_nothing_is_taken_where_nothing_was_told() -> None:
+    engine = listener()
+    channel = opened(engine)
+    assert engine.take(channel, 10) == []
+    with pytest.raises(LocalProtocolError, match="nothing is being processed"):
+        engine.done(channel)
+    fed(engine, c=1, err="over")
+    assert engine.take(channel, 10) == []
+
+
+def test_a_channel_can_be_taken_before_its_first_message_is_processed() -> None:
+    engine = listener()
+    assert fed(engine, b"hello", c=1, type="chat", seq=1) == [("opened", 1, "chat", b"hello")]
+    channel = engine.channel(1)
+    assert channel is not None
+    assert engine._state.table.census.waiting == 1
+    engine.accept(channel)
+    assert engine._state.table.census.waiting == 0
+    assert not [packet for packet in sent(engine) if packet.ack]
+    engine.done(channel)
+    fed(engine, c=1, type="chat", seq=1)
+    assert acks(sent(engine))[0][0] == 1
+
+
+# --- time
+
+
+def test_a_command_after_a_long_silence_counts_from_now() -> None:
+    engine = connector()
+    engine.tell_time(1000.0)
+    engine.tell_time(5.0)
+    channel = engine.open("samples", reliable=False)
+    engine.end(channel)
+    due = engine.next_deadline()
+    assert due is not None
+    sent(engine, 1000.0)
+    assert engine.next_deadline() == 1010.0
+
+
+def test_last_words_go_past_all_queues() -> None:
+    engine = connector()
+    words = [parse_packet(engine.parting("bye", body)) for body in (b"why", b"")]
+    assert words == [Packet(id, "bye", seq=1, end=True, body=body) for id, body in ((1, b"why"), (3, b""))]
+    assert sent(engine) == []
+    assert not engine.owes
