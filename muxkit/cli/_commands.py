@@ -9,11 +9,14 @@ import click
 
 import muxkit
 from muxkit.cli._bench._command import bench
+from muxkit.cli._capture import capture
 from muxkit.cli._chaos import chaos
 from muxkit.cli._demo import demo
+from muxkit.cli._fleet import fleet
 from muxkit.cli._outcome import Exit, failure_of
 from muxkit.cli._plugins_command import plugins
 from muxkit.cli._restream import restream
+from muxkit.cli._stage import stage
 from muxkit.cli._terminal import printable
 
 
@@ -27,7 +30,7 @@ def commands() -> None:
     """
 
 
-for command in (bench, chaos, demo, plugins, restream):
+for command in (bench, capture, chaos, demo, fleet, plugins, restream, stage):
     commands.add_command(command)
 
 

@@ -17,6 +17,7 @@ from muxkit.core import Consumed, Lent, Reset, Stop
 from muxkit.runtime._allocator import keep_freed_memory
 from muxkit.runtime._errors import LinkLost, Side
 from muxkit.runtime._links import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
+from muxkit.runtime._slices import Foreseeing, slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +31,6 @@ EventT = TypeVar("EventT")
 TURN_BYTES = 64 * 1024  # to feed before the others get their turn
 TURN_ARRIVALS = 128
 TURN_FRAMES = 1024  # the same, if the engine counts them
-SLICE = 4 * 1024  # bytes fed at once, so that the count of frames is looked at often enough
 CHUNK = 64 * 1024  # bytes of one stream at a time
 WRITE = 256 * 1024  # bytes to pull before the others get their turn
 DATAGRAMS = 64  # to pull before the streams get theirs
@@ -89,6 +89,7 @@ class MultistreamPump(Generic[EventT]):
         self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
         self._aware = engine if isinstance(engine, RoundTripAware) else None
         self._counting = engine if isinstance(engine, Counting) else None
+        self._foreseeing = engine if isinstance(engine, Foreseeing) else None
         self._parked: set[StreamId] = set()  # streams that wait for room
         self._next: StreamId = 2 if link.role == "client" else 3  # of ours, not opened yet
         self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
@@ -326,7 +327,7 @@ class MultistreamPump(Generic[EventT]):
         size = count = 0
         frames = self._frames()
         for arrival in arrivals:
-            for part in _slices(arrival):
+            for part in slices(arrival, self._foreseeing):
                 size += self._feed_one(part)
                 if size >= TURN_BYTES or count >= TURN_ARRIVALS or self._frames() - frames >= TURN_FRAMES:
                     self._dispatch()
@@ -385,13 +386,3 @@ class MultistreamPump(Generic[EventT]):
                 await trio.sleep_forever()
             self._engine.handle_deadline(trio.current_time())
             self._dispatch()
-
-
-def _slices(arrival: Arrival) -> Sequence[Arrival]:
-    if not isinstance(arrival, StreamData) or len(arrival.data) <= SLICE:
-        return (arrival,)
-    data, end = arrival.data, len(arrival.data)
-    return [
-        StreamData(arrival.stream, data[start : start + SLICE], arrival.is_last and start + SLICE >= end)
-        for start in range(0, end, SLICE)
-    ]

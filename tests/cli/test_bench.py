@@ -101,6 +101,33 @@ def test_both_ends_can_share_a_process_over_memory(tmp_path: Path) -> None:
         assert ("idle/500", peer) in measured
 
 
+def measured_in(stored: Path) -> set[tuple[str, str]]:
+    return {(one["cell"], one["peer"]) for one in json.loads(stored.read_text(encoding="utf-8"))["passes"]}
+
+
+def test_aqueduct_is_measured_over_quic_and_over_tcp(tmp_path: Path) -> None:
+    stored = tmp_path / "run.json"
+    done = muxkit(
+        *("bench", "--quick", "--no-peers", "--jobs", "small,bulk,rtt", "--json", str(stored)),
+        *("--protocol", "aqueduct", "--transport", "tcp", "--transport", "quic"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = ("small/1", "small/10", "bulk 64 KiB/1", "bulk 64 KiB/10", "bulk 256 KiB/1", "rtt/1")
+    ours = {(cell, f"aqueduct+{transport}") for cell in cells for transport in ("tcp", "quic")}
+    assert ours <= measured_in(stored)
+
+
+def test_a_protocol_that_does_not_fit_a_transport_is_left_out(tmp_path: Path) -> None:
+    stored = tmp_path / "run.json"
+    done = muxkit(
+        *("bench", "--quick", "--no-peers", "--jobs", "rtt", "--json", str(stored)),
+        *("--transport", "quic", "--transport", "tcp"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out: bpmux+quic: bpmux does not speak over what quic carries" in done.stdout
+    assert measured_in(stored) == {("rtt/1", "bpmux+tcp"), ("rtt/1", "raw tcp")}
+
+
 # ---------------------------------------------------------------------------- other programs
 
 PROGRAM = '''

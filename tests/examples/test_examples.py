@@ -11,17 +11,18 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
 
-def run(name: str) -> list[str]:
+def run(name: str, *, seconds: float = 60, complains: bool = False) -> list[str]:
     """The lines that an example prints; it must succeed, and have nothing to complain about."""
     done = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"],
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=60,
+        timeout=seconds,
         env={**os.environ, "PYTHONUTF8": "1"},
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert complains or done.stderr == ""
     return done.stdout.splitlines()
 
 
@@ -36,9 +37,27 @@ def test_numbers_survive_a_bad_network_and_a_restart() -> None:
     assert re.fullmatch(r"the relay has cut \d\d connections", cuts)
 
 
+def test_a_subscriber_gets_its_prices_on_the_channel_that_it_sent() -> None:
+    assert sorted(run("aqueduct_prices")) == [
+        "trader: 100 orders filled, in order: True",
+        "watcher: 20 ticks of TEA, each newer than the one before",
+        "watcher: 20 ticks of TIN, each newer than the one before",
+    ]
+
+
 def test_every_job_is_done_once_however_often_the_connection_is_cut() -> None:
     lines = run("relink_work_queue")
     assert lines[-2:] == ["worker: 30 jobs done, each once: True", "over several connections: True"]
+
+
+def test_samples_get_lost_and_commands_do_not() -> None:
+    *shown, last = run("e3x_telemetry")
+    assert [line for line in shown if "has done" in line] == [
+        f"station: the probe has done 'pause {pause}'" for pause in (5, 2, 1)
+    ]
+    losses = [line for line in shown if re.fullmatch(r"station: sample \d+ is here, \d+ before it were lost", line)]
+    assert len(losses) >= 4
+    assert re.fullmatch(r"station: all 3 commands were done, \d+ packets sent again", last)
 
 
 def test_everybody_in_a_room_hears_everybody_in_it_and_nobody_else() -> None:
@@ -77,6 +96,19 @@ def test_a_slow_reader_delays_nobody_else() -> None:
     assert late == "slow: 2000 messages read in the end, none was lost"
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(sys.platform == "win32", reason="Spark wants more of a Windows machine than Java")
+def test_a_stream_comes_into_a_table_and_a_second_run_brings_only_what_is_new() -> None:
+    # A JVM says on its standard error that it is there.
+    assert run("spark_stream_to_table", seconds=360, complains=True) == [
+        "this run: 2000 readings",
+        "this run: 1 readings",
+        "11111111: 1000 readings, the highest 22.0",
+        "22222222: 1001 readings, the highest 99.0",
+    ]
+
+
 def test_every_example_is_tried_here() -> None:
     ours = Path(__file__).read_text(encoding="utf-8")
-    assert [path.stem for path in sorted(EXAMPLES.glob("*.py")) if f'run("{path.stem}")' not in ours] == []
+    assert [path.stem for path in sorted(EXAMPLES.glob("*.py")) if f'run("{path.stem}"' not in ours] == []

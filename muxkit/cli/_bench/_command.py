@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from muxkit import _plugins as plugins
 from muxkit.cli._bench._cells import JOBS, Job, cells
 from muxkit.cli._bench._certificate import CERTIFIED, make_certificate
 from muxkit.cli._bench._contestants import Contestant, ours, raw
@@ -151,11 +152,23 @@ def _ours_and_raw(
             left_out.append(f"{transport}: {failure.sentence}")
     for protocol in dict.fromkeys(protocols):
         for transport in usable:
+            if not _fit(protocol, transport):
+                left_out.append(f"{protocol}+{transport}: {protocol} does not speak over what {transport} carries")
+                continue
             one = ours(protocol, transport, scratch, window=window)
             contestants[one.name] = one
     for transport in ["tcp", *usable]:  # the others are compared with TCP
         contestants.update((one.name, one) for one in raw(transport))
     return list(contestants.values()), left_out
+
+
+def _fit(protocol: str, transport: str) -> bool:
+    """Can it speak over that? One that is missing fails when it is started, and says so."""
+    try:
+        links = getattr(plugins.load(plugins.PROTOCOLS, protocol), "links", plugins.STREAMS)
+        return plugins.link_kind(plugins.load(plugins.TRANSPORTS, transport)) in links
+    except plugins.PluginError:
+        return True
 
 
 def _load(path: Path) -> Report:

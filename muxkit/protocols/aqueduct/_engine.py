@@ -75,6 +75,7 @@ class Engine:
         self._datagrams = Datagrams(self._channels, self._dispatch)
         self.most_streams = 2 * self.limits.channels + self.config.streams
         self._reader = Reader(self._channels, self._dispatch, self._datagrams, self.most_streams)
+        self.missing = self._reader.missing  # a part of the `MultistreamPump`'s face, and called often
         self._observer = observer
         self.over = False
         if now is not None:

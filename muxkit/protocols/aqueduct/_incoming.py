@@ -104,6 +104,11 @@ class Incoming:
         return self._back is not None
 
     @property
+    def missing(self) -> int:
+        """Bytes with which parsing may get on, if a frame has begun; 0 otherwise."""
+        return max(0, self._wanted - self._held.size) if self._held.size else 0
+
+    @property
     def waits_for_peer(self) -> bool:
         """Is a frame unfinished, and nothing of ours in the way of its rest?"""
         if not self._held.size or self._back is not None or self.fin:

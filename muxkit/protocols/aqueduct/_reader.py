@@ -49,6 +49,11 @@ class Reader:
         if self._dispatch.is_open and not self._has_gone_on:
             self._go_on()
 
+    def missing(self, stream: StreamId) -> int:
+        """Bytes until the frame that has begun may end; fewer are only collected."""
+        incoming = self.incoming.get(stream)
+        return incoming.missing if incoming is not None else 0
+
     def reset(self, stream: StreamId) -> None:
         incoming = self.incoming.get(stream)
         if incoming is not None and not incoming.fin:

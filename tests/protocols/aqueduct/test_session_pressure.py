@@ -219,6 +219,33 @@ async def test_large_unreliable_messages_to_a_peer_that_does_not_read_give_way_a
         assert sender.machine.datagram_bytes <= 100_000
 
 
+async def test_a_sender_whose_turn_came_waits_again_when_a_datagram_that_was_too_large_takes_his_room(
+    autojump_clock: MockClock,
+) -> None:
+    limits = Limits(channel_bytes=100_000, channel_first=1000, outbox=200_000, message=30_000, reassembly=30_000)
+    async with rough(limits=limits) as pair:
+        sender, receiver = await carried_receiver(pair)
+        for _ in range(5):
+            await sender.send(bytes(20_000))
+            await at_rest()
+        queued, sent = sender.machine.queued, sender.sent
+        assert 71_000 < queued < 82_000  # nobody reads, so they stay
+        async with background() as nursery:
+            first = trio.CancelScope()
+            nursery.start_soon(_within, first, lambda: sender.send(bytes(29_000)))
+            await at_rest()
+            nursery.start_soon(sender.send, b"second".ljust(size := 99_000 - queued))
+            await at_rest()
+            assert sender.sent == sent
+            first.cancel()  # wakes the second, who has not run yet when the datagram leaves the queue
+            await sender.send(b"datagram".ljust(17_000), mode=Mode.UNRELIABLE)
+            assert pair.client.core.engine.datagram_to_send(Config().datagram) is None
+            assert sender.sent == sent + 1
+            assert not sender.admits(size)
+            got = {message.payload.rstrip() for message in await take(receiver, sent + 2)}
+        assert got == {bytes(20_000), b"datagram", b"second"}
+
+
 async def test_unordered_messages_wait_for_a_stream(autojump_clock: MockClock) -> None:
     limits = Limits(channels=4)
     config = Config(streams=10, unopened=3)
@@ -282,4 +309,9 @@ async def _send_unordered(sender: Sender) -> None:
 
 async def _until_lost(call: Callable[[], Awaitable[object]]) -> None:
     with suppress(trio.BrokenResourceError):
+        await call()
+
+
+async def _within(scope: trio.CancelScope, call: Callable[[], Awaitable[object]]) -> None:
+    with scope:
         await call()

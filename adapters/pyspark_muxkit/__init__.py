@@ -1,0 +1,54 @@
+"""Where does Spark find `format("muxkit")`? It looks into packages `pyspark_*` for a `DefaultSource`, which is this.
+
+Spark imports it whenever it looks for any data source: so it imports nothing of ours before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+__all__ = ["DefaultSource"]
+
+
+class DefaultSource(DataSource):
+    """`format("muxkit")`: sessions of restream to read, channels of muxkit to write to."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "muxkit"
+
+    def schema(self) -> str:
+        from muxkit.pipeline._source import schema
+
+        return schema(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from muxkit.pipeline._source import batch_reader
+
+        return batch_reader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from muxkit.pipeline._source import stream_reader
+
+        return stream_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from muxkit.pipeline._sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from muxkit.pipeline._sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)

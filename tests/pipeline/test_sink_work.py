@@ -1,0 +1,175 @@
+"""Does what a sink's tasks and its driver do give each row once? By hand, in the order in which Spark calls them."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from muxkit.pipeline import Encoding, Key, SinkOptions
+from muxkit.pipeline._errors import PipelineError
+from muxkit.pipeline._sink_work import Staged, Target, abort_batch, commit_batch, write_partition
+from muxkit.pipeline._staging_errors import NotCommitted, StagingError, StagingUnavailable
+from tests.pipeline._staging_thread import StagingThread, staging_thread
+from tests.pipeline._staging_world import everything, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from muxkit.pipeline import Staging
+
+
+APP = "query"
+KEY = Key("main", APP)
+
+
+@pytest.fixture
+def server() -> Iterator[StagingThread]:
+    with staging_thread() as thread:
+        yield thread
+
+
+@pytest.fixture
+def options(server: StagingThread) -> SinkOptions:
+    return SinkOptions(urls=(server.url,), patience=20.0)
+
+
+def batches(content: list[bytes], at_once: int = 10) -> Iterator[pa.RecordBatch]:
+    for first in range(0, len(content), at_once):
+        yield pa.RecordBatch.from_arrays([pa.array(content[first : first + at_once], pa.binary())], names=["value"])
+
+
+def write(options: SinkOptions, batch: int, content: list[bytes], task: str = "0-0") -> Staged:
+    """As a task does, whose message then travels to the driver."""
+    staged = write_partition(options, Target(app=APP, batch=batch), task, Encoding.BINARY, batches(content))
+    travelled: Staged = pickle.loads(pickle.dumps(staged))
+    return travelled
+
+
+def found_in(server: StagingThread) -> list[bytes]:
+    """All rows of the store, in which nothing is staged any more."""
+
+    async def read(store: Staging) -> list[bytes]:
+        assert (await store.standing(KEY)).transactions == 0
+        return await everything(store, "main")
+
+    return server.ask(read)
+
+
+def test_a_batch_is_written_by_tasks_and_committed_by_the_driver(server: StagingThread, options: SinkOptions) -> None:
+    parts = [write(options, 0, rows(0, 100), "0-0"), write(options, 0, rows(100, 100), "1-0")]
+    commit_batch(options, parts, 0)
+    assert found_in(server) == rows(0, 200)
+
+
+def test_a_replay_behind_the_commit_changes_nothing(
+    server: StagingThread, options: SinkOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = [write(options, 0, rows(0, 100))]
+    commit_batch(options, parts, 0)
+    abort_batch(options, parts, 0)  # the driver did not hear of its own commit
+    replayed = [write(options, 0, rows(0, 50), "0-0"), write(options, 0, rows(50, 50), "1-0")]
+    assert "batch 0 had been committed before" not in caplog.text
+    commit_batch(options, replayed, 0)
+    assert "application 'query', batch 0 had been committed before on bpmux+tcp://127.0.0.1" in caplog.text
+    assert found_in(server) == rows(0, 100)
+
+
+def test_what_failed_tasks_and_zombies_left_goes_with_the_commit(server: StagingThread, options: SinkOptions) -> None:
+    first = write(options, 0, rows(0, 100), "0-0")
+    write(options, 0, rows(100, 70), "1-0")  # its message was lost
+    abort_batch(options, [first, None], 0)
+    zombie = write(options, 0, rows(100, 100), "1-1")
+    commit_batch(options, [write(options, 0, rows(0, 200), "0-0"), write(options, 0, [], "1-0")], 0)
+    abort_batch(options, [zombie], 0)
+    assert found_in(server) == rows(0, 200)
+
+
+def test_a_batch_without_rows_needs_no_server() -> None:
+    options = SinkOptions(urls=("bpmux+tcp://127.0.0.1:1",), patience=0.1)
+    parts = [write(options, 0, [], "0-0"), None]
+    assert parts[0] is not None
+    assert (parts[0].rows, parts[0].txn) == (0, None)
+    commit_batch(options, parts, 0)
+    abort_batch(options, parts, 0)
+
+
+def test_a_commit_that_fails_says_which_batch_it_was(options: SinkOptions) -> None:
+    staged = write(options, 4, rows(0, 10))
+    abort_batch(options, [staged], 4)
+    with pytest.raises(NotCommitted, match=r"stream 'main', application 'query', batch 4: transaction 4-0-0-"):
+        commit_batch(options, [staged], 4)
+
+
+def test_a_message_of_another_batch_is_refused(options: SinkOptions) -> None:
+    staged = write(options, 4, rows(0, 10))
+    with pytest.raises(PipelineError, match=r"batch 5: a task has staged for .*, batch 4; nothing was committed"):
+        commit_batch(options, [staged], 5)
+
+
+def test_rows_that_cannot_be_had_are_the_error_of_the_task(options: SinkOptions) -> None:
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield from batches(rows(0, 100))
+        raise ArithmeticError("upstream")
+
+    with pytest.raises(ArithmeticError, match="upstream"):
+        write_partition(options, Target(app=APP, batch=0), "0-0", Encoding.BINARY, failing())
+
+
+def test_an_abort_that_reaches_nobody_is_no_error(
+    server: StagingThread, options: SinkOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    staged = write(options, 0, rows(0, 10))
+    server.stop()
+    hasty = SinkOptions(urls=options.urls, patience=0.1)
+    abort_batch(hasty, [staged], 0)
+    assert "batch 0: what was staged could not be dropped, it will be swept" in caplog.text
+    with pytest.raises(StagingUnavailable, match=r"batch 0: bpmux\+tcp://127.0.0.1:\d+ could not be used"):
+        commit_batch(hasty, [staged], 0)
+
+
+# ---------------------------------------------------------------------------- several servers
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[list[StagingThread]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(staging_thread(f"sqlite:{tmp_path / name}.db")) for name in ("a", "b")]
+
+
+def both(two: list[StagingThread], patience: float = 20.0) -> SinkOptions:
+    return SinkOptions(urls=tuple(server.url for server in two), patience=patience)
+
+
+def test_each_of_several_servers_gets_every_row(two: list[StagingThread]) -> None:
+    options = both(two)
+    commit_batch(options, [write(options, 0, rows(0, 1000)), write(options, 0, rows(1000, 5), "1-0")], 0)
+    for server in two:
+        assert found_in(server) == rows(0, 1005)
+
+
+def test_a_server_that_was_away_catches_up_and_the_other_keeps_what_it_has(two: list[StagingThread]) -> None:
+    staged = [write(both(two), 0, rows(0, 100))]
+    two[1].stop()
+    with pytest.raises(StagingError, match="could not be used"):
+        commit_batch(both(two, patience=0.1), staged, 0)
+    two[1].start()
+    options = both(two)
+    replayed = [write(options, 0, rows(0, 60), "0-0"), write(options, 0, rows(60, 40), "1-0")]
+    commit_batch(options, replayed, 0)
+    for server in two:
+        assert found_in(server) == rows(0, 100)
+
+
+def test_rows_that_cannot_be_had_leave_nothing_prepared_anywhere(two: list[StagingThread]) -> None:
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield from batches(rows(0, 100))
+        raise ArithmeticError("upstream")
+
+    options = both(two)
+    with pytest.raises(ArithmeticError, match="upstream"):
+        write_partition(options, Target(app=APP, batch=0), "0-0", Encoding.BINARY, failing())

@@ -1,0 +1,116 @@
+"""Which rows do messages become?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+import trio
+
+from muxkit.pipeline import OptionError
+from muxkit.pipeline._offsets import Span
+from muxkit.pipeline._rows import Rows, read
+from muxkit.protocols.restream import Received
+from tests.pipeline._source_servers import ONE, TWO, hall
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from muxkit.protocols.restream import Json
+
+TIME = pa.timestamp("us", tz="UTC")
+PLAIN = pa.schema([
+    pa.field("stream", pa.string(), nullable=False),
+    pa.field("id", pa.int64(), nullable=False),
+    pa.field("time", TIME),
+    pa.field("value", pa.binary(), nullable=False),
+])  # fmt: skip
+
+
+def message(id: int, data: Json, time: float | None = None) -> Received:
+    return Received(id, data, time, False, None)
+
+
+def test_a_row_has_the_stream_the_id_the_time_and_the_data_as_json() -> None:
+    batch = Rows(PLAIN).batch(ONE, [message(7, {"a": [1, "ü"]}, 1_700_000_000.25), message(8, None)])
+    assert batch.schema == PLAIN
+    first, second = batch.to_pylist()
+    assert first["stream"] == second["stream"] == ONE
+    assert (first["id"], second["id"]) == (7, 8)
+    assert first["time"].isoformat() == "2023-11-14T22:13:20.250000+00:00"
+    assert second["time"] is None
+    assert (first["value"], second["value"]) == ('{"a":[1,"ü"]}'.encode(), b"null")
+
+
+@pytest.mark.parametrize("time", [-1.0, 1e300, 253402300800.0])
+def test_a_time_that_spark_does_not_know_is_none(time: float) -> None:
+    assert Rows(PLAIN).batch(ONE, [message(1, 0, time)]).to_pylist()[0]["time"] is None
+
+
+def test_only_the_columns_that_were_asked_for_are_made() -> None:
+    schema = pa.schema([PLAIN.field("id"), PLAIN.field("stream")])
+    assert Rows(schema).batch(ONE, [message(1, 0)]).to_pylist() == [{"id": 1, "stream": ONE}]
+
+
+def test_a_column_that_there_is_not_is_an_error_that_names_those_that_there_are() -> None:
+    with pytest.raises(OptionError, match="no column 'offset'; there are stream, id, time, value and json"):
+        Rows(pa.schema([pa.field("offset", pa.int64())]))
+
+
+def test_data_is_decoded_into_a_struct_and_what_does_not_fit_is_null() -> None:
+    kind = pa.struct([("n", pa.int32()), ("name", pa.string()), ("deep", pa.struct([("x", pa.float64())]))])
+    rows = Rows(pa.schema([pa.field("json", kind)]))
+    data: list[Json] = [
+        {"n": 1, "name": "a", "deep": {"x": 1.5}, "other": True},
+        {"n": "one", "name": "b", "deep": {"x": None}},
+        {"n": 1 << 40, "deep": 7},
+        {},
+        "text",
+        None,
+    ]
+    got = [row["json"] for row in rows.batch(ONE, [message(1, each) for each in data]).to_pylist()]
+    assert got == [
+        {"n": 1, "name": "a", "deep": {"x": 1.5}},
+        {"n": None, "name": "b", "deep": {"x": None}},
+        {"n": None, "name": None, "deep": None},
+        {"n": None, "name": None, "deep": None},
+        None,
+        None,
+    ]
+
+
+class Served:
+    """A client of ranges that are made up."""
+
+    async def fetch(self, span: Span, take: Callable[[list[Received]], Awaitable[None]]) -> None:
+        for first in range(span.begin + 1, span.end + 1, 7):
+            await trio.lowlevel.checkpoint()
+            await take([message(id, {"n": id}) for id in range(first, min(first + 7, span.end + 1))])
+
+
+def sizes(spans: Sequence[Span], size: int) -> list[tuple[str, int]]:
+    batches = read(Served(), Rows(PLAIN), spans, size)  # type: ignore[arg-type] # it does what is asked of it
+    return [(batch.column(0)[0].as_py(), batch.num_rows) for batch in batches]
+
+
+def test_batches_have_the_size_that_was_asked_for_and_none_has_two_streams() -> None:
+    spans = [Span(ONE, "x", 0, 100), Span(TWO, "x", 50, 75)]
+    got = sizes(spans, 40)
+    assert [each for each in got if each[0] == ONE] == [(ONE, 40), (ONE, 40), (ONE, 20)]
+    assert [each for each in got if each[0] == TWO] == [(TWO, 25)]
+
+
+def test_large_messages_make_small_batches() -> None:
+    assert sizes([Span(ONE, "x", 0, 700)], 10_000)[0] == (ONE, 32 * 7)
+
+
+def test_rows_of_a_real_server_are_all_there() -> None:
+    from muxkit.pipeline._client import Client
+    from muxkit.pipeline._options import SourceOptions
+
+    with hall() as there:
+        there.feed(ONE, [{"n": n} for n in range(2500)])
+        options = SourceOptions.parse({"servers": there.url, "streams": ONE})
+        batches = [*read(Client(options), Rows(PLAIN), [Span(ONE, there.url, 0, 2500)], 1000)]
+    assert [id for batch in batches for id in batch.column(1).to_pylist()] == list(range(1, 2501))

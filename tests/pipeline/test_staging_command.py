@@ -1,0 +1,126 @@
+"""Does `muxkit stage serve` serve, forward, and end in order?"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from click.testing import CliRunner
+
+from muxkit.cli._stage import stage
+from muxkit.pipeline import StagingClient
+from muxkit.pipeline._staging_errors import StagingRefused
+from muxkit.protocols import restream
+from tests.pipeline._staging_world import KEY, rows, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PATIENCE = 20.0  # s
+TCP = "bpmux+tcp://127.0.0.1:0"
+UUID = "bf575c35-c25b-4386-8430-d5e2a93f3b1a"
+PROGRAM = "from muxkit.cli._stage import stage; stage()"
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", PROGRAM, "serve", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def told(process: subprocess.Popen[str], what: str) -> str:
+    """The address behind these words."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith(what), line
+    return line.removeprefix(what).strip()
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    process.send_signal(signal.SIGTERM)
+    rest, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, errors) == (0, "")
+    return rest
+
+
+def commit(url: str, batch: int, *, token: str = "") -> None:
+    async def main() -> None:
+        client = StagingClient(url, token=token, patience=PATIENCE)
+        await client.commit(KEY, batch, await write(client, f"t{batch}", batch, rows(10 * batch, 10)))
+
+    trio.run(main)
+
+
+def test_what_was_committed_is_there_when_it_is_started_again(tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'staged.db'}"
+    for batch in range(2):
+        with running(TCP, "--store", store, "--json") as process:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["urls"][0]
+            commit(url, batch)
+            standing = trio.run(StagingClient(url).standing, KEY)
+            assert (standing.batch, standing.head) == (batch, 10 * batch + 10)
+            process.send_signal(signal.SIGTERM)
+            rest, _ = process.communicate(timeout=PATIENCE)
+            assert (process.returncode, json.loads(rest)["event"]) == (0, "ending")
+
+
+def test_what_is_committed_is_served_by_restream() -> None:
+    arguments = ["--forward", f"{KEY.stream}={UUID}", "--restream", "restream+tcp://127.0.0.1:0"]
+    with running(TCP, *arguments) as process:
+        stream_at = told(process, "restream on ")
+        commit(told(process, "listening on "), 0)
+
+        async def read() -> list[object]:
+            async with restream.stream(stream_at, uuid=UUID) as stream:
+                return [(await stream.receive()).data for _ in range(10)]
+
+        assert len(trio.run(read)) == 10
+        assert end(process) == "ending\n"
+
+
+def test_only_who_is_in_the_file_may_write(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("first\nsecond\n")
+    with running(TCP, "--token-file", str(tmp_path / "tokens")) as process:
+        url = told(process, "listening on ")
+        commit(url, 0, token="second")
+        with pytest.raises(StagingRefused):
+            commit(url, 1)
+        end(process)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["tcp://127.0.0.1:0"], "is no URL of the form"),
+        (["bpmux+tcp://0.0.0.0:0"], "is not a loopback address"),
+        (["bpmux+tls://127.0.0.1:0"], "needs ssl_context="),
+        (["bpmux+unix://nowhere/socket", "--insecure"], "this transport does not take insecure"),
+        ([TCP, "--store", "mysql:x"], "expected memory:, sqlite:PATH or postgresql://"),
+        ([TCP, "--forward", "orders"], "expected STREAM=UUID"),
+        ([TCP, "--forward", "a=1", "--forward", "a=2"], "each stream once"),
+        ([TCP, "--restream", "restream+tcp://127.0.0.1:0"], "say --forward STREAM=UUID as well"),
+        ([TCP, "--forward", "a=1", "--restream", "tcp://127.0.0.1:0"], "is no URL of the form"),
+        ([TCP, "--token-file", "/dev/null"], "there is no token in it"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_matter_of_usage(arguments: list[str], sentence: str) -> None:
+    done = CliRunner().invoke(stage, ["serve", *arguments])
+    assert done.exit_code == 2
+    assert sentence in done.output
