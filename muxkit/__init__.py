@@ -7,13 +7,13 @@ async with muxkit.connect("bpmux+tcp://127.0.0.1:7000") as session:
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError as LocalProtocolError
 from muxkit._errors import MuxError as MuxError
 from muxkit._errors import ProtocolError as ProtocolError
 from muxkit._errors import RemoteProtocolError as RemoteProtocolError
+from muxkit._lazy import lazily
 from muxkit._limits import Limits as Limits
 from muxkit._observer import Observer as Observer
 
@@ -37,27 +37,19 @@ __version__ = "0.1.0"
 # The engines know nothing of Trio, and whoever wants only them should not have to import it: so what needs it
 # is fetched when it is first asked for.
 _LAZY = {
-    "Channel": "muxkit.runtime",
-    "ChannelCancelled": "muxkit.runtime",
-    "ChannelStopped": "muxkit.runtime",
-    "LinkLost": "muxkit.runtime",
-    "PluginError": "muxkit._plugins",
-    "Served": "muxkit._door",
-    "Session": "muxkit.runtime",
-    "SessionInfo": "muxkit.runtime",
-    "SessionStats": "muxkit.runtime",
-    "Unsupported": "muxkit.runtime",
-    "connect": "muxkit._door",
-    "each_channel": "muxkit._door",
-    "serve": "muxkit._door",
+    "Channel": "runtime",
+    "ChannelCancelled": "runtime",
+    "ChannelStopped": "runtime",
+    "LinkLost": "runtime",
+    "PluginError": "_plugins",
+    "Served": "_door",
+    "Session": "runtime",
+    "SessionInfo": "runtime",
+    "SessionStats": "runtime",
+    "Unsupported": "runtime",
+    "connect": "_door",
+    "each_channel": "_door",
+    "serve": "_door",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'muxkit' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+__getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -6,9 +6,9 @@ registered. What does not need a JVM works without one: the planner, the client 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from muxkit._lazy import lazily
 from muxkit.pipeline._errors import DataLoss as DataLoss
 from muxkit.pipeline._errors import OffsetError as OffsetError
 from muxkit.pipeline._errors import OptionError as OptionError
@@ -92,12 +92,4 @@ _LAZY: dict[str, str] = {
     "simulate_all": "_fleet",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+__getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from muxkit._lazy import lazily
 
 if TYPE_CHECKING:
     from muxkit.testing._cancel import cancel_sweep as cancel_sweep
@@ -71,12 +72,4 @@ _LAZY = {
     "weather_pair": "_weather",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+__getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from muxkit._lazy import lazily
 from muxkit.protocols.e3x._channel import EngineChannel as EngineChannel
 from muxkit.protocols.e3x._chunked import ChunkedEngine as ChunkedEngine
 from muxkit.protocols.e3x._chunked import Dechunker as Dechunker
@@ -52,8 +52,4 @@ _LAZY = {
     "session": "_session",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazily(globals(), _LAZY)

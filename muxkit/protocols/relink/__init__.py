@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from muxkit._lazy import lazily
 from muxkit.protocols.relink._config import Config as Config
 from muxkit.protocols.relink._engine import LinkEngine as LinkEngine
 from muxkit.protocols.relink._events import Agreed as Agreed
@@ -102,8 +102,4 @@ _LAZY = {
     "session": "_session_plugin",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazily(globals(), _LAZY)

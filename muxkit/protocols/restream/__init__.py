@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from muxkit._lazy import lazily
 from muxkit.protocols.restream._applications import Application as Application
 from muxkit.protocols.restream._applications import Doubling as Doubling
 from muxkit.protocols.restream._applications import Fed as Fed
@@ -76,8 +76,4 @@ _LAZY: dict[str, str] = {
     "stream": "_session_client",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazily(globals(), _LAZY)
