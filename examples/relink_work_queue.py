@@ -3,6 +3,7 @@
 import trio
 
 from muxkit.protocols import relink
+from muxkit.runtime import Backoff
 from muxkit.testing import ChaosPlan, Cut, chaos_relay
 
 JOBS = 1  # the channel that carries them
@@ -51,7 +52,8 @@ async def main() -> None:
                     relay.cut_all(Cut.RESET)  # for both sides as if the other had been killed
 
             nursery.start_soon(cut_the_connection)
-            async with relink.link(f"relink+tcp://{relay.address}/queue", config=CONFIG) as link:
+            soon = Backoff(first=0.01, most=0.1)  # cuts come far more often here than the default is made for
+            async with relink.link(f"relink+tcp://{relay.address}/queue", config=CONFIG, backoff=soon) as link:
                 async with link.receiver(JOBS) as receiver:
                     await receiver.process(work)  # until the queue closes the channel
                 connections = link.connections

@@ -115,9 +115,10 @@ class _Connections:
                 if not self._draining:
                     self._sessions.add(session)
                     await self._handler(session)
-        except LinkLost as error:
-            _log.debug("session lost: %s", error)
         except Exception as error:
+            if _is_loss(error):
+                _log.debug("session lost: %s", error)
+                return
             _log.error("the handler of a session failed, the session was closed: %s", _where(error))
             _log.debug("in full", exc_info=error)
         finally:
@@ -248,6 +249,13 @@ def each_channel(handler: ChannelHandler, *, most: int | None = None) -> Session
             free.release()
 
     return handle_session
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Nothing but lost links, in the groups of a handler's own nurseries as well."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_loss(member) for member in error.exceptions)
+    return isinstance(error, LinkLost)
 
 
 def _where(error: BaseException) -> str:

@@ -275,12 +275,14 @@ async def test_shutdown_lets_live_sessions_end_also_over_another_connection(auto
 
 @pytest.mark.requirement("R-42")
 async def test_shutdown_takes_no_new_sessions_and_cuts_absent_ones_after_the_grace(autojump_clock: MockClock) -> None:
+    async def stay(_session: Session) -> None:
+        await trio.sleep_forever()
+
     async with trio.open_nursery() as nursery:
-        served = await serving(nursery, ECHO, "relink+mem://over/jobs", config=QUIET)
+        served = await serving(nursery, stay, "relink+mem://over/jobs", config=QUIET)
         with trio.CancelScope() as scope:
-            async with muxkit.connect("relink+mem://over/jobs", config=QUIET) as gone, gone.open() as channel:
-                await channel.send(b"x")
-                await channel.receive()
+            async with muxkit.connect("relink+mem://over/jobs", config=QUIET) as gone:
+                await gone.ping()
                 scope.cancel()
                 await trio.lowlevel.checkpoint()
         assert served.sessions == 1

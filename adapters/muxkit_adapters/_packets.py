@@ -86,7 +86,7 @@ class ServerCounters:
     finished: int = 0
     """Handlers that ended."""
     turned_away: int = 0
-    """First packets that found `Limits.connections` handlers running."""
+    """First packets that found `Limits.connections` handlers running, or too many newcomers before them."""
     evicted: int = 0
     """Addresses without proof that gave way to newer ones: `Limits.half_open`."""
     idle: int = 0

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from ._packets import ServerCounters
 
+# What forged addresses may cost: each that makes another give way costs a handler's whole life.
+EVICTIONS = 100.0  # a second
+EVICTIONS_BURST = 200.0
+
 log = logging.getLogger("muxkit.adapters")
 
 
@@ -40,17 +44,28 @@ class Peers:
         self._half_open: dict[Peer, trio.CancelScope] = {}  # oldest first
         self._established: set[Peer] = set()
         self._alarm = trio.CancelScope()
+        self._evictions = EVICTIONS_BURST
+        self._refilled_at = -math.inf
+
+    @property
+    def has_room(self) -> bool:
+        """Would `admit` take one more now? When all places are taken, so many a second get one from the oldest."""
+        limits = self._limits
+        if len(self._established) >= limits.connections or self._running >= limits.connections + limits.half_open:
+            return False
+        if not self._must_evict:
+            return True
+        now = trio.current_time()
+        self._evictions = min(EVICTIONS_BURST, self._evictions + (now - self._refilled_at) * EVICTIONS)
+        self._refilled_at = now
+        return self._evictions >= 1
 
     def admit(self, peer: Peer) -> trio.CancelScope | None:
         """Take in a peer without proof if there is room, for `run` with this scope; what still runs counts too."""
-        limits = self._limits
-        if len(self._established) >= limits.connections or self._running >= limits.connections + limits.half_open:
+        if not self.has_room:
             self._counters.turned_away += 1
             return None
-        while (
-            len(self._half_open) >= limits.half_open
-            or len(self._established) + len(self._half_open) >= limits.connections
-        ):
+        while self._must_evict:
             self._evict_oldest()
         scope = trio.CancelScope()
         self._half_open[peer] = scope
@@ -106,10 +121,16 @@ class Peers:
             with self._alarm:
                 await trio.sleep_forever()
 
+    @property
+    def _must_evict(self) -> bool:
+        limits, half_open = self._limits, len(self._half_open)
+        return half_open >= limits.half_open or len(self._established) + half_open >= limits.connections
+
     def _evict_oldest(self) -> None:
         peer, scope = next(iter(self._half_open.items()))
         del self._half_open[peer]
         self._counters.evicted += 1
+        self._evictions -= 1
         log.info("a peer without proof gave way to a newer one: Limits(half_open=%d)", self._limits.half_open)
         peer.forget("gave way to newer peers before it had proved itself")
         scope.cancel()

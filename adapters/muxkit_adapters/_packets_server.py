@@ -244,6 +244,9 @@ class Listener:
         if not any(packets):
             self.counters.empty += len(packets)
             return None
+        if not self.peers.has_room:
+            self.counters.turned_away += 1
+            return None
         link = PeerLink(self, address, f"udp {join_host_port(*address[:2])}{self._suffix}")
         scope = self.peers.admit(link)
         if scope is None:

@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SHARE = click.FloatRange(0.0, 1.0)
-SECONDS = click.FloatRange(0.0, 1e6)
+
+
+class _Seconds(click.FloatRange):
+    """A range that NaN is outside of, too."""
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)  # type: ignore[arg-type]  # click says float, and gets the text
+        return number if number == number else self.fail(f"{value!r} is no number of seconds", param, ctx)
+
+
+SECONDS = _Seconds(0.0, 1e6)
 SEEDS = 1_000_000  # to draw from when none is given: short enough to be typed again
 
 WORDS = {Cut.END: "ended", Cut.RESET: "reset", Cut.STALL: "stalled"}

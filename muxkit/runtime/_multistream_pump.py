@@ -314,7 +314,17 @@ class MultistreamPump(Generic[EventT]):
                 await self._feed(arrivals)
                 arrivals = ()  # not kept while waiting for more
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.lose("the connection broke while reading", by="network", cause=error)
+            self._broke(error)
+
+    def _broke(self, error: Exception) -> None:
+        """A link may know which rule its peer broke, or that it was the peer who ended it."""
+        if isinstance(error.__cause__, RemoteProtocolError):
+            if self._observer is not None:
+                self._observer.error(error.__cause__)
+            self.lose(str(error.__cause__), by="peer", cause=error.__cause__)
+        else:
+            by: Side = "peer" if getattr(error, "by", "network") == "peer" else "network"
+            self.lose("the connection broke while reading", by=by, cause=error)
 
     def _end(self) -> None:
         if isinstance(self._engine, Closable):

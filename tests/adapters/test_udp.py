@@ -303,7 +303,8 @@ async def test_beyond_loopback_it_must_be_asked_for() -> None:
 
 
 @pytest.mark.requirement("R-62")
-async def test_asked_for_it_warns_and_shows() -> None:
+async def test_asked_for_it_warns_and_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muxkit_adapters._plaintext._warned", set())  # it warns once a process
     with pytest.warns(PlaintextWarning) as warned:
         async with udp.connect("192.0.2.1", 7, insecure=True) as link:
             assert repr(link) == "<UdpLink udp 192.0.2.1:7 (plaintext, insecure)>"

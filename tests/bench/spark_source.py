@@ -201,7 +201,7 @@ def _sessions(spark: SparkSession, url: str, folder: str, most: int | None) -> N
     frame = spark.readStream.format("muxkit").options(**options).load()
     query = frame.writeStream.format("noop").option("checkpointLocation", folder).start()
     progress: dict[int, Any] = {}
-    while len(progress) < 6 and query.isActive:
+    while len(progress) < (3 if most is None else 8) and query.isActive:
         time.sleep(0.2)
         progress.update((each.batchId, each) for each in query.recentProgress if each.numInputRows)
     query.stop()

@@ -31,6 +31,7 @@ class Streams:
         self.deadline: float | None = None
         self.rtt = 0.0
         self.frames = 0
+        self.wanted = 0  # bytes of the frame that is under way
         self.on_receive: Callable[[], None] = lambda: None
         self.pulled = 0
 
@@ -45,6 +46,9 @@ class Streams:
         self.frames += len(data)
         self.pending.append((stream, data, fin))
         self.on_receive()
+
+    def missing(self, stream: int) -> int:
+        return self.wanted
 
     def receive_reset(self, stream: int, now: float) -> None:
         self.pending.append(("reset", stream))

@@ -147,6 +147,20 @@ async def test_a_flood_leaves_the_others_their_turn() -> None:
         assert b"".join(data for _, data, _ in run.of_streams()) == bytes(160_000)
 
 
+async def test_the_rest_of_a_frame_comes_in_one_slice_and_what_is_behind_it_in_small_ones() -> None:
+    async with running() as run:
+        run.engine.wanted = 50_000
+
+        def take() -> None:
+            run.engine.wanted = 0
+
+        run.engine.on_receive = take
+        run.link.to_receive.send_nowait([StreamData(3, bytes(60_000), True)])
+        await trio.testing.wait_all_tasks_blocked()
+        got = [(len(data), is_last) for _, data, is_last in run.of_streams()]
+        assert got == [(50_000, False), (4096, False), (4096, False), (1808, True)]
+
+
 async def test_only_the_last_slice_ends_a_stream() -> None:
     async with running() as run:
         run.link.to_receive.send_nowait([StreamData(3, bytes(10_000), True)])

@@ -23,7 +23,7 @@ from muxkit.cli._bench._targets import judge
 from muxkit.cli._outcome import CommandFailed, Exit
 from muxkit.cli._terminal import console
 
-TRANSPORTS = ("tcp", "unix", "tls", "ws", "wss", "quic", "mem")
+TRANSPORTS = ("tcp", "unix", "tls", "ws", "wss", "quic", "udp", "mem")
 ROUNDS = 7
 SECONDS = 0.25  # of a pass
 QUICK = 0.02  # the same, only to show that everything works

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
     from muxkit.cli._bench._cells import Cell
 
+MOST = 16_000  # channels
 RAW_MOST = 1000  # connections
 RAW_IDLE = 1000
+QUIC_MOST = 1000  # channels: ten thousand take minutes to open, one packet or more for each
 OTHERS_LEAST = 16  # messages on each channel
 OURS = [sys.executable, "-P", "-m"]
 WINDOW = "MUXKIT_BENCH_WINDOW"  # in the environment of ours: bytes, if all channels have the same
@@ -34,7 +36,7 @@ class Contestant:
     baseline: str
     extra: Mapping[str, str] = attrs.field(factory=dict)
     """For its environment."""
-    most: int = 16_000
+    most: int = MOST
     """Channels at the same time."""
     idle: int | None = None
     """How many channels to open for the job idle, if not as many as usual."""
@@ -56,7 +58,7 @@ class Contestant:
         if self.is_raw and cell.job == "send_many":
             return False  # its coalesced form does
         if cell.job == "flat":
-            return self.is_ours
+            return self.is_ours and cell.channels <= self.most
         if cell.job == "receive" and not (self.is_ours or self.is_raw):
             return False
         return cell.channels <= self.most
@@ -84,6 +86,8 @@ def ours(protocol: str, transport: str, folder: Path, *, window: int | None = No
         address=f"{protocol}+{address}",
         baseline=_baseline(transport),
         extra={FOLDER: str(folder)} | ({} if window is None else {WINDOW: str(window)}),
+        most=QUIC_MOST if transport == "quic" else MOST,
+        idle=QUIC_MOST if transport == "quic" else None,
         is_ours=True,
         is_alone=transport == "mem",
     )

@@ -9,7 +9,7 @@ from muxkit._errors import RemoteProtocolError
 from muxkit.protocols.e3x._closing import Closing
 from muxkit.protocols.e3x._events import Cause, Delivered, Ended, Fault, Message, Opened
 from muxkit.protocols.e3x._miss import decode_miss
-from muxkit.protocols.e3x._packets import SEQ_MOST, Packet, parse_packet
+from muxkit.protocols.e3x._packets import SEQ_MOST, TYPE_MOST, Packet, parse_packet
 from muxkit.protocols.e3x._receiving import Arrival
 
 if TYPE_CHECKING:
@@ -88,6 +88,9 @@ class Arrivals:
             state.fault(Fault.UNKNOWN, f"channel {packet.channel} does not exist")
 
     def _open_unreliable(self, packet: Packet, type: str) -> None:
+        if len(type) > TYPE_MOST:
+            self._refuse(packet.channel, Fault.MISPLACED, too_long(type))
+            return
         channel = self._admit(packet.channel, type, reliable=False)
         if channel is not None:
             self._state.used.add(packet.channel)
@@ -101,12 +104,17 @@ class Arrivals:
         if refusal is not None:
             self._refuse(packet.channel, Fault.MISPLACED, refusal)
             return
+        if len(packet.body) > state.room_next:
+            state.fault(Fault.FULL, f"channel {packet.channel}: no memory left for its first packet")
+            return
         channel = self._admit(packet.channel, type, reliable=True)
         if channel is not None:
             state.used.add(packet.channel)
             self._reliable(channel, packet)
 
     def _refusal(self, type: str) -> str | None:
+        if len(type) > TYPE_MOST:
+            return too_long(type)
         if not self._state.config.reliable:
             return "only unreliable channels are taken"
         return f"{type[:64]} is unreliable" if type in self._state.config.unreliable_types else None
@@ -144,7 +152,7 @@ class Arrivals:
     def _refuse(self, id: int, fault: Fault, text: str) -> None:
         state = self._state
         state.fault(fault, f"channel {id}: {text}")
-        if state.refusals.take(state.now):
+        if len(state.errs) < state.limits.tombstones and state.refusals.take(state.now):
             state.errs[id] = text if fault is not Fault.FLOOD else "too many channels"
 
     # --- reliable channels
@@ -207,18 +215,21 @@ class Arrivals:
 
     def _take(self, channel: EngineChannel, incoming: Incoming, packet: Packet, seq: int) -> None:
         state = self._state
+        # What is read below is not kept: a head may be large, and only bodies are counted.
+        type, packet.type, packet.miss = packet.type, None, None
         before = incoming.bytes
-        room = min(state.limits.channel_bytes - before, state.limits.connection_bytes - state.held)
-        arrival = incoming.take(packet, seq, state.now, room)
+        room = min(state.limits.channel_bytes - before, state.room)
+        arrival = incoming.take(packet, seq, state.now, room, state.room_next)
         state.held += incoming.bytes - before
         if arrival is not Arrival.KEPT:
             fault = Fault.DUPLICATE if arrival is Arrival.DUPLICATE else Fault.FULL
             state.fault(fault, f"channel {channel.id}: seq {seq} is {arrival.value}")
             return
+        state.waiting += 1
         if packet.end:
             incoming.end_seq = seq
         if seq == 1 and not channel.ours:
-            self._opening(channel, packet.type or "")
+            self._opening(channel, type or "")
         if not channel.gone and (channel.ours or channel.type):
             self.deliver(channel)
 
@@ -287,6 +298,7 @@ class Arrivals:
         before = incoming.bytes
         packet = incoming.done()
         state.held += incoming.bytes - before
+        state.waiting -= 1
         if packet.end:
             incoming.ended = channel.peer_ended = True
             incoming.ack_now = True
@@ -320,6 +332,10 @@ class Arrivals:
             channel.peer_ended = True
             self._state.events.append(Ended(channel))
             self._state.close_if_over(channel)
+
+
+def too_long(type: str) -> str:
+    return f"a type of {len(type)} characters, {TYPE_MOST} are allowed"
 
 
 def name_of(packet: Packet) -> str:

@@ -13,7 +13,7 @@ from muxkit.protocols.e3x._config import LEAST_PACKET, Config
 from muxkit.protocols.e3x._departures import Departures, admits, overhead
 from muxkit.protocols.e3x._events import Cause, Event
 from muxkit.protocols.e3x._fragments import cut, pieces_after
-from muxkit.protocols.e3x._packets import ID_MOST, SEQ_MOST, Packet, encode_packet, quoted
+from muxkit.protocols.e3x._packets import ID_MOST, SEQ_MOST, TYPE_MOST, Packet, encode_packet, quoted
 from muxkit.protocols.e3x._sending import Piece
 from muxkit.protocols.e3x._state import State
 
@@ -236,6 +236,8 @@ class Engine:
         state = self._state
         if not type:
             raise LocalProtocolError("a channel needs a type")
+        if len(type) > TYPE_MOST:
+            raise LocalProtocolError(f"a type of {len(type)} characters, {TYPE_MOST} are allowed")
         if reliable and type in self.config.unreliable_types:
             raise LocalProtocolError(f"channels of type {type!r} are unreliable")
         try:

@@ -41,11 +41,11 @@ class Reassembly:
 class Assembly:
     """One message that is being put together."""
 
-    __slots__ = ("_pieces", "_shared", "expected", "size")
+    __slots__ = ("_bytes", "_shared", "expected", "size")
 
     def __init__(self, shared: Reassembly) -> None:
         self._shared = shared
-        self._pieces: list[bytes] = []
+        self._bytes = bytearray()  # not the pieces: each may have a byte, and cost fifty
         self.size = 0
         self.expected = 0  # pieces still to come
 
@@ -55,11 +55,10 @@ class Assembly:
             return piece
         self._check(frag, piece)
         if frag == 0:
-            self._pieces.append(piece)
-            message = b"".join(self._pieces)
+            message = bytes(self._bytes + piece)
             self.drop()
             return message
-        self._pieces.append(piece)
+        self._bytes += piece
         self.expected = frag
         self.size += len(piece)
         self._shared.used += len(piece)
@@ -86,5 +85,5 @@ class Assembly:
     def drop(self) -> None:
         """Forget what has come."""
         self._shared.used -= self.size
-        self._pieces = []
+        self._bytes = bytearray()
         self.size = self.expected = 0

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ID_MOST = 2**32 - 1
 SEQ_MOST = 2**32 - 1  # no wrap: a channel that comes here is over
+TYPE_MOST = 1024  # characters; ours, since a channel keeps its type for as long as it lives
 HEAD_MOST = 2**16 - 1  # bytes, what two bytes of length can say
 JSON_LEAST = 7  # bytes; shorter heads are binary and belong to other layers
 DEPTH_MOST = 32  # brackets inside each other

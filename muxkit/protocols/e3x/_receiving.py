@@ -71,8 +71,8 @@ class Incoming:
 
     # --- arriving
 
-    def take(self, packet: Packet, seq: int, now: float, room: int) -> Arrival:
-        """A packet came; there are `room` bytes for it if it is to wait."""
+    def take(self, packet: Packet, seq: int, now: float, room: int, room_next: int) -> Arrival:
+        """A packet came; there are `room` bytes for it if it is to wait, `room_next` if it is the next in order."""
         self.heard_at = now
         if seq <= self.processed or seq in self._waiting:
             # An ack that was lost would otherwise be missed forever.
@@ -81,8 +81,8 @@ class Incoming:
         if seq > self.processed + self.capacity:
             self.ack_now = True
             return Arrival.BEYOND
-        # The next packet in order is taken whatever it takes, or the channel could wait for memory forever.
-        if len(packet.body) > room and seq != self.processed + 1:
+        # There is always some room for the next packet in order, or the channel could wait for memory forever.
+        if len(packet.body) > (room_next if seq == self.processed + 1 else room):
             self.ack_now = True
             return Arrival.FULL
         highest = self.highest

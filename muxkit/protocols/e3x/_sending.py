@@ -167,11 +167,10 @@ class Outgoing:
         if ack > before:
             self._forget(before, ack, news, now)
             self.timed_at = None
+        missing = [seq for seq in missing if ack < seq <= self._ceiling.sent]  # of the rest a peer cannot know
         self.stands_still = ack == before and bool(missing)
         for seq in missing:
-            piece = self._pieces.get(seq)
-            if piece is None or piece.times == 0:
-                continue
+            piece = self._pieces[seq]
             if not piece.is_named:
                 piece.is_named = True
                 news.named += 1

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LINGER = 10.0  # s, at least, that a channel which is gone is remembered, to answer what the peer sends again
 ERR_REPEATS = 2  # times that an err is said again, a second apart; ours
 ERR_PAUSE = 1.0  # s
+OVERHEAD = 256  # bytes that a waiting packet costs beside its body
 USED_RANGES = 1024  # holes in the peer's used ids that are remembered
 
 
@@ -60,6 +61,7 @@ class State:
         self.line: deque[EngineChannel] = deque()
         self.watching: dict[int, EngineChannel] = {}
         self.held = 0  # bytes received and not processed
+        self.waiting = 0  # packets received and not processed
         self.unsent = 0  # bytes queued, on all channels
         self._timers: list[tuple[float, int]] = []
 
@@ -69,6 +71,16 @@ class State:
     def window(self) -> int:
         """Packets that one channel may keep waiting."""
         return max(1, min(self.config.window, self.limits.channel_bytes // self.packet))
+
+    @property
+    def room(self) -> int:
+        """Bytes of one more packet that may wait."""
+        return self.limits.connection_bytes - self.held - OVERHEAD * self.waiting
+
+    @property
+    def room_next(self) -> int:
+        """The same for the packet that is next in order on its channel: there is always some."""
+        return max(self.room, self.limits.channel_floor, self.config.packet)
 
     def new_channel(self, id: int, type: str, *, ours: bool, reliable: bool) -> EngineChannel:
         channel = EngineChannel(id, type, ours)
@@ -126,6 +138,7 @@ class State:
         channel.gone = True
         if channel.incoming is not None:
             self.held -= channel.incoming.bytes
+            self.waiting -= channel.incoming.waiting
         if channel.outgoing is not None:
             self.unsent -= channel.outgoing.unsent
         self.unsent -= channel.queued
@@ -145,7 +158,9 @@ class State:
         self.tombstones[id] = tombstone
         self.tombstones.move_to_end(id)
         while len(self.tombstones) > self.limits.tombstones or next(iter(self.tombstones.values())).until <= self.now:
-            self.tombstones.popitem(last=False)
+            forgotten, _ = self.tombstones.popitem(last=False)
+            self.errs.pop(forgotten, None)  # the network may take nothing for a while
+            self.answers.pop(forgotten, None)
 
     def buried(self, id: int) -> Tombstone | None:
         tombstone = self.tombstones.get(id)

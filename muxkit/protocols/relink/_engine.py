@@ -111,6 +111,12 @@ class LinkEngine(Sending):
         return self._link.retained
 
     @property
+    def channel_count(self) -> int:
+        """Channels of both directions that take memory, closed ones included whose end the peer may not know."""
+        link = self._link
+        return len(link.outgoing) + len(link.incoming) + len(link.tombs)
+
+    @property
     def owed_answers(self) -> int:
         """Channels of the peer with committed messages that we have not answered."""
         return self._link.unanswered

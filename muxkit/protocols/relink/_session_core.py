@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._session_roles import ErrorMaker, In, Out, Owner
     from muxkit.runtime._errors import Side
 
+CHANNEL_COST = 3 * 1024  # bytes that a channel in one direction counts, with nothing in it; it takes up to twice that
 GOODBYE = 1.0  # s, for the end of a connection whose link is finished
 
 _log = logging.getLogger("muxkit")
@@ -145,8 +146,9 @@ class Core:
 
     @property
     def retained_bytes(self) -> int:
-        """What is kept of messages in both directions."""
-        return self.engine.held_bytes + self.engine.retained_bytes
+        """What is kept of messages in both directions, and of the channels themselves."""
+        engine = self.engine
+        return engine.held_bytes + engine.retained_bytes + CHANNEL_COST * engine.channel_count
 
     @property
     def owes_the_application(self) -> bool:

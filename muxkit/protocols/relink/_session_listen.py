@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Identify = Callable[[trio.abc.Stream], bytes | None]
 
 MIB = 1024 * 1024
-LINK_COST = 16 * 1024  # bytes that an absent link counts beside its messages
+LINK_COST = 16 * 1024  # bytes that an absent link counts beside its messages and channels
 
 _log = logging.getLogger("muxkit")
 
@@ -52,7 +52,7 @@ class Keep:
 
     links: int = attrs.field(default=1024, validator=attrs.validators.ge(0))
     bytes: int = attrs.field(default=64 * MIB, validator=attrs.validators.ge(0))
-    """Of messages in both directions, and 16 KiB for each link."""
+    """Of messages in both directions, with 3 KiB for each of a link's channels and 16 KiB for the link itself."""
     age: float = attrs.field(default=300.0, validator=attrs.validators.ge(0.0))
     """Seconds without a connection."""
 

@@ -47,7 +47,7 @@ def place_of(url: str) -> Place:
 
 
 def split_endpoint(transport: str, address: str) -> tuple[str, str | None]:
-    """The address as the transport knows it, and the endpoint if one is named."""
+    """The address as the transport knows it, and the endpoint if one is named; ValueError if that cannot be meant."""
     front, question, query = address.partition("?")
     endpoint: str | None = None
     if question:
@@ -55,15 +55,24 @@ def split_endpoint(transport: str, address: str) -> tuple[str, str | None]:
         for item in query.split("&"):
             name, _, value = item.partition("=")
             if name == "endpoint" and endpoint is None:
-                endpoint = unquote(value, errors="strict")
+                endpoint = _name(value)
             else:
                 left.append(item)
         address = f"{front}?{'&'.join(left)}" if left else front
-    if endpoint is None and transport not in PATHS:
-        address, slash, path = address.partition("/")
+    if transport not in PATHS:
+        front, slash, path = address.partition("/")
+        if slash and endpoint is not None:
+            raise ValueError(f"several endpoints are named: {path!r} in the path, {endpoint!r} behind it")
         if slash:
-            endpoint = unquote(path, errors="strict")
+            address, endpoint = front, _name(path)
     return address, endpoint
+
+
+def _name(quoted: str) -> str:
+    try:
+        return unquote(quoted, errors="strict")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"endpoint {quoted!r} is not UTF-8 behind its percent signs") from error
 
 
 def join_endpoint(transport: str, address: str, endpoint: str | None) -> str:

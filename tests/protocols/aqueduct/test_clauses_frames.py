@@ -137,6 +137,24 @@ def test_any_split_of_a_stream_gives_the_same_events() -> None:
     assert events == whole
 
 
+@pytest.mark.requirement("R-27")
+def test_no_frame_ends_before_so_much_came_as_is_missing() -> None:
+    large = MessageFrame(number=0, headers=(), attachments=(), payload=bytes(10_000))
+    data = encode_frame(RouteTo(0)) + encode_frame(large) + encode_frame(FinishSender(1))
+    end = data.rindex(encode_frame(FinishSender(1)))
+    for cut in [*range(1, 20), 5000, end - 1]:
+        talk = server()
+        talk.say(data[:cut].hex(), stream=2)
+        frames, missing = talk.engine.frames, talk.engine.missing(2)
+        assert missing == end - cut or cut < 10
+        talk.say(data[cut : cut + missing - 1].hex() if missing else "", stream=2)
+        assert talk.engine.frames == frames
+    talk = server()
+    talk.say(data[:5000].hex(), stream=2)
+    assert talk.say(data[5000:end].hex(), stream=2) != []
+    assert talk.engine.missing(2) == talk.engine.missing(6) == 0
+
+
 @clause("aqueduct-T19")
 def test_a_count_of_zero_is_accepted_and_says_nothing() -> None:
     talk = server()

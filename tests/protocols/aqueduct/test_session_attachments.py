@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+import trio.testing
 
 from muxkit import LocalProtocolError
 from muxkit.protocols import aqueduct
@@ -128,6 +129,7 @@ async def test_halves_that_nobody_takes_are_closed_with_the_block_of_their_messa
             taken = message.sender(2)
         with pytest.raises(Finished):
             await receiver.receive()
+        await trio.testing.wait_all_tasks_blocked()  # each half has a word of its own for it
         with pytest.raises(NoReceiver):
             await sender.finish()
         await taken.send(b"alive")

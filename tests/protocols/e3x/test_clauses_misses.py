@@ -219,6 +219,16 @@ def test_a_miss_of_as_many_entries_as_a_packet_can_hold_resends_only_what_there_
     assert seqs(sent(engine)) == [2, 3, 4, 5, 6]
 
 
+@pytest.mark.requirement("R-18", "R-19")
+def test_a_miss_of_what_was_never_sent_stops_nothing() -> None:
+    """Nothing is under way, so nobody would ever mend it: the peer owes no ack, and we ask for none."""
+    engine = connector()
+    channel = sending(engine, 3)
+    fed(engine, c=1, ack=3, miss=[1] * 300)
+    engine.send(channel, b"4")
+    assert seqs(sent(engine)) == [4]
+
+
 @pytest.mark.clause("e3x-M01")
 def test_a_list_of_missing_packets_is_cut_to_what_a_packet_holds() -> None:
     engine = listener(window=2000, limits=Limits(channel_bytes=8 * 2**20))

@@ -196,7 +196,7 @@ def test_a_beginning_that_loses_much_of_what_it_sends_is_over() -> None:
 def test_a_window_without_room_says_nothing_of_itself() -> None:
     incoming = Incoming(100)
     assert incoming.ack(0) is None
-    incoming.take(Packet(1, seq=2), 2, 0.0, 100)
+    incoming.take(Packet(1, seq=2), 2, 0.0, 100, 100)
     assert incoming.ack(1) is None
     assert incoming.ack(2) == (0, [1, 99])
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Engine, EngineChannel, encode_packet, join_packet
-from muxkit.protocols.e3x._packets import Packet
-from muxkit.protocols.e3x._state import UsedIds
+from muxkit.protocols.e3x._packets import TYPE_MOST, Packet
+from muxkit.protocols.e3x._state import OVERHEAD, UsedIds
 from tests.protocols.e3x._helpers import (
     acks,
     connector,
@@ -189,6 +189,62 @@ def test_what_all_channels_hold_together_is_limited() -> None:
     assert engine.stats().held <= 100_000
 
 
+@pytest.mark.requirement("R-01", "R-03")
+def test_packets_that_wait_count_for_more_than_their_bodies() -> None:
+    engine = listener(limits=Limits(connection_bytes=100_000))
+    for id in range(1, 21, 2):
+        for seq in range(2, 101):
+            fed(engine, c=id, seq=seq)
+    assert engine.stats().held == 0
+    assert engine._state.waiting <= 100_000 / OVERHEAD + 10, "and the next in order on each channel"
+    assert engine.stats().faults["full"] > 500
+    for id in range(1, 21, 2):
+        fed(engine, c=id, type="x", err="enough")
+    assert engine._state.waiting == 0
+
+
+@pytest.mark.requirement("R-01", "R-18")
+def test_what_stands_in_the_head_of_a_packet_is_not_kept_while_it_waits() -> None:
+    engine = listener()
+    channel = opened(engine)
+    fed(engine, b"x", c=1, seq=3, type="y" * 50_000, ack=0, miss=[1] * 5000)
+    assert channel.incoming is not None
+    fed(engine, c=1, seq=2)
+    packet = channel.incoming.further()
+    assert packet is not None
+    assert (packet.seq, packet.body, packet.type, packet.miss) == (3, b"x", None, None)
+
+
+@pytest.mark.requirement("R-01", "R-03")
+def test_a_first_packet_for_which_there_is_no_memory_may_come_again_and_a_small_one_is_always_taken() -> None:
+    engine = listener(limits=Limits(connection_bytes=100_000))
+    for id in range(1, 201, 2):
+        fed(engine, bytes(60_000), c=id, type="x", seq=1)
+    assert engine.stats().held == 60_000
+    assert engine.channels == 1
+    assert engine.stats().faults == {"full": 99}
+    assert fed(engine, bytes(4000), c=201, type="x", seq=1) == [("opened", 201, "x", bytes(4000))]
+    channel = engine.channel(1)
+    assert channel is not None
+    engine.done(channel)
+    assert fed(engine, bytes(60_000), c=3, type="x", seq=1) == [("opened", 3, "x", bytes(60_000))]
+
+
+@pytest.mark.requirement("R-01", "R-19")
+def test_a_type_that_is_too_long_to_be_kept_is_answered_with_an_err() -> None:
+    engine = listener()
+    fed(engine, c=1, type="x" * (TYPE_MOST + 1), seq=1)
+    fed(engine, c=3, type="x" * (TYPE_MOST + 1))
+    fed(engine, c=5, seq=2)
+    fed(engine, c=5, type="x" * (TYPE_MOST + 1), seq=1)
+    assert engine.channels == 0
+    assert engine.stats().faults == {"misplaced": 3}
+    assert {packet.channel: packet.err for packet in sent(engine)} == dict.fromkeys(
+        (1, 3, 5), "a type of 1025 characters, 1024 are allowed"
+    )
+    assert fed(engine, c=7, type="x" * TYPE_MOST, seq=1) == [("opened", 7, "x" * TYPE_MOST, b"")]
+
+
 @pytest.mark.requirement("R-01")
 def test_ends_of_channels_are_remembered_within_a_limit() -> None:
     engine = listener(limits=Limits(tombstones=10))
@@ -197,6 +253,16 @@ def test_ends_of_channels_are_remembered_within_a_limit() -> None:
         fed(engine, c=id, err="x")
     assert len(engine._state.tombstones) == 10
     assert fed(engine, c=1, type="x", seq=1) == [("fault", "unknown")], "an id is used once"
+
+
+@pytest.mark.requirement("R-01", "R-06")
+def test_while_nothing_can_be_sent_what_is_to_be_answered_does_not_pile_up() -> None:
+    engine = listener(limits=Limits(tombstones=10, channels=50), unreliable=("p",))
+    for id in range(1, 2001, 4):
+        fed(engine, b"x", c=id, type="x", seq=1, frag=2**32 - 1)  # broken off by us
+        fed(engine, c=id + 2, type="p", seq=1)  # refused
+    assert len(engine._state.errs) <= 20
+    assert len(sent(engine)) <= 20
 
 
 @pytest.mark.requirement("R-01")
@@ -294,6 +360,7 @@ def test_no_sequence_of_packets_makes_an_engine_raise_or_lose_count(
                 engine.send(channel, body)
         does.get(command, lambda: None)()
         live = list(engine._state.table)
+        assert engine._state.waiting == sum(it.incoming.waiting for it in live if it.incoming is not None)
         assert engine.stats().held == sum(it.incoming.bytes for it in live if it.incoming is not None)
         assert engine.stats().unsent == sum(it.outgoing.unsent for it in live if it.outgoing) + sum(
             it.queued for it in live

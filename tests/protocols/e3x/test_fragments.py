@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Config, Engine, encode_packet
-from muxkit.protocols.e3x._fragments import cut, pieces_after
+from muxkit.protocols.e3x._fragments import Assembly, Reassembly, cut, pieces_after
 from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, sent, told
 
 
@@ -112,6 +114,20 @@ def test_a_message_that_grows_beyond_what_it_announced_is_refused() -> None:
     events = [event for seq in range(3, 10) for event in fed(engine, bytes(1300), c=1, seq=seq, frag=22 - seq)]
     assert [event[2] for event in events if isinstance(event, tuple)] == ["message"]
     assert engine._state.reassembly.used == 0
+
+
+@pytest.mark.requirement("R-01", "R-26")
+def test_a_message_in_tiny_pieces_takes_little_more_memory_than_its_bytes() -> None:
+    assembly = Assembly(Reassembly(Limits()))
+    tracemalloc.start()
+    try:
+        for frag in range(10_000, 0, -1):
+            assembly.add(frag, b"%02d" % (frag % 100))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert assembly.size == 20_000
+    assert taken < 3 * assembly.size
 
 
 @pytest.mark.requirement("R-01")

@@ -79,6 +79,31 @@ async def test_absent_links_are_bounded_in_bytes_also_while_they_are_absent(auto
         assert made.listener.absent_bytes == 0
 
 
+@pytest.mark.requirement("R-01", "R-03")
+async def test_channels_of_absent_links_count_though_nothing_is_in_them(autojump_clock: MockClock) -> None:
+    async def read(link: Link) -> None:
+        async with trio.open_nursery() as nursery:
+            async for receiver in link.receivers():
+                nursery.start_soon(receiver.process, consume)
+
+    async def consume(message: relink.Message) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async with world(handler=read, keep=Keep(bytes=1_000_000)) as made:
+        for channels, is_kept in ((100, True), (400, False)):
+            with trio.CancelScope() as scope:
+                async with made.link() as one:
+                    receipts = [await one.sender(channel).send(b"") for channel in range(channels)]
+                    for receipt in receipts:
+                        await receipt.consumed()
+                    scope.cancel()
+                    await trio.lowlevel.checkpoint()
+            await at_rest()
+            assert made.listener.links == is_kept
+            assert made.listener.absent_bytes == is_kept * (16 * 1024 + 100 * 3 * 1024)
+            await trio.sleep(1000)
+
+
 @pytest.mark.requirement("R-01")
 async def test_a_link_whose_connector_never_heard_of_it_counts_as_absent(autojump_clock: MockClock) -> None:
     """The listener cannot know whether its answer arrived: the link may be asked for again, until it is too old."""

@@ -59,6 +59,20 @@ def test_an_endpoint_may_be_named_once() -> None:
         relink.link(lambda: memory.connect("x"), insecure=True)
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("relink+tcp://127.0.0.1:1/a?endpoint=b", "'a' in the path, 'b' behind it"),
+        ("relink+mem://orders/a?endpoint=a", "'a' in the path, 'a' behind it"),
+        ("relink+tcp://127.0.0.1:1/%ff", "endpoint '%ff' is not UTF-8"),
+        ("relink+ws://127.0.0.1:1/chat?endpoint=%ff", "endpoint '%ff' is not UTF-8"),
+    ],
+)
+def test_an_endpoint_that_a_url_cannot_mean_is_refused_before_anybody_dials(url: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        relink.link(url)
+
+
 async def serve_one_message(link: Link) -> None:
     async for receiver in link.receivers():
         async for message in receiver:

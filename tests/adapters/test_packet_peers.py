@@ -1,0 +1,52 @@
+"""How fast may strangers push each other out of a listener's table? A flood must leave time for those who are known."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from muxkit import Limits
+from muxkit_adapters._packets_peers import EVICTIONS, EVICTIONS_BURST, Peers
+from muxkit_adapters.udp import ServerCounters
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+
+class Stranger:
+    """A peer that never proves itself."""
+
+    expires = math.inf
+    reason = ""
+
+    def forget(self, reason: str) -> None:
+        self.reason = reason
+
+
+@pytest.mark.requirement("R-10", "R-13")
+async def test_a_flood_of_strangers_makes_only_so_many_a_second_give_way(mock_clock: MockClock) -> None:
+    counters = ServerCounters()
+    async with trio.open_nursery() as nursery:
+        peers = Peers(nursery, Limits(half_open=5), counters)
+
+        def flood() -> int:
+            return sum(peers.admit(Stranger()) is not None for _ in range(1000))
+
+        assert flood() == 5 + EVICTIONS_BURST
+        assert counters.turned_away == 1000 - 5 - EVICTIONS_BURST
+        mock_clock.jump(1.0)
+        assert flood() == EVICTIONS
+        mock_clock.jump(60.0)
+        assert flood() == EVICTIONS_BURST
+        assert counters.half_open == 5
+
+
+@pytest.mark.requirement("R-13")
+async def test_while_there_are_places_strangers_get_one_without_waiting(mock_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        peers = Peers(nursery, Limits(half_open=1000), ServerCounters())
+        assert all(peers.admit(Stranger()) is not None for _ in range(1000))
+        assert peers.has_room, "the oldest gives way"
