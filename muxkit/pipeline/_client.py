@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import ssl
 from enum import Enum
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,7 +17,7 @@ import trio
 
 from muxkit import PluginError
 from muxkit.pipeline._errors import DataLoss, OptionError, StreamUnavailable
-from muxkit.pipeline._options import SourceOptions, Verify
+from muxkit.pipeline._options import SourceOptions, Tls, Verify
 from muxkit.pipeline._refusals import Refusal, acknowledged
 from muxkit.pipeline._talk import SILENCE, talk
 from muxkit.protocols import restream
@@ -54,7 +56,6 @@ class Client:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._config = restream.ClientConfig(ack_every=None, line=options.message_bytes)
-        self._dials: dict[str, Dial] = {}
 
     async def status(self, server: str, uuid: str) -> Answer:
         """How a stream stands there."""
@@ -88,30 +89,44 @@ class Client:
         await talk(self._dial(server), _Acknowledge(uuid, id, self._options, self._config))
 
     def _dial(self, server: str) -> Dial:
-        if server not in self._dials:
-            try:
-                self._dials[server] = dial_of(server, self._link_options(server))
-            except (PluginError, ValueError, TypeError) as error:
-                raise OptionError("servers", f"{server}: {error}") from error
-        return self._dials[server]
-
-    def _link_options(self, server: str) -> dict[str, Any]:
-        transport = server.partition("://")[0].rpartition("+")[2].lower()
         tls = self._options.tls
-        options: dict[str, Any] = {}
-        if transport in ENCRYPTED:
-            options["ssl_context"] = _context(self._options)
-            if tls.server_hostname is not None:
-                if transport != "tls":
-                    raise OptionError("tlsServerHostname", f"{server}: only tls takes one")
-                options["server_hostname"] = tls.server_hostname
-        if tls.insecure and transport not in ("mem", "unix"):
-            options["insecure"] = True
-        return options
+        return _dial(server, tls, tuple(_written(path) for path in (tls.ca_file, tls.cert_file, tls.key_file)))
 
 
-def _context(options: SourceOptions) -> ssl.SSLContext:
-    tls = options.tls
+@lru_cache(maxsize=1024)
+def _dial(server: str, tls: Tls, written: tuple[float, ...]) -> Dial:
+    """Kept by the process, which has many tasks: finding a transport takes longer than a small read.
+
+    Not longer than the files are as they were: a query may live to see its certificate renewed.
+    """
+    try:
+        return dial_of(server, _link_options(server, tls))
+    except (PluginError, ValueError, TypeError) as error:
+        raise error if isinstance(error, OptionError) else OptionError("servers", f"{server}: {error}") from error
+
+
+def _link_options(server: str, tls: Tls) -> dict[str, Any]:
+    transport = server.partition("://")[0].rpartition("+")[2].lower()
+    options: dict[str, Any] = {}
+    if transport in ENCRYPTED:
+        options["ssl_context"] = _context(tls)
+        if tls.server_hostname is not None:
+            if transport != "tls":
+                raise OptionError("tlsServerHostname", f"{server}: only tls takes one")
+            options["server_hostname"] = tls.server_hostname
+    if tls.insecure and transport not in ("mem", "unix"):
+        options["insecure"] = True
+    return options
+
+
+def _written(path: str | None) -> float:
+    try:
+        return 0.0 if path is None else Path(path).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
     except OSError as error:

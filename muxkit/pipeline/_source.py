@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
+import attrs
 import trio
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -62,7 +63,7 @@ class Spans(InputPartition):
 
 
 class _Reading:
-    """What tasks do; it is pickled, and so are options and a schema, nothing else."""
+    """What tasks do. It is pickled for each of them: so without the planner, and the names of all streams."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -76,7 +77,7 @@ class _Reading:
         return self._planned
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_planned": None}
+        return self.__dict__ | {"_planned": None, "_options": attrs.evolve(self._options, streams=())}
 
     def _partitions(self, spans: Sequence[Span]) -> Sequence[Spans]:
         return [Spans(each) for each in group(spans, self._options.most_partitions)]

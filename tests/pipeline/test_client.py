@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -342,6 +343,10 @@ async def test_it_works_over_tls_and_trusts_whom_it_was_told_to_trust(transport:
         stranger = client_of(served.url, tlsCaFile=str(tmp_path / "other.pem"))
         with pytest.raises(StreamUnavailable, match=r"there can be no connection: .*certificate"):
             await stranger.status(served.url, ONE)
+        # A file that was renewed is read again, by the same client.
+        os.utime(tmp_path / "other.pem", (1, 1))
+        authority.cert_pem.write_to_path(str(tmp_path / "other.pem"))
+        assert await stranger.status(served.url, ONE) == restream.Status(3, 3, False, 2)
         nursery.cancel_scope.cancel()
 
 
