@@ -6,7 +6,6 @@ Nothing here knows Spark. Each question is a connection of its own; an older one
 from __future__ import annotations
 
 import logging
-import ssl
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -20,12 +19,12 @@ from muxkit.pipeline._errors import DataLoss, OptionError, StreamUnavailable
 from muxkit.pipeline._options import SourceOptions, Tls, Verify
 from muxkit.pipeline._refusals import Refusal, acknowledged
 from muxkit.pipeline._talk import SILENCE, talk
+from muxkit.pipeline._tls import link_options
 from muxkit.protocols import restream
 from muxkit.protocols.restream._session_client_dial import dial_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from typing import Any
 
     from muxkit.pipeline._offsets import Span
     from muxkit.protocols.restream import ClientEngine, ClientEvent, Json, Received, Verifier
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 LATER: Final = (Refusal.BUSY, Refusal.TROUBLE)
 LOST: Final = (Refusal.GONE, Refusal.BEYOND, Refusal.UNKNOWN)
-ENCRYPTED: Final = ("tls", "wss", "quic")
 
 _log = logging.getLogger("muxkit")
 
@@ -100,23 +98,9 @@ def _dial(server: str, tls: Tls, written: tuple[float, ...]) -> Dial:
     Not longer than the files are as they were: a query may live to see its certificate renewed.
     """
     try:
-        return dial_of(server, _link_options(server, tls))
+        return dial_of(server, link_options(server, tls))
     except (PluginError, ValueError, TypeError) as error:
         raise error if isinstance(error, OptionError) else OptionError("servers", f"{server}: {error}") from error
-
-
-def _link_options(server: str, tls: Tls) -> dict[str, Any]:
-    transport = server.partition("://")[0].rpartition("+")[2].lower()
-    options: dict[str, Any] = {}
-    if transport in ENCRYPTED:
-        options["ssl_context"] = _context(tls)
-        if tls.server_hostname is not None:
-            if transport != "tls":
-                raise OptionError("tlsServerHostname", f"{server}: only tls takes one")
-            options["server_hostname"] = tls.server_hostname
-    if tls.insecure and transport not in ("mem", "unix"):
-        options["insecure"] = True
-    return options
 
 
 def _written(path: str | None) -> float:
@@ -124,22 +108,6 @@ def _written(path: str | None) -> float:
         return 0.0 if path is None else Path(path).stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _context(tls: Tls) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=tls.ca_file)
-    except OSError as error:
-        raise OptionError("tlsCaFile", f"{tls.ca_file}: {error}") from error
-    if tls.cert_file is not None:
-        try:
-            context.load_cert_chain(tls.cert_file, tls.key_file)
-        except OSError as error:
-            raise OptionError("tlsCertFile", f"{tls.cert_file}: {error}") from error
-    if tls.insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 # ---------------------------------------------------------------------------- what is wished for

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ssl
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PASSED_OVER: Final = ("path", "checkpointLocation", "queryName")
-ENCRYPTED: Final = ("tls", "wss", "quic")
 LEAST_WINDOW: Final = 4 << 10
 MOST_CHANNELS: Final = 64
 
@@ -84,18 +82,6 @@ class SinkOptions:
             raise OptionError("tlsKeyFile", "a key without a certificate: tlsCertFile is missing")
         return parsed
 
-    def link_options(self, url: str) -> dict[str, Any]:
-        """What `muxkit.connect` has to be told beside the URL."""
-        transport = url.partition("://")[0].rpartition("+")[2].lower()
-        options: dict[str, Any] = {}
-        if transport in ENCRYPTED:
-            options["ssl_context"] = _context(self.tls)
-            if self.tls.server_hostname is not None:
-                options["server_hostname"] = self.tls.server_hostname
-        if self.tls.insecure and transport not in ("mem", "unix"):
-            options["insecure"] = True
-        return options
-
 
 NAMES: Final = (
     "url",
@@ -154,19 +140,3 @@ def _window(value: str, name: str) -> int:
     if size < LEAST_WINDOW:
         raise OptionError(name, f"{size} bytes are less than {LEAST_WINDOW}")
     return size
-
-
-def _context(tls: Tls) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=tls.ca_file)
-    except OSError as error:
-        raise OptionError("tlsCaFile", f"{tls.ca_file}: {error}") from error
-    if tls.cert_file is not None:
-        try:
-            context.load_cert_chain(tls.cert_file, tls.key_file)
-        except OSError as error:
-            raise OptionError("tlsCertFile", f"{tls.cert_file}: {error}") from error
-    if tls.insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

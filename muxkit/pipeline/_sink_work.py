@@ -18,6 +18,7 @@ from muxkit.pipeline._errors import PipelineError, told_plainly
 from muxkit.pipeline._sink_rows import Blocks
 from muxkit.pipeline._staging_client import StagingClient
 from muxkit.pipeline._staging_store_rows import Block, Key
+from muxkit.pipeline._tls import link_options
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -157,7 +158,7 @@ def _client(options: SinkOptions, url: str) -> StagingClient:
         patience=options.patience,
         channels=options.channels,
         window=options.window,
-        **options.link_options(url),
+        **link_options(url, options.tls),
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from muxkit.pipeline import SinkOptions
 from muxkit.pipeline._errors import OptionError
 from muxkit.pipeline._sink_options import NAMES, RowEncoding
+from muxkit.pipeline._tls import link_options
 
 URL = "bpmux+tcp://127.0.0.1:7000"
 
@@ -40,7 +41,7 @@ def test_every_option_is_read_in_any_case() -> None:
     assert options.urls == (URL, "relink+tcp://127.0.0.1:7001/x")
     assert (options.stream, options.app, options.ttl, options.channels) == ("orders", "nightly", 7200.0, 4)
     assert (options.window, options.encoding, options.patience) == (65_536, RowEncoding.JSON, 0.5)
-    assert options.link_options(URL) == {"insecure": True}
+    assert link_options(URL, options.tls) == {"insecure": True}
     assert "secret" not in repr(options)
 
 
@@ -80,17 +81,17 @@ def test_each_kind_of_write_has_its_own_way_to_be_known_again() -> None:
 
 def test_an_encrypted_url_gets_a_context() -> None:
     options = SinkOptions.parse({"url": "bpmux+tls://127.0.0.1:7000", "tlsServerHostname": "x"}, streaming=True)
-    found = options.link_options(options.urls[0])
+    found = link_options(options.urls[0], options.tls)
     assert found["server_hostname"] == "x"
     assert found["ssl_context"].verify_mode is ssl.CERT_REQUIRED
-    assert SinkOptions.parse({"url": URL}, streaming=True).link_options(URL) == {}
+    assert link_options(URL, SinkOptions.parse({"url": URL}, streaming=True).tls) == {}
 
 
 @pytest.mark.parametrize("name", ["tlsCaFile", "tlsCertFile"])
 def test_a_file_that_is_not_there_names_its_option(name: str) -> None:
     options = SinkOptions.parse({"url": "bpmux+tls://127.0.0.1:7000", name: "/nowhere.pem"}, streaming=True)
     with pytest.raises(OptionError, match=rf"option {name}: /nowhere.pem: "):
-        options.link_options(options.urls[0])
+        link_options(options.urls[0], options.tls)
 
 
 def test_every_option_is_on_the_page() -> None:
