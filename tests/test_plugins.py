@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -131,6 +132,18 @@ async def test_the_door_compares_the_kinds_before_anything_is_dialled(install: I
     with pytest.raises(PluginError, match="relink cannot speak over 'parcel'"):
         async with muxkit.connect("relink+parcel://nowhere"):
             pass
+
+
+@pytest.mark.parametrize(("name", "missing"), [("quic", "aioquic"), ("dtls", "OpenSSL")])
+def test_a_transport_whose_extra_is_not_installed_names_it(name: str, missing: str) -> None:
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "from muxkit._plugins import TRANSPORTS, PluginError, load\n"
+        f"try: load(TRANSPORTS, {name!r})\n"
+        "except PluginError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert f"install muxkit[{name}]" in done.stdout
 
 
 def test_the_error_is_one_of_muxkits() -> None:

@@ -13,8 +13,11 @@ import trio
 from muxkit import Limits
 from muxkit.runtime import background
 
+try:
+    from ._aioquic_limits import LimitedConnection
+except ModuleNotFoundError as error:
+    raise ImportError("quic needs aioquic: install muxkit[quic]") from error
 from ._addresses import join_host_port, parse_host_port, parse_hosts
-from ._aioquic_limits import LimitedConnection
 from ._errors import HandshakeFailed
 from ._quic_config import ALPN, IDLE_TIMEOUT, KEEP_ALIVE, IssuedTickets, Source, Tickets, Tuning, identify, trust
 from ._quic_ending import ConnectionEnded
