@@ -98,7 +98,7 @@ def test_every_module_says_what_it_is_for_in_its_first_line() -> None:
     assert silent == []
 
 
-@pytest.mark.parametrize("package", ["muxkit", "adapters/muxkit_adapters"])
+@pytest.mark.parametrize("package", ["muxkit", "adapters/muxkit_adapters", "adapters/pyspark_muxkit"])
 def test_a_package_is_marked_as_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()
 

@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=8_000, help="messages of each stream")
     parser.add_argument("--sink", choices=["batches", "file"], default="batches")
     parser.add_argument("--keep", type=Path, help="where everything is written and kept; else it is removed at the end")
+    parser.add_argument("--page", type=Path, default=Path("muxkit-captures.html"), help="where the report goes")
     options = parser.parse_args(arguments)
     out = Console(markup=False, emoji=False, highlight=False)
     with _folder(options.keep) as folder:
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
             _show_log(plan.folder, out)
             return 1
         out.print(str(verdict), soft_wrap=True)
-        page = capture(folder / "captures", options.keep)
+        page = capture(folder / "captures", options.page)
         out.print(f"a report about {TRAFFIC:g} s of captured traffic: {page}", soft_wrap=True)
     out.print(
         f"{'ok' if verdict.is_right else 'FAILED'}: {kills} kills, each row {'once' if verdict.is_right else '?'}"
@@ -82,13 +83,13 @@ def prove(plan: Plan, out: Console) -> tuple[Verdict, int]:
         return verdict, len(proof.kills)
 
 
-def capture(folder: Path, keep: Path | None) -> Path:
-    """Some traffic, recorded, and the page about it: beside everything else, or here if nothing else is kept."""
+def capture(folder: Path, page: Path) -> Path:
+    """Some traffic, recorded, and the page about it."""
     from muxkit import pipeline
 
     with pipeline.Capture(folder) as recorder:
         trio.run(_traffic, recorder)
-    page = (keep or Path.cwd()) / "muxkit-captures.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
     return pipeline.report(folder, page)
 
 
