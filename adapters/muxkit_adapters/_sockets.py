@@ -7,6 +7,7 @@ import operator
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -84,26 +85,41 @@ class SocketStream(trio.abc.HalfCloseableStream):
         size = RECEIVE_SIZE if max_bytes is None else operator.index(max_bytes)
         if size < 1:
             raise ValueError(f"max_bytes={size}: must be at least 1")
-        sock = self._socket
         self._receiving.begin()
         try:
-            if self._more or sock.fileno() == -1:
+            if self._more:
                 await trio.lowlevel.checkpoint()
             else:
-                await trio.lowlevel.wait_readable(sock)
-            while True:
-                try:
-                    data = sock.recv(size)
-                except (BlockingIOError, InterruptedError):
-                    await trio.lowlevel.wait_readable(sock)
-                else:
-                    # An end of file stays readable, so it counts as more.
-                    self._more = not data or len(data) == size
-                    return data
-        except OSError as error:
-            raise self._translated(error) from error
+                await self.wait_readable()
+            while (data := self.receive_nowait(size)) is None:
+                await self.wait_readable()
         finally:
             self._receiving.is_busy = False
+        self._more = not data or len(data) == size  # an end of file stays readable, so it counts as more
+        return data
+
+    async def wait_readable(self) -> None:
+        """Sleep until there is something to receive, or an error; perhaps for nothing."""
+        if self._socket.fileno() == -1:
+            await trio.lowlevel.checkpoint()
+            return
+        with suppress(trio.ClosedResourceError):  # closed, which `receive_nowait` will say, or `stop_waiting`
+            await trio.lowlevel.wait_readable(self._socket)
+
+    def receive_nowait(self, max_bytes: int) -> bytes | None:
+        """What has come, b"" at the end, None while there is nothing."""
+        try:
+            return self._socket.recv(max_bytes)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            raise self._translated(error) from error
+
+    def stop_waiting(self) -> None:
+        """Let `wait_readable` return now."""
+        if self._socket.fileno() != -1:
+            # It wakes everybody who waits for this socket, and whoever wants to goes on waiting.
+            trio.lowlevel.notify_closing(self._socket)
 
     # Sending
 
@@ -129,7 +145,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
             if self._socket.fileno() == -1:
                 await trio.lowlevel.checkpoint()
                 raise trio.ClosedResourceError("this socket was closed on our side")
-            await trio.lowlevel.wait_writable(self._socket)
+            await self._wait_writable()
 
     async def send_eof(self) -> None:
         with self._sending:
@@ -161,11 +177,21 @@ class SocketStream(trio.abc.HalfCloseableStream):
                 pending = _rest(pending, written)
                 if not pending:
                     return
-                await trio.lowlevel.wait_writable(self._socket)
+                await self._wait_writable()
                 waited = True
         finally:
             if not waited:
                 await trio.lowlevel.cancel_shielded_checkpoint()
+
+    async def _wait_writable(self) -> None:
+        while True:
+            try:
+                await trio.lowlevel.wait_writable(self._socket)
+            except trio.ClosedResourceError:
+                if self._socket.fileno() == -1:
+                    raise
+            else:
+                return
 
     def _write_some(self, pending: Buffers) -> int:
         if len(pending) == 1:

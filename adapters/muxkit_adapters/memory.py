@@ -72,11 +72,29 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             raise ValueError(f"max_bytes={size}: must be at least 1")
         with self._receiving:
             await trio.lowlevel.checkpoint()
-            while not (self._closed or self._incoming.data or self._incoming.ended):
+            while (data := self.receive_nowait(size)) is None:
                 await self._incoming.changed.park()
-            if self._closed:
-                raise trio.ClosedResourceError("this memory stream was closed on our side")
-            return self._incoming.take(size)
+            return data
+
+    async def wait_readable(self) -> None:
+        """Sleep until there is something to receive, or it is closed; perhaps for nothing."""
+        pipe = self._incoming
+        if self._closed or pipe.data or pipe.ended:
+            await trio.lowlevel.checkpoint()
+        else:
+            await pipe.changed.park()
+
+    def receive_nowait(self, max_bytes: int) -> bytes | None:
+        """What has come, b"" at the end, None while there is nothing."""
+        if self._closed:
+            raise trio.ClosedResourceError("this memory stream was closed on our side")
+        if not (self._incoming.data or self._incoming.ended):
+            return None
+        return self._incoming.take(max_bytes)
+
+    def stop_waiting(self) -> None:
+        """Let `wait_readable` return now."""
+        self._incoming.changed.unpark_all()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self.send_buffers([memoryview(data)])

@@ -28,6 +28,7 @@ from muxkit.runtime._links import StreamData as StreamData
 from muxkit.runtime._links import StreamReset as StreamReset
 from muxkit.runtime._links import StreamStopped as StreamStopped
 from muxkit.runtime._links import Transport as Transport
+from muxkit.runtime._links import WaitableLink as WaitableLink
 from muxkit.runtime._lobby import Greeting as Greeting
 from muxkit.runtime._lobby import Lobby as Lobby
 from muxkit.runtime._mailbox import Mailbox as Mailbox
@@ -35,6 +36,7 @@ from muxkit.runtime._multistream_pump import MultistreamPump as MultistreamPump
 from muxkit.runtime._packet_pump import DatagramPump as DatagramPump
 from muxkit.runtime._prefixed import prefixed as prefixed
 from muxkit.runtime._pump import StreamPump as StreamPump
+from muxkit.runtime._reading import Reading as Reading
 from muxkit.runtime._receive import ReceiveHalf as ReceiveHalf
 from muxkit.runtime._redial import Backoff as Backoff
 from muxkit.runtime._redial import Dial as Dial

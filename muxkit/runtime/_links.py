@@ -46,6 +46,31 @@ class NowaitLink(Protocol):
 
 
 @runtime_checkable
+class WaitableLink(Protocol):
+    """A byte stream on which a task can wait for bytes before it takes them.
+
+    A receiver that waits for a message anyway can then read in the place of the pump's own task, and has the message
+    a task switch earlier. Nobody calls `receive_some` beside it.
+    """
+
+    async def wait_readable(self) -> None:
+        """Sleep until there is something to receive: bytes, the end or an error; perhaps for nothing.
+
+        Cancelled means that it slept; it raises nothing about the connection itself.
+        """
+
+    def receive_nowait(self, max_bytes: int) -> bytes | None:
+        """What has come, b"" at the end of the stream, None while there is nothing.
+
+        Raises `trio.BrokenResourceError` when the connection is gone, `trio.ClosedResourceError` when it was
+        closed on our side.
+        """
+
+    def stop_waiting(self) -> None:
+        """Let `wait_readable` return now; harmless when nobody waits."""
+
+
+@runtime_checkable
 class Described(Protocol):
     """A link that knows who is at its ends; the text goes into errors and `session.info`."""
 

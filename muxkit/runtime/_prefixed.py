@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from muxkit.runtime._links import Described, NowaitLink
+from muxkit.runtime._links import Described, NowaitLink, WaitableLink
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
 
 def prefixed(stream: trio.abc.Stream, data: bytes) -> trio.abc.Stream:
-    """The stream, with `data` before what it has yet to receive; half-closeable and nowait if it is."""
+    """The stream, with `data` before what it has yet to receive; half-closeable, nowait and waitable if it is."""
     if not data:
         return stream
     return _HalfCloseable(stream, data) if isinstance(stream, trio.abc.HalfCloseableStream) else _Prefixed(stream, data)
@@ -24,6 +24,9 @@ class _Prefixed(trio.abc.Stream):
     # Only there when the stream below has them: that is how a pump finds out.
     send_nowait: Callable[[Sequence[bytes | memoryview]], int]
     send_buffers: Callable[[Sequence[bytes | memoryview]], Awaitable[None]]
+    wait_readable: Callable[[], Awaitable[None]]
+    receive_nowait: Callable[[int], bytes | None]
+    stop_waiting: Callable[[], None]
 
     def __init__(self, stream: trio.abc.Stream, data: bytes) -> None:
         self._stream = stream
@@ -32,6 +35,18 @@ class _Prefixed(trio.abc.Stream):
         if isinstance(stream, NowaitLink):
             self.send_nowait = stream.send_nowait
             self.send_buffers = stream.send_buffers
+        if isinstance(stream, WaitableLink):
+            link: WaitableLink = stream
+
+            async def wait_readable() -> None:
+                if self._rest:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await link.wait_readable()
+
+            self.wait_readable = wait_readable
+            self.receive_nowait = lambda size: self._take(size) if self._rest else link.receive_nowait(size)
+            self.stop_waiting = link.stop_waiting
 
     def __repr__(self) -> str:
         return f"<{len(self._rest)} bytes, then {self._stream!r}>"
@@ -44,7 +59,9 @@ class _Prefixed(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
         if not self._rest:  # closed, or taken by another task
             return await self._stream.receive_some(max_bytes)
-        size = len(self._rest) if max_bytes is None else max_bytes
+        return self._take(len(self._rest) if max_bytes is None else max_bytes)
+
+    def _take(self, size: int) -> bytes:
         data, self._rest = self._rest[:size], self._rest[size:]
         return data
 

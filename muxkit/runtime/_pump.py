@@ -17,6 +17,7 @@ from muxkit.core import Paced
 from muxkit.runtime._allocator import keep_freed_memory
 from muxkit.runtime._errors import LinkLost, Side
 from muxkit.runtime._links import Described, NowaitLink
+from muxkit.runtime._reading import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 EventT = TypeVar("EventT")
 
-READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
-READ_LARGE = 256 * 1024  # and while they bring half of that
 TURN_FRAMES = 1024  # frames to parse before the others get their turn
 WRITE = 256 * 1024  # bytes to pull at most for one write
 JOIN_BELOW = 4 * 1024  # bytes a buffer on average: join smaller ones, hand over larger ones as they are
@@ -87,6 +86,14 @@ class StreamPump(Generic[EventT]):
         self._hanging_up = False
         self._after: float | None = None
         self._unsent = 0
+        self.reading = Reading(
+            stream,
+            self._paced,
+            take_in=self._take_in,
+            on_end=self._ended,
+            on_broken=self._broke_while_reading,
+        )
+        """Receivers may read in its place."""
         self.peer = stream.peer if isinstance(stream, Described) else ""
         self.hung_up = trio.Event()
         self.bytes_sent = 0
@@ -100,7 +107,7 @@ class StreamPump(Generic[EventT]):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write)
                     nursery.start_soon(self._tick)
-                    await self._read()
+                    await self.reading.run()
         finally:
             self.lose("we hung up", by="local")
             # Shielded, though it does not wait: a cancellation from outside would take the place of an error.
@@ -120,6 +127,7 @@ class StreamPump(Generic[EventT]):
         self._unsent = self.unsent + self._queued()
         self._carry = []
         self._tasks.cancel()
+        self.reading.stop()
         self.hung_up.set()
         self._idle.unpark_all()
         if self._observer is not None and by == "network":
@@ -276,31 +284,19 @@ class StreamPump(Generic[EventT]):
 
     # --- reading
 
-    async def _read(self) -> None:
-        size = READ_SMALL
-        try:
-            while self._loss is None:
-                data = await self._stream.receive_some(size)
-                if not data:
-                    self._engine.receive_eof(trio.current_time())
-                    self._dispatch()
-                    self.lose("the peer hung up", by="peer")
-                    return
-                size = READ_LARGE if len(data) >= READ_SMALL // 2 else READ_SMALL
-                self._engine.receive_bytes(data if type(data) is bytes else bytes(data), trio.current_time())
-                self._dispatch()
-                if self._paced is not None and self._paced.unparsed:
-                    await self._go_on(self._paced)
-                data = b""  # not kept while waiting for more
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.lose("the connection broke while reading", by="network", cause=error)
+    def _take_in(self, data: bytes) -> bool:
+        """Parse what came; gives whether it was for few."""
+        self._engine.receive_bytes(data, trio.current_time())
+        self._dispatch()
+        return not self._burst
 
-    async def _go_on(self, engine: Paced) -> None:
-        """Bounded work at a time: a flood of tiny frames must not keep the other connections waiting."""
-        while engine.unparsed:
-            await trio.lowlevel.checkpoint()
-            self._engine.receive_bytes(b"", trio.current_time())
-            self._dispatch()
+    def _ended(self) -> None:
+        self._engine.receive_eof(trio.current_time())
+        self._dispatch()
+        self.lose("the peer hung up", by="peer")
+
+    def _broke_while_reading(self, error: Exception) -> None:
+        self.lose("the connection broke while reading", by="network", cause=error)
 
     def _dispatch(self) -> None:
         events = self._engine.events()

@@ -15,17 +15,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from muxkit.runtime._gate import ErrorMaker
+    from muxkit.runtime._reading import Reading
 
 
 DRAINING = Receiving.DRAINING  # looked up for each message
 
 
 class _Waiter:
-    __slots__ = ("message", "task")
+    __slots__ = ("is_called", "message", "reading", "task")
 
     def __init__(self, task: trio.lowlevel.Task) -> None:
         self.task = task
         self.message: bytes | None = None  # handed over: from then on a cancellation comes too late
+        self.is_called = False
+        self.reading: Reading | None = None  # while the task reads for all, and so must not be rescheduled
+
+    def call(self) -> None:
+        """It has its message, or will get none."""
+        self.is_called = True
+        if self.reading is None:
+            trio.lowlevel.reschedule(self.task)
+        else:
+            self.reading.call()
 
 
 # What most halves have most of the time; nothing is ever put into these two.
@@ -34,7 +45,7 @@ NOBODY: list[_Waiter] = []
 
 
 class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
-    """Receives whole messages; a protocol fills in the two methods at the end.
+    """Receives whole messages; a protocol fills in the methods at the end.
 
     Several tasks may receive at once: messages go to them in the order in which they came to wait.
     """
@@ -115,7 +126,7 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             if not self._line:
                 self._line = NOBODY
             waiter.message = message
-            trio.lowlevel.reschedule(waiter.task)
+            waiter.call()
         else:
             if self._mailbox is NOTHING:
                 self._mailbox = Mailbox()
@@ -145,16 +156,34 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
         if self._line is NOBODY:
             self._line = []
         self._line.append(waiter)
+        reading = self._reading()
+        if reading is not None and reading.is_free:
+            await self._read_for(waiter, reading)
+        if not waiter.is_called:
+            await self._sleep(waiter)
+        self._calls = self._bytes = 0
+        if waiter.message is None:
+            raise self._error()
+        return waiter.message
 
+    async def _read_for(self, waiter: _Waiter, reading: Reading) -> None:
+        """Wait by reading, in the place of the connection's reader."""
+        waiter.reading = reading
+        try:
+            await reading.read_for(waiter)
+        except BaseException:
+            if not waiter.is_called:
+                self._line.remove(waiter)
+            raise
+        finally:
+            waiter.reading = None
+
+    async def _sleep(self, waiter: _Waiter) -> None:
         def abort(_: object) -> trio.lowlevel.Abort:
             self._line.remove(waiter)
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
-        self._calls = self._bytes = 0
-        if waiter.message is None:
-            raise self._error()
-        return waiter.message
 
     def _took(self, size: int) -> None:
         if not self._mailbox:
@@ -171,11 +200,15 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
     def _wake_all(self) -> None:
         line, self._line = self._line, NOBODY
         for waiter in line:
-            trio.lowlevel.reschedule(waiter.task)
+            waiter.call()
 
     async def _yield(self) -> None:
         self._calls = self._bytes = 0
         await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def _reading(self) -> Reading | None:
+        """Who reads the connection, if a task that waits here may do it meanwhile."""
+        return None
 
     @abstractmethod
     def _consumed(self, size: int) -> bool:

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 import trio
 import trio.testing
 
-from muxkit.runtime import NowaitLink
+from muxkit.runtime import NowaitLink, WaitableLink
 from muxkit.testing._demands import must_raise, require
 
 Pair = tuple[trio.abc.Stream, trio.abc.Stream]
@@ -260,6 +260,51 @@ async def _writing_at_once_never_waits(here: trio.abc.Stream, there: trio.abc.St
     raise AssertionError("send_nowait after aclose does not raise ClosedResourceError")
 
 
+async def _a_wait_ends_when_something_came(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    if not isinstance(there, WaitableLink):
+        return
+    require(there.receive_nowait(10) is None, "receive_nowait gave something although nothing was sent")
+    data = _noise(300_000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_send_and_close, here, data)
+        require(await _receive_waiting(there) == data, "what was received without waiting is not what was sent")
+    require(there.receive_nowait(10) == b"", "receive_nowait: the end of file came once and did not stay")
+    await there.aclose()
+    await there.wait_readable()
+    try:
+        there.receive_nowait(10)
+    except trio.ClosedResourceError:
+        return
+    raise AssertionError("receive_nowait after aclose does not raise ClosedResourceError")
+
+
+async def _a_wait_can_be_stopped(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    if not isinstance(there, WaitableLink):
+        return
+    there.stop_waiting()  # nobody waits: no harm
+    came = bytearray()
+    async with trio.open_nursery() as nursery:
+
+        async def fill() -> None:  # somebody waits in the other direction, and must not be disturbed
+            await there.send_all(bytes(PIECE) * 64)
+
+        nursery.start_soon(fill)
+        for _ in range(3):
+            async with trio.open_nursery() as waiting:
+                waiting.start_soon(there.wait_readable)
+                await trio.testing.wait_all_tasks_blocked(QUIET)
+                there.stop_waiting()
+        require(there.receive_nowait(1) is None, "receive_nowait gave something although nothing was sent")
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await there.wait_readable()
+        require(scope.cancelled_caught, "wait_readable is no checkpoint")
+        await _expect(here, bytes(PIECE) * 64)
+        nursery.start_soon(_send_and_close, here, b"after it")
+        came += await _receive_waiting(there)
+    require(came == b"after it", "a wait that was stopped lost bytes")
+
+
 async def _half_close_keeps_the_way_back(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     assert isinstance(here, trio.abc.HalfCloseableStream)
     async with trio.open_nursery() as nursery:
@@ -292,6 +337,8 @@ _CHECKS: tuple[Check, ...] = (
     _two_tasks_cannot_receive_at_once,
     _writing_at_once_keeps_the_order,
     _writing_at_once_never_waits,
+    _a_wait_ends_when_something_came,
+    _a_wait_can_be_stopped,
 )
 
 
@@ -314,6 +361,17 @@ async def _receive(stream: trio.abc.ReceiveStream, size: int) -> bytes:
         require(bool(piece), f"the stream ended after {len(got)} of {size} bytes")
         got += piece
     require(len(got) == size, f"{len(got)} bytes came where at most {size} were asked for")
+    return bytes(got)
+
+
+async def _receive_waiting(link: WaitableLink) -> bytes:
+    """Everything up to the end."""
+    got = bytearray()
+    while (piece := link.receive_nowait(PIECE)) != b"":
+        if piece is None:
+            await link.wait_readable()
+        else:
+            got += piece
     return bytes(got)
 
 

@@ -8,6 +8,7 @@ the seed too, so that a run happens again exactly.
 
 from __future__ import annotations
 
+import math
 import operator
 import random
 from collections import deque
@@ -230,21 +231,40 @@ class WeatherStream(trio.abc.HalfCloseableStream):
         self._receiving = True
         try:
             await trio.lowlevel.checkpoint()
-            way = self._incoming
-            while True:
-                if self._closed:
-                    raise trio.ClosedResourceError("this stream was closed")
-                if way.reset_at is not None and way.given >= way.reset_at:
-                    self._wire.reset()
-                if self._wire.was_reset:
-                    raise trio.BrokenResourceError(f"{self.peer}: the connection was reset")
-                arrival = way.next_arrival()
-                if arrival is not None and arrival <= trio.current_time():
-                    return way.take(size)
-                with trio.move_on_at(float("inf") if arrival is None else arrival):
-                    await way.changed.park()
+            while (data := self.receive_nowait(size)) is None:
+                await self._wait_for_arrival()
+            return data
         finally:
             self._receiving = False
+
+    async def wait_readable(self) -> None:
+        """Sleep until something may have arrived, or it is closed or reset."""
+        arrival = self._incoming.next_arrival()
+        if self._closed or self._wire.was_reset or (arrival is not None and arrival <= trio.current_time()):
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._wait_for_arrival()
+
+    def receive_nowait(self, max_bytes: int) -> bytes | None:
+        """What has arrived, b"" at the end, None while there is nothing."""
+        way = self._incoming
+        if self._closed:
+            raise trio.ClosedResourceError("this stream was closed")
+        if way.reset_at is not None and way.given >= way.reset_at:
+            self._wire.reset()
+        if self._wire.was_reset:
+            raise trio.BrokenResourceError(f"{self.peer}: the connection was reset")
+        arrival = way.next_arrival()
+        return way.take(max_bytes) if arrival is not None and arrival <= trio.current_time() else None
+
+    def stop_waiting(self) -> None:
+        """Let `wait_readable` return now."""
+        self._incoming.changed.unpark_all()
+
+    async def _wait_for_arrival(self) -> None:
+        arrival = self._incoming.next_arrival()
+        with trio.move_on_at(math.inf if arrival is None else arrival):
+            await self._incoming.changed.park()
 
     async def aclose(self) -> None:
         if not self._closed:

@@ -87,6 +87,7 @@ class Running:
         self.written = 0
         self.losses = 0
         self.on_event: Callable[[bytes], None] = lambda event: None
+        self.on_lost: Callable[[], None] = lambda: None
         self.pump: StreamPump[bytes] = StreamPump(
             link,
             engine,
@@ -113,6 +114,7 @@ class Running:
 
     def _lose(self) -> None:
         self.losses += 1
+        self.on_lost()
 
     def send(self, data: bytes) -> None:
         self.engine.out.append(data)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from muxkit.protocols.bpmux._entities import Entity
     from muxkit.protocols.bpmux._session_connection import Connection
+    from muxkit.runtime import Reading
 
 
 class Sink(SendHalf):
@@ -128,6 +129,9 @@ class Source(ReceiveHalf):
 
     def _stop(self) -> None:
         self._engine.end(self.entity)
+
+    def _reading(self) -> Reading:
+        return self._connection.pump.reading
 
     def __repr__(self) -> str:
         return f"<bpmux.Source {self.entity.label} {self.state.value}, {self.unread} unread>"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._packets import Parts
     from muxkit.protocols.relink._session_channels import Channel
     from muxkit.protocols.relink._session_core import Core
+    from muxkit.runtime import Reading
 
 TOLD_CALLS: Final = 16  # messages that are taken before the engine is told of them
 TOLD_BYTES: Final = 16 * 1024
@@ -173,6 +174,9 @@ class Source(ReceiveHalf):
 
     def _stop(self) -> None:
         self._channel.stop()
+
+    def _reading(self) -> Reading | None:
+        return None if self._core.pump is None else self._core.pump.reading
 
     def __repr__(self) -> str:
         return f"<relink.Source {self._channel.id} {self.state.value}, {self.unread} unread>"

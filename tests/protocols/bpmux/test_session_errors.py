@@ -51,8 +51,8 @@ async def test_an_interrupt_comes_out_bare_from_the_block_and_from_the_pump() ->
             raise KeyboardInterrupt
 
     class Interrupting(memory.MemoryStream):
-        async def receive_some(self, max_bytes: int | None = None) -> bytes:
-            await super().receive_some(max_bytes)
+        def receive_nowait(self, max_bytes: int) -> bytes | None:
+            super().receive_nowait(max_bytes)
             raise KeyboardInterrupt
 
     async def interrupt_the_pump() -> None:
