@@ -7,7 +7,6 @@ import operator
 import os
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -103,8 +102,10 @@ class SocketStream(trio.abc.HalfCloseableStream):
         if self._socket.fileno() == -1:
             await trio.lowlevel.checkpoint()
             return
-        with suppress(trio.ClosedResourceError):  # closed, which `receive_nowait` will say, or `stop_waiting`
+        try:
             await trio.lowlevel.wait_readable(self._socket)
+        except trio.ClosedResourceError:  # which `receive_nowait` will say, unless it was `stop_waiting`
+            return
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
         """What has come, b"" at the end, None while there is nothing."""

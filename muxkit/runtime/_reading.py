@@ -2,7 +2,7 @@
 
 A reader who delivers to somebody else has to wake him, and Trio's loop makes one more turn before the answer can
 leave. So a receiver who finds nothing takes the reader's place while that is free, and gives it back when he has what
-he wants. The reader offers it after reads that brought little: what comes in bulk he serves better himself.
+he wants. The reader offers it, if somebody asked, after reads that brought little: bulk he serves better himself.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
 READ_LARGE = 256 * 1024  # and while they bring half of that
+LITTLE = 4 * 1024  # bytes; whoever got more is busy with it for a while
 
 
 class Guest(Protocol):
@@ -33,14 +34,17 @@ class Reading:
     """Reads a stream until `stop`, one task at a time.
 
     `take_in` parses and hands out what came, b"" if that is only the rest of what came before; it gives whether it was
-    little, so that whoever got it will probably be back at once. It may call `stop`, and so may the others.
+    for few, who will probably be back at once. It may call `stop`, and so may the others.
     """
 
     __slots__ = (
         "_failure",
         "_guest_sleeps",
         "_has_guest",
+        "_is_behind",
+        "_is_free",
         "_is_over",
+        "_is_wanted",
         "_link",
         "_may_hold_more",
         "_on_broken",
@@ -50,7 +54,6 @@ class Reading:
         "_size",
         "_stream",
         "_take_in",
-        "is_free",
     )
 
     def __init__(
@@ -75,42 +78,55 @@ class Reading:
         self._guest_sleeps = False
         self._failure: Exception | None = None  # of what a guest's read led to; it is the reader who raises it
         self._is_over = False
-        self.is_free = False
-        """May a guest take the reader's place?"""
+        self._is_behind = False  # something is left to parse, which is for the reader: he lets others have their turns
+        self._is_free = False
+        self._is_wanted = False
 
     def stop(self) -> None:
         """The connection is over, and will be closed, which wakes whoever reads."""
         self._is_over = True
-        self.is_free = False
+        self._is_free = False
 
     # --- the reader
 
     async def run(self) -> None:
         try:
-            while not self._is_over:
-                if self._has_guest:
-                    await self._stand_back()
-                elif self._is_behind:
-                    await trio.lowlevel.checkpoint()
-                    self._take_in(b"")
-                else:
-                    await self._read()
+            if self._link is None:
+                await self._receive(self._stream)
+            else:
+                await self._wait_and_read(self._link)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._on_broken(error)
 
-    async def _read(self) -> None:
-        self.is_free = False
-        if self._link is None:
-            data = await self._stream.receive_some(self._size)
+    async def _receive(self, stream: trio.abc.ReceiveStream) -> None:
+        while not self._is_over:
+            data = await stream.receive_some(self._size)
             self._took(data if type(data) is bytes else bytes(data))
-        else:
+            data = b""  # not kept while waiting for more
+            if self._is_behind:
+                await self._catch_up()
+
+    async def _wait_and_read(self, link: WaitableLink) -> None:
+        while not self._is_over:
+            while self._has_guest:
+                await self._stand_back()
+            if self._is_behind:
+                await self._catch_up()
+            self._is_free = False
             if self._may_hold_more:
                 await trio.lowlevel.checkpoint()
             else:
-                await self._link.wait_readable()
-            if not self._is_over and self._read_now(self._link):
+                await link.wait_readable()
+            if self._read_now(link) and self._is_wanted:
                 self._offer()
                 await trio.lowlevel.checkpoint()
+
+    async def _catch_up(self) -> None:
+        """Bounded work at a time: a flood of tiny frames must not keep the other connections waiting."""
+        while self._is_behind and not self._is_over:
+            await trio.lowlevel.checkpoint()
+            self._take_in(b"")
+            self._is_behind = self._paced is not None and self._paced.unparsed > 0
 
     async def _stand_back(self) -> None:
         """Until the guest is gone."""
@@ -126,21 +142,25 @@ class Reading:
 
     # --- the guest
 
+    def has_place(self) -> bool:
+        """May somebody read in the reader's place now? If not, he is remembered for the next time."""
+        self._is_wanted = True
+        return self._is_free
+
     async def read_for(self, guest: Guest) -> None:
-        """Take the reader's place, which must be free, until the guest is called or has to leave it.
+        """Take the reader's place, if `has_place`, until the guest is called or has to leave it.
 
         Cancelled, nothing was read that somebody has not got.
         """
         assert self._link is not None
-        self.is_free = False
+        self._is_free = False
         self._has_guest = True
         try:
             while not (guest.is_called or self._is_over or self._is_behind):
                 self._guest_sleeps = True
                 await self._link.wait_readable()
                 self._guest_sleeps = False
-                if not self._is_over:  # the protocol may have gone on to another connection
-                    self._read_now(self._link)
+                self._read_now(self._link)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._on_broken(error)
         except Exception as error:
@@ -162,17 +182,14 @@ class Reading:
 
     # --- what both do
 
-    @property
-    def _is_behind(self) -> bool:
-        """Is there something left to parse? That is for the reader, who lets others have their turns meanwhile."""
-        return self._paced is not None and self._paced.unparsed > 0
-
     def _offer(self) -> None:
-        self.is_free = not (self._is_over or self._failure or self._is_behind)
+        self._is_wanted = False
+        self._is_free = not (self._is_over or self._failure or self._is_behind)
 
     def _read_now(self, link: WaitableLink) -> bool:
         """What has come, if anything has; gives whether somebody else should have the place."""
-        data = link.receive_nowait(self._size)
+        # Once it is over the protocol may have gone on to another connection.
+        data = None if self._is_over else link.receive_nowait(self._size)
         if data is None:
             self._may_hold_more = False
             return False
@@ -185,4 +202,6 @@ class Reading:
         if not size:
             self._on_end()
             return False
-        return self._take_in(data)
+        is_for_few = self._take_in(data)
+        self._is_behind = self._paced is not None and self._paced.unparsed > 0
+        return is_for_few and size < LITTLE

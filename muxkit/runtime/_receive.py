@@ -157,7 +157,7 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             self._line = []
         self._line.append(waiter)
         reading = self._reading()
-        if reading is not None and reading.is_free:
+        if reading is not None and reading.has_place():
             await self._read_for(waiter, reading)
         if not waiter.is_called:
             await self._sleep(waiter)
