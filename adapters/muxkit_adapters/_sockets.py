@@ -136,8 +136,12 @@ class SocketStream(trio.abc.HalfCloseableStream):
     def send_nowait(self, buffers: Buffers) -> int:
         """Write what the kernel takes now, in order; give the number of bytes, which may be 0."""
         self._sending.check()
-        if len(buffers) == 1 and not self._finished:
+        if self._finished:
+            self._check_sendable()
+        if len(buffers) == 1:
             return self._write_one(buffers[0])
+        if SENDMSG and len(buffers) <= IOV_MAX and sum(map(len, buffers)) >= JOIN_BELOW * len(buffers) > 0:
+            return self._write_batch(buffers)
         self._check_sendable()
         return self._write_some(_economical(buffers))
 
@@ -200,16 +204,19 @@ class SocketStream(trio.abc.HalfCloseableStream):
         total = 0
         for start in range(0, len(pending), IOV_MAX):
             batch = pending[start : start + IOV_MAX]
-            try:
-                written = self._socket.sendmsg(batch)
-            except (BlockingIOError, InterruptedError):
-                return total
-            except OSError as error:
-                raise self._translated(error) from error
+            written = self._write_batch(batch)
             total += written
             if written < sum(map(len, batch)):
                 break
         return total
+
+    def _write_batch(self, buffers: Buffers) -> int:
+        try:
+            return self._socket.sendmsg(buffers)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            raise self._translated(error) from error
 
     def _write_one(self, buffer: bytes | memoryview) -> int:
         try:

@@ -126,8 +126,12 @@ def encode_varu64(number: int) -> bytes:
     """VarU64 as `Cursor.varu64` reads it, 1 to 9 bytes."""
     if 0 <= number < _VARU64_DIRECT:
         return _ONE_BYTE[number]
+    if 0 <= number < 1 << 8:
+        return (0xF8 << 8 | number).to_bytes(2, "big")
     if 0 <= number < 1 << 16:
-        return b"\xf8%c" % number if number < 1 << 8 else b"\xf9%c%c" % (number >> 8, number & 0xFF)
+        return (0xF9 << 16 | number).to_bytes(3, "big")
+    if 0 <= number < 1 << 24:
+        return (0xFA << 24 | number).to_bytes(4, "big")
     _check_u64(number)
     size = (number.bit_length() + 7) // 8
     return bytes((_VARU64_DIRECT - 1 + size,)) + number.to_bytes(size, "big")

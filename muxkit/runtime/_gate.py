@@ -87,6 +87,10 @@ class Room:
     def release(self) -> None:
         """There may be more room than there was: let in as many as fit, in order."""
         while self._gates:
+            used, first = self._outbox.used + self._promised, next(iter(self._gates))
+            if used and used + first.wanted > self._limit:
+                self._refused += 1
+                return
             gate, _ = self._gates.popitem(last=False)
             gate.enter()
             if gate in self._gates:  # still too large: it keeps its place, and those behind it wait too
@@ -123,6 +127,11 @@ class Gate:
     def __bool__(self) -> bool:
         """Does anybody stand in line?"""
         return bool(self._line)
+
+    @property
+    def wanted(self) -> int:
+        """The size of the message of the first in line."""
+        return self._line[0].size if self._line else 0
 
     async def wait(self, size: int) -> None:
         """Sleep until it is our turn; on return the caller must act before his next checkpoint, then `pass_on`."""

@@ -243,7 +243,9 @@ class StreamPump(Generic[EventT]):
                     await trio.lowlevel.checkpoint()
                     if self._carry:  # somebody else wrote meanwhile, and not everything was taken
                         continue
-                if self._nowait is None:
+                if not self._engine.has_output():
+                    is_idle = True
+                elif self._nowait is None:
                     self._carry = self._pull()
                     is_idle = not self._carry
                 else:
@@ -274,7 +276,8 @@ class StreamPump(Generic[EventT]):
 
     async def _sleep_until_rung(self) -> None:
         self._sleeper = trio.lowlevel.current_task()
-        self._idle.unpark_all()
+        if self._idle:
+            self._idle.unpark_all()
 
         def abort(_: object) -> trio.lowlevel.Abort:
             self._sleeper = None

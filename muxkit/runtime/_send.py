@@ -160,8 +160,10 @@ class SendHalf(trio.abc.SendChannel[bytes]):
 
     async def wait_turn(self, size: int) -> None:
         """Sleep until `size` bytes may go; the caller must use that before his next checkpoint, then `pass_on`."""
-        if self._may_go(size):
-            return
+        if not self._may_go(size):
+            await self._wait(size)
+
+    async def _wait(self, size: int) -> None:
         self.check_size(size)
         self._ring()
         if self.state is not OPEN:  # writing at once may have found the connection broken
@@ -232,7 +234,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             self._calls += 1
             self._bytes += size
             return
-        await self.wait_turn(size)
+        await self._wait(size)
         try:
             if not self._try_push(message):
                 self._push(message)
@@ -241,7 +243,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
 
     def _may_go(self, size: int) -> bool:
         """May somebody who comes now send at once?"""
-        return not self._gate and self.admits(size) and self._room.admits(size)
+        return not self._gate and self._room.admits(size) and self.admits(size)
 
     def _push_all(self, messages: list[bytes]) -> bool:
         """Give all of them to the engine, if they fit as they are; otherwise none."""
