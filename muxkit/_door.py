@@ -221,17 +221,16 @@ def each_channel(handler: ChannelHandler, *, most: int | None = None) -> Session
     """
 
     async def handle_session(session: Session) -> None:
-        free = trio.Semaphore(most or session.limits.channels)
+        free = _Places(most or session.limits.channels)
         async with trio.open_nursery() as nursery:
             try:
-                await free.acquire()
                 async for channel in session.incoming():
                     nursery.start_soon(handle_channel, channel, free)
-                    await free.acquire()
+                    await free.take_one()
             except LinkLost as error:
                 _log.debug("session lost: %s", error)
 
-    async def handle_channel(channel: Channel, free: trio.Semaphore) -> None:
+    async def handle_channel(channel: Channel, free: _Places) -> None:
         try:
             await handler(channel)
         except (trio.BrokenResourceError, trio.EndOfChannel):
@@ -246,9 +245,30 @@ def each_channel(handler: ChannelHandler, *, most: int | None = None) -> Session
         else:
             await channel.aclose()
         finally:
-            free.release()
+            free.give_back()
 
     return handle_session
+
+
+class _Places:
+    """How many handlers may still run: a semaphore that yields only when there is none left.
+
+    Taking a place and waiting for one are apart, since nobody takes a channel that he has no place for.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    async def take_one(self) -> None:
+        """Take the place that there is; on return there is another one."""
+        self._free -= 1
+        while not self._free:
+            await self._waiting.park()
+
+    def give_back(self) -> None:
+        self._free += 1
+        self._waiting.unpark()
 
 
 def _is_loss(error: BaseException) -> bool:

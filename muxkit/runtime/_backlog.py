@@ -44,7 +44,8 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
             self._lot.unpark_all()
 
     async def __anext__(self) -> ItemT:
-        await trio.lowlevel.checkpoint()
+        if self._items or self._is_over:
+            await trio.lowlevel.checkpoint()
         while not self._items:
             if self._error is not None:
                 raise self._error()

@@ -32,10 +32,10 @@ TURN_FRAMES = 1024  # frames to parse before the others get their turn
 WRITE = 256 * 1024  # bytes to pull at most for one write
 JOIN_BELOW = 4 * 1024  # bytes a buffer on average: join smaller ones, hand over larger ones as they are
 CLOSE = 1.0  # s, for closing a stream without goodbye
-BURST = 4  # events at once
+BURST = 2  # events at once: for more than one, who will write what they answer together
 LARGE = 48 * 1024  # bytes queued: two such messages cost a third less with one write than with two
 LARGE_PAIR = 128 * 1024
-LATE = 150e-6  # s; the writer was woken so long ago and others had their turns: whoever rings writes what there is
+LATE = 250e-6  # s; the writer was woken so long ago and others had their turns: whoever rings writes what there is
 INLINE_PAUSE = 30e-6  # s; senders who come faster than this are served together by the writer
 
 
