@@ -27,7 +27,7 @@ from muxkit.protocols.bpmux._events import (
 )
 from muxkit.protocols.bpmux._session_channels import Sink, Source
 from muxkit.protocols.bpmux._session_requests import Request
-from muxkit.runtime import ChannelCancelled, ChannelStopped, ReceiveHalf, Room, SendHalf, StreamPump
+from muxkit.runtime import ChannelCancelled, ChannelStopped, Room, StreamPump
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -261,10 +261,10 @@ class Connection:
     def _on_ended(self, event: Ended) -> None:
         entity, payload = event.entity, event.payload
         half = _let_go(entity)
-        if isinstance(half, SendHalf):
-            half.stopped(lambda: ChannelStopped("the peer does not receive on this channel any more", payload=payload))
-        elif isinstance(half, ReceiveHalf):
+        if isinstance(half, Source):
             half.ended(_end_of(payload))
+        elif isinstance(half, Sink):
+            half.stopped(lambda: ChannelStopped("the peer does not receive on this channel any more", payload=payload))
         elif isinstance(half, Request):
             half.failed(lambda: ChannelStopped("the peer declined to answer this request", payload=payload))
         if entity is self.engine.top_stream:
@@ -273,7 +273,7 @@ class Connection:
 
     def _on_confirmed(self, event: Confirmed) -> None:
         half = _let_go(event.entity)
-        if isinstance(half, SendHalf):
+        if isinstance(half, Sink):
             half.confirmed()
         self._entity_gone(event.entity)
 
@@ -285,9 +285,9 @@ class Connection:
             if entity is None:
                 continue
             half = _let_go(entity)
-            if isinstance(half, SendHalf):
+            if isinstance(half, Sink):
                 half.stopped(error)
-            elif isinstance(half, ReceiveHalf):
+            elif isinstance(half, Source):
                 half.ended(error)
             elif isinstance(half, Request):
                 half.failed(error)
@@ -295,7 +295,7 @@ class Connection:
 
     def _on_writable(self, event: Writable) -> None:
         sender = event.entity.half
-        if isinstance(sender, SendHalf):
+        if isinstance(sender, Sink):
             sender.poke()
 
     def _on_failed(self, event: Failed) -> None:

@@ -72,7 +72,9 @@ class State:
         entity.gone = True
         self.control.forget(entity)
         self._drop_parts(entity)
-        self._repay(entity.window.retire())
+        repaid = entity.window.retire()
+        if repaid or self.reassembly.waiting:
+            self._repay(repaid)
         if entity.window.held and entity.kind not in OURS:
             self.unread.add(entity)
         if entity.outgoing is not None:
