@@ -7,7 +7,6 @@ in the engine until the link has some again.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
 import trio
@@ -15,7 +14,8 @@ import trio
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Consumed, Lent, Reset, Stop
 from muxkit.runtime._allocator import keep_freed_memory
-from muxkit.runtime._errors import LinkLost, Side
+from muxkit.runtime._clock import Clock
+from muxkit.runtime._ending import Ending
 from muxkit.runtime._links import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
 from muxkit.runtime._slices import Foreseeing, slices
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from muxkit._observer import Observer
     from muxkit.core import MultistreamEngine, StreamId
+    from muxkit.runtime._errors import Side
     from muxkit.runtime._links import Arrival
 
 EventT = TypeVar("EventT")
@@ -93,14 +94,16 @@ class MultistreamPump(Generic[EventT]):
         self._parked: set[StreamId] = set()  # streams that wait for room
         self._next: StreamId = 2 if link.role == "client" else 3  # of ours, not opened yet
         self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
-        self._alarm = trio.CancelScope()
+        self._clock = Clock(engine.next_deadline, self._on_due)
         self._tasks = trio.CancelScope()
-        self._began = trio.current_time()
-        self._loss: tuple[str, Side, BaseException | None] | None = None
         self._hanging_up = False
-        self._after: float | None = None
-        self._unsent = 0
         self.peer = link.peer
+        self._ending = Ending(self.peer)
+        self.is_lost = False
+        self.loss = self._ending.error
+        """A new error that says why the connection is over; each waiter gets his own."""
+        self.rearm = self._clock.rearm
+        """A command may have set a deadline while the clock sleeps."""
         self.hung_up = trio.Event()
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -114,7 +117,7 @@ class MultistreamPump(Generic[EventT]):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write)
                     nursery.start_soon(self._make_room)
-                    nursery.start_soon(self._tick)
+                    nursery.start_soon(self._clock.run)
                     await self._read()
         finally:
             self.lose("we hung up", by="local")
@@ -123,21 +126,18 @@ class MultistreamPump(Generic[EventT]):
                 await trio.aclose_forcefully(self._link)
 
     @property
-    def is_lost(self) -> bool:
-        return self._loss is not None
-
-    @property
     def round_trip(self) -> float | None:
         """Seconds, as the link has measured it."""
         return self._link.round_trip
 
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None) -> None:
         """The connection is over; the first reason counts. A peer who broke a rule is told which."""
-        if self._loss is not None:
+        if self.is_lost:
             return
-        self._loss = ("we hung up", "local", None) if self._hanging_up else (reason, by, cause)
-        self._after = trio.current_time() - self._began
-        self._unsent = self._queued()
+        if self._hanging_up:
+            reason, by, cause = "we hung up", "local", None
+        self.is_lost = True
+        self._ending.record(reason, by=by, cause=cause, unsent=self._queued())
         if isinstance(cause, RemoteProtocolError):
             self._link.close(error=cause.message)
         elif not self._hanging_up:
@@ -148,13 +148,6 @@ class MultistreamPump(Generic[EventT]):
         if self._observer is not None and by == "network":
             self._observer.error(self.loss())
         self._on_lost()
-
-    def loss(self) -> LinkLost:
-        """A new error that says why; each waiter gets his own."""
-        reason, by, cause = self._loss or ("the connection is over", "local", None)
-        error = LinkLost(reason, by=by, peer=self.peer, after=self._after, unsent=self._unsent)
-        error.__cause__ = cause
-        return error
 
     async def flushed(self) -> None:
         """Wait until the engine is silent, no stream waits for room, and the peer has all that was written."""
@@ -187,12 +180,6 @@ class MultistreamPump(Generic[EventT]):
         """A command may have made the engine tell something: hand it out."""
         self._hand_out_events()
 
-    def rearm(self) -> None:
-        """A command may have set a deadline while the clock sleeps."""
-        deadline = self._engine.next_deadline()
-        if deadline is not None and deadline < self._alarm.deadline:
-            self._alarm.deadline = deadline
-
     # --- writing
 
     def ring(self) -> None:
@@ -204,7 +191,7 @@ class MultistreamPump(Generic[EventT]):
         return self._engine.has_output(self._link.may_open())
 
     def _wake_writer(self) -> None:
-        if self._sleeper is not None and self._loss is None and not self._hanging_up:
+        if self._sleeper is not None and not self.is_lost and not self._hanging_up:
             task, self._sleeper = self._sleeper, None
             trio.lowlevel.reschedule(task)
 
@@ -304,7 +291,7 @@ class MultistreamPump(Generic[EventT]):
 
     async def _read(self) -> None:
         try:
-            while self._loss is None:
+            while not self.is_lost:
                 arrivals = await self._link.receive()
                 if not arrivals:
                     self._end()
@@ -342,7 +329,7 @@ class MultistreamPump(Generic[EventT]):
                 if size >= TURN_BYTES or count >= TURN_ARRIVALS or self._frames() - frames >= TURN_FRAMES:
                     self._dispatch()
                     await trio.lowlevel.checkpoint()
-                    if self._loss is not None:
+                    if self.is_lost:
                         return
                     size = count = 0
                     frames = self._frames()
@@ -386,13 +373,6 @@ class MultistreamPump(Generic[EventT]):
         while events := self._engine.events():
             self._on_events(events)
 
-    # --- time
-
-    async def _tick(self) -> None:
-        while True:
-            deadline = self._engine.next_deadline()
-            self._alarm = trio.CancelScope(deadline=math.inf if deadline is None else deadline)
-            with self._alarm:
-                await trio.sleep_forever()
-            self._engine.handle_deadline(trio.current_time())
-            self._dispatch()
+    def _on_due(self, now: float) -> None:
+        self._engine.handle_deadline(now)
+        self._dispatch()

@@ -6,14 +6,14 @@ because somebody said that nobody is there, is a packet lost and no more: whoeve
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
 
-from muxkit.runtime._errors import LinkLost, Side
+from muxkit.runtime._clock import Clock
+from muxkit.runtime._ending import Ending
 from muxkit.runtime._links import Described, NowaitPackets, PacketLink
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from muxkit._observer import Observer
     from muxkit.core import DatagramEngine
+    from muxkit.runtime._errors import Side
 
 EventT = TypeVar("EventT")
 
@@ -65,14 +66,16 @@ class DatagramPump(Generic[EventT]):
         self._carry: list[bytes] = []  # pulled, and not taken by the link yet
         self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
         self._wrote_at = float("-inf")
-        self._alarm = trio.CancelScope()
+        self._clock = Clock(self._next_deadline, self._on_due)
         self._tasks = trio.CancelScope()
-        self._began = trio.current_time()
-        self._loss: tuple[str, Side, BaseException | None] | None = None
         self._parting: Sequence[bytes] = ()
-        self._after: float | None = None
-        self._unsent = 0
         self.peer = link.peer if isinstance(link, Described) else ""
+        self._ending = Ending(self.peer)
+        self.is_lost = False
+        self.loss = self._ending.error
+        """A new error that says why the link is over; each waiter gets his own."""
+        self.rearm = self._clock.rearm
+        """A command may have set a deadline while the clock sleeps."""
         self.hung_up = trio.Event()
         self.bytes_sent = 0
         self.too_large = 0
@@ -88,7 +91,7 @@ class DatagramPump(Generic[EventT]):
             with self._tasks:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write)
-                    nursery.start_soon(self._tick)
+                    nursery.start_soon(self._clock.run)
                     await self._read()
         finally:
             self.lose("we hung up", by="local")
@@ -99,18 +102,13 @@ class DatagramPump(Generic[EventT]):
                         await self._link.send(packet)
                 await self._link.aclose()
 
-    @property
-    def is_lost(self) -> bool:
-        return self._loss is not None
-
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, parting: Sequence[bytes] = ()) -> None:
         """The link is over; the first reason counts. `parting` is said to the peer if it can be said at once."""
-        if self._loss is not None:
+        if self.is_lost:
             return
-        self._loss = (reason, by, cause)
+        self.is_lost = True
         self._parting = parting
-        self._after = trio.current_time() - self._began
-        self._unsent = self.unsent + self._queued()
+        self._ending.record(reason, by=by, cause=cause, unsent=self.unsent + self._queued())
         self._carry = []
         self._tasks.cancel()
         self.hung_up.set()
@@ -118,13 +116,6 @@ class DatagramPump(Generic[EventT]):
         if self._observer is not None and by == "network":
             self._observer.error(self.loss())
         self._on_lost()
-
-    def loss(self) -> LinkLost:
-        """A new error that says why; each waiter gets his own."""
-        reason, by, cause = self._loss or ("the link is over", "local", None)
-        error = LinkLost(reason, by=by, peer=self.peer, after=self._after, unsent=self._unsent)
-        error.__cause__ = cause
-        return error
 
     @property
     def unsent(self) -> int:
@@ -146,19 +137,11 @@ class DatagramPump(Generic[EventT]):
         """A command may have made the engine tell something: hand it out."""
         self._hand_out_events()
 
-    def rearm(self) -> None:
-        """A command may have set a deadline while the clock sleeps."""
-        deadline = self._engine.next_deadline()
-        if deadline is None or deadline >= self._alarm.deadline:
-            return
-        if not (self._is_writing and deadline <= trio.current_time()):
-            self._alarm.deadline = deadline
-
     # --- writing
 
     def ring(self) -> None:
         """The engine may have something to send."""
-        if self._sleeper is None or self._loss is not None:  # the writer is at it, and looks again
+        if self._sleeper is None or self.is_lost:  # the writer is at it, and looks again
             return
         if self._nowait is None or perf_counter() - self._wrote_at < INLINE_PAUSE:
             self._wake_writer()
@@ -178,7 +161,7 @@ class DatagramPump(Generic[EventT]):
         return self._sleeper is None
 
     def _wake_writer(self) -> None:
-        if self._sleeper is not None and self._loss is None:
+        if self._sleeper is not None and not self.is_lost:
             task, self._sleeper = self._sleeper, None
             trio.lowlevel.reschedule(task)
 
@@ -265,7 +248,7 @@ class DatagramPump(Generic[EventT]):
     async def _read(self) -> None:
         failures = 0
         try:
-            while self._loss is None:
+            while not self.is_lost:
                 try:
                     packet = await self._link.receive()
                 except OSError as error:
@@ -316,13 +299,12 @@ class DatagramPump(Generic[EventT]):
 
     # --- time
 
-    async def _tick(self) -> None:
-        while True:
-            deadline = self._engine.next_deadline()
-            if deadline is None or (self._is_writing and deadline <= trio.current_time()):
-                deadline = math.inf  # the writer sets it when it is through
-            self._alarm = trio.CancelScope(deadline=deadline)
-            with self._alarm:
-                await trio.sleep_forever()
-            self._engine.handle_deadline(trio.current_time())
-            self._dispatch()
+    def _next_deadline(self) -> float | None:
+        deadline = self._engine.next_deadline()
+        if deadline is None or (self._is_writing and deadline <= trio.current_time()):
+            return None  # the writer rearms the clock when it is through
+        return deadline
+
+    def _on_due(self, now: float) -> None:
+        self._engine.handle_deadline(now)
+        self._dispatch()

@@ -7,7 +7,6 @@ reaches it, so no frame is ever cut. When nothing is queued a sender writes at o
 
 from __future__ import annotations
 
-import math
 from time import perf_counter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -15,7 +14,8 @@ import trio
 
 from muxkit.core import Paced
 from muxkit.runtime._allocator import keep_freed_memory
-from muxkit.runtime._errors import LinkLost, Side
+from muxkit.runtime._clock import Clock
+from muxkit.runtime._ending import Ending
 from muxkit.runtime._links import Described, NowaitLink
 from muxkit.runtime._reading import Reading
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from muxkit._observer import Observer
     from muxkit.core import Buffer, StreamEngine
+    from muxkit.runtime._errors import Side
     from muxkit.runtime._gate import Queued
 
 EventT = TypeVar("EventT")
@@ -79,13 +80,9 @@ class StreamPump(Generic[EventT]):
         self._paced = engine if isinstance(engine, Paced) else None
         if self._paced is not None:
             self._paced.frames_at_once = TURN_FRAMES
-        self._alarm = trio.CancelScope()
+        self._clock = Clock(engine.next_deadline, self._on_due)
         self._tasks = trio.CancelScope()
-        self._began = trio.current_time()
-        self._loss: tuple[str, Side, BaseException | None] | None = None
         self._hanging_up = False
-        self._after: float | None = None
-        self._unsent = 0
         self.reading = Reading(
             stream,
             self._paced,
@@ -95,6 +92,12 @@ class StreamPump(Generic[EventT]):
         )
         """Receivers may read in its place."""
         self.peer = stream.peer if isinstance(stream, Described) else ""
+        self._ending = Ending(self.peer)
+        self.is_lost = False
+        self.loss = self._ending.error
+        """A new error that says why the connection is over; each waiter gets his own."""
+        self.rearm = self._clock.rearm
+        """A command may have set a deadline while the clock sleeps."""
         self.hung_up = trio.Event()
         self.bytes_sent = 0
 
@@ -106,7 +109,7 @@ class StreamPump(Generic[EventT]):
             with self._tasks:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write)
-                    nursery.start_soon(self._tick)
+                    nursery.start_soon(self._clock.run)
                     await self.reading.run()
         finally:
             self.lose("we hung up", by="local")
@@ -114,17 +117,14 @@ class StreamPump(Generic[EventT]):
             with trio.move_on_after(CLOSE, shield=True):
                 await trio.aclose_forcefully(self._stream)
 
-    @property
-    def is_lost(self) -> bool:
-        return self._loss is not None
-
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None) -> None:
         """The connection is over; the first reason counts."""
-        if self._loss is not None:
+        if self.is_lost:
             return
-        self._loss = ("we hung up", "local", None) if self._hanging_up else (reason, by, cause)
-        self._after = trio.current_time() - self._began
-        self._unsent = self.unsent + self._queued()
+        if self._hanging_up:
+            reason, by, cause = "we hung up", "local", None
+        self.is_lost = True
+        self._ending.record(reason, by=by, cause=cause, unsent=self.unsent + self._queued())
         self._carry = []
         self._tasks.cancel()
         self.reading.stop()
@@ -133,13 +133,6 @@ class StreamPump(Generic[EventT]):
         if self._observer is not None and by == "network":
             self._observer.error(self.loss())
         self._on_lost()
-
-    def loss(self) -> LinkLost:
-        """A new error that says why; each waiter gets his own."""
-        reason, by, cause = self._loss or ("the connection is over", "local", None)
-        error = LinkLost(reason, by=by, peer=self.peer, after=self._after, unsent=self._unsent)
-        error.__cause__ = cause
-        return error
 
     @property
     def unsent(self) -> int:
@@ -170,12 +163,6 @@ class StreamPump(Generic[EventT]):
         """A command may have made the engine tell something: hand it out."""
         self._hand_out_events()
 
-    def rearm(self) -> None:
-        """A command may have set a deadline while the clock sleeps."""
-        deadline = self._engine.next_deadline()
-        if deadline is not None and deadline < self._alarm.deadline:
-            self._alarm.deadline = deadline
-
     # --- writing
 
     def ring(self) -> None:
@@ -185,7 +172,7 @@ class StreamPump(Generic[EventT]):
                 return
         elif not self._engine.has_output():
             return
-        if self._nowait is None or self._loss is not None or self._hanging_up:
+        if self._nowait is None or self.is_lost or self._hanging_up:
             self._wake_writer()
         elif self._sleeper is None or self._is_for_now():
             self._write_now(self._nowait)
@@ -203,7 +190,7 @@ class StreamPump(Generic[EventT]):
         return self._outbox is not None and LARGE <= self._outbox.used < LARGE_PAIR
 
     def _wake_writer(self) -> None:
-        if self._sleeper is not None and self._loss is None and not self._hanging_up:
+        if self._sleeper is not None and not self.is_lost and not self._hanging_up:
             task, self._sleeper = self._sleeper, None
             trio.lowlevel.reschedule(task)
 
@@ -315,16 +302,9 @@ class StreamPump(Generic[EventT]):
         while events := self._engine.events():
             self._on_events(events)
 
-    # --- time
-
-    async def _tick(self) -> None:
-        while True:
-            deadline = self._engine.next_deadline()
-            self._alarm = trio.CancelScope(deadline=math.inf if deadline is None else deadline)
-            with self._alarm:
-                await trio.sleep_forever()
-            self._engine.handle_deadline(trio.current_time())
-            self._dispatch()
+    def _on_due(self, now: float) -> None:
+        self._engine.handle_deadline(now)
+        self._dispatch()
 
 
 def _rest(buffers: list[Buffer], taken: int) -> list[Buffer]:
