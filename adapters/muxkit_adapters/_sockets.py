@@ -106,6 +106,8 @@ class SocketStream(trio.abc.HalfCloseableStream):
             await trio.lowlevel.wait_readable(self._socket)
         except trio.ClosedResourceError:  # which `receive_nowait` will say, unless it was `stop_waiting`
             return
+        except OSError as error:
+            raise self._translated(error) from error
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
         """What has come, b"" at the end, None while there is nothing."""

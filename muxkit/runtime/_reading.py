@@ -44,6 +44,7 @@ class Reading:
         "_is_behind",
         "_is_free",
         "_is_over",
+        "_is_running",
         "_is_wanted",
         "_link",
         "_may_hold_more",
@@ -76,8 +77,9 @@ class Reading:
         self._reader: trio.lowlevel.Task | None = None  # while he stands back
         self._has_guest = False
         self._guest_sleeps = False
-        self._failure: Exception | None = None  # of what a guest's read led to; it is the reader who raises it
+        self._failure: BaseException | None = None  # of what a guest's read led to; it is the reader who raises it
         self._is_over = False
+        self._is_running = False
         self._is_behind = False  # something is left to parse, which is for the reader: he lets others have their turns
         self._is_free = False
         self._is_wanted = False
@@ -90,6 +92,7 @@ class Reading:
     # --- the reader
 
     async def run(self) -> None:
+        self._is_running = True
         try:
             if self._link is None:
                 await self._receive(self._stream)
@@ -97,6 +100,10 @@ class Reading:
                 await self._wait_and_read(self._link)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._on_broken(error)
+        finally:
+            self._is_running = False
+            if self._failure is not None:  # it counts for more than a cancellation, which it may have led to
+                raise self._failure
 
     async def _receive(self, stream: trio.abc.ReceiveStream) -> None:
         while not self._is_over:
@@ -110,6 +117,8 @@ class Reading:
         while not self._is_over:
             while self._has_guest:
                 await self._stand_back()
+            if self._failure is not None:
+                return
             if self._is_behind:
                 await self._catch_up()
             self._is_free = False
@@ -137,8 +146,6 @@ class Reading:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
-        if self._failure is not None:
-            raise self._failure
 
     # --- the guest
 
@@ -156,23 +163,32 @@ class Reading:
         self._is_free = False
         self._has_guest = True
         try:
-            while not (guest.is_called or self._is_over or self._is_behind):
+            while not (guest.is_called or self._is_over or self._is_behind or self._failure):
                 self._guest_sleeps = True
                 await self._link.wait_readable()
                 self._guest_sleeps = False
-                self._read_now(self._link)
+                self._read_as_guest(self._link)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._on_broken(error)
-        except Exception as error:
-            if self._reader is None:
-                raise
-            self._failure = error
         finally:
             self._guest_sleeps = self._has_guest = False
             self._offer()
             if self._reader is not None:
                 task, self._reader = self._reader, None
                 trio.lowlevel.reschedule(task)
+
+    def _read_as_guest(self, link: WaitableLink) -> None:
+        """What fails on the way is not for the guest to tell: some of what came has not reached the others."""
+        try:
+            try:
+                self._read_now(link)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self._on_broken(error)
+        except BaseException as error:
+            if self._is_running:
+                self._failure = error
+            if not self._is_running or not isinstance(error, Exception):
+                raise
 
     def call(self) -> None:
         """Wake the guest, if there is one who sleeps."""

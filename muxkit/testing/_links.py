@@ -305,6 +305,15 @@ async def _a_wait_can_be_stopped(here: trio.abc.Stream, there: trio.abc.Stream) 
     require(came == b"after it", "a wait that was stopped lost bytes")
 
 
+async def _a_close_wakes_who_waits_to_receive(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    if not isinstance(here, WaitableLink):
+        return
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(here.wait_readable)
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.aclose_forcefully(here)
+
+
 async def _half_close_keeps_the_way_back(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     assert isinstance(here, trio.abc.HalfCloseableStream)
     async with trio.open_nursery() as nursery:
@@ -339,6 +348,7 @@ _CHECKS: tuple[Check, ...] = (
     _writing_at_once_never_waits,
     _a_wait_ends_when_something_came,
     _a_wait_can_be_stopped,
+    _a_close_wakes_who_waits_to_receive,
 )
 
 

@@ -99,6 +99,8 @@ class _Way:
         return self.clogged or (self.stall_after is not None and self.given >= self.stall_after)
 
     def next_arrival(self) -> float | None:
+        if self.reset_at is not None and self.given >= self.reset_at:
+            return 0.0  # the reset, which `receive_nowait` makes
         if self.is_stalled:
             return None
         if self.cut_at is not None and self.given >= self.cut_at:

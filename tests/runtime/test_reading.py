@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -14,93 +13,12 @@ import trio.testing
 import muxkit
 from muxkit import LinkLost
 from muxkit.protocols import bpmux
-from muxkit.testing import weather_pair
-from muxkit_adapters import memory, tcp
+from muxkit.testing import replay, weather_pair
+from muxkit_adapters import tcp
 
-from ._halves import PlainReceive, at_rest
-from ._pumps import Letters, Lines, Running
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from muxkit.runtime import Reading
-
-TRIES = 200  # whether the reader or the receiver comes first is up to Trio's dice
-
-
-class Witnessed(memory.MemoryStream):
-    """Knows who read last."""
-
-    last_reader: trio.lowlevel.Task | None = None
-
-    def receive_nowait(self, max_bytes: int) -> bytes | None:
-        data = super().receive_nowait(max_bytes)
-        if data is not None:
-            self.last_reader = trio.lowlevel.current_task()
-        return data
-
-
-class Receiver(PlainReceive):
-    def __init__(self, run: Running) -> None:
-        super().__init__()
-        self._run = run
-
-    def _reading(self) -> Reading:
-        return self._run.pump.reading
-
-
-class Table:
-    """A pump whose messages go to receivers by their first letter."""
-
-    def __init__(self, run: Running, here: Witnessed, there: memory.MemoryStream) -> None:
-        self.run = run
-        self.here = here
-        self.there = there
-        self.receivers = {letter: Receiver(run) for letter in b"ab"}
-        self.a, self.b = self.receivers.values()
-        run.on_event = self._deliver
-
-    def _deliver(self, event: bytes) -> None:
-        if event[0] in self.receivers:
-            self.receivers[event[0]].deliver(event)
-
-    def lose(self) -> None:
-        for receiver in self.receivers.values():
-            receiver.ended(self.run.pump.loss)
-
-    async def seat(self, nursery: trio.Nursery, then: Callable[[], Awaitable[object]]) -> None:
-        """Run `then` in a task that reads for all as soon as it waits for a message."""
-        is_seated = False
-
-        async def receive() -> None:
-            nonlocal is_seated
-            for _ in range(TRIES):
-                await self.a.receive()
-                is_seated = self.here.last_reader is trio.lowlevel.current_task()
-                if is_seated:
-                    break
-            await then()  # the place is still free: nobody else had a turn since
-
-        nursery.start_soon(receive)
-        for _ in range(TRIES):
-            await at_rest()
-            if is_seated:
-                return
-            await self.there.send_all(b"a")
-        raise AssertionError("the reader never gave its place up")
-
-
-@asynccontextmanager
-async def table(engine: Lines | None = None) -> AsyncIterator[Table]:
-    here, there = memory.pair()
-    here.__class__ = Witnessed
-    assert isinstance(here, Witnessed)
-    run = Running(here, engine or Lines())
-    laid = Table(run, here, there)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run.pump.run)
-        yield laid
-        nursery.cancel_scope.cancel()
+from ._halves import at_rest
+from ._pumps import Letters
+from ._tables import Receiver, Table, table
 
 
 async def _into(got: list[bytes], receiver: Receiver) -> None:
@@ -298,6 +216,70 @@ async def test_nothing_is_lost_under_random_cancellations_of_guests(seed: int) -
                 all_of.start_soon(take, session, one)
         nursery.cancel_scope.cancel()
     assert got == [[b"%d" % number for number in range(count)]] * 3
+
+
+class Words(Letters):
+    """Four bytes are a frame."""
+
+    @property
+    def unparsed(self) -> int:
+        return len(self._rest) // 4 * 4
+
+    def receive_bytes(self, data: bytes, now: float) -> None:
+        data = self._rest + data
+        count = min(len(data) // 4, self.frames_at_once)
+        self.fed.append(count)
+        self.pending += [data[at : at + 4] for at in range(0, 4 * count, 4)]
+        self._rest = data[4 * count :]
+
+
+@pytest.mark.seeds(100, soak=10_000)
+async def test_whatever_happens_to_guests_nobody_waits_for_bytes_that_are_there(seed: int) -> None:
+    dice = random.Random(seed)
+    engine = Words()
+    engine.frames_at_once = dice.choice([1, 2, 10, 1000])
+    scopes: list[trio.CancelScope] = []
+    sent: dict[int, list[bytes]] = {letter: [] for letter in b"ab"}
+    got: dict[int, list[bytes]] = {letter: [] for letter in b"ab"}
+
+    async def take(receiver: Receiver, mine: list[bytes]) -> None:
+        while True:
+            with trio.CancelScope() as scope:
+                scopes.append(scope)
+                scope.deadline = trio.current_time() + dice.choice([0, 1e-5, 1e9, 1e9])
+                try:
+                    if dice.random() < 0.8:
+                        mine.append(await receiver.receive())
+                    else:
+                        mine += await receiver.receive_many(dice.choice([None, 1, 2]))
+                finally:
+                    scopes.remove(scope)
+
+    with replay(seed):
+        async with table(engine) as laid, trio.open_nursery() as nursery:
+            for letter, receiver in laid.receivers.items():
+                for _ in range(dice.randint(1, 3)):
+                    nursery.start_soon(take, receiver, got[letter])
+            for _ in range(dice.randint(20, 100)):
+                what = dice.random()
+                if what < 0.5:
+                    data = b""
+                    for letter in dice.choices(b"ab", k=dice.choice([1, 1, 1, 5, 30])):
+                        sent[letter].append(b"%c%03d" % (letter, len(sent[letter])))
+                        data += sent[letter][-1]
+                    cut = dice.randint(0, len(data))
+                    laid.there.send_nowait([data[:cut]])
+                    await laid.there.send_all(data[cut:])
+                elif what < 0.8:
+                    for scope in dice.sample(scopes, len(scopes) // 2):
+                        scope.cancel()
+                else:
+                    laid.here.stop_waiting()
+                for _ in range(dice.choice([0, 0, 0, 1, 2, 4])):
+                    await trio.lowlevel.checkpoint()
+            await at_rest()
+            nursery.cancel_scope.cancel()
+    assert {letter: sorted(messages) for letter, messages in got.items()} == sent
 
 
 async def test_a_second_receiver_of_the_same_half_waits_behind_the_first(
