@@ -77,6 +77,10 @@ class Room:
         """Poke the gate when there is room again."""
         self._gates.setdefault(gate)
 
+    def forget(self, gate: Gate) -> None:
+        """The gate waits for its half's window, so nobody has to wait for it here."""
+        self._gates.pop(gate, None)
+
     def leave(self, gate: Gate) -> None:
         """Nobody waits at this gate any more."""
         if gate in self._gates:
@@ -130,8 +134,8 @@ class Gate:
 
     @property
     def wanted(self) -> int:
-        """The size of the message of the first in line."""
-        return self._line[0].size if self._line else 0
+        """The size of the message of the first in line, if he waits."""
+        return self._line[0].size if self._line and not self._line[0].promised else 0
 
     async def wait(self, size: int) -> None:
         """Sleep until it is our turn; on return the caller must act before his next checkpoint, then `pass_on`."""
@@ -197,4 +201,5 @@ class Gate:
         if self._half.admits(size):
             self._room.wait(self)
         else:
+            self._room.forget(self)  # it may have come there for another message, that was smaller
             self._half.watch(size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import trio
@@ -142,6 +143,28 @@ async def test_an_aborted_half_makes_room_for_the_others() -> None:
         await at_rest()
         one.abort()
     assert other.sent == [bytes(50)]
+
+
+async def test_who_waits_for_his_window_does_not_hold_up_the_line_for_room() -> None:
+    outbox = Outbox(limit=100)
+    one, other = WindowedSend(outbox, credit=20), WindowedSend(outbox)
+    outbox.used = 95
+    scope = trio.CancelScope()
+
+    async def give_up() -> None:
+        with scope:
+            await one.send(bytes(10))
+
+    async with trio.open_nursery() as nursery:
+        for send in (give_up, partial(one.send, bytes(50)), partial(other.send, bytes(30))):
+            nursery.start_soon(send)
+            await at_rest()
+        scope.cancel()  # behind him is a message that the window has no room for
+        await at_rest()
+        outbox.drain(40)
+        await at_rest()
+        assert other.sent == [bytes(30)]
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_large_message_is_not_overtaken_for_ever() -> None:
