@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
+from muxkit.cli._bench._awake import awake
 from tests.cli._command import is_there, muxkit, needs_proc, running
 
 if TYPE_CHECKING:
@@ -77,6 +78,22 @@ def test_the_targets_that_the_run_can_judge_are_judged(quick: Done) -> None:
 def test_the_page_shows_what_the_file_holds(quick: Done) -> None:
     assert quick.page.count("<svg") == 4  # figures and CPU time of two jobs
     assert quick.report["machine"]["python"] in quick.page
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has work that gives way to all other")
+def test_it_is_said_whether_the_cores_could_sleep(quick: Done) -> None:
+    assert quick.report["machine"]["awake"] is True
+    assert "kept awake" in quick.process.stdout
+    assert "kept awake" in quick.page
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has work that gives way to all other")
+async def test_cores_are_kept_awake_by_what_gives_way_until_the_run_is_over() -> None:
+    async with awake([min(os.sched_getaffinity(0))]) as processes:
+        (process,) = processes
+        assert os.sched_getscheduler(process) == os.SCHED_IDLE
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
 
 
 def test_a_stored_run_is_shown_again_without_measuring(quick: Done, tmp_path: Path) -> None:
@@ -246,6 +263,8 @@ def wait_until_at_work(bench: subprocess.Popen[str]) -> None:
     assert bench.stdout.readline().startswith("round 1")
 
 
+AWAKE = min(2, len(os.sched_getaffinity(0))) if sys.platform == "linux" else 0  # cores, each by a process
+
 LONG = ["bench", "--jobs", "rtt", "--rounds", "99", "--seconds", "1", "--no-peers"]
 
 
@@ -257,7 +276,7 @@ def test_an_interrupt_exits_with_130_and_leaves_no_process() -> None:
         bench.send_signal(signal.SIGINT)
         _, said = bench.communicate()
     assert (bench.returncode, said.strip()) == (130, "muxkit: interrupted")
-    assert len(children) == 4
+    assert len(children) == 4 + AWAKE
     assert [process for process in children if is_there(process)] == []
 
 
@@ -270,4 +289,4 @@ def test_no_process_outlives_a_bench_that_was_killed() -> None:
         for end in ends:
             select.select([end], [], [])  # until it has ended; the time limit of the test sees to it that it does
             os.close(end)
-    assert len(ends) == 4
+    assert len(ends) == 4 + AWAKE

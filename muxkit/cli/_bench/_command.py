@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from muxkit import _plugins as plugins
+from muxkit.cli._bench._awake import can_keep_awake
 from muxkit.cli._bench._cells import JOBS, Job, cells
 from muxkit.cli._bench._certificate import CERTIFIED, make_certificate
 from muxkit.cli._bench._contestants import Contestant, ours, raw
@@ -63,6 +64,7 @@ def _jobs(context: click.Context, option: click.Parameter, value: str | None) ->
 @click.option("--seed", default=1, show_default=True, help="Of the order in which they take their turns.")
 @click.option("--quick", is_flag=True, help="One round of short passes on few channels: only shows that it works.")
 @click.option("--no-pin", is_flag=True, help="Let the system choose the cores.")
+@click.option("--let-sleep", is_flag=True, help="Let cores sleep when there is nothing to do; waking takes its time.")
 @click.option(
     "--peers",
     "peers_folder",
@@ -94,6 +96,7 @@ def bench(
     seed: int,
     quick: bool,
     no_pin: bool,
+    let_sleep: bool,
     peers_folder: Path | None,
     no_peers: bool,
     side_env: Path | None,
@@ -116,13 +119,15 @@ def bench(
                 contestants += found.contestants
                 left_out += found.left_out
             cores = usable_cores()
+            pinned = [] if no_pin or len(cores) < 2 else cores[:2]
             plan = Plan(
                 cells=cells(jobs, is_quick=quick),
                 contestants=contestants,
                 rounds=rounds or (1 if quick else ROUNDS),
                 seconds=seconds or (QUICK if quick else SECONDS),
                 seed=seed,
-                cores=[] if no_pin or len(cores) < 2 else cores[:2],
+                cores=pinned,
+                awake=[] if let_sleep or not can_keep_awake() else pinned or cores,
             )
             reports = [measure(plan, left_out, console())]
         if json_file is not None:

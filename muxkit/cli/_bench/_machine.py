@@ -14,16 +14,23 @@ PACKAGES = ("muxkit", "trio", "attrs", "msgspec", "trio-websocket")
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def this_machine(pinned: list[int]) -> Machine:
+def this_machine(pinned: list[int], *, awake: bool) -> Machine:
     return Machine(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         processor=_processor(),
         cores=len(usable_cores()) or os.cpu_count() or 1,
         pinned=pinned,
+        awake=awake,
         python=f"{platform.python_implementation()} {platform.python_version()}",
         packages={name: found for name in PACKAGES if (found := _version(name))},
         load_before=load(),
     )
+
+
+def where(machine: Machine) -> str:
+    """On which cores, for people."""
+    cores = f"server on core {machine.pinned[0]}, client on {machine.pinned[1]}" if machine.pinned else "not pinned"
+    return f"{cores}, {'kept awake' if machine.awake else 'free to sleep'}"
 
 
 def usable_cores() -> list[int]:

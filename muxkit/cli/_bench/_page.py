@@ -9,6 +9,7 @@ from muxkit._page import cell, document, table
 from muxkit._plots import Bar, Group, bars
 from muxkit.cli._bench._cells import EXPLAINED
 from muxkit.cli._bench._figures import Figures, Line
+from muxkit.cli._bench._machine import where
 from muxkit.cli._bench._targets import Row, judge
 from muxkit.cli._bench._words import MICRO, beside, cpu, extent, latency, median, short
 
@@ -87,7 +88,7 @@ def _facts(report: Report) -> str:
         "began": f"{report.began}, took {report.seconds:.0f} s",
         "rounds": f"{report.rounds}, passes of {report.pass_seconds:g} s, seed {report.seed}",
         "machine": f"{machine.processor}, {machine.cores} cores, {machine.system}",
-        "cores": f"server on {machine.pinned[0]}, client on {machine.pinned[1]}" if machine.pinned else "not pinned",
+        "cores": where(machine),
         "software": ", ".join([machine.python, *(f"{name} {version}" for name, version in machine.packages.items())]),
         "load": f"{_load(machine.load_before)} before, {_load(machine.load_after)} after",
         **{f"peer {entry.name}": entry.title for entry in report.entries},

@@ -15,6 +15,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     pinned: list[int]
     """The cores of the server and of the client; empty if the system chose."""
+    awake: bool = False
+    """Were the cores kept from sleeping?"""
     python: str
     packages: dict[str, str]
     load_before: list[float]

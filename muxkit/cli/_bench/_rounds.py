@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
+from muxkit.cli._bench._awake import awake
 from muxkit.cli._bench._processes import Ends, both_ends
 from muxkit.cli._bench._results import Failure, Pass
 from muxkit.cli._outcome import CommandFailed
@@ -33,6 +34,8 @@ class Plan:
     seed: int
     cores: Sequence[int]
     """Of the server and the client; none: the system chooses."""
+    awake: Sequence[int] = ()
+    """Cores that are kept from sleeping."""
 
 
 @attrs.define
@@ -48,6 +51,10 @@ class Rounds:
     _ends: dict[str, Ends] = attrs.field(factory=dict)
 
     async def run(self) -> None:
+        async with awake(self.plan.awake):
+            await self._run()
+
+    async def _run(self) -> None:
         order = random.Random(self.plan.seed)
         for number in range(1, self.plan.rounds + 1):
             # New processes in each round: where things happen to lie in memory is part of the spread.

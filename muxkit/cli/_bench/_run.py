@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def measure(plan: Plan, left_out: list[str], out: Console) -> Report:
-    began, machine = time.monotonic(), this_machine(list(plan.cores))
+    began, machine = time.monotonic(), this_machine(list(plan.cores), awake=bool(plan.awake))
     started = datetime.now(UTC).isoformat(timespec="seconds")
     with progress(out, plan.rounds) as say:
         rounds = Rounds(plan, say)

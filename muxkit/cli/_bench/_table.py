@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muxkit.cli._bench._figures import Figures, Line
+from muxkit.cli._bench._machine import where
 from muxkit.cli._bench._words import beside, cpu, extent, latency, median
 from muxkit.cli._terminal import printable
 
@@ -90,9 +91,8 @@ def _row(line: Line) -> tuple[str, ...]:
 def _about(report: Report) -> str:
     machine = report.machine
     load = " ".join(f"{average:.2f}" for average in machine.load_before[:1] + machine.load_after[:1])
-    pinned = f"server on core {machine.pinned[0]}, client on {machine.pinned[1]}" if machine.pinned else "not pinned"
     return (
-        f"{report.seconds:.0f} s on {machine.cores} cores ({printable(machine.processor)}), {pinned}, "
+        f"{report.seconds:.0f} s on {machine.cores} cores ({printable(machine.processor)}), {where(machine)}, "
         f"{machine.python}, trio {machine.packages.get('trio', '?')}; load before and after: {load or '?'}"
     )
 
