@@ -4,7 +4,7 @@ Between the halves of a round trip both cores have nothing to do. How deep they 
 depends on the length of the pause and, in a virtual machine, on the one below and its other guests: the same program
 took 115 µs in one minute and 200 in the next. So each core has some work that gives way to all other work.
 
-`python -m muxkit.cli._bench._awake` is that work, until its parent is gone.
+`python -m muxkit.cli._bench._awake PARENT` is that work, until its parent is gone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def awake(cores: Sequence[int]) -> AsyncGenerator[list[int], None]:
     processes: list[trio.Process] = []
     try:
         for core in cores:
-            command = [sys.executable, "-m", "muxkit.cli._bench._awake"]
+            command = [sys.executable, "-m", "muxkit.cli._bench._awake", str(os.getpid())]
             process = await trio.lowlevel.open_process(command, stdin=subprocess.DEVNULL, process_group=0)
             processes.append(process)
             _give_way(process.pid, core)
@@ -53,12 +53,11 @@ def _give_way(process: int, core: int) -> None:
         os.sched_setaffinity(process, {core})
 
 
-def _spin() -> None:
-    parent = os.getppid()
+def _spin(parent: int) -> None:
     while os.getppid() == parent:
         for _ in range(LOOPS):
             pass
 
 
 if __name__ == "__main__":
-    _spin()
+    _spin(int(sys.argv[1]))
