@@ -1,4 +1,4 @@
-"""How long does a core take to wake? That is not ours to measure, so none falls asleep while a run lasts.
+"""What would it take if no core had to wake up? With `--awake` none falls asleep while a run lasts.
 
 Between the halves of a round trip both cores have nothing to do. How deep they sleep then and how long waking takes
 depends on the length of the pause and, in a virtual machine, on the one below and its other guests: the same program

@@ -64,7 +64,7 @@ def _jobs(context: click.Context, option: click.Parameter, value: str | None) ->
 @click.option("--seed", default=1, show_default=True, help="Of the order in which they take their turns.")
 @click.option("--quick", is_flag=True, help="One round of short passes on few channels: only shows that it works.")
 @click.option("--no-pin", is_flag=True, help="Let the system choose the cores.")
-@click.option("--let-sleep", is_flag=True, help="Let cores sleep when there is nothing to do; waking takes its time.")
+@click.option("--awake", is_flag=True, help="Keep the cores from sleeping in between, so that none has to wake up.")
 @click.option(
     "--peers",
     "peers_folder",
@@ -96,7 +96,7 @@ def bench(
     seed: int,
     quick: bool,
     no_pin: bool,
-    let_sleep: bool,
+    awake: bool,
     peers_folder: Path | None,
     no_peers: bool,
     side_env: Path | None,
@@ -109,6 +109,8 @@ def bench(
     Both ends are processes of their own. All payload is verified before the clock runs, all counts while it does.
     Exits with 1 if anything else came than was sent.
     """
+    if awake and not can_keep_awake():
+        raise CommandFailed("--awake: only Linux has work that gives way to all other", Exit.USAGE)
     if files:
         reports = [_load(path) for path in files]
     else:
@@ -127,7 +129,7 @@ def bench(
                 seconds=seconds or (QUICK if quick else SECONDS),
                 seed=seed,
                 cores=pinned,
-                awake=[] if let_sleep or not can_keep_awake() else pinned or cores,
+                awake=(pinned or cores) if awake else [],
             )
             reports = [measure(plan, left_out, console())]
         if json_file is not None:
