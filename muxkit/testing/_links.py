@@ -7,15 +7,20 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
 import trio
 import trio.testing
 
-from muxkit.runtime import NowaitLink, WaitableLink
+from muxkit.runtime import NowaitLink
 from muxkit.testing._demands import must_raise, require
+from muxkit.testing._links_bytes import drain, expect, noise, receive, send_and_close, send_in_pieces
+from muxkit.testing._links_waiting import (
+    a_close_wakes_who_waits_to_receive,
+    a_wait_can_be_stopped,
+    a_wait_ends_when_something_came,
+)
 
 Pair = tuple[trio.abc.Stream, trio.abc.Stream]
 MakePair = Callable[[], AbstractAsyncContextManager[Pair]]
@@ -67,10 +72,10 @@ async def _run(check: Check, make_pair: MakePair, *, flip: bool, half_close: boo
 
 async def _bytes_arrive_as_they_were_sent(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     for size in SIZES:
-        data = _noise(size)
+        data = noise(size)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(here.send_all, data)
-            require(await _receive(there, size) == data, f"{size} bytes came out different")
+            require(await receive(there, size) == data, f"{size} bytes came out different")
 
 
 async def _empty_sends_mean_nothing(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
@@ -81,11 +86,11 @@ async def _empty_sends_mean_nothing(here: trio.abc.Stream, there: trio.abc.Strea
                 await here.send_all(piece)
 
         nursery.start_soon(send)
-        require(await _receive(there, 3) == b"abc", "an empty send or the type of a buffer changed the stream")
+        require(await receive(there, 3) == b"abc", "an empty send or the type of a buffer changed the stream")
 
 
 async def _one_byte_at_a_time_is_enough(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
-    data = _noise(3000)
+    data = noise(3000)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(here.send_all, data)
         got = bytearray()
@@ -97,12 +102,12 @@ async def _one_byte_at_a_time_is_enough(here: trio.abc.Stream, there: trio.abc.S
 
 
 async def _both_sides_may_push_at_once(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
-    forth, back = _noise(2 * 1024 * 1024, seed=1), _noise(2 * 1024 * 1024, seed=2)
+    forth, back = noise(2 * 1024 * 1024, seed=1), noise(2 * 1024 * 1024, seed=2)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_send_in_pieces, here, forth)
-        nursery.start_soon(_send_in_pieces, there, back)
-        nursery.start_soon(_expect, there, forth)
-        nursery.start_soon(_expect, here, back)
+        nursery.start_soon(send_in_pieces, here, forth)
+        nursery.start_soon(send_in_pieces, there, back)
+        nursery.start_soon(expect, there, forth)
+        nursery.start_soon(expect, here, back)
 
 
 async def _a_sender_waits_for_a_reader(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
@@ -122,14 +127,14 @@ async def _a_sender_waits_for_a_reader(here: trio.abc.Stream, there: trio.abc.St
             await trio.testing.wait_all_tasks_blocked(QUIET)
         require(sent < HELD_MOST, f"{sent} bytes were taken while nobody read")
         wanted = sent + 16 * PIECE
-        await _receive(there, wanted)
+        await receive(there, wanted)
     require(sent == wanted, f"a sender that had waited sent {sent} of {wanted} bytes")
 
 
 async def _a_close_is_the_end_for_the_peer(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_send_and_close, here, b"last words")
-        require(await _receive(there, 10) == b"last words", "bytes sent before aclose were lost")
+        nursery.start_soon(send_and_close, here, b"last words")
+        require(await receive(there, 10) == b"last words", "bytes sent before aclose were lost")
         require(await there.receive_some(10) == b"", "aclose of one side is no end of file for the other")
         require(await there.receive_some(10) == b"", "the end of file came once and did not stay")
         await there.aclose()
@@ -137,7 +142,7 @@ async def _a_close_is_the_end_for_the_peer(here: trio.abc.Stream, there: trio.ab
 
 async def _nothing_works_after_a_local_close(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_drain, there)
+        nursery.start_soon(drain, there)
         await here.aclose()
         await must_raise(trio.ClosedResourceError, "send_all after aclose", here.send_all, b"x")
         await must_raise(trio.ClosedResourceError, "an empty send_all after aclose", here.send_all, b"")
@@ -157,7 +162,7 @@ async def _a_peer_that_left_breaks_the_sender(here: trio.abc.Stream, there: trio
 
 
 async def _a_cancelled_receive_loses_nothing(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
-    data, got = _noise(20_000), bytearray()
+    data, got = noise(20_000), bytearray()
     async with trio.open_nursery() as nursery:
 
         async def send_slowly() -> None:
@@ -181,7 +186,7 @@ async def _a_cancelled_receive_loses_nothing(here: trio.abc.Stream, there: trio.
 
 async def _closing_twice_is_fine(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_drain, there)
+        nursery.start_soon(drain, there)
         for _ in range(3):
             await here.aclose()
         nursery.cancel_scope.cancel()
@@ -208,7 +213,7 @@ async def _a_close_wakes_who_waits_in_receive(here: trio.abc.Stream, there: trio
 
 async def _two_tasks_cannot_receive_at_once(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_drain, here)
+        nursery.start_soon(drain, here)
         await trio.testing.wait_all_tasks_blocked()
         await must_raise(trio.BusyResourceError, "a second receive_some", here.receive_some, 1)
         nursery.cancel_scope.cancel()
@@ -218,7 +223,7 @@ async def _writing_at_once_keeps_the_order(here: trio.abc.Stream, there: trio.ab
     if not isinstance(here, NowaitLink):
         return
     link: NowaitLink = here
-    data = _noise(3 * 1024 * 1024)
+    data = noise(3 * 1024 * 1024)
     async with trio.open_nursery() as nursery:
 
         async def send() -> None:
@@ -239,7 +244,7 @@ async def _writing_at_once_keeps_the_order(here: trio.abc.Stream, there: trio.ab
             require(link.send_nowait([]) == 0, "send_nowait of nothing is not 0")
 
         nursery.start_soon(send)
-        require(await _receive(there, len(data)) == data, "send_nowait, send_buffers and send_all changed order")
+        require(await receive(there, len(data)) == data, "send_nowait, send_buffers and send_all changed order")
 
 
 async def _writing_at_once_never_waits(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
@@ -251,7 +256,7 @@ async def _writing_at_once_never_waits(here: trio.abc.Stream, there: trio.abc.St
         total += taken
         link_full = taken == 0
     require(bool(link_full), f"send_nowait took {total} bytes while nobody read")
-    require(await _receive(there, total) == bytes(total), "what send_nowait took is not what arrived")
+    require(await receive(there, total) == bytes(total), "what send_nowait took is not what arrived")
     await here.aclose()
     try:
         here.send_nowait([b"x"])
@@ -260,72 +265,18 @@ async def _writing_at_once_never_waits(here: trio.abc.Stream, there: trio.abc.St
     raise AssertionError("send_nowait after aclose does not raise ClosedResourceError")
 
 
-async def _a_wait_ends_when_something_came(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
-    if not isinstance(there, WaitableLink):
-        return
-    require(there.receive_nowait(10) is None, "receive_nowait gave something although nothing was sent")
-    data = _noise(300_000)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_send_and_close, here, data)
-        require(await _receive_waiting(there) == data, "what was received without waiting is not what was sent")
-    require(there.receive_nowait(10) == b"", "receive_nowait: the end of file came once and did not stay")
-    await there.aclose()
-    await there.wait_readable()
-    try:
-        there.receive_nowait(10)
-    except trio.ClosedResourceError:
-        return
-    raise AssertionError("receive_nowait after aclose does not raise ClosedResourceError")
-
-
-async def _a_wait_can_be_stopped(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
-    if not isinstance(there, WaitableLink):
-        return
-    there.stop_waiting()  # nobody waits: no harm
-    came = bytearray()
-    async with trio.open_nursery() as nursery:
-
-        async def fill() -> None:  # somebody waits in the other direction, and must not be disturbed
-            await there.send_all(bytes(PIECE) * 64)
-
-        nursery.start_soon(fill)
-        for _ in range(3):
-            async with trio.open_nursery() as waiting:
-                waiting.start_soon(there.wait_readable)
-                await trio.testing.wait_all_tasks_blocked(QUIET)
-                there.stop_waiting()
-        require(there.receive_nowait(1) is None, "receive_nowait gave something although nothing was sent")
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await there.wait_readable()
-        require(scope.cancelled_caught, "wait_readable is no checkpoint")
-        await _expect(here, bytes(PIECE) * 64)
-        nursery.start_soon(_send_and_close, here, b"after it")
-        came += await _receive_waiting(there)
-    require(came == b"after it", "a wait that was stopped lost bytes")
-
-
-async def _a_close_wakes_who_waits_to_receive(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
-    if not isinstance(here, WaitableLink):
-        return
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(here.wait_readable)
-        await trio.testing.wait_all_tasks_blocked()
-        await trio.aclose_forcefully(here)
-
-
 async def _half_close_keeps_the_way_back(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     assert isinstance(here, trio.abc.HalfCloseableStream)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(here.send_all, b"question")
-        require(await _receive(there, 8) == b"question", "bytes before send_eof were lost")
+        require(await receive(there, 8) == b"question", "bytes before send_eof were lost")
     await here.send_eof()
     await here.send_eof()
     require(await there.receive_some(10) == b"", "send_eof is no end of file for the peer")
     await must_raise(trio.ClosedResourceError, "send_all after send_eof", here.send_all, b"x")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(there.send_all, b"answer")
-        require(await _receive(here, 6) == b"answer", "after send_eof nothing came back")
+        require(await receive(here, 6) == b"answer", "after send_eof nothing came back")
 
 
 Check = Callable[[trio.abc.Stream, trio.abc.Stream], Awaitable[None]]
@@ -346,60 +297,12 @@ _CHECKS: tuple[Check, ...] = (
     _two_tasks_cannot_receive_at_once,
     _writing_at_once_keeps_the_order,
     _writing_at_once_never_waits,
-    _a_wait_ends_when_something_came,
-    _a_wait_can_be_stopped,
-    _a_close_wakes_who_waits_to_receive,
+    a_wait_ends_when_something_came,
+    a_wait_can_be_stopped,
+    a_close_wakes_who_waits_to_receive,
 )
-
-
-# Helpers
-
-
-def _noise(size: int, *, seed: int = 0) -> bytes:
-    return random.Random(size + seed).randbytes(size)
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:
     error = group.exceptions[0]
     return _first(error) if isinstance(error, ExceptionGroup) else error
-
-
-async def _receive(stream: trio.abc.ReceiveStream, size: int) -> bytes:
-    got = bytearray()
-    while len(got) < size:
-        piece = await stream.receive_some(size - len(got))
-        require(bool(piece), f"the stream ended after {len(got)} of {size} bytes")
-        got += piece
-    require(len(got) == size, f"{len(got)} bytes came where at most {size} were asked for")
-    return bytes(got)
-
-
-async def _receive_waiting(link: WaitableLink) -> bytes:
-    """Everything up to the end."""
-    got = bytearray()
-    while (piece := link.receive_nowait(PIECE)) != b"":
-        if piece is None:
-            await link.wait_readable()
-        else:
-            got += piece
-    return bytes(got)
-
-
-async def _expect(stream: trio.abc.ReceiveStream, data: bytes) -> None:
-    require(await _receive(stream, len(data)) == data, f"{len(data)} bytes came out different")
-
-
-async def _drain(stream: trio.abc.ReceiveStream) -> None:
-    with suppress(trio.BrokenResourceError):
-        while await stream.receive_some():
-            pass
-
-
-async def _send_in_pieces(stream: trio.abc.SendStream, data: bytes) -> None:
-    for start in range(0, len(data), 50_000):
-        await stream.send_all(data[start : start + 50_000])
-
-
-async def _send_and_close(stream: trio.abc.Stream, data: bytes) -> None:
-    await stream.send_all(data)
-    await stream.aclose()
