@@ -142,7 +142,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
             self._check_sendable()
         if len(buffers) == 1:
             return self._write_one(buffers[0])
-        if SENDMSG and len(buffers) <= IOV_MAX and sum(map(len, buffers)) >= JOIN_BELOW * len(buffers) > 0:
+        if 1 < len(buffers) <= IOV_MAX and _are_large(buffers):
             return self._write_batch(buffers)
         self._check_sendable()
         return self._write_some(_economical(buffers))
@@ -259,8 +259,13 @@ def take_socket(stream: trio.SocketStream) -> socket.socket:
     return socket.socket(fileno=stream.socket.detach())
 
 
+def _are_large(buffers: Buffers) -> bool:
+    """Is it cheaper to hand them to the kernel one by one than to join them first?"""
+    return SENDMSG and sum(map(len, buffers)) >= JOIN_BELOW * len(buffers)
+
+
 def _economical(buffers: Buffers) -> list[bytes | memoryview]:
-    if len(buffers) > 1 and (not SENDMSG or sum(map(len, buffers)) < JOIN_BELOW * len(buffers)):
+    if len(buffers) > 1 and not _are_large(buffers):
         return [b"".join(buffers)]
     return [buffer for buffer in buffers if len(buffer)]
 

@@ -91,8 +91,7 @@ class Room:
     def release(self) -> None:
         """There may be more room than there was: let in as many as fit, in order."""
         while self._gates:
-            used, first = self._outbox.used + self._promised, next(iter(self._gates))
-            if used and used + first.wanted > self._limit:
+            if not self._fits(next(iter(self._gates)).wanted):
                 self._refused += 1
                 return
             gate, _ = self._gates.popitem(last=False)

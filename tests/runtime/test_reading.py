@@ -124,23 +124,6 @@ async def test_a_guest_is_told_that_the_connection_is_over(how: str) -> None:
     assert is_told.is_set()
 
 
-async def test_what_fails_in_a_guests_read_comes_out_of_the_pump() -> None:
-    async def guest(laid: Table) -> None:
-        with pytest.raises(LinkLost):
-            await laid.a.receive()
-
-    def fail(event: bytes) -> None:
-        raise ZeroDivisionError
-
-    with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
-        async with trio.open_nursery() as nursery, table() as laid:
-            laid.run.on_lost = laid.lose
-            await laid.seat(nursery, partial(guest, laid))
-            laid.run.on_event = fail
-            await laid.there.send_all(b"b")
-            await at_rest()
-
-
 async def test_a_flood_that_a_guest_met_is_for_the_reader_to_take_in_turns() -> None:
     engine = Letters()
     got: list[bytes] = []

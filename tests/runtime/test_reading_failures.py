@@ -7,10 +7,9 @@ from functools import partial
 
 import pytest
 import trio
-import trio.testing
 
 from muxkit import LinkLost
-from muxkit.testing import replay, weather_pair
+from muxkit.testing import replay
 
 from ._halves import at_rest
 from ._tables import Table, table
@@ -55,36 +54,24 @@ async def test_what_fails_while_a_guest_loses_the_connection_comes_out_of_the_pu
             await at_rest()
 
 
-async def test_a_reset_behind_the_last_byte_wakes_who_waits(autojump_clock: trio.testing.MockClock) -> None:
-    one, other = weather_pair(1, reset_at_byte=0)
-    with trio.fail_after(1):
-        await other.wait_readable()
-    with pytest.raises(trio.BrokenResourceError):
-        other.receive_nowait(1)
-    one, other = weather_pair(1, reset_at_byte=3, splits=False)
-    await one.send_all(b"abc")
-    assert other.receive_nowait(10) == b"abc"
-    with trio.fail_after(1):
-        await other.wait_readable()
-    with pytest.raises(trio.BrokenResourceError):
-        other.receive_nowait(1)
-
-
-async def test_an_interrupt_half_way_through_what_came_ends_the_connection() -> None:
+@pytest.mark.parametrize(("failure", "told"), [(ZeroDivisionError, LinkLost), (KeyboardInterrupt, KeyboardInterrupt)])
+async def test_what_fails_half_way_through_what_came_ends_the_connection(
+    failure: type[BaseException], told: type[BaseException]
+) -> None:
     """What follows it in the same read would be missing without a sign."""
 
     async def guest(laid: Table) -> None:
-        with suppress(KeyboardInterrupt):
+        with pytest.raises(told):
             await laid.a.receive()
 
-    def interrupt(event: bytes) -> None:
-        raise KeyboardInterrupt
+    def fail(event: bytes) -> None:
+        raise failure
 
-    with pytest.RaisesGroup(KeyboardInterrupt, flatten_subgroups=True):
+    with pytest.RaisesGroup(failure, flatten_subgroups=True):
         async with trio.open_nursery() as nursery, table() as laid:
             laid.run.on_lost = laid.lose
             await laid.seat(nursery, partial(guest, laid))
-            laid.run.on_event = interrupt
+            laid.run.on_event = fail
             await laid.there.send_all(b"b1")
             await at_rest()
             assert laid.run.losses == 1

@@ -181,3 +181,18 @@ async def test_a_failure_names_its_seed(autojump_clock: MockClock) -> None:
     with pytest.raises(ValueError, match="x") as caught, replay(77):
         raise ValueError("x")
     assert caught.value.__notes__ == ["with seed=77"]
+
+
+async def test_a_reset_behind_the_last_byte_wakes_who_waits(autojump_clock: trio.testing.MockClock) -> None:
+    one, other = weather_pair(1, reset_at_byte=0)
+    with trio.fail_after(1):
+        await other.wait_readable()
+    with pytest.raises(trio.BrokenResourceError):
+        other.receive_nowait(1)
+    one, other = weather_pair(1, reset_at_byte=3, splits=False)
+    await one.send_all(b"abc")
+    assert other.receive_nowait(10) == b"abc"
+    with trio.fail_after(1):
+        await other.wait_readable()
+    with pytest.raises(trio.BrokenResourceError):
+        other.receive_nowait(1)
