@@ -46,16 +46,15 @@ async def main() -> None:
         address = listening.url.removeprefix("relink+tcp://").removesuffix("/queue")
         async with chaos_relay(address, ChaosPlan()) as relay:
 
-            async def cut_the_connection() -> None:
-                while True:
-                    await trio.sleep(0.02)
+            async def work_in_bad_weather(message: relink.Message) -> None:
+                await work(message)
+                if len(done) % 3 == 0:
                     relay.cut_all(Cut.RESET)  # for both sides as if the other had been killed
 
-            nursery.start_soon(cut_the_connection)
             soon = Backoff(first=0.01, most=0.1)  # cuts come far more often here than the default is made for
             async with relink.link(f"relink+tcp://{relay.address}/queue", config=CONFIG, backoff=soon) as link:
                 async with link.receiver(JOBS) as receiver:
-                    await receiver.process(work)  # until the queue closes the channel
+                    await receiver.process(work_in_bad_weather)  # until the queue closes the channel
                 connections = link.connections
         print(f"worker: {len(done)} jobs done, each once: {sorted(done) == list(range(30))}")
         print(f"over several connections: {connections > 3}")

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 import trustme
 
+PATIENCE = 60.0  # s; reached only when something hangs
+NEVER = 1000.0  # s, for a limit that is not to be reached
+
 Serve = Callable[..., Awaitable[None]]
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
 
 
 @asynccontextmanager
@@ -84,6 +101,29 @@ async def descriptors_and_tasks() -> tuple[int, int]:
     gc.collect()
     await trio.testing.wait_all_tasks_blocked(0.01)
     return len(os.listdir("/proc/self/fd")), trio.lowlevel.current_statistics().tasks_living
+
+
+async def comes_down_to(before: tuple[int, int]) -> None:
+    """Wait until no more is open and alive than before: whoever has left may need a moment to be gone."""
+    with trio.move_on_after(PATIENCE):
+        while True:
+            now = await descriptors_and_tasks()
+            if now[0] <= before[0] and now[1] <= before[1]:
+                return
+    raise AssertionError(f"descriptors and tasks: {await descriptors_and_tasks()} are left, before it were {before}")
+
+
+@contextmanager
+def at_most(seconds: float, clock: trio.testing.MockClock) -> Iterator[None]:
+    """The block takes no longer than that, by a clock that moves only while every task waits.
+
+    What peers do over real sockets takes none of that time, however busy the machine is; what never comes is waited
+    for as long as the code under test says.
+    """
+    clock.autojump_threshold = 0.01
+    with trio.fail_after(seconds):
+        yield
+    clock.autojump_threshold = math.inf
 
 
 async def echo(stream: trio.abc.Stream) -> None:

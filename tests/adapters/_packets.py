@@ -6,7 +6,7 @@ import ctypes
 import socket
 import struct
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,10 +16,10 @@ import trustme
 
 from muxkit_adapters import dtls
 
-from ._links import port_of, serving
+from ._links import PATIENCE, port_of, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -85,7 +85,7 @@ class Plain:
         await self.socket.sendto(packet, self._to)
 
     async def receive(self) -> bytes:
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             packet, _ = await self.socket.recvfrom(65_535)
             return packet
 
@@ -103,9 +103,18 @@ class Plain:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait until something that nobody announces has become true."""
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE):
         while not condition():
             await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+@contextmanager
+def refusing_port() -> Iterator[int]:
+    """A port where nobody is, and that nobody else can get."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.connect(taken.getsockname())  # it hears only itself, and the kernel refuses what others send there
+        yield taken.getsockname()[1]
 
 
 def lose(sock: socket.socket, chance: float) -> None:

@@ -21,16 +21,17 @@ from muxkit.testing import cancel_sweep, check_packet_link
 from muxkit_adapters import dtls
 from muxkit_adapters.dtls import DtlsLink, HandshakeFailed, PacketTooLarge
 
-from ._links import descriptors_and_tasks, serving
+from ._links import IPV6, at_most, comes_down_to, descriptors_and_tasks, serving
 from ._packets import Authority, Link, echo, paired, wiretap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from trio.testing import MockClock
+
 Operation = Callable[[], Awaitable[object]]
 
 LIMITS = Limits()
-SOON = 2.0  # s, for a handshake that is meant to fail by its time limit
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,7 @@ async def test_dtls_is_a_packet_link(pair: MakePair) -> None:
     await check_packet_link(pair, goodbye=True)
 
 
+@IPV6
 async def test_it_works_over_ipv6_and_by_url(good: Authority) -> None:
     assert dtls.transport.link == "packets"
     serve = partial(dtls.transport.serve, limits=LIMITS, ssl_context=good.server())
@@ -192,19 +194,20 @@ async def test_a_context_that_does_not_verify_must_be_asked_for_and_shows(good: 
 
 @pytest.mark.requirement("R-62")
 async def test_a_client_without_the_certificate_that_is_asked_for_does_not_come_in(
-    good: Authority, stranger: Authority
+    good: Authority, stranger: Authority, mock_clock: MockClock
 ) -> None:
     server = dtls.server_context(good.issue("127.0.0.1"), client_ca=good.ca)
     wrong = dtls.client_context(ca=good.ca, certificate=stranger.issue("somebody"))
     reasons: dict[str, str] = {}
 
     async def ask(name: str, client: dtls.Context) -> None:
-        reasons[name] = await refused(server, client, handshake_timeout=SOON)
+        reasons[name] = await refused(server, client, handshake_timeout=8.0)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask, "none", good.client())
-        nursery.start_soon(ask, "a stranger's", wrong)
-    assert all("not over within 2 s; the peer says: " in reason for reason in reasons.values())
+    with at_most(9.0, mock_clock):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "none", good.client())
+            nursery.start_soon(ask, "a stranger's", wrong)
+    assert all("not over within 8 s; the peer says: " in reason for reason in reasons.values())
     assert "unknown authority" in reasons["a stranger's"]
 
 
@@ -276,19 +279,19 @@ async def test_a_link_survives_a_cancellation_at_any_step(pair: MakePair) -> Non
 
 @pytest.mark.requirement("R-31", "R-43")
 async def test_connecting_can_be_cancelled_at_any_step(good: Authority) -> None:
-    async with serving(dtls.serve, echo, ssl_context=good.server(), limits=Limits(handshake=0.2)) as (address,):
+    async with serving(dtls.serve, echo, ssl_context=good.server()) as (address,):
 
         async def visit() -> None:
             async with dtls.transport.connect(address, ssl_context=good.client()) as link:
                 await link.send(b"hello")
                 assert await link.receive() == b"hello"
 
-        before, _ = await descriptors_and_tasks()
+        descriptors, _ = await descriptors_and_tasks()
 
         @asynccontextmanager
         async def visiting() -> AsyncIterator[Operation]:
             yield visit
-            assert (await descriptors_and_tasks())[0] <= before
+            await comes_down_to((descriptors, 1000))  # the server waits a while for those who never came back
 
         assert await cancel_sweep(visiting) > 5
 

@@ -19,16 +19,17 @@ from muxkit_adapters import dtls
 from muxkit_adapters._packets_socket import open_socket
 from muxkit_adapters.dtls import DtlsLink, HandshakeFailed, ServerCounters
 
-from ._links import descriptors_and_tasks, port_of, serving
-from ._packets import LINUX, Authority, Plain, echo, lose, paired, until, wiretap
+from ._links import comes_down_to, descriptors_and_tasks, port_of, serving
+from ._packets import LINUX, Authority, Plain, echo, lose, paired, refusing_port, until, wiretap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from trio.testing import MockClock
+
 Operation = Callable[[], Awaitable[object]]
 
 LIMITS = Limits()
-SOON = 2.0  # s, for a handshake that is meant to fail by its time limit
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +62,10 @@ async def test_a_server_that_never_answers_is_given_up() -> None:
 
 @LINUX
 async def test_nobody_there_is_known_at_once() -> None:
-    with open_socket(socket.AF_INET, bind=("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(ConnectionRefusedError, match=rf"dtls 127.0.0.1:{port}: Connection refused"):
-        async with dtls.connect("127.0.0.1", port):
-            pass
+    with refusing_port() as port:
+        with pytest.raises(ConnectionRefusedError, match=rf"dtls 127.0.0.1:{port}: Connection refused"):
+            async with dtls.connect("127.0.0.1", port):
+                pass
 
 
 @LINUX
@@ -179,15 +179,22 @@ async def test_a_hello_without_the_cookie_costs_the_server_nothing(good: Authori
 
 
 @pytest.mark.requirement("R-01")
-async def test_peers_above_the_limit_of_connections_are_turned_away(good: Authority) -> None:
+async def test_peers_above_the_limit_of_connections_are_turned_away(good: Authority, mock_clock: MockClock) -> None:
     counters = ServerCounters()
     serve = partial(dtls.serve, ssl_context=good.server(), limits=Limits(connections=1), counters=counters)
     async with serving(serve, echo) as (address,):
         connect = partial(dtls.transport.connect, address, ssl_context=good.client())
-        async with connect() as link:
+
+        async def ask() -> None:
             with pytest.raises(HandshakeFailed, match="not over within"):
                 async with connect(handshake_timeout=0.1):
                     pass
+
+        async with connect() as link:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                await until(lambda: counters.turned_away)
+                mock_clock.jump(0.1)
             await link.send(b"hello")
             assert await link.receive() == b"hello"
     assert (counters.admitted, counters.turned_away) == (1, 1)
@@ -278,7 +285,7 @@ async def test_a_new_handshake_from_the_same_address_ends_the_old_link(good: Aut
 # How it ends
 
 
-async def test_a_peer_that_is_silent_for_too_long_is_forgotten(good: Authority) -> None:
+async def test_a_peer_that_is_silent_for_too_long_is_forgotten(good: Authority, mock_clock: MockClock) -> None:
     reasons: list[str] = []
 
     async def remember(link: DtlsLink) -> None:
@@ -288,8 +295,13 @@ async def test_a_peer_that_is_silent_for_too_long_is_forgotten(good: Authority) 
             reasons.append(str(error))
 
     counters = ServerCounters()
-    async with serving(dtls.serve, remember, ssl_context=good.server(), idle=0.1, counters=counters) as (address,):
+    async with serving(dtls.serve, remember, ssl_context=good.server(), idle=5, counters=counters) as (address,):
         async with dtls.transport.connect(address, ssl_context=good.client()):
+            await until(lambda: counters.peers)
+            mock_clock.jump(4.9)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert not reasons
+            mock_clock.jump(0.2)
             await until(lambda: reasons)
     assert "silent for too long" in reasons[0]
     assert counters.idle == 1
@@ -329,4 +341,4 @@ async def test_many_links_leave_no_descriptor_and_no_task_behind(good: Authority
         await visit(3)
         before = await descriptors_and_tasks()
         await visit(30)
-        assert await descriptors_and_tasks() <= before
+        await comes_down_to(before)

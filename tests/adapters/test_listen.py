@@ -18,10 +18,12 @@ from muxkit import Limits
 from muxkit_adapters import memory, tcp
 from muxkit_adapters._listen import serve_handshakes
 
-from ._links import drain, echo, port_of, serving
+from ._links import PATIENCE, at_most, drain, echo, port_of, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from trio.testing import MockClock
 
     from muxkit_adapters._sockets import SocketStream
 
@@ -103,11 +105,12 @@ async def test_cancelling_the_server_cancels_its_handlers_and_closes_their_strea
 
 
 async def test_live_connections_are_bounded_and_the_next_is_served_when_one_leaves() -> None:
-    live = most = 0
+    live = most = served = 0
+    may_leave = trio.Event()
 
     async def count(stream: trio.abc.Stream) -> None:
-        nonlocal live, most
-        live += 1
+        nonlocal live, most, served
+        live, served = live + 1, served + 1
         most = max(most, live)
         await stream.send_all(b"served")
         await stream.receive_some()
@@ -116,8 +119,11 @@ async def test_live_connections_are_bounded_and_the_next_is_served_when_one_leav
     async with serving(memory.serve, count, "few", limits=Limits(connections=3)):
         async with trio.open_nursery() as nursery:
             for _ in range(20):
-                nursery.start_soon(_visit, "few")
-    assert most == 3
+                nursery.start_soon(_visit, "few", may_leave)
+            await trio.testing.wait_all_tasks_blocked()
+            assert (live, served) == (3, 3)
+            may_leave.set()
+    assert (most, served) == (3, 20)
 
 
 async def test_a_handshake_gives_way_when_live_connections_and_handshakes_reach_the_limit() -> None:
@@ -129,7 +135,7 @@ async def test_a_handshake_gives_way_when_live_connections_and_handshakes_reach_
                 assert await stream.receive_some() == b"x"
 
 
-async def test_a_handshake_that_never_ends_is_dropped_at_its_deadline_and_makes_room() -> None:
+async def test_a_handshake_that_never_ends_is_dropped_at_its_deadline_and_makes_room(mock_clock: MockClock) -> None:
     @asynccontextmanager
     async def never(wire: SocketStream) -> AsyncIterator[SocketStream]:
         await trio.sleep_forever()
@@ -141,7 +147,7 @@ async def test_a_handshake_that_never_ends_is_dropped_at_its_deadline_and_makes_
         nursery.start_soon(partial(serve_handshakes, listeners, never, echo, limits=limits))
         for _ in range(2):
             async with tcp.transport.connect(address) as stream:
-                with trio.fail_after(2):
+                with at_most(2, mock_clock):
                     await drain(stream)
         nursery.cancel_scope.cancel()
 
@@ -158,7 +164,7 @@ async def test_running_out_of_descriptors_is_waited_out(caplog: pytest.LogCaptur
             with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
                 hoard.extend(os.dup(client.fileno()) for _ in range(256))
             await client.connect(("127.0.0.1", port_of(address)))
-            with trio.move_on_after(5):
+            with trio.move_on_after(PATIENCE):
                 while "Too many open files" not in caplog.text:
                     await trio.testing.wait_all_tasks_blocked(0.005)
         finally:
@@ -166,7 +172,7 @@ async def test_running_out_of_descriptors_is_waited_out(caplog: pytest.LogCaptur
                 os.close(handle)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert "Too many open files" in caplog.text
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             assert await client.recv(10) == b"hello"
         client.close()
 
@@ -185,6 +191,7 @@ async def _hold(name: str, task_status: trio.TaskStatus[memory.MemoryStream]) ->
         await trio.sleep_forever()
 
 
-async def _visit(name: str) -> None:
+async def _visit(name: str, may_leave: trio.Event) -> None:
     async with memory.connect(name) as stream:
         assert await stream.receive_some() == b"served"
+        await may_leave.wait()

@@ -19,6 +19,8 @@ from ._links import echo, flood, paired, park, serving
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from trio.testing import MockClock
+
 Pair = tuple[MemoryStream, MemoryStream]
 
 
@@ -98,7 +100,7 @@ async def test_an_empty_name_is_refused_with_the_form_that_is_expected() -> None
 
 @pytest.mark.requirement("R-38")
 @pytest.mark.parametrize("behaviour", ["stalls", "floods", "hangs up"])
-async def test_close_is_quick_whatever_the_peer_does(behaviour: str) -> None:
+async def test_close_is_quick_whatever_the_peer_does(behaviour: str, autojump_clock: MockClock) -> None:
     here, there = memory.pair()
     async with trio.open_nursery() as nursery:
         if behaviour == "stalls":

@@ -64,19 +64,23 @@ async def test_after_closing_everything_says_that_it_was_closed_here(autojump_cl
                 await call()
 
 
-async def test_closing_wakes_everybody_who_waits() -> None:
-    async with real_pair() as (here, _), trio.open_nursery() as nursery:
+async def test_closing_wakes_everybody_who_waits(autojump_clock: MockClock) -> None:
+    async with on_a_line() as pair:
+        here, began = pair.client, trio.current_time()
+        pair.line.fate = lambda data: []  # a peer that confirms what came would end the waiting in its own way
 
         async def expect_closed(call: Callable[[], Awaitable[object]]) -> None:
             with pytest.raises(trio.ClosedResourceError):
                 await call()
 
-        stream = here.open()
-        here.write(stream, bytes(here.room(stream)), False)
-        for call in (here.receive, here.wait_writable, here.wait_delivered):
-            nursery.start_soon(expect_closed, call)
-        await trio.testing.wait_all_tasks_blocked()
-        here.close()
+        async with trio.open_nursery() as nursery:
+            stream = here.open()
+            here.write(stream, bytes(here.room(stream)), False)
+            for call in (here.receive, here.wait_writable, here.wait_delivered):
+                nursery.start_soon(expect_closed, call)
+            await trio.testing.wait_all_tasks_blocked()
+            here.close()
+        assert trio.current_time() == began, "somebody heard of it only when the connection's own time was up"
 
 
 async def test_leaving_the_block_by_an_error_hangs_up() -> None:

@@ -15,6 +15,7 @@ from muxkit_adapters import quic
 from muxkit_adapters._quic_config import IssuedTickets
 from muxkit_adapters.quic import HandshakeFailed, QuicLink, Tickets
 
+from ._packets import refusing_port
 from ._quic import FILES, Collected, Files, real_pair, serving
 
 if TYPE_CHECKING:
@@ -132,12 +133,10 @@ async def test_by_url_a_server_needs_a_certificate() -> None:
 
 
 async def test_a_port_where_nobody_listens_refuses_at_once() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(OSError, match=f"127.0.0.1:{port}: Connection refused") as caught:
-        async with quic.connect("127.0.0.1", port, ca=FILES.ca):
-            pass
+    with refusing_port() as port:
+        with pytest.raises(OSError, match=f"127.0.0.1:{port}: Connection refused") as caught:
+            async with quic.connect("127.0.0.1", port, ca=FILES.ca):
+                pass
     assert caught.value.errno == errno.ECONNREFUSED
 
 
@@ -151,15 +150,13 @@ async def test_a_port_where_nobody_answers_is_given_up_in_time() -> None:
 
 
 async def test_the_next_place_is_tried_and_all_failures_are_told() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        dead = free.getsockname()[1]
-    async with serving() as (host, port):
-        async with quic.connect([("127.0.0.1", dead), (host, port)], ca=FILES.ca) as link:
-            assert link.peer.endswith(f":{port}")
-    with pytest.raises(OSError, match=rf"{dead}: Connection refused; .*{dead}: Connection refused"):
-        async with quic.connect([("127.0.0.1", dead), ("127.0.0.1", dead)], ca=FILES.ca):
-            pass
+    with refusing_port() as dead:
+        async with serving() as (host, port):
+            async with quic.connect([("127.0.0.1", dead), (host, port)], ca=FILES.ca) as link:
+                assert link.peer.endswith(f":{port}")
+        with pytest.raises(OSError, match=rf"{dead}: Connection refused; .*{dead}: Connection refused"):
+            async with quic.connect([("127.0.0.1", dead), ("127.0.0.1", dead)], ca=FILES.ca):
+                pass
 
 
 async def test_a_name_that_does_not_exist_is_in_the_error() -> None:

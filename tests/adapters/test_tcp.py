@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import warnings
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,10 +17,12 @@ from muxkit_adapters import _plaintext, tcp
 from muxkit_adapters._addresses import parse_host_port
 from muxkit_adapters._sockets import SocketStream
 
-from ._links import descriptors_and_tasks, echo, flood, paired, port_of, reset, serving
+from ._links import IPV6, at_most, comes_down_to, descriptors_and_tasks, echo, flood, paired, port_of, reset, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from trio.testing import MockClock
 
 Pair = tuple[SocketStream, SocketStream]
 
@@ -43,6 +45,20 @@ async def clogged_pair() -> Pair:
     while other.send_nowait([bytes(65_536)]):
         pass
     return one, other
+
+
+@pytest.fixture
+def closed_port() -> Iterator[Callable[[], int]]:
+    """Gives ports where nobody listens, and nobody else can begin to while the test runs."""
+    with ExitStack() as stack:
+
+        def make() -> int:
+            taken = stack.enter_context(socket.socket())
+            taken.bind(("127.0.0.1", 0))
+            port: int = taken.getsockname()[1]
+            return port
+
+        yield make
 
 
 async def test_a_tcp_connection_is_a_link() -> None:
@@ -124,7 +140,7 @@ async def test_small_writes_leave_at_once_and_the_unsent_backlog_is_bounded() ->
                 assert stream.socket.getsockopt(socket.IPPROTO_TCP, tcp.NOTSENT_LOWAT) == tcp.UNSENT
 
 
-async def test_the_second_host_is_tried_when_the_first_refuses() -> None:
+async def test_the_second_host_is_tried_when_the_first_refuses(closed_port: Callable[[], int]) -> None:
     refuses = closed_port()
     async with serving(tcp.serve, echo) as (address,):
         async with tcp.connect([("127.0.0.1", refuses), ("127.0.0.1", port_of(address))]) as stream:
@@ -132,13 +148,13 @@ async def test_the_second_host_is_tried_when_the_first_refuses() -> None:
             assert await stream.receive_some() == b"hello"
 
 
-async def test_a_url_may_name_several_hosts() -> None:
+async def test_a_url_may_name_several_hosts(closed_port: Callable[[], int]) -> None:
     async with serving(tcp.serve, echo) as (address,):
         async with tcp.transport.connect(f"127.0.0.1:{closed_port()},{address}") as stream:
             await stream.send_all(b"hello")
 
 
-async def test_a_refusal_names_every_host_that_was_tried() -> None:
+async def test_a_refusal_names_every_host_that_was_tried(closed_port: Callable[[], int]) -> None:
     one, other = closed_port(), closed_port()
     with pytest.raises(ConnectionRefusedError) as caught:
         async with tcp.connect([("127.0.0.1", one), ("127.0.0.1", other)]):
@@ -147,6 +163,7 @@ async def test_a_refusal_names_every_host_that_was_tried() -> None:
     assert f"127.0.0.1:{other}: " in str(caught.value)
 
 
+@IPV6
 async def test_an_ipv6_listener_gives_an_address_that_connects() -> None:
     async with serving(tcp.transport.serve, echo, "[::1]:0", limits=Limits()) as (address,):
         assert address.startswith("[::1]:")
@@ -180,7 +197,8 @@ async def test_insecure_plaintext_warns_once_and_shows_in_the_peer(monkeypatch: 
             async with tcp.connect("0.0.0.0", port_of(address), insecure=True) as stream:
                 assert stream.peer.endswith("(plaintext, insecure)")
                 assert "insecure" in repr(stream)
-    assert [warning.category for warning in warned] == [tcp.PlaintextWarning]
+    categories = [warning.category for warning in warned]
+    assert [one for one in categories if issubclass(one, tcp.PlaintextWarning)] == [tcp.PlaintextWarning]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +236,7 @@ def test_an_address_is_taken_apart(address: str, parsed: tuple[str, int]) -> Non
 
 @pytest.mark.requirement("R-38")
 @pytest.mark.parametrize("behaviour", ["stalls", "resets", "floods", "hangs up"])
-async def test_close_is_quick_whatever_the_peer_does(behaviour: str) -> None:
+async def test_close_is_quick_whatever_the_peer_does(behaviour: str, mock_clock: MockClock) -> None:
     async with pair() as (here, there):
         async with trio.open_nursery() as nursery:
             if behaviour == "stalls":
@@ -231,7 +249,7 @@ async def test_close_is_quick_whatever_the_peer_does(behaviour: str) -> None:
                 nursery.start_soon(flood, there)
             else:
                 await there.aclose()
-            with trio.fail_after(0.5):
+            with at_most(0.5, mock_clock):
                 await here.aclose()
                 await here.aclose()
             nursery.cancel_scope.cancel()
@@ -251,7 +269,7 @@ async def test_many_connections_leave_no_descriptor_behind() -> None:
         await visit(address, 30)
         before = await descriptors_and_tasks()
         await visit(address, 300)
-        assert await descriptors_and_tasks() <= before
+        await comes_down_to(before)
 
 
 async def visit(address: str, times: int) -> None:
@@ -259,10 +277,3 @@ async def visit(address: str, times: int) -> None:
         async with tcp.transport.connect(address) as stream:
             await stream.send_all(b"x")
             await stream.receive_some()
-
-
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -16,11 +16,13 @@ import trio.testing
 from muxkit.testing._links import check_link
 from muxkit_adapters import unix
 
-from ._links import echo, paired, reset, serving
+from ._links import PATIENCE, at_most, echo, paired, reset, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from trio.testing import MockClock
 
     from muxkit_adapters._sockets import SocketStream
 
@@ -125,7 +127,7 @@ async def test_a_server_waits_while_another_process_sets_its_socket_up(path: Pat
         await trio.testing.wait_all_tasks_blocked(0.005)
         assert os.listdir(path.parent) == []
         os.close(lock)
-        with trio.fail_after(2):
+        with trio.fail_after(PATIENCE):
             while path.name not in os.listdir(path.parent):
                 await trio.testing.wait_all_tasks_blocked(0.005)
         nursery.cancel_scope.cancel()
@@ -161,7 +163,7 @@ def test_a_bad_address_is_refused_with_the_form_that_is_expected(address: str, e
 
 @pytest.mark.requirement("R-38")
 @pytest.mark.parametrize("behaviour", ["stalls", "resets", "hangs up"])
-async def test_close_is_quick_whatever_the_peer_does(path: Path, behaviour: str) -> None:
+async def test_close_is_quick_whatever_the_peer_does(path: Path, behaviour: str, mock_clock: MockClock) -> None:
     async with pair(path) as (here, there):
         if behaviour == "stalls":
             while here.send_nowait([bytes(65_536)]):
@@ -171,7 +173,7 @@ async def test_close_is_quick_whatever_the_peer_does(path: Path, behaviour: str)
             reset(there.socket)
         else:
             await there.aclose()
-        with trio.fail_after(0.5):
+        with at_most(0.5, mock_clock):
             await here.aclose()
             await here.aclose()
 

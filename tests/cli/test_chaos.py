@@ -82,11 +82,13 @@ def test_it_tells_its_address_each_cut_and_the_total() -> None:
 def test_json_is_an_object_a_line() -> None:
     with sending(bytes(10_000)) as target:
         arguments = ["chaos", "127.0.0.1:0", target, "--cut-after", "150", "--way", "back", "--reset", "1", "--json"]
-        with running(*arguments, "--for", "1.5") as process:
+        with running(*arguments) as process:
             listening: dict[str, Any] = json.loads(line_of(process))
             count, in_order = received_from(listening["address"])
+            told = line_of(process)
+            process.send_signal(signal.SIGINT)
             rest, _ = process.communicate(timeout=PATIENCE)
-    cut, total = map(json.loads, rest.splitlines())
+    cut, total = map(json.loads, [told, *rest.splitlines()])
     assert (listening["event"], listening["target"]) == ("listening", target)
     assert isinstance(listening["seed"], int)
     assert (count <= 150, in_order) == (True, False)
@@ -98,7 +100,7 @@ def test_json_is_an_object_a_line() -> None:
         "bytes_back": 150,
     }
     assert (total["event"], total["connections"], total["cuts"], total["resets"]) == ("total", 1, 1, 1)
-    assert process.returncode == 0
+    assert process.returncode == 130
 
 
 def test_the_same_seed_cuts_at_the_same_bytes() -> None:
@@ -154,7 +156,7 @@ def test_wrong_usage_has_its_own_exit_code(arguments: list[str]) -> None:
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_an_address_cannot_command_the_terminal(options: list[str], tmp_path: Path) -> None:
     target = f"{tmp_path}/\x1b[31mred\x9b"
-    done = muxkit("chaos", "127.0.0.1:0", target, "--for", "0", *options)
+    done = muxkit("chaos", "127.0.0.1:0", target, "--for", "0.1", *options)
     assert done.returncode == 0
     assert "red" in done.stdout
     assert "\x1b" not in done.stdout

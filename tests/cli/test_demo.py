@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -111,7 +112,7 @@ def test_a_pipe_gets_lines_and_a_table_of_plain_text() -> None:
     done = muxkit("demo", "--seconds", "1.2", "--transport", "tcp")
     assert done.returncode == 0
     assert ESCAPE not in done.stdout
-    assert "tcp: 1 s, " in done.stdout
+    assert re.search(r"^tcp: [1-9]\d* s, ", done.stdout, re.MULTILINE)
     assert "messages verified" in done.stdout
     assert "Every payload was verified at the end that received it." in done.stdout
 

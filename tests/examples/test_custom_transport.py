@@ -17,7 +17,10 @@ from muxkit.testing import check_link
 
 PACKAGE = Path(__file__).resolve().parent.parent.parent / "examples" / "custom_transport"
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its pipes need a Unix")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="its pipes need a Unix"),
+    pytest.mark.timeout(400),  # an installer and programs start slowly on a busy machine
+]
 
 SERVER = """
 import muxkit, trio
@@ -61,7 +64,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = scratch / "installed"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(target), str(source)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
     return target
 
 
@@ -75,7 +78,7 @@ def run(installed: Path, tmp_path: Path) -> Run:
             [sys.executable, "-W", "error", "-c", text, *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": path},
         )

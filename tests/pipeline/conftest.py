@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+PATIENCE = 400.0  # s: the first of these tests waits for the JVM as well, and a busy machine takes its time
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Nothing is decided by how fast a JVM is."""
+    for item in items:
+        if item.get_closest_marker("spark") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PATIENCE))
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two cores, which tries each task twice; what it writes is gone with the run."""
@@ -28,6 +38,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder / "local"),
             "spark.sql.streaming.stopTimeout": "60s",
+            "spark.python.authenticate.socketTimeout": "120s",  # to take what was asked for; else 15 s
             "spark.sql.streaming.stateStore.providerClass": (
                 "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
             ),

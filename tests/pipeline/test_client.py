@@ -337,7 +337,7 @@ async def test_it_works_over_tls_and_trusts_whom_it_was_told_to_trust(transport:
         assert await client.status(served.url, ONE) == restream.Status(3, 0, False, 0)
         assert await ids(client, Span(ONE, served.url, 0, 3)) == [1, 2, 3]
         await client.acknowledge(served.url, ONE, 3)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while (await store.status(ONE)).acknowledged != 3:  # noqa: ASYNC110 - over wss nobody says when
                 await trio.sleep(0.01)
         stranger = client_of(served.url, tlsCaFile=str(tmp_path / "other.pem"))

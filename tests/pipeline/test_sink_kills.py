@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform == "win32", reason="it kills groups of processes")
 @pytest.mark.requirement("R-54")
 def test_each_row_is_committed_once_when_driver_and_server_are_killed(tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def failing(path: Path, times: int) -> Callable[[Iterator[Frame]], Iterator[Fram
         yield from frames
         with path.open("a") as file:
             file.write("x")
-        if path.stat().st_size <= times:
+            file.flush()
+            mine = file.tell()  # two partitions may come here at once
+        if mine <= times:
             raise ArithmeticError("injected")
 
     return act
@@ -163,7 +165,7 @@ def run(spark: SparkSession, server: StagingProcess, folder: Path, partitions: i
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(100)
+    assert query.awaitTermination(300)
     return query.id
 
 
@@ -210,4 +212,4 @@ def test_a_query_that_would_take_rows_back_is_refused(
         .trigger(availableNow=True)
     )
     with pytest.raises(Exception, match="option outputMode: only append"):
-        query.start().awaitTermination(100)
+        query.start().awaitTermination(300)

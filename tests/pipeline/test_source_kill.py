@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(sys.platform == "win32", reason="it kills process groups and passes sockets on"),
 ]
 

@@ -105,7 +105,7 @@ def test_a_moment_that_nobody_wants_is_passed_by_and_one_that_is_wanted_is_told(
 
 async def test_a_server_goes_on_feeding_where_its_store_stands() -> None:
     async with restream.open_store("memory:") as store:
-        with trio.move_on_after(10) as scope:
+        with trio.move_on_after(60) as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(feed, store, NAMES[0], 1000, 3600.0)
                 while not (await store.sessions()) or (await store.status(NAMES[0])).head < 250:  # noqa: ASYNC110

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-PATIENCE = 120.0  # s; nothing is decided by it
+PATIENCE = 300.0  # s; nothing is decided by it
 
 
 @pytest.fixture

@@ -27,7 +27,10 @@ async def test_a_quiet_link_is_written_to_at_once() -> None:
         assert run.pump.bytes_sent == 3
 
 
-async def test_what_the_link_does_not_take_at_once_is_written_later_and_in_order() -> None:
+async def test_what_the_link_does_not_take_at_once_is_written_later_and_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muxkit.runtime._pump.INLINE_PAUSE", 0.0)  # however quickly it comes after the last write
     here, there = memory.pair(capacity=100)
     async with running(here) as run:
         await trio.testing.wait_all_tasks_blocked()

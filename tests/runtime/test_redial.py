@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import random
+import socket
 import ssl
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -18,7 +20,7 @@ from muxkit_adapters import memory, tcp
 from muxkit_adapters.tls import HandshakeFailed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from trio.testing import MockClock
 
@@ -329,15 +331,23 @@ async def test_a_good_connection_explains_nothing_away(autojump_clock: MockClock
     assert outage.failures == 3
 
 
-async def test_it_finds_a_server_that_comes_back_to_its_port() -> None:
+@pytest.fixture
+def kept_port() -> Iterator[int]:
+    """A port for a server that comes and goes: while it is away this socket keeps it, and the kernel refuses."""
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        yield place.getsockname()[1]
+
+
+async def test_it_finds_a_server_that_comes_back_to_its_port(kept_port: int) -> None:
     async def echo(stream: trio.abc.Stream) -> None:
         while data := await stream.receive_some():
             await stream.send_all(data)
 
     async with trio.open_nursery() as nursery:
-        [address] = await nursery.start(tcp.serve, echo)
+        await nursery.start(partial(tcp.serve, echo, kept_port))
         nursery.cancel_scope.cancel()
-    host, _, port = address.rpartition(":")
     answers = []
 
     async def ask(stream: trio.abc.Stream) -> Ended:
@@ -351,11 +361,11 @@ async def test_it_finds_a_server_that_comes_back_to_its_port() -> None:
         async def come_back(task_status: trio.TaskStatus[None]) -> None:
             task_status.started()
             await refused.wait()
-            await tcp.serve(echo, int(port), host=host)
+            await tcp.serve(echo, kept_port)
 
         await nursery.start(come_back)
         await redial(
-            lambda: tcp.connect(host, int(port)),
+            lambda: tcp.connect("127.0.0.1", kept_port),
             ask,
             backoff=Backoff(most=0.1),
             on_failed=lambda error, wait: refused.set(),

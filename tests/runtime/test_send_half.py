@@ -123,8 +123,10 @@ async def test_a_send_cancelled_at_any_step_was_sent_or_not_and_the_half_goes_on
 
 async def test_send_many_cancelled_sent_a_prefix() -> None:
     sink = half(2)
-    with trio.move_on_after(0.01):
-        await sink.send_many([b"1", b"2", b"3", b"4"])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sink.send_many, [b"1", b"2", b"3", b"4"])
+        await at_rest()
+        nursery.cancel_scope.cancel()
     sink.grant(100)
     await sink.send(b"5")
     assert sink.sent == [b"1", b"2", b"5"]

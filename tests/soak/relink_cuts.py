@@ -34,7 +34,7 @@ COUNT = 150  # messages that one side sends on one channel
 MOST_UNDECIDED = 4  # messages; a window that is full of them would never empty
 PLAN = ChaosPlan(cut_after=(0, 2_500), reset=0.4)
 CONFIG = Config(connector_transactions=True, listener_transactions=True, keepalive=None)
-LINGER = 1.0  # s
+LINGER = 30.0  # s; reached only when something hangs
 
 
 @attrs.define

@@ -13,6 +13,7 @@ Ends with 1 if a job was lost, repeated, disordered or answered otherwise, or a 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import subprocess
@@ -29,7 +30,7 @@ from muxkit.protocols.relink import Config, Keep, LinkChanged
 from muxkit.runtime import Backoff, LinkLost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 CHANNEL = 1
 CONFIG = Config(listener_transactions=True, keepalive=None)
@@ -38,6 +39,7 @@ HARD = 7  # each seventh job is not done at the first attempt
 WITHDRAWN = b"withdrawn"
 ENDPOINT = "queue"
 SOON = Backoff(first=0.005, most=0.05)
+AHEAD = 5  # jobs that the worker does at most beyond the one after which its relay is killed
 
 
 def say(**fields: object) -> None:
@@ -91,19 +93,30 @@ async def queue(address: str, jobs: int, age: float) -> None:
 # ---------------------------------------------------------------------------- the worker's process
 
 
-async def worker(address: str, pause: float) -> None:
-    """Do the jobs of one link after the other, and say which; what changes the link is said as well."""
+async def worker(address: str, pause: float, moments: list[int]) -> None:
+    """Do the jobs of one link after the other, and say which; what changes the link is said as well.
+
+    When as many jobs are done as `moments` say, somebody kills what carries the connection. However late he is, the
+    worker does not get far without a new one; so none of them is killed unused.
+    """
     tried: set[int] = set()
+    done = 0
 
     async def work(message: relink.Message) -> None:
+        nonlocal done
         job = int(message.data)
+        for number, (moment, following) in enumerate(itertools.pairwise(moments)):
+            due = done + 1 >= min(moment + AHEAD, following)
+            while due and link.connections < number + 2:  # noqa: ASYNC110
+                await trio.sleep(0.001)
         await trio.sleep(pause)
         if job % HARD == 0 and job not in tried:
             tried.add(job)
             raise RuntimeError(f"job {job} is too hard today")
+        done += 1
         say(done=job)
 
-    async with relink.link(f"relink+tcp://{address}/{ENDPOINT}", config=CONFIG, backoff=SOON, linger=1.0) as link:
+    async with relink.link(f"relink+tcp://{address}/{ENDPOINT}", config=CONFIG, backoff=SOON, linger=30.0) as link:
         while True:
             try:
                 async with link.receiver(CHANNEL) as receiver:
@@ -164,8 +177,8 @@ def a_queue(address: str = "127.0.0.1:0", *, jobs: int, age: float = 60.0) -> tu
     return (__file__, "--role", "queue", "--at", address, "--jobs", str(jobs), "--age", str(age))
 
 
-def a_worker(address: str, *, pause: float = 0.001) -> tuple[str, ...]:
-    return (__file__, "--role", "worker", "--at", address, "--pause", str(pause))
+def a_worker(address: str, *, pause: float = 0.001, moments: Sequence[int] = ()) -> tuple[str, ...]:
+    return (__file__, "--role", "worker", "--at", address, "--pause", str(pause), "--moments", json.dumps([*moments]))
 
 
 def a_relay(target: str, address: str = "127.0.0.1:0") -> tuple[str, ...]:
@@ -206,9 +219,9 @@ def survive(figures: Figures, dice: random.Random, *, jobs: int, kills: int) -> 
         relay = Side(*a_relay(target))
         address = str(relay.next()["address"])
         try:
-            with side(*a_worker(address)) as other:
+            moments = sorted(dice.sample(range(1, jobs), min(kills, jobs - 1)))
+            with side(*a_worker(address, moments=[*moments, jobs])) as other:
                 done: list[int] = []
-                moments = sorted(dice.sample(range(1, jobs), min(kills, jobs - 1)))
                 while "over" not in (said := other.next()):
                     if "done" not in said:
                         figures.wrong.append(f"the worker said {said}")
@@ -278,14 +291,14 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
-    for name, kind in (("role", str), ("at", str), ("age", float), ("pause", float)):
+    for name, kind in (("role", str), ("at", str), ("age", float), ("pause", float), ("moments", json.loads)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role == "queue":
         trio.run(queue, options.at, options.jobs, options.age)
         return
     if options.role == "worker":
-        trio.run(worker, options.at, options.pause)
+        trio.run(worker, options.at, options.pause, options.moments)
         return
     dice, figures = random.Random(options.seed), Figures()
     began = time.perf_counter()

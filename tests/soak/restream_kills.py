@@ -134,6 +134,7 @@ class Reader:
         self.dice = dice
         self.tally = tally
         self.seen: dict[int, object] = {}
+        self.most_bytes = 65_536  # of one receive
 
     async def run(self) -> None:
         while not self.tally.over:
@@ -181,7 +182,7 @@ class Reader:
                 return
             if self.has_enough(heard=heard):
                 return
-            data = await stream.receive_some(65_536)
+            data = await stream.receive_some(self.most_bytes)
             if not data:
                 engine.receive_eof(trio.current_time())
                 self._hear(engine)

@@ -71,6 +71,7 @@ class Hopper(Reader):
         super().__init__(dial, dice, tally, most_count=MOST_COUNT)
         self._left = left
         self._hopped = self._may_stay_open = False
+        self.most_bytes = 256  # some lines: it hops by what came and not by how often it looked
         self.leftovers: list[tuple[dict[int, object], list[bytes]]] = []
 
     def has_enough(self, *, heard: bool) -> bool:

@@ -15,6 +15,8 @@ from muxkit_adapters import dtls, udp
 from muxkit_adapters.udp import PacketTooLarge, UdpLink
 
 HOST, PORT, SECURE_PORT = "10.2.0.2", 7000, 7001
+PATIENCE = 30.0  # s; reached only when nothing gets through
+AGAIN = 0.25  # s, after which a small packet is sent once more
 
 
 async def echo(link: trio.abc.Channel[bytes]) -> None:
@@ -62,13 +64,24 @@ async def here(ca: str) -> dict[str, Any]:
 
 
 async def comes_back(link: trio.abc.Channel[bytes], size: int) -> bool:
-    """Whether one of several packets of that size made it there and back."""
-    with suppress(PacketTooLarge):
-        for _ in range(6):
+    """Whether one of several packets of that size made it there and back; a small one that follows each tells."""
+    with suppress(PacketTooLarge), trio.move_on_after(PATIENCE):
+        for number in range(6):
             await link.send(bytes(size))
-            with trio.move_on_after(0.25):
-                return len(await link.receive()) == size
+            if size in [len(packet) for packet in await until_back(link, b"after %d" % number)]:
+                return True
     return False
+
+
+async def until_back(link: trio.abc.Channel[bytes], last: bytes) -> list[bytes]:
+    """What comes before this small packet is back. Nothing overtakes on these paths, however long an end sleeps."""
+    packets: list[bytes] = []
+    while True:
+        await link.send(last)
+        with trio.move_on_after(AGAIN):
+            while (packet := await link.receive()) != last:
+                packets.append(packet)
+            return packets
 
 
 async def burst(link: UdpLink) -> list[int]:
@@ -76,14 +89,10 @@ async def burst(link: UdpLink) -> list[int]:
     left = [b"%1000d" % number for number in range(200)]
     while left:
         left = left[link.send_nowait(left) :]
-    numbers: list[int] = []
-    while True:
-        with trio.move_on_after(0.5) as scope:
-            packet = await link.receive()
-            if len(packet) == 1000:  # or it answers something earlier
-                numbers.append(int(packet))
-        if scope.cancelled_caught:
-            return numbers
+    with trio.move_on_after(PATIENCE):
+        # What is shorter answers something earlier.
+        return [int(packet) for packet in await until_back(link, b"end of the burst") if len(packet) == 1000]
+    return []
 
 
 def main() -> None:

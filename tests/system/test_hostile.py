@@ -21,6 +21,7 @@ import trustme
 import muxkit
 from muxkit.core import encode_varu64
 from muxkit.protocols.bpmux import Type, encode_partial
+from muxkit.runtime import background
 from tests.system.hostile import CANARY, KIB, MIB, PATIENCE, Raw, Server, attacker, chunk, friend_of
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ SMALL = {
     "pongs": 10_000,
     "resets_burst": 50,
     "resets_per_second": 1,
-    "stall": 0.3,
+    "stall": 60,  # s; an attacker that the machine keeps waiting is not one that dribbles
     "stall_bytes": 16,
 }
 
@@ -65,10 +66,17 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Which soon has enough of a message that does not come to its end."""
+    with Server(tmp_path_factory.mktemp("hostile") / "log", limits=SMALL | {"stall": 0.3}) as running:
+        yield running
+
+
 @asynccontextmanager
-async def fresh(log: Path, **limits: float) -> AsyncGenerator[Server, None]:
+async def fresh(log: Path, *, linger: float = 0.5, **limits: float) -> AsyncGenerator[Server, None]:
     """A server of its own, for what leaves traces in a process: memory, or a log full of failures."""
-    with Server(log, limits=limits) as running:
+    with Server(log, linger=linger, limits=limits) as running:
         yield running
 
 
@@ -356,7 +364,7 @@ async def test_a_peer_that_opens_and_never_reads_holds_up_itself_alone(small: Se
         for id in range(1, 101):
             await peer.send(chunk(STREAM, id, b"push", credit=2**64 - 1))
         await peer.send(chunk(DUPLEX, 200, b"", credit=2**64 - 1))
-        with trio.move_on_after(PATIENCE / 20):  # as long as it takes what it echoes, at most
+        with trio.move_on_after(0.5):  # s; as long as it takes what it echoes, at most
             await peer.flood(chunk(SINK, 200, b"x" * 1000), 10_000)
 
 
@@ -367,7 +375,8 @@ async def test_credit_that_is_never_granted_delays_the_leave_by_the_linger_at_mo
         assert await peer.round_trip()
         await peer.send(chunk(PEERS_SINK, 0, b"leave"))
         left = await small.left(peer)
-        assert small.linger - 0.1 < left["seconds"] < small.linger + 0.5
+        assert left["seconds"] >= small.linger
+        assert left["lived"] < small.linger + 0.5
         assert left["reason"] == f"the peer did not take leave within {small.linger} s"
 
 
@@ -415,14 +424,14 @@ async def test_leaving_ends_within_its_time_whatever_the_peer_does(
             nursery.start_soon(behaviour, peer)
             left = await small.left(peer)
             nursery.cancel_scope.cancel()
-        assert left["seconds"] < small.linger + 0.5
+        assert left["lived"] < small.linger + 0.5
         small.take("leaving"), small.take("over")
 
 
 @pytest.mark.requirement("R-39")
 async def test_a_violation_while_the_server_shuts_down_is_still_a_violation(tmp_path: Path) -> None:
     """An opening that comes too late, and in the same breath something illegal."""
-    async with fresh(tmp_path / "log", **SMALL) as small, attacked(small, within=NOISE) as peer:
+    async with fresh(tmp_path / "log", linger=60, **SMALL) as small, attacked(small, within=NOISE) as peer:
         await peer.send(chunk(DUPLEX, 3, b""), chunk(PEERS_SINK, 0, b"shutdown"))
         while (said := await peer.chunk()) is not None and said.end is None:
             pass  # until it says that it takes nothing new
@@ -528,7 +537,7 @@ async def test_what_is_unread_on_channels_that_ended_stays_within_the_limits(tmp
 async def test_messages_half_said_do_not_keep_a_small_channel_of_the_same_peer_waiting(tmp_path: Path) -> None:
     """All that may be lent is lent to messages that never end; a large one waits in line."""
     async with (
-        fresh(tmp_path / "log", **SMALL | {"stall": 30}) as server,
+        fresh(tmp_path / "log", **SMALL) as server,
         attacked(server, within=declared(server) + NOISE) as peer,
     ):
         half_said = range(100, 120)
@@ -562,11 +571,11 @@ async def test_messages_half_said_do_not_keep_a_small_channel_of_the_same_peer_w
 @pytest.mark.requirement("R-29")
 @pytest.mark.parametrize("sent", [b"\x50", b"\x50\xff\x01", b"\x50\x03\x00\x50\x03\xf9\x10\x00\x78",
     b"\x50\x03\x00\xe1\x10\x00\x50\x03\x01x"], ids=["a tag", "an id", "a payload", "parts"])  # fmt: skip
-async def test_whoever_dribbles_is_dropped_at_the_stall_limit(small: Server, sent: bytes) -> None:
-    async with attacked(small, within=NOISE) as peer:
+async def test_whoever_dribbles_is_dropped_at_the_stall_limit(impatient: Server, sent: bytes) -> None:
+    async with attacked(impatient, within=NOISE) as peer:
         for byte in sent:
-            assert await peer.send(bytes([byte]))
-        over = await small.over(peer)
+            await peer.send(bytes([byte]))  # on a slow machine it is dropped before the last one
+        over = await impatient.over(peer)
         assert over["limit"] == "stall"
 
 
@@ -625,7 +634,7 @@ def every_port(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) 
     certificate = folder / "certificate"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
     urls = ("bpmux+tls://127.0.0.1:0", "bpmux+ws://127.0.0.1:0", "bpmux+wss://127.0.0.1:0")
-    with Server(folder / "log", urls=urls, certificate=str(certificate), limits={"handshake": 1.0}) as running:
+    with Server(folder / "log", urls=urls, certificate=str(certificate), limits={"handshake": PATIENCE / 2}) as running:
         yield running
 
 
@@ -690,7 +699,7 @@ async def test_a_websocket_peer_that_is_gone_before_it_is_answered_is_no_failure
 
 
 class Mangler:
-    """Between two honest ends: flips single bits, about one in so many bytes, then cuts."""
+    """Between two honest ends: flips single bits, about one in so many bytes, then cuts. Who hangs up is passed on."""
 
     def __init__(self, seed: int, port: int, every: int) -> None:
         self.dice = random.Random(seed)
@@ -701,19 +710,21 @@ class Mangler:
     async def handle(self, near: trio.SocketStream) -> None:
         async with await trio.open_tcp_stream("127.0.0.1", self.port) as far:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.relay, near, far)
-                nursery.start_soon(self.relay, far, near)
+                nursery.start_soon(self.relay, near, far, nursery.cancel_scope)
+                nursery.start_soon(self.relay, far, near, nursery.cancel_scope)
                 await self.over.wait()
                 nursery.cancel_scope.cancel()
             await trio.aclose_forcefully(near)
 
-    async def relay(self, source: trio.SocketStream, sink: trio.SocketStream) -> None:
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+    async def relay(self, source: trio.SocketStream, sink: trio.SocketStream, both: trio.CancelScope) -> None:
+        try:
             while data := bytearray(await source.receive_some(64 * KIB)):
                 for _ in range(len(data) // self.every + (self.dice.random() * self.every < len(data) % self.every)):
                     data[self.dice.randrange(len(data))] ^= 1 << self.dice.randrange(8)
                 await sink.send_all(data)
             await sink.send_eof()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            both.cancel()
 
 
 async def echoes(url: str, **options: Any) -> int:
@@ -767,13 +778,21 @@ async def test_under_tls_a_flipped_bit_is_an_error_of_the_connection(
         (listener,) = await nursery.start(partial(trio.serve_tcp, mangler.handle, 0, host="127.0.0.1"))
         url = f"bpmux+tls://127.0.0.1:{listener.socket.getsockname()[1]}"
         wrong, told = 0, ""
+        message = random.Random(seed).randbytes(3000)
+
+        async def send_on(channel: muxkit.Channel) -> None:
+            """Without waiting for an echo: the bit may be in the length of a record, whose end is to come first."""
+            with suppress(trio.BrokenResourceError):
+                while True:
+                    await channel.send(message)
+
         with trio.fail_after(PATIENCE):
             try:
                 async with muxkit.connect(url, ssl_context=context) as session, session.open() as channel:
-                    while True:
-                        message = random.Random(seed).randbytes(3000)
-                        await channel.send(message)
-                        wrong += await channel.receive() != message
+                    async with background() as beside:
+                        beside.start_soon(send_on, channel)
+                        while True:
+                            wrong += await channel.receive() != message
             except muxkit.LinkLost as error:
                 told = error.by
             except ConnectionError:  # in the handshake already

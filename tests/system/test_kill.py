@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import queue
 import random
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,31 +19,64 @@ if TYPE_CHECKING:
 
 PEER = Path(__file__).with_name("peer.py")
 WAITERS = 14  # ten echoes, a sender, a receiver, incoming, ping
+PIPE = 4096  # bytes; small, so that news are never old
+UNHEARD = 1000  # rounds; the pipe and what reads from it hold the news of fewer than that
+
+
+class Peer:
+    """A process of `peer.py`. Somebody listens to it all the time: with a full pipe before it, it would stand still."""
+
+    def __init__(self, role: str, url: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(PEER), role, url], stdout=subprocess.PIPE, text=True, pipesize=PIPE
+        )
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._listener = threading.Thread(target=self._listen)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._said.put(line)
+        self._said.put("")
+
+    def next_line(self) -> dict[str, object]:
+        line = self._said.get()
+        assert line, "the process ended without a word"
+        said: dict[str, object] = json.loads(line)
+        return said
+
+    def after_rounds(self, rounds: int) -> None:
+        while self.next_line().get("rounds") != rounds:
+            pass
+
+    def reached(self) -> int:
+        """The last round that was heard of."""
+        rounds = 0
+        while not rounds or not self._said.empty():
+            said = self.next_line()["rounds"]
+            assert isinstance(said, int)
+            rounds = said
+        return rounds
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._listener.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
 
 @contextmanager
-def peer(role: str, url: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, str(PEER), role, url], stdout=subprocess.PIPE, text=True)
+def peer(role: str, url: str) -> Iterator[Peer]:
+    it = Peer(role, url)
     try:
-        yield process
+        yield it
     finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-def next_line(process: subprocess.Popen[str]) -> dict[str, object]:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, "the process ended without a word"
-    said: dict[str, object] = json.loads(line)
-    return said
-
-
-def after_rounds(process: subprocess.Popen[str], rounds: int) -> None:
-    while next_line(process).get("rounds") != rounds:
-        pass
+        it.close()
 
 
 def url_for(transport: str, folder: Path) -> str:
@@ -57,18 +92,18 @@ def url_for(transport: str, folder: Path) -> str:
 @pytest.mark.parametrize("transport", ["tcp", "unix", "ws"])
 def test_every_waiter_of_a_client_is_told_when_the_server_is_killed(transport: str, tmp_path: Path, seed: int) -> None:
     with peer("serve", url_for(transport, tmp_path)) as server:
-        with peer("client", str(next_line(server)["url"])) as client:
-            after_rounds(client, random.Random(seed).randrange(1, 3000))
+        with peer("client", str(server.next_line()["url"])) as client:
+            client.after_rounds(random.Random(seed).randrange(1, 3000))
             server.kill()
-            said = next_line(client)
+            said = client.next_line()
             while "told" not in said:
-                said = next_line(client)
+                said = client.next_line()
             told = said["told"]
             assert isinstance(told, dict)
             reasons = {name: reason for name, reason in told.items() if name != "session"}
             assert len(reasons) == WAITERS
             assert all(reason.startswith("LinkLost") for reason in reasons.values()), told
-            assert client.wait() == 0
+            assert client.process.wait() == 0
 
 
 @pytest.mark.requirement("R-39")
@@ -76,11 +111,9 @@ def test_every_waiter_of_a_client_is_told_when_the_server_is_killed(transport: s
 @pytest.mark.parametrize("transport", ["tcp", "unix", "ws"])
 def test_a_server_goes_on_when_a_client_is_killed(transport: str, tmp_path: Path, seed: int) -> None:
     with peer("serve", url_for(transport, tmp_path)) as server:
-        url = str(next_line(server)["url"])
+        url = str(server.next_line()["url"])
         with peer("client", url) as other, peer("client", url) as victim:
-            after_rounds(victim, random.Random(seed).randrange(1, 3000))
+            victim.after_rounds(random.Random(seed).randrange(1, 3000))
             victim.kill()
-            assert next_line(server)["lost"] in ("peer", "network")
-            reached = next_line(other).get("rounds")
-            assert isinstance(reached, int)
-            after_rounds(other, reached + 2000)
+            assert server.next_line()["lost"] in ("peer", "network")
+            other.after_rounds(other.reached() + UNHEARD)

@@ -36,7 +36,7 @@ def see(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, A
     def run(path: str) -> dict[str, Any]:
         program = [sys.executable, str(HERE / "netns_peer.py"), "here", str(authority.ca), str(certificate)]
         command = [*UNSHARE, "sh", str(HERE / "netns.sh"), path, *program]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
         assert done.returncode == 0, done.stderr
         seen: dict[str, Any] = json.loads(done.stdout)
         return seen

@@ -220,13 +220,13 @@ def test_many_counts_make_few_deadlines_and_none_comes_early() -> None:
 )
 def test_a_frame_costs_nothing_for_the_size_of_its_numbers(text: str) -> None:
     talk = server()
-    began = time.perf_counter()
+    began = time.process_time()
     talk.say("03 00" + text, stream=2)
     talk.datagram("03 00 04 80 80 80 80 80 80 80 80 08 00 00 00")
     talk.later(2)
     talk.written()
     assert not talk.engine.over
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 @pytest.mark.requirement("R-18")
@@ -237,9 +237,9 @@ def test_an_ack_of_2_to_60_numbers_is_judged_at_once_and_a_long_one_costs_what_i
     assert error.rule == "aqueduct-A04"
     other = client()
     entry(other).sent_reliable = 2**60
-    began = time.perf_counter()
+    began = time.process_time()
     assert other.say("03 00" + encode_frame(AckReliable([5, 2**59, 1, 3])).hex()) == []
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 @pytest.mark.requirement("R-06")

@@ -30,6 +30,8 @@ from ._pairs import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from trio.testing import MockClock
+
     Operation = Callable[[], Awaitable[object]]
     Arrange = Callable[[Pair, AsyncExitStack], Awaitable[Operation]]
 
@@ -191,7 +193,7 @@ OPERATIONS = [name for name in vars(Arrangements) if not name.startswith("_")]
 
 @pytest.mark.requirement("R-31")
 @pytest.mark.parametrize("name", OPERATIONS)
-async def test_a_cancellation_at_any_step_leaves_the_session_sound(name: str) -> None:
+async def test_a_cancellation_at_any_step_leaves_the_session_sound(name: str, autojump_clock: MockClock) -> None:
     @asynccontextmanager
     async def scenario() -> AsyncIterator[Operation]:
         async with sessions(limits=TINY) as pair, trio.open_nursery() as nursery, AsyncExitStack() as stack:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
-import trio.testing
 
 from muxkit import ChannelStopped, Limits
 from muxkit.protocols import bpmux
@@ -120,9 +119,20 @@ async def test_ten_thousand_channels_leave_nothing_behind(cycle: Callable[[Pair]
 
 
 async def check_sessions(count: int) -> None:
+    ended = 0
+    changed = trio.lowlevel.ParkingLot()
+
     async def handle(link: trio.abc.Stream) -> None:
+        nonlocal ended
         async with bpmux.session(link) as session:
             await echo_each(session)
+        ended += 1
+        changed.unpark_all()
+
+    async def both_have_left(number: int) -> None:
+        while ended < number:
+            await changed.park()
+        await at_rest()
 
     async with trio.open_nursery() as nursery:
         (address,) = await nursery.start(lambda task_status: tcp.serve(handle, 0, task_status=task_status))
@@ -130,7 +140,7 @@ async def check_sessions(count: int) -> None:
         before = tasks(), descriptors()
         for number in range(count):
             if number == count // 2:
-                await trio.testing.wait_all_tasks_blocked(0.01)
+                await both_have_left(number)
                 gc.collect()
                 before = tasks(), descriptors()
                 tracemalloc.start()
@@ -138,7 +148,7 @@ async def check_sessions(count: int) -> None:
                 async with session.open() as channel:
                     await channel.send(b"x")
                     assert await channel.receive() == b"x"
-        await trio.testing.wait_all_tasks_blocked(0.01)
+        await both_have_left(count)
         gc.collect()
         grown = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()

@@ -43,7 +43,9 @@ async def drain(channel: Duplex | Source) -> int:
 
 @pytest.mark.requirement("R-03", "R-07")
 @pytest.mark.parametrize("size", [0, 100, 5000])
-async def test_sixteen_channels_a_side_push_both_ways_over_a_link_that_takes_nothing_unread(size: int) -> None:
+async def test_sixteen_channels_a_side_push_both_ways_over_a_link_that_takes_nothing_unread(
+    size: int, autojump_clock: MockClock
+) -> None:
     async def push(channel: Duplex) -> None:
         for _ in range(60):
             await channel.send(bytes(size))
@@ -72,7 +74,7 @@ async def test_sixteen_channels_a_side_push_both_ways_over_a_link_that_takes_not
 
 
 @pytest.mark.requirement("R-07")
-async def test_a_stalled_reader_stops_its_own_channel_only() -> None:
+async def test_a_stalled_reader_stops_its_own_channel_only(autojump_clock: MockClock) -> None:
     rounds = 0
 
     async def talk(session: bpmux.Session) -> None:

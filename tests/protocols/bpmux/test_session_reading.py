@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import signal
-import threading
 from contextlib import suppress
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
+import trio.testing
 
 import muxkit
 from muxkit import LinkLost
@@ -222,6 +221,12 @@ async def test_a_guest_is_told_of_a_peer_that_fell_silent(autojump_clock: MockCl
 
 
 def test_a_guest_who_survives_an_interrupt_leaves_the_session_whole() -> None:
+    @trio.lowlevel.enable_ki_protection
+    async def interrupt_when_all_wait() -> None:
+        """This task cannot be interrupted, so it is the main task, our guest."""
+        await trio.testing.wait_all_tasks_blocked()
+        signal.raise_signal(signal.SIGINT)
+
     async def main() -> None:
         with trio.fail_after(PATIENCE):
             async with sessions() as pair, trio.open_nursery() as nursery:
@@ -230,8 +235,7 @@ def test_a_guest_who_survives_an_interrupt_leaves_the_session_whole() -> None:
                     for _ in range(10):
                         await channel.send(b"x")
                         await channel.receive()
-                    # From a thread, while the loop sleeps: then it is the main task that is interrupted, our guest.
-                    threading.Timer(0.05, partial(signal.raise_signal, signal.SIGINT)).start()
+                    nursery.start_soon(interrupt_when_all_wait)
                     with pytest.raises(KeyboardInterrupt):
                         await channel.receive()
                     await channel.send(b"y")

@@ -94,7 +94,7 @@ async def test_a_foreign_certificate_does_not_take_a_link_over(url: str) -> None
         serve = partial(muxkit.serve, hold, url, ssl_context=authority.server(), config=QUIET)
         served: muxkit.Served = await nursery.start(serve)
         owner = authority.client("owner@example.org")
-        async with muxkit.connect(served.url, ssl_context=owner, config=QUIET, backoff=SOON, linger=1) as link:
+        async with muxkit.connect(served.url, ssl_context=owner, config=QUIET, backoff=SOON, linger=30) as link:
             assert isinstance(link, Link)
             await link.connected()
             for name in ("thief@example.org", None):
@@ -123,7 +123,7 @@ async def test_who_has_shown_no_certificate_comes_back_without_one_and_not_with_
         serve = partial(muxkit.serve, hold, url, ssl_context=authority.server(), config=QUIET)
         served: muxkit.Served = await nursery.start(serve)
         nobody = authority.client(None)
-        async with muxkit.connect(served.url, ssl_context=nobody, config=QUIET, backoff=SOON, linger=1) as link:
+        async with muxkit.connect(served.url, ssl_context=nobody, config=QUIET, backoff=SOON, linger=30) as link:
             assert isinstance(link, Link)
             await link.connected()
             async with connect_to(served.url, authority.client("somebody@example.org")) as stream:
@@ -168,7 +168,7 @@ async def test_trios_own_tls_streams_identify_their_peers_as_well() -> None:
                 await trio.aclose_forcefully(stream)
 
         owner = authority.client("owner@example.org")
-        async with relink.link(lambda: dial(owner), "jobs", config=QUIET, backoff=SOON, linger=1) as link:
+        async with relink.link(lambda: dial(owner), "jobs", config=QUIET, backoff=SOON, linger=30) as link:
             await link.connected()
             async with dial(authority.client("thief@example.org")) as stream:
                 assert await ask(stream, link) != link.id
@@ -183,21 +183,24 @@ async def test_a_certificate_that_nobody_verified_identifies_nobody() -> None:
     careless.check_hostname = False
     careless.verify_mode = ssl.CERT_NONE
     identities: list[bytes | None] = []
+    looked = trio.Event()
 
     async def look(stream: trio.SSLStream[trio.SocketStream]) -> None:
         await stream.do_handshake()
         identities.append(relink.identity_of(stream))
+        looked.set()
 
     async with trio.open_nursery() as nursery:
         serve = partial(trio.serve_ssl_over_tcp, look, 0, authority.server(ssl.CERT_NONE), host="127.0.0.1")
         listeners = await nursery.start(serve)
         port = listeners[0].transport_listener.socket.getsockname()[1]
         for context in (careless, authority.client("somebody@example.org")):
+            looked = trio.Event()
             stream = await trio.open_ssl_over_tcp_stream("localhost", port, ssl_context=context)
             await stream.do_handshake()
             identities.append(relink.identity_of(stream))
+            await looked.wait()
             await stream.aclose()
-        await trio.testing.wait_all_tasks_blocked(0.05)
         nursery.cancel_scope.cancel()
     verified = [identity for identity in identities if identity is not None]
     assert (len(identities), len(verified)) == (4, 1), "the server's, seen by the client that verified it"

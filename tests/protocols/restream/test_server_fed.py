@@ -93,7 +93,7 @@ async def test_another_process_s_append_reaches_the_stream(schema: str) -> None:
             client = await there.ask(fed())
             while not await elsewhere.sessions():  # noqa: ASYNC110 - another connection to the database
                 await trio.sleep(0.01)
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 for n in range(5):
                     await elsewhere.append(U1, n)
                     assert (await client.hear())["data"] == n

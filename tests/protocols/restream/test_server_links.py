@@ -90,9 +90,12 @@ async def test_it_works_over_tls() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_a_socket_that_listens_already_can_be_served(host: str) -> None:
-    if host == "::1" and not socket.has_ipv6:
-        pytest.skip("no IPv6 here")
-    sock = bound(host)
+    try:
+        sock = bound(host)
+    except OSError:
+        if host == "::1":
+            pytest.skip("no IPv6 here")
+        raise
     port = sock.getsockname()[1]
     async with serving([listener(sock)]) as served:
         assert served.url == f"restream+tcp://{'[::1]' if ':' in host else host}:{port}"
@@ -115,7 +118,7 @@ async def test_connections_of_such_a_socket_are_limited_too() -> None:
             assert waited.cancelled_caught
             assert served.connections == 2
             await one.hang_up()
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 await three.hear()
 
 
@@ -174,7 +177,7 @@ async def test_a_shutdown_ends_serve_and_frees_the_address() -> None:
             await client.say(begin(60_000))
             await client.hear()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(lambda: served.shutdown(grace=5.0))
+                nursery.start_soon(lambda: served.shutdown(grace=60.0))
                 *_, last = await client.rest()
             assert "id" in last
         with pytest.raises(ConnectionRefusedError):
@@ -184,7 +187,7 @@ async def test_a_shutdown_ends_serve_and_frees_the_address() -> None:
 
 @pytest.mark.requirement("R-41")
 async def test_an_error_line_arrives_though_the_client_was_still_talking() -> None:
-    async with serving("restream+tcp://127.0.0.1:0", linger=2.0) as served:
+    async with serving("restream+tcp://127.0.0.1:0", linger=60.0) as served:
         async with connecting(served.url) as client:
             await client.say(b"nope\n" + b"x" * 1_000_000 + b"\n")
             assert "not JSON" in await client.error()
@@ -206,7 +209,7 @@ async def test_many_connections_leave_nothing_behind(caplog: pytest.LogCaptureFi
                 async with trio.open_nursery() as nursery:
                     for number in range(50):
                         nursery.start_soon(one, number)
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 while served.connections:  # noqa: ASYNC110 - sockets decide when
                     await trio.sleep(0.01)
         assert not caplog.records

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
 from tests.protocols.restream.stores import Clock, Place, next_number, numbers
+from tests.protocols.restream.stores_servers import ask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +59,8 @@ def test_what_a_killed_process_said_was_stored_is_stored(
     told: dict[str, int] = {}
     for _ in range(2):
         run_and_kill(where, luck.randrange(300), told)
+    if kind == "postgres":
+        until_nobody_works_for_the_dead(where)
     trio.run(look, where, told)
 
 
@@ -71,6 +75,12 @@ def run_and_kill(where: str, lines: int, told: dict[str, int]) -> None:
         server.kill()
         for line in server.stdout:
             note(line, told)
+
+
+def until_nobody_works_for_the_dead(where: str) -> None:
+    """What the database was told before the kill it still does: it must not come between two looks."""
+    while ask(where, "SELECT pid FROM pg_stat_activity WHERE application_name = 'muxkit restream'"):
+        time.sleep(0.01)
 
 
 def note(line: str, told: dict[str, int]) -> None:

@@ -190,7 +190,7 @@ async def test_who_sleeps_hears_of_damage(path: Path) -> None:
     await fill(path)
     change(path, "DELETE FROM messages WHERE key % 4294967296 = 55")
     async with open_sqlite(path, rules(Clock())) as store:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
 
                 @nursery.start_soon

@@ -167,7 +167,7 @@ trio.run(main)
 
 @pytest.mark.requirement("R-57")
 def test_a_file_that_may_not_grow_is_an_error_until_it_may_again(path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FILE_SIZE, str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", FILE_SIZE, str(path)], capture_output=True, text=True, timeout=110)
     *errors, last = done.stdout.split()
     assert last == "well", done.stderr
     assert len(errors) == 5
@@ -212,7 +212,7 @@ def test_a_store_that_may_not_be_written_says_so(path: Path, what: str) -> None:
     if what == "file":
         path.with_name(path.name + ".lock").chmod(0o666)
     before = path.read_bytes()
-    done = subprocess.run([sys.executable, "-c", READ_ONLY, str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", READ_ONLY, str(path)], capture_output=True, text=True, timeout=110)
     assert done.stdout.startswith("StoreReadOnly "), done.stdout + done.stderr
     assert "the store needs to write" in done.stdout
     assert path.read_bytes() == before

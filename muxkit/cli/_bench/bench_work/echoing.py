@@ -167,7 +167,9 @@ async def _ping(conversation: Conversation, count: int, times: list[float]) -> N
 
 
 async def _ping_for(conversation: Conversation, seconds: float, times: list[float]) -> None:
+    """At least one, however long it takes: there is no percentile of nothing."""
     end = time.perf_counter() + seconds
+    await _ping(conversation, 1, times)
     while time.perf_counter() < end:
         await _ping(conversation, 1, times)
 
