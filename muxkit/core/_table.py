@@ -70,9 +70,9 @@ class Census:
         self.waiting = 0
 
     @property
-    def has_room(self) -> bool:
-        """May we open one more?"""
-        return self.ours < self._limits.channels
+    def places(self) -> int:
+        """How many more we may open."""
+        return self._limits.channels - self.ours
 
     @property
     def has_backlog_room(self) -> bool:
@@ -80,7 +80,7 @@ class Census:
         return self.waiting < self._limits.backlog
 
     def check_ours(self) -> None:
-        if not self.has_room:
+        if self.places < 1:
             raise LocalProtocolError(f"{self.ours} channels of {self._limits.channels} allowed are open")
 
     def check_theirs(self) -> None:

@@ -87,9 +87,10 @@ class InFlight:
 class ReceiveBudget:
     """What all automatic windows of one connection may hold together, so that many channels share one bound.
 
-    A window begins with `first` and grows only while its channel is busy: credit that was granted cannot be taken
-    back, so what idle channels were given is lost to the busy ones. First grants may use half of `total`, windows
-    that have grown share the other half. Beyond all that a window still gets `floor`.
+    Each window has `floor` to itself; what it holds beyond that is `used` of the `total` that all share. A window
+    begins with `first` and grows only while its channel is busy: credit that was granted cannot be taken back, so what
+    idle channels were given is lost to the busy ones. Windows of up to `first` may use half of `total`, those that have
+    grown share the other half, and whoever finds nothing left has his `floor`.
     """
 
     __slots__ = ("first", "floor", "grown", "total", "used", "windows")
@@ -105,14 +106,19 @@ class ReceiveBudget:
     def first_room(self, wanted: int) -> int:
         """What a new window that wants `wanted` in the end may grant at once."""
         first = min(wanted, self.first)
-        return first if self.used + first <= self.total // 2 else min(first, self.floor)
+        return first if self.used + first - self.floor <= self.total // 2 else min(first, self.floor)
 
     def room(self, wanted: int, outstanding: int) -> int:
         """How much a window that wants `wanted` in all and has `outstanding` may grant now."""
         share = max(self.first, self.total // 2 // max(1, self.grown))
-        room = min(wanted, share) - outstanding
-        left = self.total - self.used
-        return room if room <= left else max(left, min(wanted, self.floor) - outstanding)
+        pool = self.total if wanted > self.first else self.total // 2
+        left = max(0, pool - self.used) + max(0, self.floor - outstanding)
+        return min(min(wanted, share) - outstanding, left)
+
+    def moved(self, before: int, after: int) -> None:
+        """A window that held `before` now holds `after`."""
+        floor = self.floor
+        self.used += (after - floor if after > floor else 0) - (before - floor if before > floor else 0)
 
 
 class ReceiveWindow:
@@ -122,8 +128,8 @@ class ReceiveWindow:
     three parts: `own`, which the window renews and the budget counts; `lent`, granted beyond it so that one large
     message could be put together; and `by_hand`. What is consumed repays the loans first, then what was granted
     by hand. `unfinished` is what messages that were begun still need. `size` is the largest window to keep open; 0
-    means that every grant is made by hand. `target` is the window of now: it doubles while half of it is consumed
-    within `BUSY`, and halves when that takes longer than `IDLE`.
+    means that every grant is made by hand. `target` is the window of now: what was granted first, and it doubles while
+    half of it is consumed within `BUSY`, and halves when that takes longer than `IDLE`.
     """
 
     __slots__ = (
@@ -151,7 +157,6 @@ class ReceiveWindow:
         self.renewed_at = 0.0
         self.target = 0
         if self.budget is not None:
-            self.target = min(size, self.budget.first)
             self.budget.windows += 1
 
     @property
@@ -159,15 +164,18 @@ class ReceiveWindow:
         """What the window itself has granted and not seen consumed."""
         return self.credit + self.held - self.lent - self.by_hand
 
-    def start(self, now: float) -> int:
-        """The first grant."""
+    def start(self, now: float, first: int | None = None) -> int:
+        """The first grant, `first` if the protocol says how much that is."""
         if self.budget is None or not self.renews:
             return 0
+        room = self.target = self.budget.first_room(self.size)
         self.renewed_at = now
-        room = self.budget.first_room(self.size)
+        if first is not None:
+            room = first
+            self.renewed_at -= BUSY  # the rest follows as soon as something is consumed, which says nothing of the pace
         # Most windows grant the same at first, and nothing else: then they share the number, too.
         self.credit = self.credit + room if self.credit else room
-        self.budget.used += room
+        self.budget.moved(0, room)
         return room
 
     def grant(self, amount: int) -> None:
@@ -190,15 +198,17 @@ class ReceiveWindow:
             raise LocalProtocolError(f"{amount} bytes consumed, {self.held} were there")
         self.held -= amount
         if not (self.lent or self.by_hand) and self.budget is not None:
-            self.budget.used -= amount
+            own = self.credit + self.held
+            self.budget.moved(own + amount, own)
             # The short way: more than half of the window is still out.
-            return (0 if 2 * (self.credit + self.held) > self.target else self._refill(now)), 0
+            return (0 if 2 * own > self.target else self._refill(now)), 0
         repaid = min(self.lent, amount)
         self.lent -= repaid
         by_hand = min(self.by_hand, amount - repaid)
         self.by_hand -= by_hand
         if self.budget is not None:
-            self.budget.used -= amount - repaid - by_hand
+            own = self.own
+            self.budget.moved(own + amount - repaid - by_hand, own)
         return self._refill(now), repaid
 
     def shortfall(self) -> int:
@@ -223,7 +233,7 @@ class ReceiveWindow:
         self.credit = self.unfinished = 0
         self.renews = False
         if self.budget is not None:
-            self.budget.used -= before - self.own
+            self.budget.moved(before, self.own)
             self.budget.windows -= 1
             self._aim(min(self.target, self.budget.first), self.budget)
         return repaid
@@ -239,10 +249,10 @@ class ReceiveWindow:
         if took < BUSY:
             self._aim(min(self.size, self.target * 2), self.budget)
         elif took > IDLE:
-            self._aim(max(min(self.size, self.budget.first), self.target // 2), self.budget)
+            self._aim(max(min(self.target, self.budget.first), self.target // 2), self.budget)
         room = max(0, self.budget.room(self.target, own))
         self.credit += room
-        self.budget.used += room
+        self.budget.moved(own, own + room)
         return room
 
     def _aim(self, target: int, budget: ReceiveBudget) -> None:

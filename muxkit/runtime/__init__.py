@@ -11,6 +11,7 @@ from muxkit.runtime._errors import LinkLost as LinkLost
 from muxkit.runtime._errors import Unsupported as Unsupported
 from muxkit.runtime._gate import Gate as Gate
 from muxkit.runtime._gate import Room as Room
+from muxkit.runtime._line import Line as Line
 from muxkit.runtime._links import Arrival as Arrival
 from muxkit.runtime._links import ByteLink as ByteLink
 from muxkit.runtime._links import Datagram as Datagram
@@ -45,6 +46,8 @@ from muxkit.runtime._redial import Outage as Outage
 from muxkit.runtime._redial import can_heal as can_heal
 from muxkit.runtime._redial import redial as redial
 from muxkit.runtime._scope import background as background
+from muxkit.runtime._send import YIELD_BYTES as YIELD_BYTES
+from muxkit.runtime._send import YIELD_LEAST as YIELD_LEAST
 from muxkit.runtime._send import SendHalf as SendHalf
 from muxkit.runtime._session import Channel as Channel
 from muxkit.runtime._session import Session as Session

@@ -9,7 +9,7 @@ import trio
 
 from muxkit.core import Receiving, Step, advance
 from muxkit.runtime._mailbox import Mailbox
-from muxkit.runtime._send import YIELD_BYTES, YIELD_CALLS
+from muxkit.runtime._send import YIELD_BYTES, YIELD_LEAST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,15 +50,14 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
     Several tasks may receive at once: messages go to them in the order in which they came to wait.
     """
 
-    __slots__ = ("_bytes", "_calls", "_error", "_line", "_mailbox", "_ring", "state")
+    __slots__ = ("_error", "_line", "_mailbox", "_ring", "_since_yield", "state")
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
         self._mailbox = NOTHING
         self._line = NOBODY
         self._error: ErrorMaker = trio.EndOfChannel
-        self._calls = 0
-        self._bytes = 0
+        self._since_yield = 0  # bytes
         self.state = Receiving.OPEN
 
     # --- for the application
@@ -78,10 +77,10 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             self._took(len(message))
             return message
         message = self._mailbox.take()
-        self._took(len(message))
-        self._calls += 1
-        self._bytes += len(message)
-        if self._calls >= YIELD_CALLS or self._bytes >= YIELD_BYTES:
+        size = len(message)
+        self._took(size)
+        self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
+        if self._since_yield >= YIELD_BYTES:
             await self._yield()
         return message
 
@@ -161,7 +160,7 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             await self._read_for(waiter, reading)
         if not waiter.is_called:
             await self._sleep(waiter)
-        self._calls = self._bytes = 0
+        self._since_yield = 0
         if waiter.message is None:
             raise self._error()
         return waiter.message
@@ -203,7 +202,7 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             waiter.call()
 
     async def _yield(self) -> None:
-        self._calls = self._bytes = 0
+        self._since_yield = 0
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     def _reading(self) -> Reading | None:

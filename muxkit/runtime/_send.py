@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 YIELD_CALLS = 64  # calls after which a half yields at the latest
 YIELD_BYTES = 16 * 1024  # the same in bytes
+YIELD_LEAST = YIELD_BYTES // YIELD_CALLS  # bytes that a call counts for at least, so that one number keeps both
 OPEN = Sending.OPEN  # looked up for each message
 ONLY_BYTES = {bytes}
 MANY = 16  # times as much for messages that are sent with one call
@@ -36,7 +37,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
     Several tasks may send at once: they are served in the order in which they came.
     """
 
-    __slots__ = ("_bytes", "_calls", "_error", "_gate", "_outcome", "_over", "_ring", "_room", "state")
+    __slots__ = ("_error", "_gate", "_outcome", "_over", "_ring", "_room", "_since_yield", "state")
 
     def __init__(self, room: Room, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -44,8 +45,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         self._gate: Gate | None = None  # made when somebody must wait for the first time
         self._error: ErrorMaker | None = None
         self._over: trio.Event | None = None
-        self._calls = 0
-        self._bytes = 0
+        self._since_yield = 0  # bytes
         self._outcome = _Outcome.USUAL
         self.state = Sending.OPEN
 
@@ -65,12 +65,11 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             message = _as_bytes(message)
         size = len(message)
         if self.state is OPEN and not self._gate and self._room.admits(size) and self._try_push(message):
-            self._calls += 1
-            self._bytes += size
+            self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
         else:
             await self._hand_over(message)
         self._ring()
-        if self._calls >= YIELD_CALLS or self._bytes >= YIELD_BYTES:
+        if self._since_yield >= YIELD_BYTES:
             await self._yield()
 
     async def send_many(self, messages: Iterable[bytes]) -> None:
@@ -82,10 +81,10 @@ class SendHalf(trio.abc.SendChannel[bytes]):
                 if not self._push_all(batch):
                     for message in batch:
                         await self._hand_over(message if type(message) is bytes else _as_bytes(message))
-                        if self._bytes >= YIELD_BYTES * MANY:
+                        if self._since_yield >= YIELD_BYTES * MANY:
                             self._ring()
                             await self._yield()
-                if self._calls >= YIELD_CALLS * MANY or self._bytes >= YIELD_BYTES * MANY:
+                if self._since_yield >= YIELD_BYTES * MANY:
                     self._ring()
                     await self._yield()
         finally:
@@ -173,7 +172,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         if self._gate is None:
             self._gate = Gate(self, self._room)
         await self._gate.wait(size)
-        self._calls = self._bytes = 0
+        self._since_yield = 0
 
     def pass_on(self) -> None:
         """The turn that we waited for was used, or not."""
@@ -231,8 +230,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             await self._refuse()
         if self._may_go(size):
             self._push(message)
-            self._calls += 1
-            self._bytes += size
+            self._since_yield += max(size, YIELD_LEAST)
             return
         await self._wait(size)
         try:
@@ -252,12 +250,11 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         size = sum(map(len, messages))
         if size > YIELD_BYTES * MANY or not self._room.admits(size) or not self._try_push_all(messages):
             return False
-        self._calls += len(messages)
-        self._bytes += size
+        self._since_yield += max(size, YIELD_LEAST * len(messages))
         return True
 
     async def _yield(self) -> None:
-        self._calls = self._bytes = 0
+        self._since_yield = 0
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     def _close(self, payload: bytes) -> None:

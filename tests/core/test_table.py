@@ -189,7 +189,7 @@ def test_one_channel_too_many_from_the_peer_names_the_limit_and_changes_nothing(
 def test_one_channel_too_many_of_ours_is_refused_with_the_numbers() -> None:
     table = table_of(channels=1)
     table.add_ours(0, "a")
-    assert not table.census.has_room
+    assert table.census.places == 0
     with pytest.raises(LocalProtocolError, match="1 channels of 1 allowed"):
         table.add_ours(1, "b")
     assert list(table) == ["a"]
@@ -198,7 +198,7 @@ def test_one_channel_too_many_of_ours_is_refused_with_the_numbers() -> None:
 def test_the_channels_of_the_peer_take_no_room_from_ours() -> None:
     table = table_of(channels=1)
     table.add_theirs(0, "a")
-    assert table.census.has_room
+    assert table.census.places == 1
     table.add_ours(1, "b")
     assert len(table) == 2
 
@@ -268,7 +268,7 @@ class TableAgainstItsChannels(RuleBasedStateMachine):
     @rule()
     def open(self) -> None:
         id = self.table.allocate()
-        if self.table.census.has_room:
+        if self.table.census.places:
             self.table.add_ours(id, str(id))
             self.model[id] = (True, False)
 

@@ -92,7 +92,7 @@ async def test_a_session_without_back_pressure_is_found(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     def deliver(self: bpmux.Source, message: bytes) -> None:
-        self._engine.consumed(self.entity, len(message))  # on arrival, as a careless protocol would
+        self._connection.engine.consumed(self.entity, len(message))  # on arrival, as a careless protocol would
         ReceiveHalf.deliver(self, message)
 
     monkeypatch.setattr(bpmux.Source, "deliver", deliver)

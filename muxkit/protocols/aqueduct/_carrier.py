@@ -304,8 +304,7 @@ class Carrier:
                     f"stream {index} opened, {self._told} are allowed; raise Config(streams=…) if this peer is right"
                 )
             window = ReceiveWindow(self.engine.limits.channel_bytes, self._budget)
-            window.credit, window.renewed_at = FIRST_CREDIT, self._now
-            self._budget.used += FIRST_CREDIT
+            window.start(self._now, FIRST_CREDIT)
             stream = index << 2 | 2 | self.engine.role.peer
             arriving = _Arriving(window)
         else:

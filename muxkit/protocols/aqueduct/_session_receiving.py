@@ -10,7 +10,8 @@ import trio
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving, Step, advance
 from muxkit.protocols.aqueduct._session_errors import ERRORS, closed, finished
-from muxkit.protocols.aqueduct._session_sending import YIELD_BYTES, YIELD_CALLS, Sender
+from muxkit.protocols.aqueduct._session_sending import Sender
+from muxkit.runtime import YIELD_BYTES, YIELD_LEAST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,7 +118,7 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
     """
 
     __slots__ = (
-        "__weakref__", "_bytes", "_calls", "_core", "_divert", "_error", "_line", "_mailbox", "_owed", "_ticket",
+        "__weakref__", "_core", "_divert", "_error", "_line", "_mailbox", "_owed", "_since_yield", "_ticket",
         "headers", "machine", "state", "taken",
     )  # fmt: skip
 
@@ -130,8 +131,7 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
         self._line: deque[_Waiter] = deque()
         self._error: ErrorMaker = finished
         self._divert: Callable[[Arrived | None], None] | None = None
-        self._calls = 0
-        self._bytes = 0
+        self._since_yield = 0  # bytes
         self._owed = 0  # bytes consumed since somebody looked whether that is worth a grant
         self.machine = machine
         self.headers = headers
@@ -198,9 +198,8 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
             return arrived
         arrived = self._mailbox.popleft()
         self._took(arrived)
-        self._calls += 1
-        self._bytes += len(arrived.payload)
-        if self._calls >= YIELD_CALLS or self._bytes >= YIELD_BYTES:
+        self._since_yield += max(len(arrived.payload), YIELD_LEAST)
+        if self._since_yield >= YIELD_BYTES:
             await self._yield()
         return arrived
 
@@ -283,7 +282,7 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
-        self._calls = self._bytes = 0
+        self._since_yield = 0
         if waiter.arrived is None:
             raise self._error()
         return waiter.arrived
@@ -315,5 +314,5 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
             trio.lowlevel.reschedule(self._line.popleft().task)
 
     async def _yield(self) -> None:
-        self._calls = self._bytes = 0
+        self._since_yield = 0
         await trio.lowlevel.cancel_shielded_checkpoint()

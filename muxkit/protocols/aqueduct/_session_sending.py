@@ -12,7 +12,7 @@ from muxkit.protocols.aqueduct._channels import Ticket
 from muxkit.protocols.aqueduct._events import Outcome
 from muxkit.protocols.aqueduct._sending import Mode
 from muxkit.protocols.aqueduct._session_errors import ERRORS, closed
-from muxkit.runtime import SendHalf
+from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, SendHalf
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Pairs = Sequence[tuple[bytes, bytes]]
 
-YIELD_CALLS = 64  # calls after which a sender yields at the latest
-YIELD_BYTES = 16 * 1024  # the same in bytes
 EMPTY = 1  # byte: the headers of a message that has none
 
 
@@ -194,9 +192,8 @@ class Sender(SendHalf):
             if has_turn:
                 self.pass_on()
         self._core.did()
-        self._calls += 1
-        self._bytes += size
-        if self._calls >= YIELD_CALLS or self._bytes >= YIELD_BYTES:
+        self._since_yield += max(size, YIELD_LEAST)
+        if self._since_yield >= YIELD_BYTES:
             await self._yield()
         return promise
 

@@ -67,9 +67,9 @@ class Engine:
         return self._state.ours + self._state.theirs
 
     @property
-    def may_open(self) -> bool:
-        """Does the limit on channels leave room for one more of ours?"""
-        return self._state.ours < self.limits.channels
+    def places(self) -> int:
+        """How many more channels of ours the limit leaves room for."""
+        return self.limits.channels - self._state.ours
 
     @property
     def outbox(self) -> int:

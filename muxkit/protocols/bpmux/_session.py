@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -14,7 +15,7 @@ from muxkit.protocols.bpmux._entities import Kind
 from muxkit.protocols.bpmux._session_channels import Duplex, Opening, Sink, Source
 from muxkit.protocols.bpmux._session_connection import Connection
 from muxkit.protocols.bpmux._session_requests import IncomingRequest, Request
-from muxkit.runtime import Backlog, ChannelStopped, SessionInfo, SessionStats, background
+from muxkit.runtime import Backlog, ChannelStopped, Line, SessionInfo, SessionStats, background
 from muxkit.runtime import Session as CommonSession
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Session(CommonSession):
         self._backlogs = (self._duplexes, self._sources, self._sinks, self._requests)
         self._limits = limits
         self._draining = False
+        self._openers = Line(self._places)
         self.connection = Connection(
             stream,
             config=config,
@@ -72,6 +74,7 @@ class Session(CommonSession):
             observer=observer,
             on_opened=self._opened,
             on_goodbye=self._goodbye,
+            on_gone=self._openers.move,
         )
         self._engine = self.connection.engine
         self.messages = Source(self.connection, self._engine.top_stream)
@@ -129,13 +132,16 @@ class Session(CommonSession):
         return Opening(lambda: self._make(make, payload))
 
     async def _make(self, make: Callable[[], MadeT], payload: bytes) -> MadeT:
-        await self._may_open(payload)
         try:
-            return make()
+            await self._may_open(payload)
+            try:
+                return make()
+            finally:
+                self.connection.ring()
+                if payload:
+                    self.top.pass_on()
         finally:
-            self.connection.ring()
-            if payload:
-                self.top.pass_on()
+            self._openers.move()
 
     async def _may_open(self, payload: bytes) -> None:
         """Wait for room under the limits; the caller must open before his next checkpoint."""
@@ -143,17 +149,16 @@ class Session(CommonSession):
         # Payloads are paid from the top level's credit, so they stand in line with the messages there.
         waits_for_credit = bool(payload) and not self._engine.config.letter
         while True:
+            await self._openers.turn()
             await self._check_open()
-            if not self._engine.may_open:
-                await self.connection.gone.park()
-                continue
             if not waits_for_credit:
                 return
+            self._openers.move()  # those behind us may need no credit
             try:
                 await self.top.wait_turn(len(payload))
             except ChannelStopped:
                 continue
-            if self._engine.may_open:
+            if self._engine.places > 0:
                 return
             self.top.pass_on()
 
@@ -162,6 +167,10 @@ class Session(CommonSession):
         if error is not None:
             await trio.lowlevel.cancel_shielded_checkpoint()
             raise error
+
+    def _places(self) -> int:
+        """How many may open now; those who wait in vain come out as well, and hear why."""
+        return self._engine.places if self._closed() is None else sys.maxsize
 
     def _closed(self) -> Exception | None:
         """Why nothing can be opened any more, or None."""
@@ -229,6 +238,7 @@ class Session(CommonSession):
         self._draining = True
         for backlog in self._backlogs:
             backlog.ended(None if orderly else error)
+        self._openers.move()
 
     # --- the connection
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import trio
@@ -24,12 +23,11 @@ if TYPE_CHECKING:
 class Sink(SendHalf):
     """Where messages to the peer go."""
 
-    __slots__ = ("_connection", "_engine", "entity")
+    __slots__ = ("_connection", "entity")
 
     def __init__(self, connection: Connection, entity: Entity) -> None:
         super().__init__(connection.room, connection.ring)
         self._connection = connection
-        self._engine = connection.engine
         self.entity = entity
         entity.half = self
 
@@ -42,7 +40,7 @@ class Sink(SendHalf):
 
     def blame(self) -> None:
         """For a channel that the peer opened: its handler failed, and a peer may make only so many of them fail."""
-        self._engine.blame(self.entity)
+        self._connection.engine.blame(self.entity)
         self._connection.pump.settle()
 
     def give_credit(self, amount: int) -> None:
@@ -51,7 +49,7 @@ class Sink(SendHalf):
         Harmless once either side is done with the channel.
         """
         if self.state is Sending.OPEN:
-            self._engine.give_credit(self.entity, amount)
+            self._connection.engine.give_credit(self.entity, amount)
             self._ring()
 
     @property
@@ -63,29 +61,30 @@ class Sink(SendHalf):
         )
 
     def admits(self, size: int) -> bool:
-        return self._engine.admits(self.entity, size)
+        return self._connection.engine.admits(self.entity, size)
 
     def watch(self, size: int) -> None:
-        self._engine.watch(self.entity, size)
+        self._connection.engine.watch(self.entity, size)
 
     def _push(self, message: bytes) -> None:
-        self._engine.send(self.entity, message)
+        self._connection.engine.send(self.entity, message)
 
     def _try_push(self, message: bytes) -> bool:
-        return self._engine.try_send(self.entity, message)
+        return self._connection.engine.try_send(self.entity, message)
 
     def _try_push_all(self, messages: list[bytes]) -> bool:
-        return self._engine.try_send_all(self.entity, messages)
+        return self._connection.engine.try_send_all(self.entity, messages)
 
     def check_size(self, size: int) -> None:
-        if size > self._engine.limits.message:
-            raise LocalProtocolError(f"a message of {size} bytes against Limits(message={self._engine.limits.message})")
+        allowed = self._connection.engine.limits.message
+        if size > allowed:
+            raise LocalProtocolError(f"a message of {size} bytes against Limits(message={allowed})")
 
     def _finish(self, payload: bytes) -> None:
-        self._engine.end(self.entity, payload)
+        self._connection.engine.end(self.entity, payload)
 
     def _abort(self) -> None:
-        self._engine.abort(self.entity)
+        self._connection.engine.abort(self.entity)
         self._connection.pump.settle()
 
     def __repr__(self) -> str:
@@ -95,12 +94,11 @@ class Sink(SendHalf):
 class Source(ReceiveHalf):
     """Where messages of the peer come from."""
 
-    __slots__ = ("_connection", "_engine", "entity")
+    __slots__ = ("_connection", "entity")
 
     def __init__(self, connection: Connection, entity: Entity) -> None:
         super().__init__(connection.ring)
         self._connection = connection
-        self._engine = connection.engine
         self.entity = entity
         entity.half = self
 
@@ -117,7 +115,7 @@ class Source(ReceiveHalf):
         Harmless once either side is done with the channel.
         """
         if self.state is Receiving.OPEN:
-            self._engine.give_credit(self.entity, amount)
+            self._connection.engine.give_credit(self.entity, amount)
             self._ring()
 
     def abort(self) -> None:
@@ -125,10 +123,10 @@ class Source(ReceiveHalf):
         self.close()
 
     def _consumed(self, size: int) -> bool:
-        return self._engine.consumed(self.entity, size)
+        return self._connection.engine.consumed(self.entity, size)
 
     def _stop(self) -> None:
-        self._engine.end(self.entity)
+        self._connection.engine.end(self.entity)
 
     def _reading(self) -> Reading:
         return self._connection.pump.reading
@@ -195,8 +193,11 @@ class Openable(Protocol):
 OpenedT = TypeVar("OpenedT", bound=Openable)
 
 
-class Opening(AbstractAsyncContextManager[OpenedT], Generic[OpenedT]):
-    """Opens when the block is entered; closes when it is left normally, aborts when by an error."""
+class Opening(Generic[OpenedT]):
+    """Opens when the block is entered; closes when it is left normally, aborts when by an error.
+
+    It is kept as long as its channel, so it does without `AbstractAsyncContextManager` and the `__dict__` of that.
+    """
 
     __slots__ = ("_open", "_opened")
 

@@ -70,6 +70,7 @@ class Connection:
         observer: Observer | None,
         on_opened: Callable[[Opened], None],
         on_goodbye: Callable[[Callable[[], Exception] | None], None],
+        on_gone: Callable[[], None],
     ) -> None:
         self.engine = Engine(config, limits=limits, observer=observer)
         self.room = Room(limits.outbox, self.engine.waiting)
@@ -89,6 +90,7 @@ class Connection:
         self.messages_received = 0
         self._on_opened = on_opened
         self._on_goodbye = on_goodbye
+        self._on_gone = on_gone
         self._pings: dict[Entity, deque[_Ping]] = {}
         self._actions: dict[type, Callable[..., None]] = {
             Message: self._on_message,
@@ -314,6 +316,7 @@ class Connection:
             self._forget_pings(entity)
         if self.gone:
             self.gone.unpark_all()
+        self._on_gone()
 
 
 def _let_go(entity: Entity) -> object:

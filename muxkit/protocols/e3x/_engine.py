@@ -92,9 +92,9 @@ class Engine:
         return self._state.counters["packets_received"]
 
     @property
-    def may_open(self) -> bool:
-        """Does the limit on channels leave room for one more of ours?"""
-        return self._state.table.census.has_room
+    def places(self) -> int:
+        """How many more channels of ours the limit leaves room for."""
+        return self._state.table.census.places
 
     @property
     def packet_size(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -14,7 +15,7 @@ from muxkit.protocols.e3x._config import Config
 from muxkit.protocols.e3x._session_channels import Channel, Opening
 from muxkit.protocols.e3x._session_connection import Connection
 from muxkit.protocols.e3x._session_liveness import RESERVED
-from muxkit.runtime import Backlog, ChannelStopped, SessionInfo, background
+from muxkit.runtime import Backlog, ChannelStopped, Line, SessionInfo, background
 from muxkit.runtime import Session as CommonSession
 from muxkit.runtime import SessionStats as CommonStats
 
@@ -106,6 +107,7 @@ class Session(CommonSession):
         self._backlog: Backlog[Channel] = Backlog(lambda channel: channel.took())
         self._draining = False
         self._limits = limits
+        self._openers = Line(self._places)
         self.connection = Connection(
             link,
             odd=role == "connector",
@@ -114,6 +116,7 @@ class Session(CommonSession):
             observer=observer,
             on_opened=self._opened,
             on_goodbye=self._goodbye,
+            on_gone=self._openers.move,
         )
         self._engine = self.connection.engine
 
@@ -132,21 +135,28 @@ class Session(CommonSession):
         await trio.lowlevel.checkpoint_if_cancelled()
         if type in RESERVED:
             raise LocalProtocolError(f"channels of type {type!r} are the session's own")
-        connection = self.connection
-        while True:
+        try:
+            await self._openers.turn()
             error = self._closed()
             if error is not None:
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 raise error
-            if self._engine.may_open:
-                break
-            await connection.gone.park()
+            return self._opened_here(type, reliable, body)
+        finally:
+            self._openers.move()
+
+    def _opened_here(self, type: str, reliable: bool, body: bytes) -> Channel:
+        connection = self.connection
         connection.touch()
         opened = self._engine.open(type, body, reliable=reliable)
         channel = connection.live[opened.id] = Channel(connection, opened, spoke=bool(body))
         connection.messages_sent += bool(body)
         connection.ring()
         return channel
+
+    def _places(self) -> int:
+        """How many may open now; those who wait in vain come out as well, and hear why."""
+        return self._engine.places if self._closed() is None else sys.maxsize
 
     def _closed(self) -> Exception | None:
         """Why nothing can be opened any more, or None."""
@@ -177,6 +187,7 @@ class Session(CommonSession):
         """Nothing more is opened."""
         self._draining = True
         self._backlog.ended(error)
+        self._openers.move()
 
     # --- the session
 

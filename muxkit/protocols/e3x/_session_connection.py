@@ -63,6 +63,7 @@ class Connection:
         observer: Observer | None,
         on_opened: Callable[[Opened], None],
         on_goodbye: Callable[[Callable[[], Exception] | None], None],
+        on_gone: Callable[[], None],
     ) -> None:
         self.is_on_packets = not isinstance(link, trio.abc.Stream)
         if not self.is_on_packets:
@@ -108,6 +109,7 @@ class Connection:
         self.messages_sent = 0
         self._on_opened = on_opened
         self.on_goodbye = on_goodbye
+        self._on_gone = on_gone
         self._actions: dict[type, Callable[..., None]] = {
             Opened: self._opened,
             Message: self._message,
@@ -317,6 +319,7 @@ class Connection:
         for lot in (self.gone, self.moved, self.written):
             if lot:
                 lot.unpark_all()
+        self._on_gone()
         return channel
 
     def _written(self) -> None:

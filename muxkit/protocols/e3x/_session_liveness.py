@@ -70,7 +70,7 @@ class Liveness:
         connection = self._connection
         await trio.lowlevel.checkpoint()
         connection.raise_if_lost()
-        while not connection.engine.may_open:
+        while connection.engine.places < 1:
             await connection.gone.park()
             connection.raise_if_lost()
         took = await self._ask(PING)
@@ -79,7 +79,7 @@ class Liveness:
 
     async def say_goodbye(self) -> None:
         """Tell the peer that we leave, and wait until it has heard it; it may hang up instead of answering."""
-        if self._connection.pump.is_lost or not self._connection.engine.may_open:
+        if self._connection.pump.is_lost or self._connection.engine.places < 1:
             return
         engine = self._connection.engine
         acks = engine.final_acks()[: FINAL_MOST if engine.config.frag else FINAL_FEW]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from muxkit.runtime import YIELD_BYTES, YIELD_LEAST
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
 
     ErrorMaker = Callable[[], Exception]
 
-YIELD_CALLS = 64
-YIELD_BYTES = 16 * 1024
 OVERHEAD = 64  # bytes that a waiting message costs beside its own
 MOST = 1_000_000  # messages that one call takes
 
@@ -37,12 +37,11 @@ class Inbox:
     """
 
     __slots__ = (
-        "_bytes",
-        "_calls",
         "_connection",
         "_error",
         "_line",
         "_ready",
+        "_since_yield",
         "_size",
         "_taken",
         "channel",
@@ -57,8 +56,7 @@ class Inbox:
         self._line: deque[_Waiter] = deque()
         self._taken = False  # the application has something that it is not done with
         self._error: ErrorMaker | None = None
-        self._calls = 0
-        self._bytes = 0
+        self._since_yield = 0  # bytes
         self.dropped = 0
 
     # --- for the application
@@ -70,9 +68,8 @@ class Inbox:
         if not self._ready:
             return await self._wait()
         message = self._take()
-        self._calls += 1
-        self._bytes += len(message)
-        if self._calls >= YIELD_CALLS or self._bytes >= YIELD_BYTES:
+        self._since_yield += max(len(message), YIELD_LEAST)
+        if self._since_yield >= YIELD_BYTES:
             await self._yield()
         return message
 
@@ -179,7 +176,7 @@ class Inbox:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
-        self._calls = self._bytes = 0
+        self._since_yield = 0
         if waiter.message is None:
             raise self._why()
         return waiter.message
@@ -194,5 +191,5 @@ class Inbox:
             trio.lowlevel.reschedule(waiter.task)
 
     async def _yield(self) -> None:
-        self._calls = self._bytes = 0
+        self._since_yield = 0
         await trio.lowlevel.cancel_shielded_checkpoint()

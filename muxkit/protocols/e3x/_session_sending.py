@@ -9,7 +9,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Sending
-from muxkit.runtime import SendHalf
+from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, SendHalf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from muxkit.protocols.e3x._session_connection import Connection
 
     ErrorMaker = Callable[[], Exception]
-
-YIELD_CALLS = 64
-YIELD_BYTES = 16 * 1024
 
 
 class Receipt:
@@ -104,9 +101,8 @@ class Sender(SendHalf):
             finally:
                 self.pass_on()
         self._ring()
-        self._calls += 1
-        self._bytes += size
-        if self._calls >= YIELD_CALLS or self._bytes >= YIELD_BYTES:
+        self._since_yield += max(size, YIELD_LEAST)
+        if self._since_yield >= YIELD_BYTES:
             await self._yield()
         return receipt
 

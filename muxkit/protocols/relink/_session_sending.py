@@ -12,7 +12,7 @@ from muxkit._errors import LocalProtocolError
 from muxkit.core import Sending
 from muxkit.protocols.relink._session_errors import NotCommitted, RolledBackError
 from muxkit.protocols.relink._session_waits import Mark
-from muxkit.runtime import SendHalf
+from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, SendHalf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._session_core import Core
     from muxkit.protocols.relink._session_roles import ErrorMaker
 
-YIELD_CALLS = 64  # calls after which a sender yields at the latest
-YIELD_BYTES = 16 * 1024  # the same in bytes
 PART_ROOM = 56  # bytes that a part beside others takes in a window, at most
 PARTS_ROOM = 32  # and the head of such a message
 
@@ -153,8 +151,7 @@ class Sender:
         self._unanswered: deque[Receipt] = deque()  # under transactions
         self._last: int | None = None
         self._decided = -1
-        self._calls = 0
-        self._bytes = 0
+        self._since_yield = 0  # bytes
         self._is_closed = False  # the engine knows that it is, or it was never open
         self._error: ErrorMaker | None = None
 
@@ -181,16 +178,15 @@ class Sender:
             if lane.state is not Sending.OPEN:
                 await lane.refuse()
             await lane.wait_turn(size)
-            self._calls = self._bytes = 0
+            self._since_yield = 0
             try:
                 receipt = self._push(parts, overdraw=True)
             finally:
                 lane.pass_on()
             self._core.ring()
-        self._calls += 1
-        self._bytes += size
-        if self._calls >= YIELD_CALLS or self._bytes >= YIELD_BYTES:
-            self._calls = self._bytes = 0
+        self._since_yield += max(size, YIELD_LEAST)
+        if self._since_yield >= YIELD_BYTES:
+            self._since_yield = 0
             await trio.lowlevel.cancel_shielded_checkpoint()
         return receipt
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 COUNT = 10_000
 FEW = 500  # on the links that the normal run only looks at
+LINGER = 60.0  # s; reached only when something hangs
 
 
 def skipped(name: str) -> ParameterSet:
@@ -71,7 +72,7 @@ async def send_many(make_links: MakeLinks, mode: Mode, count: int) -> None:
         await sender.finish()
 
     limits = Limits(resets_per_second=100_000, resets_burst=100_000)
-    async with connected(make_links, limits=limits, config=Config(unreliable_queue=count)) as pair:
+    async with connected(make_links, limits=limits, config=Config(unreliable_queue=count), linger=LINGER) as pair:
         sender, receiver = await carried_receiver(pair)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send, sender)
@@ -91,7 +92,7 @@ async def send_many(make_links: MakeLinks, mode: Mode, count: int) -> None:
 @pytest.mark.parametrize("make_links", [pytest.param(LINKS[name], id=name) for name in ("memory", "tcp", "quic")])
 async def test_large_messages_travel_in_every_mode(make_links: MakeLinks) -> None:
     payloads = [bytes([number]) * (1 << 20) for number in range(8)]
-    async with connected(make_links) as pair:
+    async with connected(make_links, linger=LINGER) as pair:
         sender, receiver = await carried_receiver(pair)
         async with trio.open_nursery() as nursery:
 

@@ -101,7 +101,8 @@ def _check_windows(engine: Engine, entities: list[Entity], gone: list[Entity]) -
     state = engine._state
     windows = [entity.window for entity in [*entities, *gone]]
     if not engine.top_stream.gone:  # else openings that nobody consumed count there
-        assert state.budget.used == sum(window.own for window in windows if window.budget is not None)
+        floor = state.budget.floor
+        assert state.budget.used == sum(max(0, window.own - floor) for window in windows if window.budget is not None)
     for window in windows:
         assert min(window.credit, window.held, window.lent, window.by_hand, window.own) >= 0
         assert window.own + window.lent + window.by_hand == window.credit + window.held

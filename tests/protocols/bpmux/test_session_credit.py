@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,7 @@ from ._pairs import (
     answer_each,
     at_rest,
     canary,
+    echo_each,
     next_duplex,
     next_request,
     next_sink,
@@ -26,7 +28,26 @@ from ._pairs import (
 )
 
 if TYPE_CHECKING:
+    from trio.testing import MockClock
+
     from muxkit.protocols.bpmux import Duplex
+
+
+async def test_hundreds_of_channels_at_rest_leave_a_busy_one_its_window() -> None:
+    limits = Limits(connection_bytes=4 * MIB)
+    async with rough_sessions(limits=limits) as pair, trio.open_nursery() as nursery:
+        nursery.start_soon(echo_each, pair.other)
+        async with AsyncExitStack() as stack:
+            channels = [await stack.enter_async_context(pair.one.open()) for _ in range(600)]
+            for channel in channels:
+                await channel.send(b"x")
+                assert await channel.receive() == b"x"
+            busy = channels[-1]
+            for _ in range(200):
+                await busy.send(bytes(50_000))
+                assert await busy.receive() == bytes(50_000)
+            assert busy.sink.entity.credit_out > limits.channel_bytes // 2
+            nursery.cancel_scope.cancel()
 
 
 async def test_credit_by_hand() -> None:
@@ -202,7 +223,7 @@ async def test_opening_waits_for_room_under_the_limit() -> None:
     assert opened == 20
 
 
-async def test_an_empty_message_behind_a_large_one_needs_no_credit() -> None:
+async def test_an_empty_message_behind_a_large_one_needs_no_credit(autojump_clock: MockClock) -> None:
     async with rough_sessions() as pair, pair.one.open_source(credit=5) as source:
         sink = await next_sink(pair.other)
         with trio.fail_after(5):

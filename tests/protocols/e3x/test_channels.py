@@ -218,9 +218,9 @@ def test_channels_take_turns_packet_by_packet() -> None:
 def test_our_own_channels_are_limited() -> None:
     engine = connector(limits=Limits(channels=2))
     engine.open("a")
-    assert engine.may_open
+    assert engine.places == 1
     engine.open("b")
-    assert not engine.may_open
+    assert engine.places == 0
     with pytest.raises(LocalProtocolError, match="2 channels of 2"):
         engine.open("c")
 

@@ -1,0 +1,56 @@
+"""Who waits for a place, of which there are only so many? First come, first served, and nobody is woken in vain."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Line:
+    """A line of tasks for places that somebody else counts.
+
+    `free` gives how many there are now. When there will be none any more it gives more than stand in line, so that
+    everybody comes out and sees for himself.
+    """
+
+    __slots__ = ("_called", "_free", "_waiting")
+
+    def __init__(self, free: Callable[[], int]) -> None:
+        self._free = free
+        self._waiting: OrderedDict[trio.lowlevel.Task, None] = OrderedDict()
+        self._called = 0  # those who were woken for a place and have not had their turn yet
+
+    async def turn(self) -> None:
+        """Wait for a place that nobody before us wants; take it before the next checkpoint, then `move`.
+
+        Checks for cancellation and yields only if it has to wait.
+        """
+        while self._waiting or self._called >= self._free():
+            await self._sleep()
+            self._called -= 1
+            if self._free() > 0:
+                return
+
+    def move(self) -> None:
+        """There may be more places than there were, or one was taken or given up: wake as many as can go."""
+        if not self._waiting:
+            return
+        for _ in range(min(len(self._waiting), self._free() - self._called)):
+            task, _none = self._waiting.popitem(last=False)
+            self._called += 1
+            trio.lowlevel.reschedule(task)
+
+    async def _sleep(self) -> None:
+        task = trio.lowlevel.current_task()
+        self._waiting[task] = None
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            del self._waiting[task]
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
