@@ -44,6 +44,7 @@ HIGH_WATER = 256 * 1024  # bytes that a stream may hold
 YIELD_CALLS = 64
 YIELD_BYTES = 16 * 1024
 TURN = 64  # datagrams taken in at once
+STREAMS = 2048  # open at the same time; aioquic admits 128, and has no setting for that
 
 
 class Stream(StreamConversation):
@@ -186,6 +187,11 @@ class Carrier(Connection):
         stream = self._streams[id] = Stream(self, id)
         return stream
 
+    async def open_to_keep(self) -> object:
+        stream = await self.open()
+        await stream.write(b"\0")  # without a byte there is no frame, and the server never hears of the stream
+        return stream
+
     async def close(self, conversation: Conversation) -> None:
         assert isinstance(conversation, Stream)
         conversation.end()
@@ -226,6 +232,7 @@ class Aioquic(Peer):
                     quic = QuicConnection(
                         configuration=configuration, original_destination_connection_id=header.destination_cid
                     )
+                    quic._local_max_streams_bidi.value = quic._local_max_streams_bidi.sent = STREAMS
                     carrier = carriers[peer] = Carrier(sock, quic, opened)
                     nursery.start_soon(carrier.write)
                 return carrier

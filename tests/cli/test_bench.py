@@ -19,7 +19,10 @@ from tests.cli._command import is_there, muxkit, needs_proc, running
 if TYPE_CHECKING:
     import subprocess
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="stops processes by signals")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="stops processes by signals"),
+    pytest.mark.timeout(600),  # dozens of processes start here one after the other
+]
 
 SMALL_CELLS = {"small/1", "small/10", "rtt/1"}
 
@@ -69,10 +72,14 @@ def test_the_table_shows_each_cell_beside_its_baseline(quick: Done) -> None:
     assert any(row[1:6:2] == ["rtt", "1", "raw"] for row in rows)
 
 
-def test_the_targets_that_the_run_can_judge_are_judged(quick: Done) -> None:
-    said = quick.process.stdout
+def test_a_quick_run_judges_no_target(quick: Done, tmp_path: Path) -> None:
+    assert "rtt, to raw" not in quick.process.stdout
+    assert "rtt, to raw" not in quick.page
+    stored = tmp_path / "as_if_it_were_not.json"
+    stored.write_text(json.dumps({**quick.report, "quick": False}), encoding="utf-8")
+    said = muxkit("bench", "--from", str(stored)).stdout
     assert "rtt, to raw" in said
-    assert "idle channel" not in said
+    assert "idle channel" not in said  # what it has not measured
 
 
 def test_the_page_shows_what_the_file_holds(quick: Done) -> None:
@@ -203,6 +210,17 @@ def folder_with(folder: Path, *, spoil: str = "pass") -> list[str]:
     (folder / "peers.toml").write_text(LIST, encoding="utf-8")
     (folder / "peer.py").write_text(PROGRAM.replace("SPOIL", spoil), encoding="utf-8")
     return ["--peers", str(folder), "--json", str(folder / "run.json")]
+
+
+def test_aioquic_holds_idle_channels(tmp_path: Path) -> None:
+    pytest.importorskip("aioquic")
+    program = Path(__file__).parents[1] / "bench" / "aioquic_trio.py"
+    listed = LIST.partition('[[peer]]\nname = "one that')[0].replace("peer.py", str(program))
+    (tmp_path / "peers.toml").write_text(listed, encoding="utf-8")
+    files = ["--peers", str(tmp_path), "--json", str(tmp_path / "run.json")]
+    done = muxkit("bench", "--quick", "--jobs", "idle", *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ("idle/500", "odd one") in measured_in(tmp_path / "run.json")
 
 
 def peers_of(folder: Path) -> set[str]:

@@ -12,7 +12,7 @@ from muxkit.cli._bench._contestants import ours, raw
 from muxkit.cli._bench._figures import Figures, Spread, baseline_of, value_by_cpu, value_of
 from muxkit.cli._bench._results import Entry, Machine, Pass, Report, Shape
 from muxkit.cli._bench._targets import TARGETS, judge
-from muxkit.cli._bench._words import extent, short
+from muxkit.cli._bench._words import agreeing, extent, short
 
 OURS = Entry(name="bpmux+tcp", title="ours", baseline="raw tcp")
 RAW = Entry(name="raw tcp", title="raw", baseline="raw tcp")
@@ -181,6 +181,26 @@ def test_the_neighbour_is_compared_with_its_own_idle_round_trip() -> None:
     assert medians == pytest.approx([3.0, 5.0, 700.0])
 
 
+def test_a_channel_among_others_is_judged_by_its_cost_among_few() -> None:
+    shapes = [shape("among 64 B", 100), shape("among 64 B", 10_000)]
+    passes = [*rates("among 64 B/100", OURS.name, 90), *rates("among 64 B/10000", OURS.name, 45)]
+    (row,) = judge([report(shapes, passes)])
+    assert row.target.title == "small on one channel among 10,000 open ones, cost to that among 100"
+    assert row.verdicts[0] is not None
+    assert row.verdicts[0].spread.median == pytest.approx(2.0)
+    assert not row.verdicts[0].is_met
+
+
+def test_a_quick_run_says_nothing_about_targets() -> None:
+    small = shape("small")
+    whole = report([small], [*rates("small/1", OURS.name, 90), *rates("small/1", RAW.name, 10)])
+    hasty = msgspec.structs.replace(whole, quick=True)
+    assert judge([hasty]) == []
+    (row,) = judge([hasty, whole])
+    assert row.verdicts[0] is None
+    assert row.met == (1, 1)
+
+
 def test_flatness_is_the_cost_of_a_message_at_many_channels_in_costs_at_few() -> None:
     shapes = [shape("flat", 100), shape("flat", 10_000)]
     passes = [*rates("flat/100", OURS.name, 90), *rates("flat/10000", OURS.name, 60)]
@@ -218,7 +238,7 @@ def shape_of(cell: Cell) -> Shape:
 
 
 def test_small_messages_are_compared_with_both_forms_of_a_raw_connection() -> None:
-    plain, coalesced = raw("tcp")
+    plain, coalesced = raw("tcp", Path("x"))
     (small,) = [cell for cell in cells(("small",)) if cell.channels == 100]
     assert plain.takes_part(small)
     assert coalesced.takes_part(small)
@@ -236,7 +256,7 @@ def test_a_coalesced_connection_sends_its_messages_in_batches() -> None:
 def test_no_raw_connection_is_opened_for_ten_thousand_channels() -> None:
     most = max(cells(("small",)), key=lambda cell: cell.channels)
     assert most.channels == 10_000
-    assert not any(one.takes_part(most) for one in raw("tcp"))
+    assert not any(one.takes_part(most) for one in raw("tcp", Path("x")))
 
 
 def test_a_session_over_a_unix_socket_is_compared_with_a_unix_socket() -> None:
@@ -264,6 +284,23 @@ def test_a_session_over_a_unix_socket_is_compared_with_a_unix_socket() -> None:
 )
 def test_a_number_is_written_with_three_digits_that_count(number: float, words: str) -> None:
     assert short(number) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "bound", "words"),
+    [
+        (0.6996, 0.7, "0.6996"),
+        (0.7, 0.7, "0.700"),
+        (0.71, 0.7, "0.710"),
+        (5.9999, 6.0, "5.9999"),
+        (999.96, 1000.0, "999.96"),
+        (999_600.0, 1e6, "999,600"),
+        (1.3504, 1.35, "1.3504"),
+        (0.1 + 0.7, 0.8, "0.7999999999999999"),
+    ],
+)
+def test_a_number_is_not_rounded_to_the_other_side_of_its_bound(number: float, bound: float, words: str) -> None:
+    assert agreeing(number, lambda shown: (shown > bound, shown < bound) == (number > bound, number < bound)) == words
 
 
 def test_a_single_round_has_no_spread() -> None:

@@ -175,6 +175,22 @@ def test_several_runs_share_one_table_of_targets() -> None:
     assert "2 of 2" in row
 
 
+def test_a_verdict_is_not_contradicted_by_the_figure_beside_it() -> None:
+    report = stored()
+    changed = [
+        msgspec.structs.replace(one, also={"p50": 1.3504e-4 if one.peer == "bpmux+tcp" else 1e-4, "p99": 3e-4})
+        for one in report.passes
+        if one.cell == "rtt/1"
+    ]
+    report = msgspec.structs.replace(report, passes=changed)
+    written = io.StringIO()
+    print_targets(Console(file=written, width=200, markup=False, highlight=False), judge([report]), 1)
+    row = next(line for line in written.getvalue().splitlines() if "rtt, to raw" in line)
+    assert " 1.3504 " in row
+    assert " NO " in row
+    assert ">1.3504<" in page([report])
+
+
 # ---------------------------------------------------------------------------- the page
 
 
@@ -198,6 +214,15 @@ def test_every_plot_is_a_whole_drawing_within_its_bounds() -> None:
         for bar in bars:
             assert float(bar.attrib["x"]) + float(bar.attrib["width"]) <= width
             assert float(bar.attrib["y"]) + float(bar.attrib["height"]) <= height
+
+
+def test_every_plot_says_of_which_job_it_is_and_that_each_group_has_its_own_scale() -> None:
+    text = page([stored()])
+    labels = [piece.partition('"')[0] for piece in text.split('aria-label="')[1:]]
+    assert len(set(labels)) == 4
+    assert [label.partition(":")[0] for label in labels] == ["small", "small", "rtt", "rtt"]
+    assert all(label.endswith("each group has its own scale") for label in labels)
+    assert "Each group of bars has a scale of its own" in text
 
 
 def test_bars_are_as_long_as_their_medians() -> None:

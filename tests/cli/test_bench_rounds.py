@@ -1,16 +1,26 @@
-"""Do all take their turns in each round, in an order that only the seed decides?"""
+"""Do all take their turns in each round, in an order that only the seed decides, until somebody wants no more?"""
 
 from __future__ import annotations
 
+import io
+import signal
 import sys
+from typing import TYPE_CHECKING
 
 import attrs
 import pytest
 import trio
+from rich.console import Console
 
 from muxkit.cli._bench._cells import cells
 from muxkit.cli._bench._contestants import Contestant
 from muxkit.cli._bench._rounds import Plan, Rounds
+from muxkit.cli._bench._run import measure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from muxkit.cli._bench._results import Report
 
 # Answers at once: what it would have measured does not matter here.
 PROGRAM = """
@@ -86,3 +96,59 @@ def test_who_cannot_be_started_is_left_out() -> None:
     rounds = run(plan(contestant("good"), nowhere, rounds=1))
     assert [failure.peer for failure in rounds.failures] == ["nowhere"]
     assert len(rounds.passes) == 3
+
+
+# ---------------------------------------------------------------------------- cut short
+
+# Ends the run itself, in the round after those that it is told; and leaves a mark if it is let go before that.
+STOPPER = """
+import json, os, pathlib, signal, sys
+role, folder, rounds, number = sys.argv[-2], pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+print(json.dumps({"ready": "here"}), flush=True)
+for line in sys.stdin:
+    if json.loads(line)["job"] == "storm":
+        if len([*folder.glob("round*")]) == rounds:
+            os.kill(os.getppid(), number)
+            for line in sys.stdin: pass
+            break
+        (folder / f"round{os.getpid()}").touch()
+    print(json.dumps(dict(count=7, units=1, seconds=1.0, client_cpu=1, server_cpu=1, also={})), flush=True)
+(folder / f"{role}{os.getpid()}").touch()
+"""
+
+
+def stopped_after(rounds: int, number: signal.Signals, folder: Path) -> tuple[Report | None, signal.Signals | None]:
+    stopper = attrs.evolve(
+        contestant("stopper"),
+        command=[sys.executable, "-I", "-S", "-c", STOPPER, str(folder), str(rounds), str(int(number))],
+    )
+    asked = Plan(
+        cells=[cell for cell in cells(("rtt", "storm")) if cell.channels <= 100],
+        contestants=[contestant("good"), stopper],
+        rounds=4,
+        seconds=0.1,
+        seed=1,
+        cores=[],
+    )
+    return measure(asked, ["somebody"], Console(file=io.StringIO()))
+
+
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+
+
+@needs_signals
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_cut_short_has_its_complete_rounds_only(number: signal.Signals, tmp_path: Path) -> None:
+    report, stopped = stopped_after(2, number, tmp_path)
+    assert stopped is number
+    assert report is not None
+    assert report.rounds == 2
+    assert {one.round for one in report.passes} == {1, 2}
+    assert len(report.passes) == 8
+    assert report.left_out == ["somebody", "the rounds from 3 to 4: the run was cut short"]
+
+
+@needs_signals
+def test_a_run_without_a_complete_round_has_nothing_to_show_and_lets_no_process_say_more(tmp_path: Path) -> None:
+    assert stopped_after(0, signal.SIGTERM, tmp_path) == (None, signal.SIGTERM)
+    assert [*tmp_path.iterdir()] == []

@@ -33,7 +33,7 @@ from muxkit.cli._bench.bench_work.orders import (
     unpack_usage,
 )
 from muxkit.cli._bench.bench_work.payloads import MANY, payloads
-from muxkit.cli._bench.bench_work.streaming import check, flat, stream
+from muxkit.cli._bench.bench_work.streaming import among, check, flat, stream
 from muxkit.cli._bench.bench_work.tasks import Task
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def a_bit(data: bytes) -> bytes:
     return data if data.startswith(MAGIC) else data[:-1] + bytes([data[-1] ^ 1])
 
 
-@pytest.mark.parametrize("job", [stream, flat, round_trip, storm, open_and_close, neighbour])
+@pytest.mark.parametrize("job", [stream, flat, among, round_trip, storm, open_and_close, neighbour])
 async def test_each_job_notices_a_bit_that_was_changed(job: Callable[..., object]) -> None:
     with pytest.RaisesGroup(Wrong, flatten_subgroups=True, allow_unwrapped=True):
         async with inside(spoil=a_bit) as (connection, meter):

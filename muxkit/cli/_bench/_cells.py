@@ -17,14 +17,18 @@ CHANNELS = (1, 100, 1000)
 FLAT = (100, 10_000)  # channels, for the cost that must not grow with them
 LEAST_FLAT = 32  # small messages on each of so many channels, all at once
 IDLE = 10_000
+AMONG = (100, 1000, 10_000)  # other channels that are open
 
-Job = Literal["bulk", "small", "receive", "send_many", "flat", "rtt", "storm", "openclose", "idle", "neighbour"]
+Job = Literal[
+    "bulk", "small", "receive", "send_many", "flat", "among", "rtt", "storm", "openclose", "idle", "neighbour"
+]
 JOBS: tuple[Job, ...] = (
     "bulk",
     "small",
     "receive",
     "send_many",
     "flat",
+    "among",
     "rtt",
     "storm",
     "openclose",
@@ -38,6 +42,8 @@ EXPLAINED: dict[Job, str] = {
     "receive": "the same, received with `receive`, one by one",
     "send_many": f"64-byte messages, {BATCH} to a `send_many`; received with `receive_many`",
     "flat": "64-byte messages by 100 tasks, each 64 of them on one of its channels after the other",
+    "among": "one channel sends, 64-byte messages or 64 KiB ones, while so many others are open, which had an echo "
+    "each; raw: as many connections up to 1,000, since the ends of 10,000 that linger in the kernel use up the ports",
     "rtt": "64-byte echoes, one at a time",
     "storm": "64-byte echoes on all channels at once, each in turn with the server",
     "openclose": "open, one 64-byte echo, orderly close",
@@ -52,7 +58,7 @@ class Cell:
 
     job: Job
     channels: int
-    """Or how many are opened at a time."""
+    """Or how many are opened at a time, or are open beside the one that is measured."""
     unit: str
     """Of the figure."""
     higher_is_better: bool = True
@@ -68,7 +74,9 @@ class Cell:
     @property
     def title(self) -> str:
         """Without the number of channels."""
-        return f"{self.job} {self.size // KIB} KiB" if self.job == "bulk" else self.job
+        if self.job not in ("bulk", "among"):
+            return self.job
+        return f"{self.job} {f'{self.size // KIB} KiB' if self.size >= KIB else f'{self.size} B'}"
 
     @property
     def baseline(self) -> str:
@@ -104,10 +112,7 @@ def _cells_of(job: Job, some: tuple[int, ...], is_quick: bool) -> list[Cell]:
     match job:
         case "bulk":
             sizes = [(64 * KIB, number) for number in some] + [(256 * KIB, number) for number in some[:2]]
-            return [
-                Cell(job=job, channels=number, unit="MiB/s", counted="MiB", size=size, least=4)
-                for size, number in sizes
-            ]
+            return [_bulk(job, number, size) for size, number in sizes]
         case "small":
             flat = [] if is_quick else [attrs.evolve(_small(job, FLAT[1]), least=LEAST_FLAT)]
             return [*(_small(job, number) for number in some), *flat]
@@ -117,6 +122,9 @@ def _cells_of(job: Job, some: tuple[int, ...], is_quick: bool) -> list[Cell]:
             return [_small(job, number) for number in some]
         case "flat":
             return [attrs.evolve(_small(job, number), least=1) for number in ((1, 20) if is_quick else FLAT)]
+        case "among":
+            others = (10, 50) if is_quick else AMONG
+            return [*(_small(job, number) for number in others), *(_bulk(job, number, 64 * KIB) for number in others)]
         case "rtt":
             return [Cell(job=job, channels=1, unit="µs", higher_is_better=False, counted="round trip")]
         case "storm":
@@ -128,6 +136,10 @@ def _cells_of(job: Job, some: tuple[int, ...], is_quick: bool) -> list[Cell]:
             return [Cell(job=job, channels=IDLE // 20 if is_quick else IDLE, unit="bytes", higher_is_better=False)]
         case "neighbour":
             return [Cell(job=job, channels=2, unit="µs", higher_is_better=False)]
+
+
+def _bulk(job: Job, channels: int, size: int) -> Cell:
+    return Cell(job=job, channels=channels, unit="MiB/s", counted="MiB", size=size, least=4)
 
 
 def _small(job: Job, channels: int) -> Cell:

@@ -1,4 +1,4 @@
-"""How do the ends of the bench trust each other over TLS and QUIC? By a certificate that is made for one run."""
+"""How do the ends of the bench trust each other over TLS, DTLS and QUIC? By a certificate that is made for one run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 FOLDER = "MUXKIT_BENCH_FOLDER"  # the variable that tells the processes where the certificate is
 CERTIFICATE = "certificate.pem"
 KEY = "key.pem"
-CERTIFIED = frozenset({"tls", "wss", "quic"})  # transports that need one
+CERTIFIED = frozenset({"tls", "wss", "quic", "dtls"})  # transports that need one
 
 
 def make_certificate(folder: Path) -> None:

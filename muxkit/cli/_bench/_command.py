@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from pathlib import Path
 
 import click
 import msgspec
+from click.core import ParameterSource
 
-from muxkit import _plugins as plugins
 from muxkit.cli._bench._awake import can_keep_awake
 from muxkit.cli._bench._cells import JOBS, Job, cells
-from muxkit.cli._bench._certificate import CERTIFIED, make_certificate
-from muxkit.cli._bench._contestants import Contestant, ours, raw
+from muxkit.cli._bench._line_up import line_up
 from muxkit.cli._bench._machine import usable_cores
-from muxkit.cli._bench._page import page
+from muxkit.cli._bench._outputs import Outputs
 from muxkit.cli._bench._peers import find_peers, peers_of_checkout
-from muxkit.cli._bench._results import Report, dump, load
+from muxkit.cli._bench._results import Report, load
 from muxkit.cli._bench._rounds import Plan
 from muxkit.cli._bench._run import measure
+from muxkit.cli._bench._stopping import TERMINATED, tidy_when_terminated
 from muxkit.cli._bench._table import print_report, print_targets
 from muxkit.cli._bench._targets import judge
 from muxkit.cli._outcome import CommandFailed, Exit
-from muxkit.cli._terminal import console
+from muxkit.cli._terminal import console, printable
 
-TRANSPORTS = ("tcp", "unix", "tls", "ws", "wss", "quic", "udp", "mem")
+BESIDE_FROM = ("files", "html_file")  # the options that say something where nothing is measured
 ROUNDS = 7
 SECONDS = 0.25  # of a pass
 QUICK = 0.02  # the same, only to show that everything works
@@ -35,7 +36,8 @@ def _jobs(context: click.Context, option: click.Parameter, value: str | None) ->
         return JOBS
     asked = {name.strip() for name in value.split(",")}
     if unknown := asked - set(JOBS):
-        raise click.BadParameter(f"{', '.join(sorted(unknown))}: there are {', '.join(JOBS)}")
+        names = ", ".join(repr(printable(name)) for name in sorted(unknown))
+        raise click.BadParameter(f"{names} is no job: there are {', '.join(JOBS)}")
     return tuple(job for job in JOBS if job in asked)
 
 
@@ -43,16 +45,20 @@ def _jobs(context: click.Context, option: click.Parameter, value: str | None) ->
 @click.option("--jobs", callback=_jobs, metavar="NAMES", help=f"Only these, with commas between: {', '.join(JOBS)}.")
 @click.option("--rounds", type=click.IntRange(1), help=f"How often everything is measured. [default: {ROUNDS}]")
 @click.option(
-    "--protocol", "protocols", multiple=True, default=("bpmux",), show_default=True, help="May be given again."
+    "--protocol",
+    "protocols",
+    multiple=True,
+    default=("bpmux",),
+    show_default=True,
+    help="One that `muxkit plugins` lists; may be given again.",
 )
 @click.option(
     "--transport",
     "transports",
-    type=click.Choice(TRANSPORTS),
     multiple=True,
     default=("tcp",),
     show_default=True,
-    help="May be given again.",
+    help="One that `muxkit plugins` lists; may be given again.",
 )
 @click.option(
     "--window",
@@ -86,7 +92,9 @@ def _jobs(context: click.Context, option: click.Parameter, value: str | None) ->
     multiple=True,
     help="Measure nothing, show what --json has written; given again, several runs in one table.",
 )
+@click.pass_context
 def bench(
+    context: click.Context,
     jobs: tuple[Job, ...],
     rounds: int | None,
     protocols: tuple[str, ...],
@@ -107,15 +115,20 @@ def bench(
     """Measure messages, bytes, round trips and memory, beside raw connections in the same run.
 
     Both ends are processes of their own. All payload is verified before the clock runs, all counts while it does.
-    Exits with 1 if anything else came than was sent.
+    Exits with 1 if anything else came than was sent. Ctrl-C shows the rounds that are complete.
     """
+    outputs = Outputs(json_file, html_file)
     if awake and not can_keep_awake():
         raise CommandFailed("--awake: only Linux has work that gives way to all other", Exit.USAGE)
     if files:
-        reports = [_load(path) for path in files]
+        _refuse_beside_from(context)
+    outputs.check()
+    if files:
+        reports, stopped = [_load(path) for path in files], None
     else:
-        with tempfile.TemporaryDirectory(prefix="muxkit-") as scratch:
-            contestants, left_out = _ours_and_raw(protocols, transports, Path(scratch), window)
+        with tidy_when_terminated(), tempfile.TemporaryDirectory(prefix="muxkit-") as scratch:
+            taking_part = line_up(protocols, transports, Path(scratch), window)
+            contestants, left_out = taking_part.contestants, taking_part.left_out
             if not no_peers:
                 found = find_peers(peers_folder or peers_of_checkout(), side_env)
                 contestants += found.contestants
@@ -130,52 +143,38 @@ def bench(
                 seed=seed,
                 cores=pinned,
                 awake=(pinned or cores) if awake else [],
+                quick=quick,
             )
-            reports = [measure(plan, left_out, console())]
-        if json_file is not None:
-            json_file.write_bytes(dump(reports[0]))
-    if html_file is not None:
-        html_file.write_text(page(reports), encoding="utf-8")
+            report, stopped = measure(plan, left_out, console())
+            reports = [] if report is None else [report]
+    if reports:
+        try:
+            _print(reports)
+        finally:  # whoever reads what we print may be gone
+            outputs.write(reports)
+    if stopped == signal.SIGINT:
+        raise CommandFailed("interrupted", Exit.INTERRUPTED)
+    if stopped is not None:
+        return TERMINATED
+    return Exit.FAILED if any(report.failures for report in reports) else Exit.OK
+
+
+def _print(reports: list[Report]) -> None:
     out = console()
     for report in reports:
         print_report(out, report)
     print_targets(out, judge(reports), len(reports))
-    return Exit.FAILED if any(report.failures for report in reports) else Exit.OK
 
 
-def _ours_and_raw(
-    protocols: tuple[str, ...], transports: tuple[str, ...], scratch: Path, window: int | None
-) -> tuple[list[Contestant], list[str]]:
-    """Every protocol over every transport, the baselines, and who cannot take part."""
-    contestants: dict[str, Contestant] = {}
-    left_out: list[str] = []
-    usable = []
-    for transport in dict.fromkeys(transports):
-        try:
-            if transport in CERTIFIED:
-                make_certificate(scratch)
-            usable.append(transport)
-        except CommandFailed as failure:
-            left_out.append(f"{transport}: {failure.sentence}")
-    for protocol in dict.fromkeys(protocols):
-        for transport in usable:
-            if not _fit(protocol, transport):
-                left_out.append(f"{protocol}+{transport}: {protocol} does not speak over what {transport} carries")
-                continue
-            one = ours(protocol, transport, scratch, window=window)
-            contestants[one.name] = one
-    for transport in ["tcp", *usable]:  # the others are compared with TCP
-        contestants.update((one.name, one) for one in raw(transport))
-    return list(contestants.values()), left_out
-
-
-def _fit(protocol: str, transport: str) -> bool:
-    """Can it speak over that? One that is missing fails when it is started, and says so."""
-    try:
-        links = getattr(plugins.load(plugins.PROTOCOLS, protocol), "links", plugins.STREAMS)
-        return plugins.link_kind(plugins.load(plugins.TRANSPORTS, transport)) in links
-    except plugins.PluginError:
-        return True
+def _refuse_beside_from(context: click.Context) -> None:
+    useless = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name not in BESIDE_FROM
+        and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    ]
+    if useless:
+        raise click.UsageError(f"--from measures nothing: {', '.join(useless)} cannot be given beside it")
 
 
 def _load(path: Path) -> Report:

@@ -89,8 +89,7 @@ class MuxConnection(Connection):
         channel = await block.__aenter__()
         if self._session.info.protocol in LATE:
             await channel.send(b"")
-        # A channel can be closed without its block, unless that is a generator, which must not be collected.
-        return (channel, block) if hasattr(block, "gen") else channel
+        return block  # with the channel in it: an application keeps both, to use the one and to leave the other
 
     async def close(self, conversation: Conversation) -> None:
         assert isinstance(conversation, MuxConversation)
@@ -148,14 +147,19 @@ def _options(url: str, purpose: ssl.Purpose) -> dict[str, Any]:
         return {}
     folder = Path(os.environ[FOLDER])
     is_client = purpose is ssl.Purpose.SERVER_AUTH
+    certificate, key = folder / CERTIFICATE, folder / KEY
     if transport == "quic":
-        certificate = folder / CERTIFICATE
-        return {"ca": certificate} if is_client else {"certificate": certificate, "key": folder / KEY}
+        return {"ca": certificate} if is_client else {"certificate": certificate, "key": key}
+    if transport == "dtls":
+        from muxkit_adapters import dtls  # it needs packages that the others do not
+
+        made = dtls.client_context(ca=certificate) if is_client else dtls.server_context(certificate, key)
+        return {"ssl_context": made}
     context = ssl.create_default_context(purpose)
     if is_client:
-        context.load_verify_locations(folder / CERTIFICATE)
+        context.load_verify_locations(certificate)
     else:
-        context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+        context.load_cert_chain(certificate, key)
     return {"ssl_context": context}
 
 

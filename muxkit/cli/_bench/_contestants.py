@@ -93,15 +93,15 @@ def ours(protocol: str, transport: str, folder: Path, *, window: int | None = No
     )
 
 
-def raw(transport: str) -> list[Contestant]:
-    """The baselines for our sessions over this transport."""
+def raw(transport: str, folder: Path) -> list[Contestant]:
+    """The baselines for our sessions over this transport; `folder` is for sockets."""
     name = _baseline(transport)
     kind = name.removeprefix("raw ")
     one = Contestant(
         name=name,
         title=f"raw Trio over {kind}, a connection for each channel",
         command=[*OURS, "muxkit.cli._bench._raw_trio"],
-        address=kind,
+        address=f"unix:{folder / 'raw'}-{{}}" if kind == "unix" else kind,
         baseline=name,
         most=RAW_MOST,
         idle=RAW_IDLE,

@@ -121,7 +121,7 @@ def value_of(shape: Shape, one: Pass) -> float:
 
 
 def value_by_cpu(shape: Shape, one: Pass) -> float:
-    """What the figure would be if only the time on the cores counted; hardly touched by others on the machine.
+    """What the figure would be if only the time on the cores counted; others on the machine move it less than the rest.
 
     The busier end bounds a rate; a round trip is made of both.
     """

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from muxkit.cli._bench._results import Entry, Report, Shape
 
 HOW = (
-    "Bars are medians over the rounds, the thin lines reach from the least round to the most. A ratio (×) is the "
+    "Bars are medians over the rounds, the thin lines reach from the least round to the most. Each group of bars has a "
+    "scale of its own, which begins at nothing: lengths are to be compared within a group only. A ratio (×) is the "
     "median of the ratios to the baseline of the same round. CPU is what the two processes used of their cores, in µs "
     "for each unit: the client's first, the server's paler behind it; a ratio by CPU is what would be left if only "
-    "that counted, which others on the machine hardly touch. A ring is where 99 of 100 round trips were over."
+    "that counted, which others on the machine move less than the rest. A ring is where 99 of 100 round trips were "
+    "over."
 )
 
 
@@ -49,7 +51,7 @@ def _targets(rows: Sequence[Row], runs: int) -> str:
         cells = [cell(row.target.title), cell(row.target.bound_in_words)]
         for verdict in row.verdicts:
             kind = "" if verdict is None else "good" if verdict.is_met else "bad"
-            cells.append(cell(median(verdict.spread) if verdict else "-", f"number {kind}"))
+            cells.append(cell(row.measured(verdict) if verdict else "-", f"number {kind}"))
             cells.append(cell(extent(verdict.spread) if verdict else "", "number"))
             cells.append(cell(median(verdict.by_cpu) if verdict else "", "number"))
         met, of = row.met
@@ -70,7 +72,7 @@ def _run(report: Report, title: str) -> str:
         # What was measured by a later version may have jobs that this one does not know.
         explained = next((text for name, text in EXPLAINED.items() if name == job), "")
         pieces.append(f"<h3>{escape(job)}</h3><p>{escape(explained.replace('`', ''))}</p>")
-        pieces.append(_plot_of(figures, shapes, colours))
+        pieces.append(_plot_of(job, figures, shapes, colours))
     pieces.append("<h3>All figures</h3>" + _all_figures(figures, report.cells))
     return "".join(pieces)
 
@@ -106,7 +108,7 @@ def _load(averages: Sequence[float]) -> str:
     return " ".join(f"{average:.2f}" for average in averages) or "unknown"
 
 
-def _plot_of(figures: Figures, shapes: Sequence[Shape], colours: dict[str, int]) -> str:
+def _plot_of(job: str, figures: Figures, shapes: Sequence[Shape], colours: dict[str, int]) -> str:
     values, costs = [], []
     for shape in shapes:
         lines = figures.lines(shape)
@@ -116,12 +118,16 @@ def _plot_of(figures: Figures, shapes: Sequence[Shape], colours: dict[str, int])
         values.append(Group(f"{where}: {shape.unit}, {better}", [make(line, colours) for line in lines]))
         priced = [bar for line in lines if (bar := _cpu_bar(line, colours)) is not None]
         costs.append(Group(f"{where}: CPU µs for each {shape.counted}, client and server", priced))
-    return bars("figures", values) + (bars("CPU time", costs) if any(group.bars for group in costs) else "")
+    scale = "each group has its own scale"
+    drawn = bars(f"{job}: figures; {scale}", values)
+    return drawn + (bars(f"{job}: CPU time; {scale}", costs) if any(group.bars for group in costs) else "")
 
 
 def _channels(shape: Shape) -> str:
     if shape.job == "openclose":
         return f"{shape.channels} at a time"
+    if shape.job == "among":
+        return f"{shape.channels:,} others open"
     return "1 channel" if shape.channels == 1 else f"{shape.channels:,} channels"
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,7 +17,7 @@ from muxkit.cli._children import Child
 from muxkit.cli._outcome import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 
     from muxkit.cli._bench._contestants import Contestant
     from muxkit.cli._bench.bench_work.tasks import Task
@@ -47,6 +48,9 @@ class Worker(Child):
         with suppress(trio.BrokenResourceError):  # it has ended, and has told why
             await self._stdin.send_all(msgspec.json.encode(task) + b"\n")
         return msgspec.json.decode(await self._line(), type=Measured)
+
+    def kill(self) -> None:
+        self._process.kill()
 
     async def last_words(self) -> str | None:
         """Why it could not go on; None if nothing was wrong with it."""
@@ -119,12 +123,25 @@ async def both_ends(contestant: Contestant, cores: Sequence[int], *, hold: bool)
     address = contestant.address.replace("{}", "held" if hold else "work")
     if contestant.is_alone:
         async with worker(name, [*command, "alone", *of_client, *holding, address], extra) as alone:
-            await alone.address()
-            yield Ends(alone, alone)
+            with _ended_together(alone):
+                await alone.address()
+                yield Ends(alone, alone)
         return
     serving = [*command, "server", *of_server, *holding, address]
     async with worker(f"{name}, server", serving, extra) as server:
         reached = await server.address()
         async with worker(f"{name}, client", [*command, "client", *of_client, reached], extra) as client:
-            await client.address()
-            yield Ends(client, server)
+            with _ended_together(client, server):
+                await client.address()
+                yield Ends(client, server)
+
+
+@contextmanager
+def _ended_together(*workers: Worker) -> Generator[None, None, None]:
+    """When the run is cut short both go at once: neither has the time to complain that the other is gone."""
+    try:
+        yield
+    finally:
+        if trio.current_effective_deadline() == -math.inf:
+            for one in workers:
+                one.kill()

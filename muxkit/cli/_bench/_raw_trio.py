@@ -1,14 +1,12 @@
 """The baseline: a connection for each channel over Trio's own streams, with nothing in between.
 
-`python -m muxkit.cli._bench._raw_trio server tcp`, or `unix`; see `bench_work.play`.
+`python -m muxkit.cli._bench._raw_trio server tcp`, or `unix:PATH`; see `bench_work.play`.
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 BACKLOG = 4096
+UNIX = "unix:"  # and a path
 
 
 class RawConversation(StreamConversation):
@@ -55,8 +54,8 @@ class RawConnection(Connection):
         return answer
 
     async def _connect(self) -> trio.SocketStream:
-        if self._address.startswith("unix:"):
-            return await trio.open_unix_socket(self._address.removeprefix("unix:"))
+        if self._address.startswith(UNIX):
+            return await trio.open_unix_socket(self._address.removeprefix(UNIX))
         # Not `open_tcp_stream`: it would look up names and race addresses.
         sock = trio.socket.socket()
         await sock.connect(("127.0.0.1", int(self._address)))
@@ -74,14 +73,14 @@ class RawTrio(Peer):
             except trio.BrokenResourceError:
                 pass  # the client left without a word
 
-        if address == "unix":
-            with tempfile.TemporaryDirectory(prefix="muxkit-") as folder:
-                path = str(Path(folder, "raw"))
-                listening = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
-                await listening.bind(path)
-                listening.listen(BACKLOG)
-                started(f"unix:{path}")
-                await trio.serve_listeners(handle, [trio.SocketListener(listening)])
+        if address.startswith(UNIX):
+            path = address.removeprefix(UNIX)
+            await trio.Path(path).unlink(missing_ok=True)  # that of the server before us
+            listening = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+            await listening.bind(path)
+            listening.listen(BACKLOG)
+            started(address)
+            await trio.serve_listeners(handle, [trio.SocketListener(listening)])
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=BACKLOG)
         started(str(listeners[0].socket.getsockname()[1]))
         await trio.serve_listeners(handle, listeners)

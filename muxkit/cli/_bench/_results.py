@@ -76,6 +76,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     seed: int
     pass_seconds: float
+    quick: bool = False
+    """Was it only to show that it works? Then its figures say nothing."""
     muxkit: str
     machine: Machine
     entries: list[Entry]

@@ -36,6 +36,8 @@ class Plan:
     """Of the server and the client; none: the system chooses."""
     awake: Sequence[int] = ()
     """Cores that are kept from sleeping."""
+    quick: bool = False
+    """Only to show that it works."""
 
 
 @attrs.define
@@ -46,6 +48,8 @@ class Rounds:
     say: Say
     passes: list[Pass] = attrs.field(factory=list)
     failures: list[Failure] = attrs.field(factory=list)
+    complete: int = 0
+    """Rounds."""
     _counts: dict[tuple[str, str], int] = attrs.field(factory=dict)
     """How many units on a channel fill a pass, as found in the first round."""
     _ends: dict[str, Ends] = attrs.field(factory=dict)
@@ -67,6 +71,7 @@ class Rounds:
                         if not self._has_failed(contestant):
                             self.say(number, cell.key, contestant.name)
                             await self._pass(number, cell, contestant)
+                self.complete = number
                 for ends in self._ends.values():
                     await ends.let_go()
                 self._ends.clear()

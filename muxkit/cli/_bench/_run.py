@@ -14,33 +14,43 @@ from muxkit.cli._bench._display import progress
 from muxkit.cli._bench._machine import load, this_machine
 from muxkit.cli._bench._results import Entry, Report, Shape
 from muxkit.cli._bench._rounds import Plan, Rounds
+from muxkit.cli._bench._stopping import until_stopped
 
 if TYPE_CHECKING:
+    import signal
+
     from rich.console import Console
 
     from muxkit.cli._bench._cells import Cell
 
 
-def measure(plan: Plan, left_out: list[str], out: Console) -> Report:
+def measure(plan: Plan, left_out: list[str], out: Console) -> tuple[Report | None, signal.Signals | None]:
+    """What came out, and what cut it short; a report has whole rounds only, and there is none without one."""
     began, machine = time.monotonic(), this_machine(list(plan.cores), awake=bool(plan.awake))
     started = datetime.now(UTC).isoformat(timespec="seconds")
     with progress(out, plan.rounds) as say:
         rounds = Rounds(plan, say)
-        trio.run(rounds.run)
-    return Report(
+        stopped = trio.run(until_stopped, rounds.run)
+    if rounds.complete < plan.rounds:
+        left_out = [*left_out, f"the rounds from {rounds.complete + 1} to {plan.rounds}: the run was cut short"]
+    if rounds.complete == 0:
+        return None, stopped
+    report = Report(
         began=started,
         seconds=round(time.monotonic() - began, 1),
-        rounds=plan.rounds,
+        rounds=rounds.complete,
         seed=plan.seed,
         pass_seconds=plan.seconds,
+        quick=plan.quick,
         muxkit=muxkit.__version__,
         machine=msgspec.structs.replace(machine, load_after=load()),
         entries=[Entry(name=one.name, title=one.title, baseline=one.baseline) for one in plan.contestants],
         left_out=left_out,
         cells=[_shape(cell) for cell in plan.cells],
-        passes=rounds.passes,
+        passes=[one for one in rounds.passes if one.round <= rounds.complete],
         failures=rounds.failures,
     )
+    return report, stopped
 
 
 def _shape(cell: Cell) -> Shape:

@@ -113,7 +113,7 @@ def print_targets(out: Console, rows: Sequence[Row], runs: int) -> None:
         cells = []
         for verdict in row.verdicts:
             cells += (
-                [median(verdict.spread), extent(verdict.spread), median(verdict.by_cpu)] if verdict else ["-", "", ""]
+                [row.measured(verdict), extent(verdict.spread), median(verdict.by_cpu)] if verdict else ["-", "", ""]
             )
         met, of = row.met
         words = ("yes" if met else "NO") if of == 1 else f"{met} of {of}"

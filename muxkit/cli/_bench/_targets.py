@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 
 from muxkit.cli._bench._figures import Figure, Figures, Spread, value_by_cpu, value_of
+from muxkit.cli._bench._words import agreeing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,9 @@ class Target:
     values: Values
     """One for each round; none if the run says nothing about it."""
     unit: str = "×"
+
+    def is_met_by(self, value: float) -> bool:
+        return value >= self.bound if self.at_least else value <= self.bound
 
     @property
     def bound_in_words(self) -> str:
@@ -52,6 +56,10 @@ class Row:
     target: Target
     verdicts: list[Verdict | None]
 
+    def measured(self, verdict: Verdict) -> str:
+        """The median, not rounded to the other side of the bound."""
+        return agreeing(verdict.spread.median, lambda shown: self.target.is_met_by(shown) is verdict.is_met)
+
     @property
     def met(self) -> tuple[int, int]:
         """In how many runs, and how many say something about it."""
@@ -60,18 +68,18 @@ class Row:
 
 
 def judge(reports: Sequence[Report]) -> list[Row]:
-    """For the targets that any of the runs says something about."""
+    """For the targets that any of the runs says something about; a quick one says nothing."""
     runs = [Figures(report) for report in reports]
     rows = [Row(target, [_verdict(target, run) for run in runs]) for target in TARGETS]
     return [row for row in rows if any(row.verdicts)]
 
 
 def _verdict(target: Target, figures: Figures) -> Verdict | None:
-    spread = Spread.of(target.values(figures, value_of))
+    spread = None if figures.report.quick else Spread.of(target.values(figures, value_of))
     if spread is None:
         return None
-    is_met = spread.median >= target.bound if target.at_least else spread.median <= target.bound
-    return Verdict(spread, Spread.of(target.values(figures, value_by_cpu)), is_met)
+    by_cpu = Spread.of(target.values(figures, value_by_cpu))
+    return Verdict(spread, by_cpu, target.is_met_by(spread.median))
 
 
 def _against_raw(cell: str) -> Values:
@@ -165,5 +173,17 @@ TARGETS = (
         bound=1.5,
         at_least=False,
         values=_cost_among_many("small"),
+    ),
+    Target(
+        title="small on one channel among 10,000 open ones, cost to that among 100",
+        bound=1.5,
+        at_least=False,
+        values=_cost_among_many("among 64 B"),
+    ),
+    Target(
+        title="bulk on one channel among 10,000 open ones, cost to that among 100",
+        bound=1.5,
+        at_least=False,
+        values=_cost_among_many("among 64 KiB"),
     ),
 )

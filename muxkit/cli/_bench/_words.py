@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from muxkit.cli._bench._figures import Line, Spread
 
 MICRO = 1e6
@@ -18,6 +20,23 @@ def short(number: float) -> str:
     if size >= 9_999.5:
         return f"{number / 1e3:#.3g} k".replace(". k", " k")
     return f"{number:,.0f}" if size >= 99.95 else f"{number:#.3g}".rstrip(".")
+
+
+def agreeing(number: float, agrees: Callable[[float], bool]) -> str:
+    """Like `short`, with as many digits more as it takes until what is written agrees as well."""
+    words = short(number)
+    if agrees(_read(words)):
+        return words
+    figures, _, unit = words.partition(" ")
+    behind_the_point = 0 if unit else len(figures.partition(".")[2]) + 1
+    written = (f"{number:,.{digits}f}" for digits in range(behind_the_point, 18))
+    return next((words for words in written if agrees(_read(words))), f"{number!r}")
+
+
+def _read(words: str) -> float:
+    """What `short` wrote."""
+    figures, _, unit = words.replace(",", "").partition(" ")
+    return float(figures) * {"": 1.0, "k": 1e3, "M": 1e6}[unit]
 
 
 def median(spread: Spread | None, scale: float = 1.0) -> str:

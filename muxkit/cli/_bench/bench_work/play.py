@@ -21,7 +21,7 @@ from .idling import idle
 from .meter import Meter
 from .orders import Wrong
 from .server import Server
-from .streaming import flat, stream
+from .streaming import among, flat, stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -33,6 +33,7 @@ JOBS: dict[str, Callable[[Connection, Meter, Task], Awaitable[Measured]]] = {
     "bulk": stream,
     "small": stream,
     "flat": flat,
+    "among": among,
     "rtt": round_trip,
     "storm": storm,
     "openclose": open_and_close,

@@ -1,4 +1,4 @@
-"""The jobs bulk, small, receive, send_many and flat: how much goes in one direction, and is it what was sent?"""
+"""The jobs bulk, small, receive, send_many, flat and among: how much goes in one direction, and is it what was sent?"""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from .meter import Cost, Meter, fit
-from .orders import Order, Way, Wrong, pack_order, unpack_receipt
+from .orders import MESSAGE, Order, Way, Wrong, pack_order, unpack_receipt
 from .payloads import payloads
 from .tasks import Measured, Task
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .conversations import Connection, Conversation
 
 MIB = 1024 * 1024
@@ -24,28 +26,10 @@ VISIT = 64  # messages that each sends on a channel before it goes to the next
 
 async def stream(connection: Connection, meter: Meter, task: Task) -> Measured:
     """Send messages on all channels at once; the time ends with the last receipt."""
-    channels, size = task["channels"], task["size"]
-    is_bulk = task["job"] == "bulk"
-    way = Way.BULK if is_bulk else Way.EACH if task["each"] else Way.MANY
-    opened = [await connection.open() for _ in range(channels)]
-
-    async def run(count: int, verify: bool) -> Cost:
-        order = Order(way, count, size, verify)
-        return await meter.together([partial(_send, conversation, order, task["batch"]) for conversation in opened])
-
-    count = await fit(task, max(1, (FIRST_BYTES // size if is_bulk else FIRST_MESSAGES) // channels), run)
-    cost = await run(count, False)
-    for conversation in reversed(opened):
-        await connection.close(conversation)
-    messages = count * channels
-    return Measured(
-        count=count,
-        units=messages * size / MIB if is_bulk else messages,
-        seconds=cost.wall,
-        client_cpu=cost.client_cpu,
-        server_cpu=cost.server_cpu,
-        also={},
-    )
+    opened = [await connection.open() for _ in range(task["channels"])]
+    measured = await _stream_on(opened, meter, task)
+    await _close(connection, opened)
+    return measured
 
 
 async def flat(connection: Connection, meter: Meter, task: Task) -> Measured:
@@ -65,11 +49,53 @@ async def flat(connection: Connection, meter: Meter, task: Task) -> Measured:
 
     count = await fit(task, 1, run)
     cost = await run(count, False)
+    await _close(connection, opened)
+    return _measured(count, count * senders * VISIT, cost)
+
+
+async def among(connection: Connection, meter: Meter, task: Task) -> Measured:
+    """One channel sends, opened after many others, which have had an echo each and have nothing to do since."""
+    others = [await connection.open() for _ in range(task["channels"])]
+    await _echo_on_each(others)
+    conversation = await connection.open()
+    measured = await _stream_on([conversation], meter, task)
+    await _close(connection, [*others, conversation])
+    return measured
+
+
+async def _stream_on(opened: Sequence[Conversation], meter: Meter, task: Task) -> Measured:
+    size, is_bulk = task["size"], task["size"] > MESSAGE
+    way = Way.BULK if is_bulk else Way.EACH if task["each"] else Way.MANY
+
+    async def run(count: int, verify: bool) -> Cost:
+        order = Order(way, count, size, verify)
+        return await meter.together([partial(_send, conversation, order, task["batch"]) for conversation in opened])
+
+    count = await fit(task, max(1, (FIRST_BYTES // size if is_bulk else FIRST_MESSAGES) // len(opened)), run)
+    cost = await run(count, False)
+    messages = count * len(opened)
+    return _measured(count, messages * size / MIB if is_bulk else messages, cost)
+
+
+async def _echo_on_each(opened: Sequence[Conversation]) -> None:
+    """All messages first, then all answers: ten thousand round trips would take longer than what is measured."""
+    messages = payloads(MESSAGE)
+    for number, conversation in enumerate(opened):
+        await conversation.send(messages[number % len(messages)])
+    for number, conversation in enumerate(opened):
+        if await conversation.receive() != messages[number % len(messages)]:
+            raise Wrong(f"the echo on channel {number} of {len(opened)} is not what was sent")
+
+
+async def _close(connection: Connection, opened: Sequence[Conversation]) -> None:
     for conversation in reversed(opened):
         await connection.close(conversation)
+
+
+def _measured(count: int, units: float, cost: Cost) -> Measured:
     return Measured(
         count=count,
-        units=count * senders * VISIT,
+        units=units,
         seconds=cost.wall,
         client_cpu=cost.client_cpu,
         server_cpu=cost.server_cpu,

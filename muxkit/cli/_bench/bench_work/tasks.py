@@ -10,7 +10,7 @@ class Task(TypedDict):
 
     job: str
     channels: int
-    """At the same time."""
+    """At the same time; those beside the one that is measured, where there is one."""
     size: int
     """Bytes of a message."""
     batch: int
