@@ -232,7 +232,7 @@ async def _shake_hands(tls: trio.SSLStream[SocketStream], peer: str, within: flo
         raise HandshakeFailed(f"{peer}: the TLS handshake was not over within {within:g} s") from None
     except trio.BrokenResourceError as error:
         cause = error.__cause__
-        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+        if isinstance(cause, ssl.SSLError) and not _is_cut_off(cause):
             raise HandshakeFailed(f"{peer}: {reason_of(cause)}") from cause
         raise HandshakeFailed(f"{peer}: the peer hung up during the TLS handshake") from cause
 
@@ -244,8 +244,13 @@ def server_context(url: str, context: ssl.SSLContext | None) -> ssl.SSLContext:
 
 
 def check_context(context: ssl.SSLContext, *, verifies: bool) -> None:
-    """Raises ValueError for a context that would accept what this transport promises to refuse."""
-    if context.minimum_version not in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+    """Raises ValueError for a context that would accept what this transport promises to refuse.
+
+    Takes one option off it, which the first versions of Python 3.11 set for everybody: with it a connection that was
+    cut looks like one that ended.
+    """
+    context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
+    if _admits_old_versions(context):
         raise ValueError(
             f"ssl_context admits {context.minimum_version.name}: set minimum_version to ssl.TLSVersion.TLSv1_2"
         )
@@ -257,10 +262,21 @@ def check_context(context: ssl.SSLContext, *, verifies: bool) -> None:
         )
 
 
+def _admits_old_versions(context: ssl.SSLContext) -> bool:
+    """Debian's Python leaves the minimum to OpenSSL, where from security level 1 on nothing below TLS 1.2 is left."""
+    if context.minimum_version is ssl.TLSVersion.MINIMUM_SUPPORTED:
+        return ssl.OPENSSL_VERSION_INFO < (3,) or context.security_level < 1
+    return context.minimum_version not in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
+
+
 def reason_of(error: ssl.SSLError) -> str:
     """Why TLS failed, in words; never what was sent."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate was refused: {error.verify_message}"
-    if isinstance(error, ssl.SSLEOFError) or "UNEXPECTED_EOF" in (error.reason or ""):
+    if _is_cut_off(error):
         return "cut off without close_notify, so data may be missing"
     return f"TLS failed: {(error.reason or type(error).__name__).replace('_', ' ').lower()}"
+
+
+def _is_cut_off(error: ssl.SSLError) -> bool:
+    return isinstance(error, ssl.SSLEOFError) or "UNEXPECTED_EOF" in (error.reason or "")
