@@ -246,11 +246,13 @@ def server_context(url: str, context: ssl.SSLContext | None) -> ssl.SSLContext:
 def check_context(context: ssl.SSLContext, *, verifies: bool) -> None:
     """Raises ValueError for a context that would accept what this transport promises to refuse.
 
-    Takes one option off it, which the first versions of Python 3.11 set for everybody: with it a connection that was
-    cut looks like one that ended.
+    Sets two things that some Pythons leave open in each of their contexts: Debian's the oldest version, and the first
+    ones of 3.11 whether a connection that was cut has ended.
     """
+    if context.minimum_version is ssl.TLSVersion.MINIMUM_SUPPORTED:
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
-    if _admits_old_versions(context):
+    if context.minimum_version not in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
         raise ValueError(
             f"ssl_context admits {context.minimum_version.name}: set minimum_version to ssl.TLSVersion.TLSv1_2"
         )
@@ -260,13 +262,6 @@ def check_context(context: ssl.SSLContext, *, verifies: bool) -> None:
             f"verify_mode={context.verify_mode.name}): "
             "use ssl.create_default_context(), or pass insecure=True"
         )
-
-
-def _admits_old_versions(context: ssl.SSLContext) -> bool:
-    """Debian's Python leaves the minimum to OpenSSL, where from security level 1 on nothing below TLS 1.2 is left."""
-    if context.minimum_version is ssl.TLSVersion.MINIMUM_SUPPORTED:
-        return ssl.OPENSSL_VERSION_INFO < (3,) or context.security_level < 1
-    return context.minimum_version not in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
 
 
 def reason_of(error: ssl.SSLError) -> str:

@@ -242,6 +242,8 @@ class ReceiveWindow:
         if self.budget is None or not self.renews:
             return 0
         own = self.own
+        if self.target < self.budget.first:  # it began when others had the first grants; now they may be gone
+            self.target = max(self.target, self.budget.first_room(self.size))
         room = self.budget.room(self.target, own)
         if room <= 0 or room < own:
             return 0

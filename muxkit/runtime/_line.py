@@ -30,11 +30,15 @@ class Line:
 
         Checks for cancellation and yields only if it has to wait.
         """
-        while self._waiting or self._called >= self._free():
-            await self._sleep()
+        if self._free() > self._called + len(self._waiting):
+            return
+        is_first = False
+        while True:
+            await self._sleep(is_first)
             self._called -= 1
             if self._free() > 0:
                 return
+            is_first = True  # somebody who does not stand in line was quicker
 
     def move(self) -> None:
         """There may be more places than there were, or one was taken or given up: wake as many as can go."""
@@ -45,9 +49,11 @@ class Line:
             self._called += 1
             trio.lowlevel.reschedule(task)
 
-    async def _sleep(self) -> None:
+    async def _sleep(self, is_first: bool) -> None:
         task = trio.lowlevel.current_task()
         self._waiting[task] = None
+        if is_first:
+            self._waiting.move_to_end(task, last=False)
 
         def abort(_: object) -> trio.lowlevel.Abort:
             del self._waiting[task]

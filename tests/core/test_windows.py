@@ -317,6 +317,19 @@ def test_a_word_now_and_then_does_not_make_a_window_grow(now: float) -> None:
     assert budget.grown == 0
 
 
+def test_a_window_that_began_at_the_floor_gets_its_first_grant_when_there_is_room_whatever_its_pace() -> None:
+    budget = ReceiveBudget(1000, 10, first=200)
+    others = [ReceiveWindow(900, budget) for _ in range(2)]
+    for other in others:
+        other.start(0.0)
+    window = ReceiveWindow(900, budget)
+    assert window.start(0.0) == 10
+    for other in others:
+        other.retire()
+    window.arrived(10)
+    assert window.consumed(10, 100.0) == (200, 0)
+
+
 def test_the_rest_of_a_first_grant_follows_what_was_consumed_first_and_is_no_growth() -> None:
     budget = ReceiveBudget(1000, 10, first=200)
     window = ReceiveWindow(900, budget)

@@ -61,7 +61,8 @@ class Dispatch:
             ranges=config.gaps,
             channel_field=config.channel_field,
         )
-        self.lend_from = limits.channel_floor // 2  # a window that is no larger takes any smaller frame
+        # Half of the smallest window takes any frame that is no larger.
+        self.lend_from = min(limits.channel_floor, limits.channel_first) // 2
         self.lend_below = max(1, limits.channel_bytes // 2)  # bytes that wait to be read on the same stream
         self.largest_frame = limits.message + 64  # tag, number and lengths
         self.frames = 0

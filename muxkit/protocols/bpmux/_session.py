@@ -151,7 +151,7 @@ class Session(CommonSession):
         while True:
             await self._openers.turn()
             await self._check_open()
-            if not waits_for_credit:
+            if not waits_for_credit or self.top.may_go(len(payload)):
                 return
             self._openers.move()  # those behind us may need no credit
             try:

@@ -80,6 +80,15 @@ class Sink(SendHalf):
         if size > allowed:
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={allowed})")
 
+    def _close(self, payload: bytes) -> None:
+        super()._close(payload)
+        if self.entity.is_top:
+            self._connection.on_gone()  # nobody can open anything any more, and who waits has to hear it
+
+    def may_go(self, size: int) -> bool:
+        """Would `wait_turn` return at once?"""
+        return self._may_go(size)
+
     def _finish(self, payload: bytes) -> None:
         self._connection.engine.end(self.entity, payload)
 

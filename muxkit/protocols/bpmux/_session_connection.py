@@ -90,7 +90,7 @@ class Connection:
         self.messages_received = 0
         self._on_opened = on_opened
         self._on_goodbye = on_goodbye
-        self._on_gone = on_gone
+        self.on_gone = on_gone
         self._pings: dict[Entity, deque[_Ping]] = {}
         self._actions: dict[type, Callable[..., None]] = {
             Message: self._on_message,
@@ -316,7 +316,7 @@ class Connection:
             self._forget_pings(entity)
         if self.gone:
             self.gone.unpark_all()
-        self._on_gone()
+        self.on_gone()
 
 
 def _let_go(entity: Entity) -> object:

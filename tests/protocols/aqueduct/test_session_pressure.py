@@ -27,6 +27,7 @@ from tests.protocols.aqueduct._session_pairs import (
     over_a_narrow_link,
     over_a_plain_link,
     over_memory,
+    payloads,
     rough,
     send_on,
     take,
@@ -195,6 +196,20 @@ async def test_messages_that_nobody_reads_hold_back_nobody_who_reads(autojump_cl
             assert sum(receiver.unread for receiver in waiting) > sum(before)
 
 
+@pytest.mark.requirement("R-07")
+@pytest.mark.parametrize(("first", "floor"), [(100, 4096), (1, 50), (1, 1), (64 * KIB, 1)])
+async def test_messages_get_through_windows_that_begin_below_their_size(
+    first: int, floor: int, autojump_clock: MockClock
+) -> None:
+    limits = Limits(channel_first=first, channel_floor=floor, channel_bytes=100_000, message=30_000, reassembly=30_000)
+    async with rough(limits=limits) as pair:
+        sender, receiver = await carried_receiver(pair)
+        async with background() as nursery:
+            nursery.start_soon(_send_all, sender, [bytes(300)] * 60)
+            with trio.fail_after(60):
+                assert await payloads(receiver) == [bytes(300)] * 60
+
+
 async def test_unreliable_messages_never_wait_and_the_oldest_give_way(autojump_clock: MockClock) -> None:
     async with connected(over_a_plain_link, config=Config(unreliable_queue=10)) as pair:
         await at_rest()
@@ -300,6 +315,12 @@ async def test_senders_of_one_half_are_served_in_the_order_in_which_they_came(au
         assert order == [0, 1, 2, 3, 4]
         got = [message.payload for message in await take(pair.server.entrypoint, 5)]
         assert got == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def _send_all(sender: Sender, messages: list[bytes]) -> None:
+    for message in messages:
+        await sender.send(message)
+    await sender.finish()
 
 
 async def _send_unordered(sender: Sender) -> None:

@@ -50,12 +50,13 @@ async def full(pair: Pair, *, places: int = 2) -> AsyncIterator[trio.Event]:
         nursery.cancel_scope.cancel()
 
 
-async def test_waiting_openers_have_their_turns_in_order_and_are_not_woken_in_vain() -> None:
+@pytest.mark.parametrize("payload", [b"", b"with a word"])
+async def test_waiting_openers_have_their_turns_in_order_and_are_not_woken_in_vain(payload: bytes) -> None:
     order: list[int] = []
     steps = Steps()
 
     async def visit(number: int) -> None:
-        async with pair.one.open() as channel:
+        async with pair.one.open_duplex(payload) as channel:
             order.append(number)
             await channel.send(b"x")
             assert await channel.receive() == b"x"
@@ -119,7 +120,10 @@ async def test_who_gives_up_waiting_leaves_his_turn_to_the_next() -> None:
         assert not opened[0]
 
 
-@pytest.mark.parametrize(("how", "error"), [("cut", LinkLost), ("peer leaves", ChannelStopped)])
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("cut", LinkLost), ("peer leaves", ChannelStopped), ("we close", trio.ClosedResourceError)],
+)
 async def test_all_who_wait_hear_that_nothing_can_be_opened_any_more(how: str, error: type[Exception]) -> None:
     heard = 0
 
@@ -138,6 +142,10 @@ async def test_all_who_wait_hear_that_nothing_can_be_opened_any_more(how: str, e
             assert heard == 0
             if how == "cut":
                 cut(pair)
-            else:
+            elif how == "peer leaves":
                 nursery.start_soon(pair.other.connection.leave, 5.0)
+            else:
+                pair.one.top.close()
+                await visit()  # who comes now hears it, too
+                heard -= 1
     assert heard == WAITING
