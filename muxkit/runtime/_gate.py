@@ -14,7 +14,8 @@ import trio
 
 ErrorMaker = Callable[[], Exception]
 
-SHARE = 4 * 1024  # bytes that are kept for somebody who is woken
+SHARE = 4 * 1024  # bytes that are kept at least for somebody who is woken, if the outbox has so much
+PORTIONS = 8  # what is kept beyond the first message is at most such a part of the outbox
 PATIENCE = 16  # times that others may slip past a message that is too large for the room that is left
 
 
@@ -42,10 +43,11 @@ class Room:
     slip past them, so that a short one need not wait behind a bulk transfer, but not for ever.
     """
 
-    __slots__ = ("_gates", "_limit", "_outbox", "_promised", "_refused")
+    __slots__ = ("_gates", "_limit", "_outbox", "_portion", "_promised", "_refused")
 
     def __init__(self, limit: int, outbox: Queued) -> None:
         self._limit = limit
+        self._portion = limit // PORTIONS
         self._outbox = outbox
         self._promised = 0  # to senders that were woken and have not run yet
         self._gates: OrderedDict[Gate, None] = OrderedDict()
@@ -56,18 +58,16 @@ class Room:
         used = self._outbox.used + self._promised  # as in `_fits`, which would be one more call for each message
         return (used == 0 or used + size <= self._limit) and (not self._gates or self._refused < PATIENCE)
 
-    def promise(self, size: int) -> int:
-        """Keep room for somebody who is being woken; gives how much, 0 if there is too little.
+    def share(self, size: int) -> int:
+        """What is kept for somebody who is woken to send `size` bytes: there should be room for his next message, too.
 
-        He gets some for the messages behind his first, or he would have to be woken for each of them.
+        Or he would have to be woken for each of them.
         """
-        share = max(size, SHARE)
-        if not self._fits(share):
-            if self._promised or not self._fits(size):
-                return 0
-            share = max(size, 1)
+        return max(size, min(max(2 * size, SHARE), self._portion), 1)
+
+    def promise(self, share: int) -> None:
+        """Keep room for somebody who is being woken."""
         self._promised += share
-        return share
 
     def settle(self, share: int) -> None:
         """He runs now."""
@@ -78,7 +78,7 @@ class Room:
         self._gates.setdefault(gate)
 
     def forget(self, gate: Gate) -> None:
-        """The gate waits for its half's window, so nobody has to wait for it here."""
+        """The gate waits for its half's window, or need not wait, so nobody has to wait for it here."""
         self._gates.pop(gate, None)
 
     def leave(self, gate: Gate) -> None:
@@ -91,15 +91,13 @@ class Room:
     def release(self) -> None:
         """There may be more room than there was: let in as many as fit, in order."""
         while self._gates:
-            if not self._fits(next(iter(self._gates)).wanted):
+            gate = next(iter(self._gates))
+            share = self.share(gate.wanted)
+            if not self._fits(share):
                 self._refused += 1
                 return
-            gate, _ = self._gates.popitem(last=False)
-            gate.enter()
-            if gate in self._gates:  # still too large: it keeps its place, and those behind it wait too
-                self._gates.move_to_end(gate, last=False)
-                self._refused += 1
-                return
+            del self._gates[gate]
+            gate.enter(share)
             self._refused = 0
 
     def _fits(self, size: int) -> bool:
@@ -170,19 +168,21 @@ class Gate:
         """The window may have changed: wake the first in line if he can go now."""
         if self._line and not self._line[0].promised:
             size = self._line[0].size
-            if self._half.admits(size) and self._room.admits(size):
-                self.enter()
+            share = self._room.share(size)
+            if self._room.admits(share):
+                self._room.forget(self)
+                self.enter(share)
             else:
                 self._ask_for(size)
 
-    def enter(self) -> None:
-        """For the room: it is this gate's turn there."""
+    def enter(self, share: int) -> None:
+        """For the room, which has so much to spare: it is this gate's turn there."""
         if not self._line or self._line[0].promised:
             return
         first = self._line[0]
         if self._half.admits(first.size):
-            first.promised = self._room.promise(first.size)
-        if first.promised:
+            first.promised = share
+            self._room.promise(share)
             trio.lowlevel.reschedule(first.task)
         else:
             self._ask_for(first.size)

@@ -201,6 +201,49 @@ async def test_a_short_message_may_slip_past_a_large_one() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_who_is_woken_finds_room_for_his_next_message_as_well() -> None:
+    outbox = Outbox(limit=800)
+    one, other = WindowedSend(outbox), WindowedSend(outbox)
+    outbox.used = 800
+
+    async def send_two(half: WindowedSend) -> None:
+        await half.send(bytes(50))
+        await half.send(bytes(50))
+
+    async with trio.open_nursery() as nursery:
+        for half in (one, other):
+            nursery.start_soon(send_two, half)
+            await at_rest()
+        outbox.drain(50)
+        await at_rest()
+        assert not one.sent
+        outbox.drain(50)
+        await at_rest()
+        assert (len(one.sent), len(other.sent)) == (2, 0)
+        outbox.drain(100)
+    assert (len(one.sent), len(other.sent)) == (2, 2)
+
+
+async def test_what_is_kept_for_the_next_message_is_a_small_part_of_the_outbox() -> None:
+    outbox = Outbox(limit=800)
+    half = WindowedSend(outbox)
+    outbox.used = 800
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(half.send, bytes(90))
+        await at_rest()
+        outbox.drain(99)
+        await at_rest()
+        assert not half.sent
+        outbox.drain(1)
+        await at_rest()
+        assert half.sent
+        nursery.start_soon(half.send, bytes(300))
+        await at_rest()
+        outbox.drain(290)
+        await at_rest()
+        assert len(half.sent) == 2
+
+
 class Model:
     """Halves with random windows over one outbox, and what must hold whenever all tasks are at rest."""
 
@@ -244,11 +287,15 @@ class Model:
             dice.choice((lambda: half.lost(lost), lambda: half.stopped(stopped), half.close, half.abort))()
 
     def check(self) -> None:
-        """Nobody sleeps while he could go, unless one who came to the room before him is too large for it."""
+        """Nobody sleeps while he could go, unless one who came to the room before him is too large for it.
+
+        There has to be room for what is kept for him.
+        """
         heads = [(half, self.size[next(iter(line))] + 4) for half, line in self.waiting.items() if line]
         used = self.outbox.used
         open_ = [(half, size) for half, size in heads if half.admits(size)]
-        fitting = [half for half, size in open_ if used == 0 or used + size <= self.outbox.limit]
+        share = self.outbox.room.share
+        fitting = [half for half, size in open_ if used == 0 or used + share(size) <= self.outbox.limit]
         assert not fitting or len(fitting) < len(open_), f"{len(fitting)} senders sleep although they fit"
 
     def check_the_end(self) -> None:
