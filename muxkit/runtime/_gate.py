@@ -14,8 +14,8 @@ import trio
 
 ErrorMaker = Callable[[], Exception]
 
-SHARE = 4 * 1024  # bytes that are kept at least for somebody who is woken, if the outbox has so much
-PORTIONS = 8  # what is kept beyond the first message is at most such a part of the outbox
+SHARE = 4 * 1024  # bytes for somebody who is woken and sends small messages
+PORTION = 8  # no more than such a part of the outbox is kept for somebody, unless his first message is larger
 PATIENCE = 16  # times that others may slip past a message that is too large for the room that is left
 
 
@@ -47,7 +47,7 @@ class Room:
 
     def __init__(self, limit: int, outbox: Queued) -> None:
         self._limit = limit
-        self._portion = limit // PORTIONS
+        self._portion = limit // PORTION
         self._outbox = outbox
         self._promised = 0  # to senders that were woken and have not run yet
         self._gates: OrderedDict[Gate, None] = OrderedDict()
@@ -59,9 +59,9 @@ class Room:
         return (used == 0 or used + size <= self._limit) and (not self._gates or self._refused < PATIENCE)
 
     def share(self, size: int) -> int:
-        """What is kept for somebody who is woken to send `size` bytes: there should be room for his next message, too.
+        """What is kept for somebody who is woken to send `size` bytes, which is more unless they are many.
 
-        Or he would have to be woken for each of them.
+        Or he would have to be woken for each of his messages.
         """
         return max(size, min(max(2 * size, SHARE), self._portion), 1)
 
@@ -168,10 +168,9 @@ class Gate:
         """The window may have changed: wake the first in line if he can go now."""
         if self._line and not self._line[0].promised:
             size = self._line[0].size
-            share = self._room.share(size)
-            if self._room.admits(share):
+            if self._room.admits(size):  # like a newcomer
                 self._room.forget(self)
-                self.enter(share)
+                self.enter(max(size, 1))
             else:
                 self._ask_for(size)
 

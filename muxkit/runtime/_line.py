@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
 import trio
@@ -18,11 +19,12 @@ class Line:
     everybody comes out and sees for himself.
     """
 
-    __slots__ = ("_called", "_free", "_waiting")
+    __slots__ = ("_called", "_free", "_numbers", "_waiting")
 
     def __init__(self, free: Callable[[], int]) -> None:
         self._free = free
-        self._waiting: OrderedDict[trio.lowlevel.Task, None] = OrderedDict()
+        self._waiting: OrderedDict[trio.lowlevel.Task, int] = OrderedDict()
+        self._numbers = count()  # in the order in which they came
         self._called = 0  # those who were woken for a place and have not had their turn yet
 
     async def turn(self) -> None:
@@ -32,31 +34,37 @@ class Line:
         """
         if self._free() > self._called + len(self._waiting):
             return
-        is_first = False
+        number = next(self._numbers)
+        self._waiting[trio.lowlevel.current_task()] = number
         while True:
-            await self._sleep(is_first)
+            await self._sleep()
             self._called -= 1
             if self._free() > 0:
                 return
-            is_first = True  # somebody who does not stand in line was quicker
+            self._return(number)  # somebody who does not stand in line was quicker
 
     def move(self) -> None:
         """There may be more places than there were, or one was taken or given up: wake as many as can go."""
         if not self._waiting:
             return
         for _ in range(min(len(self._waiting), self._free() - self._called)):
-            task, _none = self._waiting.popitem(last=False)
+            task, _number = self._waiting.popitem(last=False)
             self._called += 1
             trio.lowlevel.reschedule(task)
 
-    async def _sleep(self, is_first: bool) -> None:
+    async def _sleep(self) -> None:
         task = trio.lowlevel.current_task()
-        self._waiting[task] = None
-        if is_first:
-            self._waiting.move_to_end(task, last=False)
 
         def abort(_: object) -> trio.lowlevel.Abort:
             del self._waiting[task]
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _return(self, number: int) -> None:
+        """We were called in vain: go back to where we stood, behind those who came before us and were, too."""
+        task = trio.lowlevel.current_task()
+        earlier = list(takewhile(lambda other: self._waiting[other] < number, self._waiting))
+        self._waiting[task] = number
+        for each in (task, *reversed(earlier)):
+            self._waiting.move_to_end(each, last=False)

@@ -1,4 +1,4 @@
-"""Does nobody sleep while his message fits, and does nobody overtake within a half?"""
+"""Does nobody sleep while there is room for what he sends, and does nobody overtake within a half?"""
 
 from __future__ import annotations
 
@@ -244,6 +244,18 @@ async def test_what_is_kept_for_the_next_message_is_a_small_part_of_the_outbox()
         assert len(half.sent) == 2
 
 
+async def test_who_waited_for_his_window_goes_like_a_newcomer_when_it_opens() -> None:
+    outbox = Outbox(limit=800)
+    half = WindowedSend(outbox, credit=0)
+    outbox.used = 720
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(half.send, bytes(60))
+        await at_rest()
+        half.grant(60)
+        await at_rest()
+        assert half.sent
+
+
 class Model:
     """Halves with random windows over one outbox, and what must hold whenever all tasks are at rest."""
 
@@ -287,10 +299,7 @@ class Model:
             dice.choice((lambda: half.lost(lost), lambda: half.stopped(stopped), half.close, half.abort))()
 
     def check(self) -> None:
-        """Nobody sleeps while he could go, unless one who came to the room before him is too large for it.
-
-        There has to be room for what is kept for him.
-        """
+        """Nobody sleeps while there is his share of room, unless one who came before him has too large a one for it."""
         heads = [(half, self.size[next(iter(line))] + 4) for half, line in self.waiting.items() if line]
         used = self.outbox.used
         open_ = [(half, size) for half, size in heads if half.admits(size)]

@@ -142,7 +142,7 @@ class Outgoing:
 
     def waits_for_transport(self) -> int:
         """What counts for the outbox by now: never more than before, and not what the credit does not cover."""
-        if not self.queued and not self.queue:
+        if not self.queue or (self.queue[0] and not self.entity.credit.available):
             return 0
         return min(self.counted, min(self.queued, self.entity.credit.available) + OVERHEAD * len(self.queue))
 

@@ -131,6 +131,28 @@ async def test_many_stalled_channels_do_not_use_up_the_outbox_of_the_others() ->
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.requirement("R-07")
+async def test_nor_do_they_hold_up_a_message_that_is_larger_than_the_outbox(autojump_clock: MockClock) -> None:
+    async with rough_sessions(limits=TINY) as pair, trio.open_nursery() as nursery:
+
+        async def stall() -> None:
+            async with pair.one.open_sink() as sink:
+                await sink.send(bytes(TINY.message))
+                await trio.sleep_forever()
+
+        for _ in range(20):
+            nursery.start_soon(stall)
+        await at_rest()
+        nursery.start_soon(echo_each, pair.other)
+        with trio.fail_after(60):
+            async with pair.one.open() as large, pair.one.open() as small:
+                await large.send(bytes(TINY.outbox + 1))
+                for _ in range(100):
+                    await small.send(b"x" * 50)
+                    assert await small.receive() == b"x" * 50
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.requirement("R-08")
 async def test_a_sender_waits_when_the_transport_takes_nothing() -> None:
     here, _there = memory.pair()  # nobody reads on the other side
