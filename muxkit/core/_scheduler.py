@@ -52,7 +52,8 @@ class Scheduler:
         """
         if not source.scheduled:
             source.scheduled = True
-            source.deficit = min(source.deficit, 0)
+            if source.deficit > 0:
+                source.deficit = 0
             self.line.append(source)
 
     def pull(self, limit: int, out: list[Buffer]) -> int:

@@ -198,8 +198,9 @@ class ReceiveWindow:
             raise LocalProtocolError(f"{amount} bytes consumed, {self.held} were there")
         self.held -= amount
         if not (self.lent or self.by_hand) and self.budget is not None:
-            own = self.credit + self.held
-            self.budget.moved(own + amount, own)
+            own, floor = self.credit + self.held, self.budget.floor
+            if own + amount > floor:  # as `moved` does, which would be one more call for each message
+                self.budget.used -= own + amount - (own if own > floor else floor)  # noqa: FURB136 - so is `max`
             # The short way: more than half of the window is still out.
             return (0 if 2 * own > self.target else self._refill(now)), 0
         repaid = min(self.lent, amount)

@@ -95,20 +95,18 @@ class Mailbox:
     """Messages in order."""
 
     # A list with the place of the oldest in it, since a deque takes 760 bytes also when it is empty.
-    __slots__ = ("_count", "_items", "_oldest", "_packed")
+    __slots__ = ("_items", "_oldest", "_packed", "count")
 
     def __init__(self) -> None:
         self._items: list[bytes | _Empties | _Pack] = []
         self._oldest = 0
-        self._count = 0
+        self.count = 0
+        """How many there are; a plain attribute, as it is asked for with each message."""
         self._packed = 0  # items that are not messages themselves
 
-    def __len__(self) -> int:
-        return self._count
-
     def put(self, message: bytes) -> None:
-        self._count += 1
-        if message and (self._count <= PACK_BEHIND or len(message) >= PACK_BELOW):
+        self.count += 1
+        if message and (self.count <= PACK_BEHIND or len(message) >= PACK_BELOW):
             self._items.append(message)
         else:
             self._put_small(message)
@@ -116,7 +114,7 @@ class Mailbox:
     def take(self) -> bytes:
         """The oldest message; there must be one."""
         item = self._items[self._oldest]
-        self._count -= 1
+        self.count -= 1
         if type(item) is bytes:
             self._advance()
             return item
@@ -124,9 +122,9 @@ class Mailbox:
 
     def take_all(self, limit: int | None = None) -> list[bytes]:
         """The oldest messages, at most `limit`."""
-        count = self._count if limit is None else min(limit, self._count)
-        if count == self._count and not self._packed and not self._oldest:
-            messages, self._items, self._count = self._items, [], 0
+        count = self.count if limit is None else min(limit, self.count)
+        if count == self.count and not self._packed and not self._oldest:
+            messages, self._items, self.count = self._items, [], 0
             return cast("list[bytes]", messages)  # since none is packed
         take = self.take
         return [take() for _ in range(count)]
@@ -134,7 +132,7 @@ class Mailbox:
     def clear(self) -> int:
         """Throw everything away; gives the number of bytes that it had."""
         items, self._items = self._items[self._oldest :], []
-        self._oldest = self._count = self._packed = 0
+        self._oldest = self.count = self._packed = 0
         size = 0
         for item in items:
             if isinstance(item, bytes):

@@ -80,6 +80,7 @@ class StreamPump(Generic[EventT]):
         self._paced = engine if isinstance(engine, Paced) else None
         if self._paced is not None:
             self._paced.frames_at_once = TURN_FRAMES
+        self._time = trio.lowlevel.current_clock().current_time  # `trio.current_time` asks for the clock each time
         self._clock = Clock(engine.next_deadline, self._on_due)
         self._tasks = trio.CancelScope()
         self._hanging_up = False
@@ -161,7 +162,8 @@ class StreamPump(Generic[EventT]):
 
     def settle(self) -> None:
         """A command may have made the engine tell something: hand it out."""
-        self._hand_out_events()
+        while events := self._engine.events():
+            self._on_events(events)
 
     # --- writing
 
@@ -249,7 +251,8 @@ class StreamPump(Generic[EventT]):
         if self._observer is not None:
             for buffer in buffers:
                 self._observer.transport("out", buffer)
-        self._hand_out_events()
+        while events := self._engine.events():
+            self._on_events(events)
         self._on_written()
         return buffers if size >= JOIN_BELOW * len(buffers) else [b"".join(buffers)]
 
@@ -276,12 +279,12 @@ class StreamPump(Generic[EventT]):
 
     def _take_in(self, data: bytes) -> bool:
         """Parse what came; gives whether it was for few."""
-        self._engine.receive_bytes(data, trio.current_time())
+        self._engine.receive_bytes(data, self._time())
         self._dispatch()
         return not self._burst
 
     def _ended(self) -> None:
-        self._engine.receive_eof(trio.current_time())
+        self._engine.receive_eof(self._time())
         self._dispatch()
         self.lose("the peer hung up", by="peer")
 
@@ -291,16 +294,12 @@ class StreamPump(Generic[EventT]):
     def _dispatch(self) -> None:
         events = self._engine.events()
         self._burst = len(events) >= BURST
-        if events:
+        while events:  # what is done about one may lead to another
             self._on_events(events)
-            self._hand_out_events()
-        self.ring()
+            events = self._engine.events()
+        if self._engine.has_output():
+            self.ring()
         self.rearm()
-
-    def _hand_out_events(self) -> None:
-        """Until there are no more: what is done about one event may lead to another."""
-        while events := self._engine.events():
-            self._on_events(events)
 
     def _on_due(self, now: float) -> None:
         self._engine.handle_deadline(now)

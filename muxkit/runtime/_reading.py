@@ -134,7 +134,8 @@ class Reading:
         """Bounded work at a time: a flood of tiny frames must not keep the other connections waiting."""
         while self._is_behind and not self._is_over:
             await trio.lowlevel.checkpoint()
-            self._parse(b"")
+            self._take_in(b"")
+            self._is_behind = self._paced is not None and self._paced.unparsed > 0
 
     async def _stand_back(self) -> None:
         """Until the guest is gone."""
@@ -217,9 +218,6 @@ class Reading:
         if not size:
             self._on_end()
             return False
-        return self._parse(data) and size < LITTLE
-
-    def _parse(self, data: bytes) -> bool:
         is_for_few = self._take_in(data)
         self._is_behind = self._paced is not None and self._paced.unparsed > 0
-        return is_for_few
+        return is_for_few and size < LITTLE

@@ -24,18 +24,18 @@ DRAINING = Receiving.DRAINING  # looked up for each message
 class _Waiter:
     __slots__ = ("is_called", "message", "reading", "task")
 
-    def __init__(self, task: trio.lowlevel.Task) -> None:
-        self.task = task
+    def __init__(self) -> None:
         self.message: bytes | None = None  # handed over: from then on a cancellation comes too late
         self.is_called = False
-        self.reading: Reading | None = None  # while the task reads for all, and so must not be rescheduled
+        self.task: trio.lowlevel.Task | None = None  # while it sleeps
+        self.reading: Reading | None = None  # while it reads for all, and so must not be rescheduled
 
     def call(self) -> None:
         """It has its message, or will get none."""
         self.is_called = True
-        if self.reading is None:
+        if self.task is not None:
             trio.lowlevel.reschedule(self.task)
-        else:
+        elif self.reading is not None:
             self.reading.call()
 
 
@@ -71,11 +71,11 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
         Raises `trio.EndOfChannel` at the clean end, `ChannelCancelled` when the peer gave up before it was done,
         `LinkLost` when the connection is gone, `trio.ClosedResourceError` after `aclose`.
         """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        if not self._mailbox:
+        if not self._mailbox.count:
             message = await self._wait()
             self._took(len(message))
             return message
+        await trio.lowlevel.checkpoint_if_cancelled()
         message = self._mailbox.take()
         size = len(message)
         self._took(size)
@@ -88,9 +88,12 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
         """Wait for at least one message, then give all that have come, at most `limit`; one checkpoint."""
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit}: must be at least 1")
-        await trio.lowlevel.checkpoint_if_cancelled()
-        has_waited = not self._mailbox
-        messages = [await self._wait()] if has_waited else []
+        has_waited = not self._mailbox.count
+        if has_waited:
+            messages = [await self._wait()]
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            messages = []
         messages += self._mailbox.take_all(None if limit is None else limit - len(messages))
         self._took(sum(map(len, messages)))
         if not has_waited:
@@ -142,22 +145,30 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
     @property
     def unread(self) -> int:
         """Messages that wait to be received."""
-        return len(self._mailbox)
+        return self._mailbox.count
 
     # --- inside
 
     async def _wait(self) -> bytes:
-        """The next message, in the order in which the waiting tasks came."""
+        """The next message, in the order in which the waiting tasks came; always a checkpoint."""
         if self.state is not Receiving.OPEN:
-            await trio.lowlevel.cancel_shielded_checkpoint()  # a loop around it must not keep everybody waiting
+            await trio.lowlevel.checkpoint()  # a loop around it must not keep everybody waiting
             raise self._error()
-        waiter = _Waiter(trio.lowlevel.current_task())
+        waiter = _Waiter()
         if self._line is NOBODY:
             self._line = []
         self._line.append(waiter)
         reading = self._reading()
         if reading is not None and reading.has_place():
-            await self._read_for(waiter, reading)
+            waiter.reading = reading
+            try:
+                await reading.read_for(waiter)
+            except BaseException:
+                if not waiter.is_called:
+                    self._line.remove(waiter)
+                raise
+            finally:
+                waiter.reading = None
         if not waiter.is_called:
             await self._sleep(waiter)
         self._since_yield = 0
@@ -165,27 +176,16 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             raise self._error()
         return waiter.message
 
-    async def _read_for(self, waiter: _Waiter, reading: Reading) -> None:
-        """Wait by reading, in the place of the connection's reader."""
-        waiter.reading = reading
-        try:
-            await reading.read_for(waiter)
-        except BaseException:
-            if not waiter.is_called:
-                self._line.remove(waiter)
-            raise
-        finally:
-            waiter.reading = None
-
     async def _sleep(self, waiter: _Waiter) -> None:
         def abort(_: object) -> trio.lowlevel.Abort:
             self._line.remove(waiter)
             return trio.lowlevel.Abort.SUCCEEDED
 
+        waiter.task = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def _took(self, size: int) -> None:
-        if not self._mailbox:
+        if not self._mailbox.count:
             self._mailbox = NOTHING
         if self._consumed(size):
             self._ring()
@@ -193,7 +193,7 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             self._drain()
 
     def _drain(self) -> None:
-        if not self._mailbox:
+        if not self._mailbox.count:
             self.state = advance(self.state, Step.DRAINED)
 
     def _wake_all(self) -> None:

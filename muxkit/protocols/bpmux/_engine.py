@@ -42,6 +42,11 @@ class Engine:
         self._openings = Openings(self._state)
         self._liveness = Liveness(self._state, self._reader)
         self._largest = self.limits.message
+        self.consumed = self._state.consume
+        """The application has taken so many bytes of an entity's messages; harmless after the entity is gone.
+
+        Gives whether that makes something to write.
+        """
         self.over = False
         self.hung_up_cleanly = False
 
@@ -97,7 +102,7 @@ class Engine:
     @property
     def unparsed(self) -> int:
         """Bytes that came beyond `frames_at_once` chunks; `receive_bytes(b"", now)` goes on with them."""
-        return 0 if self.over else self._reader.unparsed
+        return 0 if self.over else len(self._reader.rest)
 
     @property
     def frames_at_once(self) -> int:
@@ -259,8 +264,8 @@ class Engine:
         outgoing.counted += size + OVERHEAD
         state.outbox.used += size + OVERHEAD
         state.messages_sent += 1
-        if not outgoing.scheduled:
-            state.schedule(entity)
+        if not outgoing.scheduled and outgoing.is_ready():
+            state.scheduler.add(outgoing)
         return True
 
     def try_send_all(self, entity: Entity, payloads: list[bytes]) -> bool:
@@ -373,13 +378,6 @@ class Engine:
         entity.own_window().grant(amount)
         self._state.renew(entity, amount)
         self._state.top_up(entity)
-
-    def consumed(self, entity: Entity, size: int) -> bool:
-        """The application has taken `size` bytes of messages; harmless after the entity is gone.
-
-        Gives whether that makes something to write.
-        """
-        return self._state.consume(entity, size)
 
     def consumed_opening(self, size: int) -> None:
         """The application has taken an opening payload."""

@@ -31,7 +31,7 @@ class Reader:
         self._owner: Entity | None = None  # whose payload is coming, the head of its chunk being parsed
         self._missing = 0  # bytes of that payload
         self._pieces = Pieces()  # what has come of it
-        self._data = b""  # what came and waits for the next call
+        self.rest = b""  # what came and was not looked at, because `frames_at_once` chunks were parsed
         self._left = 0  # frames that this call may still parse
         self.frames_at_once = sys.maxsize
         self.offset = 0  # bytes taken in, in all
@@ -40,17 +40,12 @@ class Reader:
     def is_mid_chunk(self) -> bool:
         return self._held.size > 0 or self._owner is not None or self._receiving.announced > 0
 
-    @property
-    def unparsed(self) -> int:
-        """Bytes that came and were not looked at, because `frames_at_once` were parsed."""
-        return len(self._data)
-
     def feed(self, data: bytes) -> RemoteProtocolError | None:
         """Take in more; gives the violation, after which nothing may be fed."""
         if self._state.observer is not None and data:
             self._state.observer.transport("in", data)
-        if self._data:
-            data, self._data = self._data + data, b""
+        if self.rest:
+            data, self.rest = self.rest + data, b""
         self._left = self.frames_at_once
         try:
             position = self._go_on(data) if self._owner is not None or self._held.size else 0
@@ -59,7 +54,7 @@ class Reader:
             return error
         self.offset += position
         if position < len(data):
-            self._data = data[position:]
+            self.rest = data[position:]
         return None
 
     def _go_on(self, data: bytes) -> int:

@@ -326,7 +326,7 @@ class State:
         if outgoing.opening_left and not outgoing.is_ready():
             self._starved[entity] = None
         if outgoing.counted:
-            self.count(outgoing, outgoing.waits_for_transport())
+            self.count(outgoing, outgoing.waits_for_transport() if outgoing.queue else 0)
         if outgoing.watched:
             self.writable(outgoing)
 
