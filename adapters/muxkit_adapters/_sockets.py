@@ -137,7 +137,8 @@ class SocketStream(trio.abc.HalfCloseableStream):
 
     def send_nowait(self, buffers: Buffers) -> int:
         """Write what the kernel takes now, in order; give the number of bytes, which may be 0."""
-        self._sending.check()
+        if self._sending.is_busy:
+            self._sending.check()
         if self._finished:
             self._check_sendable()
         if len(buffers) == 1:

@@ -17,11 +17,12 @@ class Deadlines(Generic[TimerT]):
     is brought within ±`FURTHEST`. Costs grow with the members of the enum only.
     """
 
-    __slots__ = ("_moments", "_next")
+    __slots__ = ("_moments", "next")
 
     def __init__(self) -> None:
         self._moments: dict[TimerT, float] = {}
-        self._next: float | None = None  # asked for after each read, and seldom another
+        self.next: float | None = None
+        """The earliest moment of all; a plain attribute, as it is asked for after each read."""
 
     def __contains__(self, timer: TimerT) -> bool:
         """Is it running?"""
@@ -39,10 +40,6 @@ class Deadlines(Generic[TimerT]):
         if self._moments.pop(timer, None) is not None:
             self._find_next()
 
-    def next(self) -> float | None:
-        """The earliest moment of all."""
-        return self._next
-
     def expired(self, now: float) -> list[TimerT]:
         """The timers that are due, earliest first; they are stopped."""
         due = [timer for timer, moment in self._moments.items() if moment <= now]
@@ -53,4 +50,4 @@ class Deadlines(Generic[TimerT]):
         return due
 
     def _find_next(self) -> None:
-        self._next = min(self._moments.values()) if self._moments else None
+        self.next = min(self._moments.values()) if self._moments else None

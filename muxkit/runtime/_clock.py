@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 class Clock:
     """Calls `on_due` with the time whenever `next_deadline` has come; None means that there is none."""
 
-    __slots__ = ("_alarm", "_next_deadline", "_on_due")
+    __slots__ = ("_alarm", "_due", "_next_deadline", "_on_due")
 
     def __init__(self, next_deadline: Callable[[], float | None], on_due: Callable[[float], None]) -> None:
         self._next_deadline = next_deadline
         self._on_due = on_due
+        self._due = math.inf
         self._alarm = trio.CancelScope()
 
     async def run(self) -> NoReturn:
         while True:
             deadline = self._next_deadline()
-            self._alarm = trio.CancelScope(deadline=math.inf if deadline is None else deadline)
+            self._due = math.inf if deadline is None else deadline
+            self._alarm = trio.CancelScope(deadline=self._due)
             with self._alarm:
                 await trio.sleep_forever()
             self._on_due(trio.current_time())
@@ -32,5 +34,5 @@ class Clock:
     def rearm(self) -> None:
         """The deadline may have come nearer while the clock sleeps; a later one it sees when it wakes."""
         deadline = self._next_deadline()
-        if deadline is not None and deadline < self._alarm.deadline:
-            self._alarm.deadline = deadline
+        if deadline is not None and deadline < self._due:
+            self._alarm.deadline = self._due = deadline

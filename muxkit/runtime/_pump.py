@@ -77,17 +77,20 @@ class StreamPump(Generic[EventT]):
         self._carry: list[Buffer] = []  # pulled, and not taken by the transport yet
         self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
         self._wrote_at = perf_counter()
+        self._time = trio.lowlevel.current_clock().current_time  # `trio.current_time` asks for the clock each time
         self._paced = engine if isinstance(engine, Paced) else None
         if self._paced is not None:
             self._paced.frames_at_once = TURN_FRAMES
-        self._time = trio.lowlevel.current_clock().current_time  # `trio.current_time` asks for the clock each time
         self._clock = Clock(engine.next_deadline, self._on_due)
         self._tasks = trio.CancelScope()
         self._hanging_up = False
+        self.rearm = self._clock.rearm
+        """A command may have set a deadline while the clock sleeps."""
         self.reading = Reading(
             stream,
             self._paced,
             take_in=self._take_in,
+            on_taken=self.rearm,
             on_end=self._ended,
             on_broken=self._broke_while_reading,
         )
@@ -97,8 +100,6 @@ class StreamPump(Generic[EventT]):
         self.is_lost = False
         self.loss = self._ending.error
         """A new error that says why the connection is over; each waiter gets his own."""
-        self.rearm = self._clock.rearm
-        """A command may have set a deadline while the clock sleeps."""
         self.hung_up = trio.Event()
         self.bytes_sent = 0
 
@@ -176,16 +177,12 @@ class StreamPump(Generic[EventT]):
             return
         if self._nowait is None or self.is_lost or self._hanging_up:
             self._wake_writer()
-        elif self._sleeper is None or self._is_for_now():
-            self._write_now(self._nowait)
+        elif self._sleeper is not None and (
+            self._burst or self._grows() or perf_counter() - self._wrote_at < INLINE_PAUSE
+        ):
+            self._wake_writer()  # others may have something to write in this turn, too
         else:
-            self._wake_writer()
-
-    def _is_for_now(self) -> bool:
-        """Is it better to write at once than to wait who else has something to write in this turn?"""
-        if self._burst or self._grows():
-            return False
-        return perf_counter() - self._wrote_at >= INLINE_PAUSE
+            self._write_now(self._nowait)
 
     def _grows(self) -> bool:
         """Is a large message queued? Its sender has to yield now, and what he sends next can go with it."""
@@ -217,6 +214,7 @@ class StreamPump(Generic[EventT]):
             self._wrote_at = perf_counter()
             return True
         finally:
+            self._pulled_out()  # not before: the peer need not wait for that
             self._is_writing = False
 
     async def _write(self) -> None:
@@ -236,6 +234,7 @@ class StreamPump(Generic[EventT]):
                     is_idle = True
                 elif self._nowait is None:
                     self._carry = self._pull()
+                    self._pulled_out()
                     is_idle = not self._carry
                 else:
                     is_idle = not self._write_once(self._nowait)
@@ -251,10 +250,13 @@ class StreamPump(Generic[EventT]):
         if self._observer is not None:
             for buffer in buffers:
                 self._observer.transport("out", buffer)
+        return buffers if size >= JOIN_BELOW * len(buffers) else [b"".join(buffers)]
+
+    def _pulled_out(self) -> None:
+        """Bytes left the engine: tell what it says about that, and those who want their room."""
         while events := self._engine.events():
             self._on_events(events)
         self._on_written()
-        return buffers if size >= JOIN_BELOW * len(buffers) else [b"".join(buffers)]
 
     async def _hand_over(self, buffers: list[Buffer]) -> None:
         if len(buffers) == 1:
@@ -299,7 +301,6 @@ class StreamPump(Generic[EventT]):
             events = self._engine.events()
         if self._engine.has_output():
             self.ring()
-        self.rearm()
 
     def _on_due(self, now: float) -> None:
         self._engine.handle_deadline(now)

@@ -34,12 +34,12 @@ class Reading:
     """Reads a stream until `stop`, one task at a time.
 
     `take_in` parses and hands out what came, b"" if that is only the rest of what came before; it gives whether it was
-    for few, who will probably be back at once. It may call `stop`, and so may the others.
+    for few, who will probably be back at once. `on_taken` is for what nobody waits for: it is called soon after, when
+    a guest has gone on with what he got. Any of them may call `stop`.
     """
 
     __slots__ = (
         "_failure",
-        "_guest_sleeps",
         "_has_guest",
         "_is_behind",
         "_is_free",
@@ -50,11 +50,13 @@ class Reading:
         "_may_hold_more",
         "_on_broken",
         "_on_end",
+        "_on_taken",
         "_paced",
         "_reader",
         "_size",
         "_stream",
         "_take_in",
+        "guest_sleeps",
     )
 
     def __init__(
@@ -63,6 +65,7 @@ class Reading:
         paced: Paced | None,
         *,
         take_in: Callable[[bytes], bool],
+        on_taken: Callable[[], None],
         on_end: Callable[[], None],
         on_broken: Callable[[Exception], None],
     ) -> None:
@@ -70,13 +73,14 @@ class Reading:
         self._link = stream if isinstance(stream, WaitableLink) else None
         self._paced = paced
         self._take_in = take_in
+        self._on_taken = on_taken
         self._on_end = on_end
         self._on_broken = on_broken
         self._size = READ_SMALL
         self._may_hold_more = False  # the last read brought all that it had asked for
         self._reader: trio.lowlevel.Task | None = None  # while he stands back
         self._has_guest = False
-        self._guest_sleeps = False
+        self.guest_sleeps = False
         self._failure: BaseException | None = None  # of what a guest's read led to; it is the reader who raises it
         self._is_over = False
         self._is_running = False
@@ -109,14 +113,17 @@ class Reading:
         while not self._is_over:
             data = await stream.receive_some(self._size)
             self._took(data if type(data) is bytes else bytes(data))
+            self._on_taken()
             data = b""  # not kept while waiting for more
             if self._is_behind:
                 await self._catch_up()
 
     async def _wait_and_read(self, link: WaitableLink) -> None:
         while not self._is_over:
+            self._on_taken()  # after what a guest has read, too, who was gone before the reader stood back
             while self._has_guest:
                 await self._stand_back()
+                self._on_taken()
             if self._failure is not None:
                 return
             if self._is_behind:
@@ -135,6 +142,7 @@ class Reading:
         while self._is_behind and not self._is_over:
             await trio.lowlevel.checkpoint()
             self._take_in(b"")
+            self._on_taken()
             self._is_behind = self._paced is not None and self._paced.unparsed > 0
 
     async def _stand_back(self) -> None:
@@ -164,14 +172,16 @@ class Reading:
         self._has_guest = True
         try:
             while not (guest.is_called or self._is_over or self._is_behind or self._failure):
-                self._guest_sleeps = True
+                self.guest_sleeps = True
                 await self._link.wait_readable()
-                self._guest_sleeps = False
+                self.guest_sleeps = False
                 self._read_as_guest(self._link)
+                if not guest.is_called:  # else the reader comes next
+                    self._on_taken()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._on_broken(error)
         finally:
-            self._guest_sleeps = self._has_guest = False
+            self.guest_sleeps = self._has_guest = False
             self._offer()
             if self._reader is not None:
                 task, self._reader = self._reader, None
@@ -190,10 +200,10 @@ class Reading:
             if not self._is_running or not isinstance(error, Exception):
                 raise
 
-    def call(self) -> None:
-        """Wake the guest, if there is one who sleeps."""
-        if self._guest_sleeps and self._link is not None:
-            self._guest_sleeps = False
+    def wake_guest(self) -> None:
+        """For when `guest_sleeps`; else he reads just now, and will see for himself."""
+        if self._link is not None:
+            self.guest_sleeps = False
             self._link.stop_waiting()
 
     # --- what both do

@@ -35,8 +35,8 @@ class _Waiter:
         self.is_called = True
         if self.task is not None:
             trio.lowlevel.reschedule(self.task)
-        elif self.reading is not None:
-            self.reading.call()
+        elif self.reading is not None and self.reading.guest_sleeps:
+            self.reading.wake_guest()
 
 
 # What most halves have most of the time; nothing is ever put into these two.

@@ -20,7 +20,7 @@ class Timer(Enum):
 
 def test_without_timers_nobody_needs_to_call() -> None:
     deadlines = Deadlines[Timer]()
-    assert deadlines.next() is None
+    assert deadlines.next is None
     assert deadlines.expired(1e9) == []
 
 
@@ -28,7 +28,7 @@ def test_the_next_moment_is_the_earliest() -> None:
     deadlines = Deadlines[Timer]()
     deadlines.set(Timer.KEEPALIVE, 30.0)
     deadlines.set(Timer.ACK, 0.5)
-    assert deadlines.next() == 0.5
+    assert deadlines.next == 0.5
 
 
 def test_setting_a_timer_again_moves_it() -> None:
@@ -36,7 +36,7 @@ def test_setting_a_timer_again_moves_it() -> None:
     deadlines.set(Timer.ACK, 1.0)
     deadlines.set(Timer.ACK, 2.0)
     assert deadlines.expired(1.5) == []
-    assert deadlines.next() == 2.0
+    assert deadlines.next == 2.0
 
 
 def test_a_stopped_timer_never_expires() -> None:
@@ -51,7 +51,7 @@ def test_stopping_a_timer_that_does_not_run_changes_nothing() -> None:
     deadlines = Deadlines[Timer]()
     deadlines.set(Timer.ACK, 1.0)
     deadlines.stop(Timer.RESEND)
-    assert deadlines.next() == 1.0
+    assert deadlines.next == 1.0
 
 
 def test_a_timer_is_due_at_its_moment_and_not_before() -> None:
@@ -75,7 +75,7 @@ def test_what_is_not_due_goes_on_running() -> None:
     deadlines.set(Timer.RESEND, 2.0)
     deadlines.expired(1.0)
     assert Timer.RESEND in deadlines
-    assert deadlines.next() == 2.0
+    assert deadlines.next == 2.0
 
 
 @given(st.dictionaries(st.sampled_from(Timer), st.floats(-1e9, 1e9)), st.floats(-1e9, 1e9))
@@ -85,7 +85,7 @@ def test_the_due_timers_come_in_the_order_of_their_moments(moments: dict[Timer, 
         deadlines.set(timer, moment)
     expired = [moments[timer] for timer in deadlines.expired(now)]
     assert expired == sorted(moment for moment in moments.values() if moment <= now)
-    assert deadlines.next() == min((moment for moment in moments.values() if moment > now), default=None)
+    assert deadlines.next == min((moment for moment in moments.values() if moment > now), default=None)
 
 
 @pytest.mark.requirement("R-16")
@@ -93,7 +93,7 @@ def test_the_due_timers_come_in_the_order_of_their_moments(moments: dict[Timer, 
 def test_a_moment_that_fits_is_kept_exactly(when: int) -> None:
     deadlines = Deadlines[Timer]()
     deadlines.set(Timer.ACK, when)
-    assert deadlines.next() == when
+    assert deadlines.next == when
 
 
 @pytest.mark.requirement("R-16", "R-18")
@@ -105,7 +105,7 @@ def test_a_moment_that_fits_is_kept_exactly(when: int) -> None:
 def test_a_moment_beyond_every_clock_becomes_the_furthest(when: float) -> None:
     deadlines = Deadlines[Timer]()
     deadlines.set(Timer.ACK, when)
-    assert deadlines.next() == FURTHEST
+    assert deadlines.next == FURTHEST
     assert deadlines.expired(1e15) == []
 
 
@@ -113,5 +113,5 @@ def test_a_moment_beyond_every_clock_becomes_the_furthest(when: float) -> None:
 def test_a_moment_before_every_clock_is_due_at_once(when: float) -> None:
     deadlines = Deadlines[Timer]()
     deadlines.set(Timer.ACK, when)
-    assert deadlines.next() == -FURTHEST
+    assert deadlines.next == -FURTHEST
     assert deadlines.expired(0.0) == [Timer.ACK]

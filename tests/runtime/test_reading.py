@@ -17,8 +17,8 @@ from muxkit.testing import replay, weather_pair
 from muxkit_adapters import tcp
 
 from ._halves import at_rest
-from ._pumps import Letters
-from ._tables import Receiver, Table, table
+from ._pumps import Letters, Lines
+from ._tables import TRIES, Receiver, Table, table
 
 
 async def _into(got: list[bytes], receiver: Receiver) -> None:
@@ -61,6 +61,65 @@ async def test_a_guest_serves_the_others_while_he_waits() -> None:
             await laid.there.send_all(message)
             await at_rest()
     assert got == [b"b1", b"a1", b"a2"]
+
+
+@pytest.mark.parametrize("letter", [b"a", b"b"], ids=["for himself", "for somebody else"])
+async def test_a_deadline_that_comes_nearer_by_what_a_guest_reads_is_kept(
+    letter: bytes, autojump_clock: trio.testing.MockClock
+) -> None:
+    engine = Lines()
+    guests: list[trio.lowlevel.Task] = []
+    async with table(engine) as laid, trio.open_nursery() as nursery:
+
+        async def guest() -> None:
+            guests.append(trio.lowlevel.current_task())
+            while True:  # back in the place before the reader could take it
+                await laid.a.receive()
+
+        await laid.seat(nursery, guest)
+        begun = trio.current_time()
+
+        def react(event: bytes) -> None:
+            engine.deadline = begun + 5
+            laid.deliver(event)
+
+        laid.run.on_event = react
+        await laid.there.send_all(letter)
+        await trio.sleep(100)
+        assert engine.called_at == [pytest.approx(begun + 5)]
+        assert guests == [laid.here.last_reader]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_deadline_is_kept_that_a_guest_brought_who_was_gone_before_the_reader_stood_back(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    engine = Lines()
+    async with table(engine) as laid:
+        for time in range(TRIES // 4):  # who has his turn before whom is up to Trio's dice
+            events: list[bytes] = []
+
+            def react(event: bytes, events: list[bytes] = events) -> None:
+                events.append(event)
+                if event == b"a":
+                    laid.there.send_nowait([b"b"])  # there already when the guest comes
+                else:
+                    engine.deadline = trio.current_time() + 5
+                laid.deliver(event)
+
+            async def come_when_the_reader_has_read(events: list[bytes] = events) -> None:
+                while not events:
+                    await trio.lowlevel.checkpoint()
+                await laid.b.receive()
+
+            laid.run.on_event = react
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(laid.a.receive)
+                await at_rest()
+                nursery.start_soon(come_when_the_reader_has_read)
+                await laid.there.send_all(b"a")
+            await trio.sleep(10)
+            assert (events, len(engine.called_at)) == ([b"a", b"b"], time + 1)
 
 
 async def test_a_cancelled_guest_leaves_the_place_to_the_reader() -> None:

@@ -251,7 +251,7 @@ class Engine:
     # --- time
 
     def next_deadline(self) -> float | None:
-        return None if self.over else self._channels.timers.deadlines.next()
+        return None if self.over else self._channels.timers.deadlines.next
 
     def handle_deadline(self, now: float) -> None:
         if not self.over:

@@ -264,7 +264,7 @@ class Engine:
         outgoing.counted += size + OVERHEAD
         state.outbox.used += size + OVERHEAD
         state.messages_sent += 1
-        if not outgoing.scheduled and outgoing.is_ready():
+        if not outgoing.scheduled and (entity.announced or outgoing.is_ready()):
             state.scheduler.add(outgoing)
         return True
 

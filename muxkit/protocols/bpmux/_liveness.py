@@ -44,7 +44,7 @@ class Liveness:
 
     def next(self) -> float | None:
         """When to call `handle`; at once, as long as nobody has said what time it is."""
-        return self._deadlines.next() if self._started else float("-inf")
+        return self._deadlines.next if self._started else float("-inf")
 
     def heard(self, now: float) -> None:
         """Something came."""

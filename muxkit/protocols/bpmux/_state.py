@@ -323,10 +323,13 @@ class State:
         if entity.end_out:
             self.control.forget(entity)
             self.top_up(entity)
-        if outgoing.opening_left and not outgoing.is_ready():
+        if not entity.announced and outgoing.opening_left and not outgoing.is_ready():
             self._starved[entity] = None
-        if outgoing.counted:
-            self.count(outgoing, outgoing.waits_for_transport() if outgoing.queue else 0)
+        if outgoing.queue:
+            self.count(outgoing, outgoing.waits_for_transport())
+        else:
+            self.outbox.used -= outgoing.counted
+            outgoing.counted = 0
         if outgoing.watched:
             self.writable(outgoing)
 

@@ -278,7 +278,7 @@ class LinkEngine(Sending):
     # --- time
 
     def next_deadline(self) -> float | None:
-        return None if self._link.over else self._link.deadlines.next()
+        return None if self._link.over else self._link.deadlines.next
 
     def handle_deadline(self, now: float) -> None:
         link = self._link

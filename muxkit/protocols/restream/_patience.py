@@ -34,7 +34,7 @@ class Patience:
         self._mark = 0  # bytes received when the present span of a stall began
 
     def next(self) -> float | None:
-        return self._deadlines.next()
+        return self._deadlines.next
 
     def expect_first_line(self, now: float) -> None:
         self._deadlines.set(Timer.FIRST_LINE, now + self._limits.handshake)
