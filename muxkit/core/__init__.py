@@ -9,6 +9,7 @@ from muxkit.core._deadlines import Deadlines as Deadlines
 from muxkit.core._engine import Buffer as Buffer
 from muxkit.core._engine import Consumed as Consumed
 from muxkit.core._engine import DatagramEngine as DatagramEngine
+from muxkit.core._engine import Eager as Eager
 from muxkit.core._engine import Engine as Engine
 from muxkit.core._engine import Lent as Lent
 from muxkit.core._engine import MultistreamEngine as MultistreamEngine

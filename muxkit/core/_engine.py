@@ -43,6 +43,17 @@ class Paced(Protocol):
         """Bytes that it has kept because of that; call `receive_bytes(b"", now)` until there are none."""
 
 
+@runtime_checkable
+class Eager(Protocol):
+    """An engine whose `next_deadline` is now while it has something to send, as its timers begin when that leaves.
+
+    While its transport takes nothing a pump goes by `next_timer`, or it would call such an engine without end.
+    """
+
+    def next_timer(self) -> float | None:
+        """`next_deadline` without what waits to be sent."""
+
+
 class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):
     """Speaks over an ordered byte stream: TCP, TLS, Unix sockets, WebSockets.
 

@@ -56,7 +56,8 @@ class WaitableLink(Protocol):
     async def wait_readable(self) -> None:
         """Sleep until there is something to receive: bytes, the end or an error; perhaps for nothing.
 
-        Cancelled means that it slept. A connection that is gone or closed is for `receive_nowait` to tell.
+        Always a checkpoint, also when something is there. A connection that is gone or closed is for `receive_nowait`
+        to tell.
         """
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
 
-from muxkit.core import Paced
+from muxkit.core import Eager, Paced
 from muxkit.runtime._allocator import keep_freed_memory
 from muxkit.runtime._clock import Clock
 from muxkit.runtime._ending import Ending
@@ -81,7 +81,8 @@ class StreamPump(Generic[EventT]):
         self._paced = engine if isinstance(engine, Paced) else None
         if self._paced is not None:
             self._paced.frames_at_once = TURN_FRAMES
-        self._clock = Clock(engine.next_deadline, self._on_due)
+        self._eager = engine if isinstance(engine, Eager) else None
+        self._clock = Clock(self._next_deadline if self._eager is not None else engine.next_deadline, self._on_due)
         self._tasks = trio.CancelScope()
         self._hanging_up = False
         self.rearm = self._clock.rearm
@@ -170,8 +171,10 @@ class StreamPump(Generic[EventT]):
 
     def ring(self) -> None:
         """The engine may have something to write."""
+        if self._is_writing or self._carry:  # whoever is at it looks again; what is left of his write goes first
+            return
         if self._sleeper is None:  # it comes by itself; but others may be slow to let it
-            if self._is_writing or self._carry or perf_counter() - self._wrote_at < LATE:
+            if perf_counter() - self._wrote_at < LATE:
                 return
         elif not self._engine.has_output():
             return
@@ -199,12 +202,13 @@ class StreamPump(Generic[EventT]):
             self._write_once(link)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.lose("the connection broke while writing", by="network", cause=error)
-        if self._carry or self._engine.has_output():
-            self._wake_writer()
+        finally:
+            if self._carry or self._engine.has_output():
+                self._wake_writer()
 
     def _write_once(self, link: NowaitLink) -> bool:
         """What the kernel takes of what there is to write, if there is anything; the rest is carried on."""
-        self._is_writing = True  # whoever rings now finds somebody writing
+        self._is_writing = True
         try:
             buffers = self._carry = self._pull()
             if not buffers:
@@ -214,14 +218,15 @@ class StreamPump(Generic[EventT]):
             self._wrote_at = perf_counter()
             return True
         finally:
-            self._pulled_out()  # not before: the peer need not wait for that
             self._is_writing = False
+            self._pulled_out()  # not before the write: the peer need not wait for that
 
     async def _write(self) -> None:
+        was_stuck = False
         try:
             while True:
                 if self._carry:
-                    self._is_writing = True
+                    self._is_writing = was_stuck = True
                     await self._hand_over(self._carry)
                     self._is_writing = False
                     self._carry = []
@@ -238,6 +243,9 @@ class StreamPump(Generic[EventT]):
                     is_idle = not self._carry
                 else:
                     is_idle = not self._write_once(self._nowait)
+                if was_stuck:
+                    was_stuck = False
+                    self.rearm()
                 if is_idle:
                     await self._sleep_until_rung()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -299,8 +307,12 @@ class StreamPump(Generic[EventT]):
         while events:  # what is done about one may lead to another
             self._on_events(events)
             events = self._engine.events()
-        if self._engine.has_output():
-            self.ring()
+        self.ring()
+
+    def _next_deadline(self) -> float | None:
+        if self._eager is not None and (self._is_writing or self._carry):
+            return self._eager.next_timer()  # the writer rearms the clock when it gets on
+        return self._engine.next_deadline()
 
     def _on_due(self, now: float) -> None:
         self._engine.handle_deadline(now)

@@ -71,11 +71,11 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
         Raises `trio.EndOfChannel` at the clean end, `ChannelCancelled` when the peer gave up before it was done,
         `LinkLost` when the connection is gone, `trio.ClosedResourceError` after `aclose`.
         """
+        await trio.lowlevel.checkpoint_if_cancelled()
         if not self._mailbox.count:
             message = await self._wait()
             self._took(len(message))
             return message
-        await trio.lowlevel.checkpoint_if_cancelled()
         message = self._mailbox.take()
         size = len(message)
         self._took(size)
@@ -88,12 +88,9 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
         """Wait for at least one message, then give all that have come, at most `limit`; one checkpoint."""
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit}: must be at least 1")
+        await trio.lowlevel.checkpoint_if_cancelled()
         has_waited = not self._mailbox.count
-        if has_waited:
-            messages = [await self._wait()]
-        else:
-            await trio.lowlevel.checkpoint_if_cancelled()
-            messages = []
+        messages = [await self._wait()] if has_waited else []
         messages += self._mailbox.take_all(None if limit is None else limit - len(messages))
         self._took(sum(map(len, messages)))
         if not has_waited:
@@ -150,9 +147,9 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
     # --- inside
 
     async def _wait(self) -> bytes:
-        """The next message, in the order in which the waiting tasks came; always a checkpoint."""
+        """The next message, in the order in which the waiting tasks came."""
         if self.state is not Receiving.OPEN:
-            await trio.lowlevel.checkpoint()  # a loop around it must not keep everybody waiting
+            await trio.lowlevel.cancel_shielded_checkpoint()  # a loop around it must not keep everybody waiting
             raise self._error()
         waiter = _Waiter()
         if self._line is NOBODY:

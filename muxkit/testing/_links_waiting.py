@@ -17,10 +17,14 @@ async def a_wait_ends_when_something_came(here: trio.abc.Stream, there: trio.abc
     if not isinstance(there, WaitableLink):
         return
     require(there.receive_nowait(10) is None, "receive_nowait gave something although nothing was sent")
+    await here.send_all(b"first")
+    await there.wait_readable()
+    require(await _is_checkpoint(there), "wait_readable is no checkpoint while there is something to receive")
     data = noise(300_000)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send_and_close, here, data)
-        require(await _receive_waiting(there) == data, "what was received without waiting is not what was sent")
+        got = await _receive_waiting(there)
+    require(got == b"first" + data, "what was received without waiting is not what was sent")
     require(there.receive_nowait(10) == b"", "receive_nowait: the end of file came once and did not stay")
     await there.aclose()
     await there.wait_readable()
@@ -48,10 +52,7 @@ async def a_wait_can_be_stopped(here: trio.abc.Stream, there: trio.abc.Stream) -
                 await trio.testing.wait_all_tasks_blocked(QUIET)
                 there.stop_waiting()
         require(there.receive_nowait(1) is None, "receive_nowait gave something although nothing was sent")
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await there.wait_readable()
-        require(scope.cancelled_caught, "wait_readable is no checkpoint")
+        require(await _is_checkpoint(there), "wait_readable is no checkpoint")
         await expect(here, bytes(PIECE) * 64)
         nursery.start_soon(send_and_close, here, b"after it")
         came += await _receive_waiting(there)
@@ -65,6 +66,13 @@ async def a_close_wakes_who_waits_to_receive(here: trio.abc.Stream, there: trio.
         nursery.start_soon(here.wait_readable)
         await trio.testing.wait_all_tasks_blocked()
         await trio.aclose_forcefully(here)
+
+
+async def _is_checkpoint(link: WaitableLink) -> bool:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await link.wait_readable()
+    return scope.cancelled_caught
 
 
 async def _receive_waiting(link: WaitableLink) -> bytes:

@@ -160,5 +160,9 @@ class ChunkedEngine:
     def next_deadline(self) -> float | None:
         return self.engine.next_deadline()
 
+    def next_timer(self) -> float | None:
+        """`Eager`: the same without what waits to be sent."""
+        return self.engine.next_timer()
+
     def handle_deadline(self, now: float) -> None:
         self.engine.handle_deadline(now)

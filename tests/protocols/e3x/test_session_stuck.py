@@ -1,0 +1,60 @@
+"""What if a byte stream takes nothing any more while the peer still talks? What waits stays where it is counted."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from muxkit import LinkLost
+from muxkit.protocols import e3x
+from muxkit_adapters import memory
+from tests.protocols.e3x._sessions import at_rest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from trio.testing import MockClock
+
+TAKEN = 2000  # bytes, and then nothing
+SIGN_OF_LIFE = b"\0"  # a chunk of nothing
+
+
+@asynccontextmanager
+async def stuck() -> AsyncIterator[tuple[e3x.Session, memory.MemoryStream]]:
+    """A session whose stream is about to stop taking anything, and the stream's other end; it ends with the loss."""
+    here, there = memory.pair(capacity=TAKEN)
+    with pytest.RaisesGroup(LinkLost, allow_unwrapped=True, flatten_subgroups=True):
+        async with e3x.session(here, role="connector", linger=0.1) as session:
+            yield session, there
+
+
+async def test_what_a_stuck_stream_did_not_take_is_unsent_whatever_the_peer_says(autojump_clock: MockClock) -> None:
+    async with stuck() as (session, there), session.open() as channel:
+        for _ in range(10):
+            await channel.send(bytes(4000))
+        for _ in range(3):
+            await at_rest()
+            await there.send_all(SIGN_OF_LIFE)
+        await at_rest()
+        await there.aclose()
+        with pytest.raises(LinkLost) as caught:
+            await channel.receive()
+        assert caught.value.unsent is not None
+        assert caught.value.unsent >= 40_000 - TAKEN
+
+
+async def test_an_end_that_cannot_leave_has_not_left_whatever_the_peer_says(autojump_clock: MockClock) -> None:
+    async with stuck() as (session, there), session.open() as full, session.open() as other:
+        await at_rest()
+        await full.send(bytes(8000))
+        await at_rest()
+        for _ in range(2):
+            with trio.move_on_after(1) as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(other.finish)
+                    await at_rest()
+                    await there.send_all(SIGN_OF_LIFE)
+            assert scope.cancelled_caught
