@@ -72,6 +72,7 @@ class StreamPump(Generic[EventT]):
         self._nowait = stream if isinstance(stream, NowaitLink) else None
         self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
         self._is_writing = False
+        self._was_rung = False  # while somebody wrote
         self._burst = False  # what came last was for many, who will all have something to write in a moment
         self._pulled = 0  # bytes that left the engine the last time
         self._carry: list[Buffer] = []  # pulled, and not taken by the transport yet
@@ -172,6 +173,7 @@ class StreamPump(Generic[EventT]):
     def ring(self) -> None:
         """The engine may have something to write."""
         if self._is_writing or self._carry:  # whoever is at it looks again; what is left of his write goes first
+            self._was_rung = True
             return
         if self._sleeper is None:  # it comes by itself; but others may be slow to let it
             if perf_counter() - self._wrote_at < LATE:
@@ -218,19 +220,23 @@ class StreamPump(Generic[EventT]):
             self._wrote_at = perf_counter()
             return True
         finally:
-            self._is_writing = False
-            self._pulled_out()  # not before the write: the peer need not wait for that
+            try:
+                self._pulled_out()  # not before the write: the peer need not wait for that
+            finally:
+                self._is_writing = False
+                self._look_at_the_clock()
 
     async def _write(self) -> None:
-        was_stuck = False
         try:
             while True:
+                self._was_rung = False
                 if self._carry:
-                    self._is_writing = was_stuck = True
+                    self._is_writing = True
                     await self._hand_over(self._carry)
                     self._is_writing = False
                     self._carry = []
                     self._wrote_at = perf_counter()
+                    self._look_at_the_clock()
                 if self._grows():
                     await trio.lowlevel.checkpoint()
                     if self._carry:  # somebody else wrote meanwhile, and not everything was taken
@@ -238,15 +244,14 @@ class StreamPump(Generic[EventT]):
                 if not self._engine.has_output():
                     is_idle = True
                 elif self._nowait is None:
+                    self._is_writing = True
                     self._carry = self._pull()
                     self._pulled_out()
+                    self._is_writing = False
                     is_idle = not self._carry
                 else:
                     is_idle = not self._write_once(self._nowait)
-                if was_stuck:
-                    was_stuck = False
-                    self.rearm()
-                if is_idle:
+                if is_idle and not self._was_rung:
                     await self._sleep_until_rung()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.lose("the connection broke while writing", by="network", cause=error)
@@ -310,9 +315,14 @@ class StreamPump(Generic[EventT]):
         self.ring()
 
     def _next_deadline(self) -> float | None:
-        if self._eager is not None and (self._is_writing or self._carry):
-            return self._eager.next_timer()  # the writer rearms the clock when it gets on
+        if self._eager is not None and (self._is_writing or self._carry or self._hanging_up):
+            return self._eager.next_timer()
         return self._engine.next_deadline()
+
+    def _look_at_the_clock(self) -> None:
+        """Something has left: the timers of an eager engine began with it."""
+        if self._eager is not None:
+            self.rearm()
 
     def _on_due(self, now: float) -> None:
         self._engine.handle_deadline(now)

@@ -58,3 +58,16 @@ async def test_an_end_that_cannot_leave_has_not_left_whatever_the_peer_says(auto
                     await at_rest()
                     await there.send_all(SIGN_OF_LIFE)
             assert scope.cancelled_caught
+
+
+async def test_on_a_stream_that_takes_everything_a_silent_peer_is_given_up_in_time(autojump_clock: MockClock) -> None:
+    here, _there = memory.pair()
+    config = e3x.Config(keepalive=None, timeout=10)
+    async with e3x.session(here, role="connector", linger=0.1, config=config) as session:
+        await at_rest()
+        begun = trio.current_time()
+        async with session.open() as channel:
+            await channel.send(b"is anybody there?")
+            with pytest.raises(LinkLost):
+                await channel.receive()
+            assert trio.current_time() == pytest.approx(begun + 10)
