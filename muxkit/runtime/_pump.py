@@ -224,7 +224,8 @@ class StreamPump(Generic[EventT]):
                 self._pulled_out()  # not before the write: the peer need not wait for that
             finally:
                 self._is_writing = False
-                self._look_at_the_clock()
+                if self._eager is not None:
+                    self.rearm()  # its timers began when this left
 
     async def _write(self) -> None:
         try:
@@ -236,7 +237,8 @@ class StreamPump(Generic[EventT]):
                     self._is_writing = False
                     self._carry = []
                     self._wrote_at = perf_counter()
-                    self._look_at_the_clock()
+                    if self._eager is not None:
+                        self.rearm()
                 if self._grows():
                     await trio.lowlevel.checkpoint()
                     if self._carry:  # somebody else wrote meanwhile, and not everything was taken
@@ -267,8 +269,7 @@ class StreamPump(Generic[EventT]):
 
     def _pulled_out(self) -> None:
         """Bytes left the engine: tell what it says about that, and those who want their room."""
-        while events := self._engine.events():
-            self._on_events(events)
+        self.settle()
         self._on_written()
 
     async def _hand_over(self, buffers: list[Buffer]) -> None:
@@ -318,11 +319,6 @@ class StreamPump(Generic[EventT]):
         if self._eager is not None and (self._is_writing or self._carry or self._hanging_up):
             return self._eager.next_timer()
         return self._engine.next_deadline()
-
-    def _look_at_the_clock(self) -> None:
-        """Something has left: the timers of an eager engine began with it."""
-        if self._eager is not None:
-            self.rearm()
 
     def _on_due(self, now: float) -> None:
         self._engine.handle_deadline(now)
