@@ -97,6 +97,7 @@ class ServerEngine:
         self._started = False
         self._failed = False
         self._queued = 0  # the highest id that was queued or skipped
+        self._state = 0  # the id that the first line named
         self._early: tuple[int, int] | None = None  # the first and the last ack that came before `accept`
 
     # --- what is known
@@ -289,7 +290,7 @@ class ServerEngine:
                 self.phase, self.uuid = Phase.JUDGING, uuid
                 self._events.append(Registered(uuid, params))
             case ResumeStateful(uuid, state):
-                self.phase, self.uuid, self._queued = Phase.JUDGING, uuid, state
+                self.phase, self.uuid, self._queued, self._state = Phase.JUDGING, uuid, state, state
                 self._events.append(Resumed(uuid, state))
             case AskStatus(uuid):
                 self.phase, self.uuid = Phase.STATUS, uuid
@@ -321,14 +322,17 @@ class ServerEngine:
         if self._early is not None:
             first, last = self._early
             if first < acknowledged:
-                return _out_of_order(first, acknowledged)
+                return _out_of_order(first, f"ack {acknowledged}")
             if last > head:
                 return _not_sent(last, head)
         return None
 
     def _check_order(self, id: int, before: int) -> None:
+        """Not below the ack before it, nor below what the first line of this connection has acknowledged."""
         if id < before:
-            raise _out_of_order(id, before)
+            raise _out_of_order(id, f"ack {before}")
+        if id < self._state:
+            raise _out_of_order(id, f"state {self._state}")
 
     def _acknowledge(self, id: int) -> None:
         self.acknowledged = id
@@ -374,8 +378,8 @@ class ServerEngine:
         self.outbox = 0
 
 
-def _out_of_order(id: int, before: int) -> RemoteProtocolError:
-    return RemoteProtocolError(f"ack {id} after ack {before}: acknowledgements have to ascend", rule="restream-S37")
+def _out_of_order(id: int, before: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"ack {id} after {before}: acknowledgements have to ascend", rule="restream-S37")
 
 
 def _not_sent(id: int, sent: int) -> RemoteProtocolError:

@@ -184,6 +184,47 @@ async def test_a_takeover_does_not_look_like_a_client_that_is_gone(autojump_cloc
         assert "has an open connection" in await (await strict.ask(resume(4))).error()
 
 
+@pytest.mark.clause("restream-S26", "restream-S29", "restream-S37", "restream-S39")
+async def test_what_was_acknowledged_counts_on_later_connections_whatever_the_object_does_with_it(
+    autojump_clock: MockClock,
+) -> None:
+    sessions = Recorder()
+    async with place(sessions, pace=100.0) as there:
+        client = await there.ask(begin(60_000))
+        await client.hear_ids(6)
+        await client.say(ack(3))
+        await client.hear_ids(1)
+        await client.hang_up()
+        await there.all_left()
+        assert "state 2 is before message 3, which was acknowledged" in await (await there.ask(resume(2))).error()
+        assert "up to 3 were acknowledged" in await (await there.ask(begin(60_000))).error()
+        client = await there.ask(resume(3))
+        assert await client.hear_ids(1) == [4]
+        await client.say(ack(2))
+        assert "ack 2 after ack 3" in (await client.rest())[-1]["error"]
+        # What an earlier connection was sent may be acknowledged on a later one.
+        client = await there.ask(resume(4), ack(6))
+        assert await client.hear_ids(1) == [5]
+        newer = await there.ask(resume(5))
+        assert "state 5 is before message 6" in await newer.error()
+        await client.hang_up()
+
+
+@pytest.mark.clause("restream-S39")
+async def test_an_object_alone_knows_how_long_its_sessions_live(autojump_clock: MockClock) -> None:
+    """The server remembers an absent session no longer than a client may be away."""
+    sessions = Recorder()
+    async with place(sessions, pace=100.0) as there:
+        client = await there.ask(begin(60_000))
+        await client.hear_ids(6)
+        await client.say(ack(3))
+        await client.hear_ids(1)
+        await client.hang_up()
+        await there.all_left()
+        await trio.sleep(31)
+        assert await (await there.ask(resume(2))).hear_ids(1) == [3]
+
+
 async def test_such_an_object_knows_no_status(autojump_clock: MockClock) -> None:
     async with place(Recorder(), config=restream.ServerConfig(status=True)) as there:
         assert "knows no status" in await (await there.ask({"uuid": U1, "status": True})).error()
