@@ -266,6 +266,6 @@ async def test_a_reader_keeps_the_order_over_many_connections(
                     if dice.random() < 0.1:
                         await trio.sleep(dice.choice((0.0, 0.3, 1.5)))
     assert got == [value_of(id) for id in range(1, count + 1)]
-    assert len(server.first_lines) >= 3 or ways is BOTH_WAYS
+    assert len(server.first_lines) >= 3 or ways is BOTH_WAYS or plan.stall
     session = server.sessions[numbers.uuid]
     assert session.acks == sorted(session.acks)
