@@ -48,6 +48,8 @@ class Conversation:
     """How often the application takes nothing, which is how far it lags."""
     tick: float = 0.1
     """How often what was taken is acknowledged because time has passed."""
+    restart: float = 0.0
+    """How often the client's process ends after a cut and goes on from what was saved, or goes back to it."""
     waiting: list[Received | ReceivedValue] = attrs.field(factory=list)
     values: list[int] = attrs.field(factory=list)
     finished: bool = False
@@ -61,6 +63,7 @@ class Conversation:
             if not self.finished:
                 self._connect(cut)
                 self._live()
+                self._restart()
         while not self.finished:
             self.is_whole = True
             self._connect(NO_CUT)
@@ -117,6 +120,15 @@ class Conversation:
         if self.server.sessions and self.dice.random() < self.tick and len(self.values) > client.acknowledged:
             client.acknowledge(len(self.values))
 
+    def _restart(self) -> None:
+        if self.finished or self.dice.random() >= self.restart:
+            return
+        self.waiting.clear()
+        if self.dice.random() < 0.5:
+            self.client.rewind()
+        else:
+            self.client = ClientEngine.restore(self.client.snapshot(), config=self.client.config)
+
     def _take(self, count: int) -> None:
         for event in self.waiting[:count]:
             self.client.taken(event)
@@ -164,6 +176,19 @@ def test_a_client_keeps_the_order_over_many_connections(seed: int) -> None:
     talked = talk(seed, cuts, server, config)
     if talked.is_whole:
         assert server.sessions[UUID].acknowledged == COUNT
+
+
+@pytest.mark.clause("restream-S26", "restream-S37", "restream-G01")
+@pytest.mark.seeds(20, soak=10_000)
+def test_a_client_that_goes_back_to_what_it_saved_keeps_the_order_of_acks(seed: int) -> None:
+    """Its state may be lower then than one before, never lower than an ack."""
+    dice = random.Random(seed)
+    cuts = [dice.choice((90, 300, 900)) + dice.randrange(200) for _ in range(dice.randrange(3, 12))]
+    client = ClientEngine.stateful(UUID, {"count": COUNT}, config=ClientConfig(ack_every=dice.choice((None, 2, 16))))
+    server = PlainServer(state_acknowledges=False)
+    talked = Conversation(dice, client, server, tick=0.1, restart=0.5)
+    talked.run(cuts)
+    assert talked.values == [value_of(id) for id in range(1, COUNT + 1)]
 
 
 @pytest.mark.clause("restream-S31", "restream-S38")

@@ -206,7 +206,7 @@ def test_an_ack_must_not_go_back_behind_the_state_of_its_connection() -> None:
 
 
 @pytest.mark.clause("restream-S37", "restream-G05")
-def test_the_state_of_an_earlier_connection_binds_nobody() -> None:
+def test_the_state_of_an_earlier_connection_does_not_bind_a_later_one() -> None:
     """A client may have to go back to what it has saved, as long as it has not acknowledged more."""
     server = registered(state=2, head=9)
     assert tell(server, ack(3)) == [Acknowledged(UUID, 3)]

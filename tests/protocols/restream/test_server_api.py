@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from muxkit.protocols import restream
+from muxkit.protocols.restream import _session_server_sessions
 from muxkit.protocols.restream._stores._protocol import Message
 from tests.protocols.restream._server_clients import U1, ack, begin, place, resume
 
@@ -223,6 +224,23 @@ async def test_an_object_alone_knows_how_long_its_sessions_live(autojump_clock: 
         await there.all_left()
         await trio.sleep(31)
         assert await (await there.ask(resume(2))).hear_ids(1) == [3]
+
+
+async def test_absent_sessions_of_such_an_object_are_remembered_up_to_a_number(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_session_server_sessions, "MOST_REMEMBERED", 1)
+    other = restream.new_uuid()
+    async with place(Recorder(), pace=100.0) as there:
+        for uuid in (U1, other):
+            client = await there.ask({**begin(60_000), "uuid": uuid})
+            await client.hear_ids(3)
+            await client.say(ack(2, uuid))
+            await client.hear_ids(1)
+            await client.hang_up()
+            await there.all_left()
+        assert "before message 2" in await (await there.ask(resume(1, other))).error()
+        assert await (await there.ask(resume(1))).hear_ids(1) == [2]
 
 
 async def test_such_an_object_knows_no_status(autojump_clock: MockClock) -> None:
