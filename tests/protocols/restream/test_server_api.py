@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
+    from tests.protocols.restream._server_clients import Place
+
 
 class Recorder:
     """The five methods and nothing else, with a note of each call."""
@@ -191,12 +193,7 @@ async def test_what_was_acknowledged_counts_on_later_connections_whatever_the_ob
 ) -> None:
     sessions = Recorder()
     async with place(sessions, pace=100.0) as there:
-        client = await there.ask(begin(60_000))
-        await client.hear_ids(6)
-        await client.say(ack(3))
-        await client.hear_ids(1)
-        await client.hang_up()
-        await there.all_left()
+        await _read_acknowledge_and_leave(there, U1, 6, 3)
         assert "state 2 is before message 3, which was acknowledged" in await (await there.ask(resume(2))).error()
         assert "up to 3 were acknowledged" in await (await there.ask(begin(60_000))).error()
         client = await there.ask(resume(3))
@@ -216,12 +213,7 @@ async def test_an_object_alone_knows_how_long_its_sessions_live(autojump_clock: 
     """The server remembers an absent session no longer than a client may be away."""
     sessions = Recorder()
     async with place(sessions, pace=100.0) as there:
-        client = await there.ask(begin(60_000))
-        await client.hear_ids(6)
-        await client.say(ack(3))
-        await client.hear_ids(1)
-        await client.hang_up()
-        await there.all_left()
+        await _read_acknowledge_and_leave(there, U1, 6, 3)
         await trio.sleep(31)
         assert await (await there.ask(resume(2))).hear_ids(1) == [3]
 
@@ -233,14 +225,18 @@ async def test_absent_sessions_of_such_an_object_are_remembered_up_to_a_number(
     other = restream.new_uuid()
     async with place(Recorder(), pace=100.0) as there:
         for uuid in (U1, other):
-            client = await there.ask({**begin(60_000), "uuid": uuid})
-            await client.hear_ids(3)
-            await client.say(ack(2, uuid))
-            await client.hear_ids(1)
-            await client.hang_up()
-            await there.all_left()
+            await _read_acknowledge_and_leave(there, uuid, 3, 2)
         assert "before message 2" in await (await there.ask(resume(1, other))).error()
         assert await (await there.ask(resume(1))).hear_ids(1) == [2]
+
+
+async def _read_acknowledge_and_leave(there: Place, uuid: str, count: int, acknowledged: int) -> None:
+    client = await there.ask(begin(60_000, uuid))
+    await client.hear_ids(count)
+    await client.say(ack(acknowledged, uuid))
+    await client.hear_ids(1)
+    await client.hang_up()
+    await there.all_left()
 
 
 async def test_such_an_object_knows_no_status(autojump_clock: MockClock) -> None:
