@@ -98,7 +98,7 @@ class ServerEngine:
         self._failed = False
         self._queued = 0  # the highest id that was queued or skipped
         self._state = 0  # the id that the first line named
-        self._early: tuple[int, int] | None = None  # the first and the last ack that came before `accept`
+        self._early = 0  # the last ack that came before `accept`
 
     # --- what is known
 
@@ -147,8 +147,8 @@ class ServerEngine:
             return False
         self.phase = Phase.MESSAGES
         self.acknowledged, self.sent = acknowledged, head
-        if self._early is not None and self._early[1] > acknowledged:
-            self._acknowledge(self._early[1])
+        if self._early > acknowledged:
+            self._acknowledge(self._early)
         return True
 
     def send_value(self, value: int | str) -> None:
@@ -300,9 +300,8 @@ class ServerEngine:
         if ack.uuid != self.uuid:
             raise RemoteProtocolError("an ack for another session than this connection's", rule="restream-S40")
         if self.phase is Phase.JUDGING:  # nobody has said yet what was sent and acknowledged before
-            first, last = self._early or (ack.id, 0)
-            self._check_order(ack.id, last)
-            self._early = first, ack.id
+            self._check_order(ack.id, self._early)
+            self._early = ack.id
             return
         self._check_order(ack.id, self.acknowledged)
         if ack.id > self.sent:
@@ -319,13 +318,9 @@ class ServerEngine:
             )
         if state > head:
             return RemoteProtocolError(f"state {state} is beyond the last message, {head}", rule="restream-S27")
-        if self._early is not None:
-            first, last = self._early
-            if first < acknowledged:
-                return _out_of_order(first, f"ack {acknowledged}")
-            if last > head:
-                return _not_sent(last, head)
-        return None
+        if self._early > head:
+            return _not_sent(self._early, head)
+        return None  # no early ack is below its connection's state, and that is not below what was acknowledged
 
     def _check_order(self, id: int, before: int) -> None:
         """Not below the ack before it, nor below what the first line of this connection has acknowledged."""
