@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,7 +62,7 @@ class OriginalReceiver:
         if self._waiting or is_dropping:
             missing = set(range(self.processed + 1, max(self._waiting, default=0))) - self._waiting
             edges = [self.processed, *sorted(missing), self.processed + BUFFER]
-            miss = [later - earlier for earlier, later in zip(edges, edges[1:], strict=False)]
+            miss = [later - earlier for earlier, later in itertools.pairwise(edges)]
         self._out.append(encode_packet(Packet(1, ack=self.processed, miss=miss)))
 
     def datagrams_to_send(self, now: float) -> Sequence[bytes]:
