@@ -200,9 +200,10 @@ async def run_session(
 
 
 def names_the_rule(error: LinkLost) -> bool:
-    return (
-        isinstance(error.__cause__, RemoteProtocolError) and error.by == "peer" and str(error.__cause__) in str(error)
-    )
+    cause = error.__cause__
+    if not isinstance(cause, RemoteProtocolError) or cause.offset is None:
+        return False
+    return error.by == "peer" and str(cause) in str(error)
 
 
 @pytest.mark.requirement("R-17", "R-36")
