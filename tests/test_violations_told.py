@@ -206,7 +206,7 @@ def names_the_rule(error: LinkLost) -> bool:
     return error.by == "peer" and str(cause) in str(error)
 
 
-@pytest.mark.requirement("R-17", "R-36")
+@pytest.mark.requirement("R-39")
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
 @pytest.mark.parametrize(("make", "violation", "role"), every_side)
 async def test_a_violation_that_comes_with_the_end_of_the_stream_is_told_when_the_session_is_left(
@@ -221,7 +221,7 @@ async def test_a_violation_that_comes_with_the_end_of_the_stream_is_told_when_th
     assert names_the_rule(caught.value)
 
 
-@pytest.mark.requirement("R-17", "R-36")
+@pytest.mark.requirement("R-39")
 @pytest.mark.parametrize(("make", "violation", "role"), every_side)
 async def test_a_violation_behind_the_orderly_end_in_the_same_read_is_told_when_the_session_is_left(
     make: MakeSession, violation: bytes, role: Role, autojump_clock: MockClock
@@ -231,7 +231,7 @@ async def test_a_violation_behind_the_orderly_end_in_the_same_read_is_told_when_
     assert names_the_rule(caught.value)
 
 
-@pytest.mark.requirement("R-17", "R-36")
+@pytest.mark.requirement("R-39")
 @pytest.mark.parametrize(("make", "violation", "role"), every_side)
 async def test_a_violation_while_the_session_takes_leave_is_told(
     make: MakeSession, violation: bytes, role: Role, autojump_clock: MockClock

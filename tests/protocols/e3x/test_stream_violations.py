@@ -11,7 +11,7 @@ from muxkit.protocols.e3x import encode_chunks
 from muxkit_adapters import memory
 
 
-@pytest.mark.requirement("R-17")
+@pytest.mark.requirement("R-21")
 async def test_a_malformed_packet_in_the_read_that_ends_the_stream_is_counted() -> None:
     here, there = memory.pair()
     await there.send_all(encode_chunks(b"\x00\x09no object"))
