@@ -47,6 +47,8 @@ class Pump(Protocol):
     async def run(self) -> None: ...
     @property
     def is_lost(self) -> bool: ...
+    @property
+    def is_violated(self) -> bool: ...
     def lose(
         self, reason: str, *, by: Literal["peer", "local", "network"], cause: BaseException | None = None
     ) -> None: ...
@@ -248,7 +250,10 @@ class Core:
         self.moved.unpark_all()
 
     async def leave(self, linger: float) -> None:
-        """Finish everything, wait until the peer has heard it, hang up; at most `linger` seconds."""
+        """Finish everything, wait until the peer has heard it, hang up; at most `linger` seconds.
+
+        A rule that the peer broke is told here at the latest: behind its orderly end no other call raises.
+        """
         told = [sender for half in self._faces() if isinstance(sender := half, Sender) and sender.sent]
         with trio.move_on_after(linger) as scope:
             self.goodbye()
@@ -259,7 +264,7 @@ class Core:
                 await self.pump.hang_up()
         if scope.cancelled_caught:
             self.pump.lose(f"the peer did not take leave within {linger} s", by="peer")
-        if any(sender.is_unheard for sender in told):
+        if self.pump.is_violated or any(sender.is_unheard for sender in told):
             raise self.pump.loss()
 
     def _live_senders(self) -> list[Sender]:

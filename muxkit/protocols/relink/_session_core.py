@@ -69,6 +69,7 @@ class Core:
         self.error: ErrorMaker | None = None  # why the link is over
         self.untold: ErrorMaker | None = None  # a change of the link that lost messages, and that nobody was told
         self.is_finished = False  # in the way that both sides wanted
+        self.is_violated = False  # the link is over because the peer broke a rule
         self.last_loss: ErrorMaker = _never  # why the last connection is over
         self.over = trio.Event()
         self.moved = trio.lowlevel.ParkingLot()  # those who wait for anything to change
@@ -357,6 +358,7 @@ class Core:
     def _on_failed(self, event: Failed) -> None:
         # The protocol has no error packet: the peer sees a closed connection, and only this log can say why.
         _log.warning("%s broke a rule, the link was given up: %s", self.peer or "a peer", event.error)
+        self.is_violated = self.error is None
         self.lose_because(str(event.error), by="peer", cause=event.error)
 
 
