@@ -301,7 +301,7 @@ class Peer:
             raise Violation("relink-H27", f"link {number} of epoch {epoch}")
         old = (epoch, number) == (self.link.epoch, self.link.id)
         if self.link.id and not old:
-            if self.link.our_shutdown and self.link.their_shutdown:
+            if self.link.our_shutdown:  # the other side's may have been lost, and then its link was over
                 self.over = True
                 raise LineCut
             raise Violation("relink-H30", "the link is not known any more")

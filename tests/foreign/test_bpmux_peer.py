@@ -2,6 +2,8 @@
 
 
 
+import contextlib
+
 import pytest
 import trio
 
@@ -19,7 +21,7 @@ async def our_answers(session: bpmux.Session) -> None:
 
     async def requests() -> None:
         async for request in session.requests():
-            async with request:
+            with contextlib.suppress(trio.BrokenResourceError):  # the plain peer cancels one of them
                 if request.payload == b"decline":
                     await request.decline(b"")
                 else:
@@ -34,8 +36,9 @@ async def our_answers(session: bpmux.Session) -> None:
     async def sinks() -> None:
         async for sink, payload in session.sinks():
             async with sink:
-                for _ in range(3):
-                    await sink.send(payload)
+                with contextlib.suppress(muxkit.ChannelStopped):  # the plain peer cancels one of them
+                    for _ in range(3):
+                        await sink.send(payload)
 
     async def duplexes() -> None:
         async for duplex in session.incoming():
@@ -194,7 +197,7 @@ ROLE = pytest.mark.parametrize("role", ["client", "server"])
 @ROLE
 async def test_a_conversation_without_cuts(role: str) -> None:
     peer, failed = await conversation(role, Cutting())
-    assert (list(map(str, peer.refusals)), failed, peer.ended) == ([], "", True), str(peer.wire)
+    assert (list(map(str, peer.refusals)), failed, peer.ended) == ([], "", True), str(peer.wire)[-300:]
     got = [message for entity in peer.opened for message in entity.got]
     assert LARGE in got
     assert peer.top_in.got == [b"top"]
