@@ -34,7 +34,9 @@ def varu64(value: int) -> bytes:
 
 def chunk(kind: int, number: int, payload: bytes | None = None, credit: int | None = None, *,
           ping: bool = False, end: bytes | None = None, ack: bool = False) -> bytes:  # fmt: skip
-    flags = (payload is not None) * PAYLOAD | (credit is not None) * CREDIT | ping * PING | (end is not None) * END | ack
+    flags = (
+        (payload is not None) * PAYLOAD | (credit is not None) * CREDIT | ping * PING | (end is not None) * END | ack
+    )
     data = bytes([kind << 5 | flags]) + varu64(number)
     if payload is not None:
         data += varu64(len(payload)) + payload
@@ -75,8 +77,8 @@ class Entity:
 class Peer:
     """One end of a connection, strict about what comes; `script` is called with each event."""
 
-    def __init__(self, stream: trio.SocketStream, cutting: Cutting = Cutting()) -> None:
-        self.wire = Wire(stream, cutting)
+    def __init__(self, stream: trio.SocketStream, cutting: Cutting | None = None) -> None:
+        self.wire = Wire(stream, cutting or Cutting())
         self.refusals: list[Refusal] = []
         self.entities: dict[tuple[int, int], Entity] = {}
         self.opened: list[Entity] = []  # by the other side
@@ -225,7 +227,9 @@ class Peer:
         self._chunk(tag >> 5, number, tag, payload, credit, end)
         return at
 
-    def _chunk(self, kind: int, number: int, tag: int, payload: bytes | None, credit: int | None, end: bytes | None) -> None:
+    def _chunk(
+        self, kind: int, number: int, tag: int, payload: bytes | None, credit: int | None, end: bytes | None
+    ) -> None:
         what = f"chunk {tag:02x} for {number}"
         if number == 0 and kind in (OUT_SINK, OUT_STREAM, DUPLEX):
             raise Violation("bpmux-S05", what)
@@ -285,7 +289,9 @@ class Peer:
             raise Violation("bpmux-R22", what)
         payer = self.top_in if opening else entity
         if len(payload) > payer.credit_in:
-            raise Violation("bpmux-R15" if opening else "bpmux-R23", f"{what}: {len(payload)} bytes of {payer.credit_in}")
+            raise Violation(
+                "bpmux-R15" if opening else "bpmux-R23", f"{what}: {len(payload)} bytes of {payer.credit_in}"
+            )
         payer.credit_in -= len(payload)
         if entity.partial:
             payload = self._piece(entity, payload, False)

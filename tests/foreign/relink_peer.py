@@ -1,6 +1,7 @@
 """A plain Relink peer for both roles, written from the document; imports nothing of muxkit.
 
-It is as harsh as the Go original: a closed channel is forgotten at once, and a violation ends the connection without a word.
+It is as harsh as the Go original: a closed channel is forgotten at once, and a violation ends the connection
+without a word.
 """
 
 import struct
@@ -435,7 +436,9 @@ class Peer:
         one.consumed = one.received
         self.got.setdefault(channel, []).append(parts)
         # Both forms of the acknowledgement in turn.
-        self._put(control(SEQ_ACK, CONSUMED, channel, one.consumed) if one.consumed % 2 else control(ACK, CONSUMED, channel))
+        self._put(
+            control(SEQ_ACK, CONSUMED, channel, one.consumed) if one.consumed % 2 else control(ACK, CONSUMED, channel)
+        )
 
     def _operation(self, channel: int, packet: Packet, many: bool) -> None:
         one = self.link.incoming.get(channel)

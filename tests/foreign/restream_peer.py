@@ -80,7 +80,7 @@ class Session:
 
 @dataclass
 class Server:
-    """A server of stateful streams, and of the doubling stateless one; it writes refusals down and answers each with an error line."""
+    """A server of stateful streams and of the doubling stateless one; it answers each refusal with an error line."""
 
     plan: Plan = uncut
     pause: float = 0  # s, between two messages

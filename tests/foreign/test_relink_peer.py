@@ -1,5 +1,6 @@
 """Relink against a plain peer in both roles that knows only the document."""
 
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -8,7 +9,7 @@ import trio
 from muxkit.protocols import relink
 from muxkit.runtime import Backoff
 from tests.foreign import relink_peer as plain
-from tests.foreign.wire import Cutting, Plan, Wire, uncut
+from tests.foreign.wire import Cutting, Plan, uncut
 
 MESSAGES = [[b"one"], [], [b"two", b"", b"three"]]
 SOON = Backoff(first=0.001, most=0.01)
@@ -43,10 +44,12 @@ async def our_side(link: relink.Link, tx: bool, got: list[list[bytes]]) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take)
         async with link.sender(1) as sender:
+            receipts = []
             for parts in MESSAGES:
-                receipt = await sender.send(*parts)
+                receipts.append(await sender.send(*parts))
                 if tx:
                     sender.commit()
+            receipt = receipts[-1]
             await (receipt.committed() if tx else receipt.consumed())
             await sender.finish()
 
@@ -169,3 +172,93 @@ async def test_three_cuts_at_every_byte(against: Against, tx: bool, late: bool, 
             if len(faults) == 3:
                 break
     assert not faults, f"{len(faults)} cuts: {sorted(faults)}\n" + "\n".join(faults.values())
+
+
+def rows(table: list[tuple[str, bytes]]) -> pytest.MarkDecorator:
+    ids = [f"{number}-{row[0]}" for number, row in enumerate(table)]
+    return pytest.mark.parametrize(("clause", "data"), table, ids=ids)
+
+
+ONE = plain.message([5], [b"one"])
+ILLEGAL = [
+    ("relink-G07", bytes([5 << 5]) + bytes(7)),
+    ("relink-P14", bytes([1 | 5 << 2]) + bytes(7)),
+    ("relink-O04", plain.control(plain.OPERATION, 3, 5)),
+    ("relink-O10", plain.control(plain.ACK, 5, 5)),
+    ("relink-Q04", plain.control(plain.SEQ_OPERATION, 2, 5, 0)),
+    ("relink-Q09", plain.control(plain.SEQ_ACK, 4, 5, 0)),
+    ("relink-R01", plain.general(plain.RESUME)),
+    ("relink-T06", ONE + plain.control(plain.OPERATION, plain.COMMIT, 5)),
+    ("relink-O12", plain.control(plain.SEQ_ACK, plain.CONSUMED, 5, 0)),
+    ("relink-S04", plain.general(plain.SHUTDOWN) + ONE),
+]
+LEGAL = [
+    ("relink-O13", plain.control(plain.OPERATION, plain.CLOSE, 5)),
+    ("relink-O13", plain.multicast(plain.OPERATION, plain.CLOSE, [5, 6])),
+    ("relink-O13", ONE + plain.multicast(plain.OPERATION, plain.CLOSE, [5, 6])),
+    ("relink-O13", plain.multicast(plain.ACK, plain.CLOSED, [5, 6])),
+    ("relink-C07", plain.multicast(plain.OPERATION, plain.CLOSE, [])),
+    ("relink-C05", plain.message([5, 5], [b"twice"])),
+    ("relink-M16", plain.message([5], [])),
+]
+
+
+async def say(port: int, data: bytes) -> bool:
+    """Open a link, say this and a ping; return True if a pong comes, and False if the connection ends."""
+    peer = plain.Peer(True)
+    wire = Wire(await trio.open_tcp_stream("127.0.0.1", port))
+    parser = plain.Parser()
+    with trio.fail_after(5):
+        try:
+            await peer._greet(wire, parser)
+            await wire.send(data + plain.general(plain.PING))
+            while came := await wire.take():
+                parser.data += came
+                while (packet := parser.next()) is not None:
+                    if (packet.form, packet.kind) == (-1, plain.PONG):
+                        return True
+        except LineCut:
+            pass
+        finally:
+            await wire.cut()
+    return False
+
+
+async def our_answer(data: bytes) -> bool:
+    async with trio.open_nursery() as nursery:
+
+        async def listen(task_status: trio.TaskStatus[relink.Listening]) -> None:
+            endpoints = {"": relink.Endpoint(hold, config(False))}
+            await relink.listen(endpoints, "relink+tcp://127.0.0.1:0", linger=0.1, task_status=task_status)
+
+        listening = await nursery.start(listen)
+        alive = await say(int(listening.url.split(":")[2].partition("/")[0]), data)
+        nursery.cancel_scope.cancel()
+    return alive
+
+
+async def hold(link: relink.Link) -> None:
+    with contextlib.suppress(trio.BrokenResourceError):
+        async for _ in link.receivers():
+            pass
+
+
+@rows(ILLEGAL)
+async def test_the_plain_peer_refuses_what_is_illegal(clause: str, data: bytes) -> None:
+    peer = plain.Peer(False)
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(peer.listen)
+        assert not await say(port, data)
+        nursery.cancel_scope.cancel()
+    assert [refusal.clause for refusal in peer.refusals] == [clause]
+
+
+@rows(ILLEGAL)
+async def test_our_listener_refuses_what_is_illegal(clause: str, data: bytes) -> None:
+    assert not await our_answer(data), clause
+
+
+@pytest.mark.clause("relink-O13", "relink-C05", "relink-C07", "relink-M16")
+@rows(LEGAL)
+async def test_our_listener_takes_what_is_legal(clause: str, data: bytes) -> None:
+    assert await our_answer(data), clause

@@ -185,20 +185,19 @@ ILLEGAL: list[tuple[str, list[list[tuple[bytes, int]]]]] = [
     ("restream-S26", [[(PARAMS, 5), (first(ack=3), 0)], [(first(state=2), 0)]]),
     ("restream-S37", [[(PARAMS, 5), (first(ack=3), 0)], [(first(state=3), 2), (first(ack=2), 0)]]),
 ]
-# The original counts a `state` as an acknowledgement, so that an ack below it goes back; the document has it only of acks.
+# The original counts a `state` as an acknowledgement, so an ack below it goes back; the document has it only of acks.
 HARSH = [("restream-S37", [[(PARAMS, 5)], [(first(state=4), 1), (first(ack=2), 0)]])]
 
 
 async def say(port: int, connections: list[list[tuple[bytes, int]]]) -> list[dict[str, Any] | None]:
     """Send a row, one connection behind the other; gives what the last one brought from the first error on."""
-    wire: Wire | None = None
-    for pieces in connections:
-        if wire is not None:
-            await wire.cut()
-        wire = Wire(await trio.open_tcp_stream("127.0.0.1", port))
-        lines = plain.Lines(wire)
+    lines = plain.Lines(Wire(await trio.open_tcp_stream("127.0.0.1", port)))
+    for number, pieces in enumerate(connections):
+        if number:
+            await lines.wire.cut()
+            lines = plain.Lines(Wire(await trio.open_tcp_stream("127.0.0.1", port)))
         for data, messages in pieces:
-            await wire.send(data)
+            await lines.wire.send(data)
             for _ in range(messages):
                 message = await lines.next()
                 assert message is not None
@@ -209,8 +208,7 @@ async def say(port: int, connections: list[list[tuple[bytes, int]]]) -> list[dic
     answer: list[dict[str, Any] | None] = [message]
     with trio.move_on_after(0.05):  # the original keeps the connection, and the plain server does too
         answer.append(await lines.next())
-    assert wire is not None
-    await wire.cut()
+    await lines.wire.cut()
     return answer
 
 

@@ -1,4 +1,4 @@
-"""A loopback connection that ends after a number of bytes, and what a referee writes down; imports nothing of muxkit."""
+"""A loopback connection that ends after a number of bytes, and what a referee writes down, without muxkit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
