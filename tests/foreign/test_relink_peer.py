@@ -9,7 +9,7 @@ import trio
 from muxkit.protocols import relink
 from muxkit.runtime import Backoff
 from tests.foreign import relink_peer as plain
-from tests.foreign.wire import Cutting, Plan, uncut
+from tests.foreign.wire import Cutting, LineCut, Plan, Wire, uncut
 
 MESSAGES = [[b"one"], [], [b"two", b"", b"three"]]
 SOON = Backoff(first=0.001, most=0.01)
@@ -140,7 +140,7 @@ async def plain_pair(plan: Plan, tx: bool, late: bool) -> str:
 
 
 async def hang_up_when_over(peers: list[plain.Peer]) -> None:
-    while not all(peer.link.our_shutdown and peer.link.their_shutdown for peer in peers):
+    while not all(peer.link.our_shutdown and peer.link.their_shutdown for peer in peers):  # noqa: ASYNC110
         await trio.sleep(0.001)
     for peer in peers:
         peer.over = True

@@ -33,12 +33,12 @@ async def our_client(server: plain.Server, ack_every: int | None = 1, count: int
             async with restream.numbers(f"restream+tcp://127.0.0.1:{port}", count=count, config=config) as reader:
                 with contextlib.suppress(restream.StreamRefused):  # the server has written down why
                     async for value in reader:
-                        got.append(value)
+                        got.append(value)  # noqa: PERF401 - what came before a refusal counts
         nursery.cancel_scope.cancel()
     return got
 
 
-async def our_server(nursery: trio.Nursery, store: Any, pace: float | None = None) -> int:
+async def our_server(nursery: trio.Nursery, store: Any, pace: float | None = None) -> int:  # noqa: ANN401
     serve = functools.partial(restream.serve, pace=pace)
     served = await nursery.start(serve, "restream+tcp://127.0.0.1:0", store)
     return int(served.url.rpartition(":")[2])
