@@ -219,7 +219,7 @@ ILLEGAL = {
     "aqueduct-T32": [route(0, MESSAGE, 0, 0, varbytes(b"\x02\0"), 0), route(2, REPORT, 2, varbytes(b"\0"))],
 }
 # A channel that the server never made is answered with FORGET_CHANNEL, and the rest of the sequence is ignored.
-TOLERATED = {"aqueduct-T37", "aqueduct-S12"}
+TOLERATED = {"aqueduct-T37"}
 
 
 @pytest.mark.parametrize("clause", ILLEGAL)
@@ -532,3 +532,20 @@ async def test_our_server_survives_a_cut_at_every_byte(direction: str) -> None:
         _, peer, raised = await converse(**{direction: at})
         assert raised is None or isinstance(raised, muxkit.LinkLost), at
         assert [message.payload for box in peer.inbox.values() for message in box] in ([], [b"ask"])
+
+
+# ---------------------------------------------------------------- what a peer may hold up
+
+
+@pytest.mark.clause("aqueduct-H04")
+async def test_our_server_is_understood_by_a_client_that_takes_each_sequence_in_order() -> None:
+    peer = Peer(is_client=True)
+    peer.in_order = True
+
+    async def talk(wire: Wire) -> None:
+        assert await wire.until(lambda: peer.peer_headers is not None)
+        peer.finish(0)
+        await wire.until(peer.is_over)
+
+    assert await with_server(echo, peer, talk) is None
+    assert peer.refusals == []
