@@ -549,3 +549,44 @@ async def test_our_server_is_understood_by_a_client_that_takes_each_sequence_in_
 
     assert await with_server(echo, peer, talk) is None
     assert peer.refusals == []
+
+
+async def test_the_common_channels_of_our_client_are_those_of_the_page() -> None:
+    peer = Peer(is_client=False)
+    echoed = 0
+
+    async def talk(wire: Wire) -> None:
+        nonlocal echoed
+        await wire.until(lambda: len(peer.inbox.get(0, [])) == 2)
+        first, second = peer.inbox[0]
+        assert first.payload == b"muxkit channels"
+        assert len(first.attachments) == 1
+        (here, _), (there, _) = sorted(second.attachments, key=lambda each: each[0] >> 1 & 1)
+        while here not in peer.ends and await wire.until(
+            lambda: len(peer.inbox.get(here, [])) > echoed or here in peer.ends  # noqa: B023 - awaited in the same turn
+        ):
+            for message in peer.inbox.get(here, [])[echoed:]:
+                peer.send(there, message.payload)
+                echoed += 1
+        peer.finish(there)
+        await wire.until(lambda: False)
+
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listeners[0] as listener, trio.open_nursery() as nursery:
+
+        async def serve() -> None:
+            async with await listener.accept() as stream:
+                await talk(Wire(peer, stream))
+
+        nursery.start_soon(serve)
+        with trio.fail_after(5):
+            port = listener.socket.getsockname()[1]
+            async with muxkit.connect(f"aqueduct+tcp://127.0.0.1:{port}") as session, session.open() as channel:
+                for payload in (b"one", LARGE, b"three"):
+                    await channel.send(payload)
+                    assert await channel.receive() == payload
+                await channel.finish()
+                with pytest.raises(trio.EndOfChannel):
+                    await channel.receive()
+    assert peer.refusals == []
+    assert echoed == 3
