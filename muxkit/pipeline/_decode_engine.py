@@ -166,7 +166,7 @@ class EngineDecoder(Cutting):
         half = self.halves["out"]
         self.halves["in"].lost = True
         text = f"decode without an engine: what was written does not follow from what is recorded before: {error}"
-        self._found.append(("error", "out", None, "Unverified", None, None, half.offset, None, text))
+        self._found.append(("unverified", "out", None, None, None, None, half.offset, None, text))
         self._plain = BpmuxDecoder(halves=self.halves, segment=self.segment)
 
 

@@ -106,6 +106,7 @@ class Core:
             events.Writable: self._on_writable,
             events.Connected: self._on_connected,
             events.HungUp: self._on_hung_up,
+            events.Silent: self._on_silent,
             events.Failed: self._on_failed,
         }
 
@@ -334,6 +335,9 @@ class Core:
             self.on_goodbye(None)
         what = "" if event.clean else f" while {self.live} halves were open" if self.live else " in mid-message"
         self.pump.lose(f"the peer hung up{what}", by="peer")
+
+    def _on_silent(self, event: events.Silent) -> None:
+        self.pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
 
     def _on_failed(self, event: events.Failed) -> None:
         # The protocol has no error frame: over a byte stream only this log can say why.
