@@ -8,6 +8,7 @@ import attrs
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
+from muxkit.core import queue_of
 from muxkit.protocols.e3x._arrivals import Arrivals
 from muxkit.protocols.e3x._config import LEAST_PACKET, Config
 from muxkit.protocols.e3x._departures import Departures, admits, overhead
@@ -379,6 +380,7 @@ class Engine:
         channel.ended = channel.ended or end
         state.queue_up(channel)
         if outgoing is None:
+            channel.datagrams = queue_of(channel.datagrams)
             channel.datagrams.append((body, end))
             channel.queued += len(body)
             state.unsent += len(body)
