@@ -134,7 +134,7 @@ class Channels:
             raise RemoteProtocolError(
                 f"{new} channels made beside {census.theirs} live and {len(self.closing)} closing, "
                 f"{limits.channels} are allowed",
-                limit="channels",
+                limit=limits.bound_of_channels,
             )
         if census.waiting + new > limits.backlog:
             raise RemoteProtocolError(

@@ -59,6 +59,9 @@ class Stats:
     """How often the rate was lowered."""
 
 
+CHANNEL_PRICE = 6 * 1024  # bytes of memory for a channel, its session objects and a task that handles it
+
+
 class Engine:
     """One end of e3x towards one peer; a datagram engine.
 
@@ -75,7 +78,7 @@ class Engine:
         observer: Observer | None = None,
     ) -> None:
         self.config = config or Config()
-        self.limits = limits or Limits()
+        self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self._state = State(odd, self.config, self.limits, observer)
         self._arrivals = Arrivals(self._state)
         self._departures = Departures(self._state)
