@@ -45,6 +45,9 @@ class Statistics:
     dropped_datagrams: int
 
 
+CHANNEL_PRICE = 5 * 1024  # bytes of memory for a half, its session objects and a share of a task that handles it
+
+
 class Engine:
     """One end of an Aqueduct connection; a `MultistreamEngine`.
 
@@ -65,7 +68,7 @@ class Engine:
     ) -> None:
         """With `now` the time for the handshake begins to run."""
         self.config = config or Config()
-        self.limits = limits or Limits()
+        self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self.role = role
         greeting = encode_frame(ConnectionHeaders(tuple(headers)))
         check_headers(greeting, headers, self.config, self.config.connection_headers)

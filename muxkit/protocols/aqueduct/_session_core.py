@@ -79,8 +79,8 @@ class Core:
         limits: Limits,
         observer: Observer | None,
     ) -> None:
-        self.limits = limits
         self.engine = Engine(role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time())
+        self.limits = self.engine.limits
         self.room = Room(sys.maxsize, _Nothing())
         self.pump = self._pump(link, observer)
         self.round_trip: Callable[[], float | None] | None = None

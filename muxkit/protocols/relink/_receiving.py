@@ -125,7 +125,7 @@ class Receiving:
         live, buried = len(link.incoming) + new, len(link.tombs)
         if live >= link.limits.channels or buried > link.limits.channels:
             what += f" beside {live} live ones and {buried} whose end was not confirmed"
-            raise RemoteProtocolError(what, limit="channels")
+            raise RemoteProtocolError(what, limit=link.limits.bound_of_channels)
 
     def deliver(self, channels: Sequence[int], parts: Parts, weight: int) -> None:
         """A message that was checked, now that all of it is here."""

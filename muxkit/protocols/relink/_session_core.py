@@ -53,7 +53,7 @@ class Core:
     def __init__(self, config: Config, limits: Limits, observer: Observer | None, *, is_connector: bool) -> None:
         self.engine = LinkEngine(config, is_connector=is_connector, limits=limits, observer=observer)
         self.config = config
-        self.limits = limits
+        self.limits = self.engine.limits
         self.is_connector = is_connector
         self.out_transactions = config.connector_transactions if is_connector else config.listener_transactions
         self.in_transactions = config.listener_transactions if is_connector else config.connector_transactions
