@@ -25,6 +25,7 @@ from muxkit.protocols.restream._events import Refused as Refused
 from muxkit.protocols.restream._events import Registered as Registered
 from muxkit.protocols.restream._events import Resumed as Resumed
 from muxkit.protocols.restream._events import ServerEvent as ServerEvent
+from muxkit.protocols.restream._events import Silent as Silent
 from muxkit.protocols.restream._events import StatelessRequested as StatelessRequested
 from muxkit.protocols.restream._events import StatusReceived as StatusReceived
 from muxkit.protocols.restream._events import StatusRequested as StatusRequested

@@ -16,6 +16,7 @@ from muxkit.protocols.restream._events import (
     Received,
     ReceivedValue,
     Refused,
+    Silent,
     StatusReceived,
 )
 from muxkit.protocols.restream._lines import Lines
@@ -332,9 +333,12 @@ class ClientEngine:
         return self._patience.next()
 
     def handle_deadline(self, now: float) -> None:
-        error = self._patience.handle(now)
-        if error is not None:
-            self._fail(error)
+        found = self._patience.handle(now)
+        if isinstance(found, Silent):
+            self._events.append(found)
+            self.connection_lost(now)
+        elif found is not None:
+            self._fail(found)
 
     # --- what the server says
 

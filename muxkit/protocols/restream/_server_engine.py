@@ -16,6 +16,7 @@ from muxkit.protocols.restream._events import (
     Registered,
     Resumed,
     ServerEvent,
+    Silent,
     StatelessRequested,
     StatusRequested,
 )
@@ -253,9 +254,11 @@ class ServerEngine:
 
     def handle_deadline(self, now: float) -> None:
         self._start(now)
-        error = self._patience.handle(now)
-        if error is not None:
-            self._refuse(error)
+        found = self._patience.handle(now)
+        if isinstance(found, Silent):
+            self._give_up(f"nothing came for {found.seconds:g} s while a line is unfinished", found)
+        elif found is not None:
+            self._refuse(found)
 
     # --- what the client says
 
@@ -352,13 +355,16 @@ class ServerEngine:
             self._observer.frame("out", "restream", self.phase.value, len(line) - 1)
 
     def _refuse(self, error: RemoteProtocolError) -> None:
+        self._give_up(error.message, Failed(error))
+
+    def _give_up(self, why: str, last: Failed | Silent) -> None:
         """The last event; the error line, unless the last line is out already and the transport perhaps shut."""
         if self.phase is not Phase.CLOSING or self._queue:
-            self._push(0, encode_error(error.message))
+            self._push(0, encode_error(why))
         self.phase = Phase.CLOSING
         self._failed = True
         self._deafen()
-        self._events.append(Failed(error))
+        self._events.append(last)
 
     def _deafen(self) -> None:
         """Nothing that the client may still say matters."""

@@ -16,6 +16,7 @@ from muxkit.protocols.restream._events import (
     Registered,
     Resumed,
     ServerEvent,
+    Silent,
     StatelessRequested,
     StatusRequested,
 )
@@ -123,6 +124,10 @@ class Conversation:
                     self._start_to_acknowledge()
                 case Failed(error):
                     _log.info("%s broke a rule: %s", self.who, shown(str(error)))
+                    self._hurry(self._terms.linger)
+                    self._work.cancel()
+                case Silent(seconds):
+                    _log.info("%s: nothing came for %g s while a line was unfinished", self.who, seconds)
                     self._hurry(self._terms.linger)
                     self._work.cancel()
                 case HungUp():
