@@ -1,4 +1,4 @@
-"""What came on this channel, who has it, and what is to be told about it?
+"""One channel of the peer: what came on it, who has it, and what is to be told about it.
 
 A message arrives, waits (under transactions it is held before, until the peer has decided), is taken by the
 application, and stays here until it is consumed: a receiver that is opened anew gets the rest again.
@@ -97,7 +97,7 @@ class Incoming:
         self.ended = False
         self.close_came = False  # on this connection
         self.done = False  # the channel is over
-        self.close_told = False  # and on this connection the peer was told so
+        self.close_told = False  # and the peer was told so
         self.due = False  # acks that can be batched are to be written now
         self.dirty = False  # in line to write acks
         self.owing = False  # acks wait for the timer
@@ -305,13 +305,22 @@ class Incoming:
         self.confirm_end()
 
     def confirm_end(self) -> None:
-        """The channel is over as soon as the peer has closed it and nothing of it is left.
+        """The channel is over as soon as the peer has closed it, nothing of it is left, and the peer knows all answers.
 
-        A peer that comes back before that repeats the close, and decisions before it: they are waited for.
+        A peer that comes back before that repeats the close, and decisions before it: they are waited for. A resume
+        does not speak of a channel that is over, so it is not over while an answer could have to be repeated.
         """
         if self.close_came and not self.done and self.consumed == self.arrived and not self.spans:
+            link = self.link
+            if self.outcomes:
+                if link.connected:
+                    link.control.end_when_proven(self)
+                return
             self.done = True
-            self.link.bury(self)
+            if link.connected:
+                link.control.touch(self)
+            else:
+                link.forget_incoming(self)
 
     # --- telling
 
@@ -346,7 +355,7 @@ class Incoming:
 
     def _write_closed(self, out: list[Buffer]) -> int:
         self.close_told = True
-        self.link.control.prove(self)
+        self.link.forget_incoming(self)
         return self._write(Ack.CLOSED, 0, out, is_next=True)
 
     def _write(self, ack: Ack, number: int, out: list[Buffer], *, is_next: bool) -> int:
@@ -355,14 +364,12 @@ class Incoming:
         return len(packet)
 
     def write_resumption(self, out: list[Buffer]) -> int:
-        """Everything that the peer may not know, with numbers; of a channel that is over only how it ended."""
-        written = 0
-        if not self.done:
-            written += self._write(Ack.RECEIVED, self.arrived, out, is_next=False)
-            written += self._write(Ack.CONSUMED, self.consumed, out, is_next=False)
-            self.told_received, self.told_consumed = self.arrived, self.consumed
-            self.due = False
-            self.unacked = 0
+        """Everything that the peer may not know, with numbers."""
+        written = self._write(Ack.RECEIVED, self.arrived, out, is_next=False)
+        written += self._write(Ack.CONSUMED, self.consumed, out, is_next=False)
+        self.told_received, self.told_consumed = self.arrived, self.consumed
+        self.due = False
+        self.unacked = 0
         self._again = True
         self.answers.clear()
         if self.outcomes:
@@ -370,10 +377,8 @@ class Incoming:
                 written += self._write(run.ack, run.through, out, is_next=False)
                 self.told_answer, self._told_last = run.through, run.ack
             self.link.control.prove(self)
-        if self.done:
-            written += self._write_closed(out)
         self.known = True
-        self.direct = not self.done
+        self.direct = not self.ended
         return written
 
     # --- connections
@@ -384,8 +389,18 @@ class Incoming:
         self.replaying = self.link.resumed and self.link.in_transactions
         self.close_came = self.close_told = self.due = self.dirty = self.owing = False
 
+    @property
+    def proof(self) -> int:
+        """What a pong to a ping that is written now will show: the peer has read the answers through this one."""
+        return self.told_answer
+
     def proven(self, through: int) -> None:
         """The peer has read all answers through this one."""
+        control = self.link.control
+        control.proven_to_end(self)
         while self.outcomes and self.outcomes[0].through <= through:
             self.outcomes.popleft()
             self.link.outcomes -= 1
+        if self.outcomes:
+            control.prove(self)
+        self.confirm_end()
