@@ -314,6 +314,8 @@ class Outgoing:
         """The peer has everything through `received`: write what it lacks, before it what it may not have heard."""
         if self.sent > self.received:
             self.close_told = False  # it lacks messages, so it cannot have the close behind them
+        if self.received < self.first:
+            self.confirmed = False  # whatever was known before: it has nothing of this life now
         for _ in range(self.sent - self.received):
             item = self.kept.pop()
             self.unsent.appendleft(item)

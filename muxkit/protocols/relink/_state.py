@@ -128,7 +128,7 @@ class Link:
         if not self.is_resuming:
             raise RemoteProtocolError("a resume on a connection that has none to come", rule="relink-R04")
         for outgoing in self.outgoing.values():
-            if outgoing.heard or outgoing.received < outgoing.first:
+            if outgoing.heard or (outgoing.received < outgoing.first and not outgoing.close_told):
                 continue
             unanswered = any(run.operation is Operation.COMMIT for run in outgoing.journal)
             if not outgoing.close_told or unanswered:
