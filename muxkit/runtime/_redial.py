@@ -23,7 +23,7 @@ class Ended(Enum):
     """How did one connection end, as the one who ran it sees it?"""
 
     DONE = "there is nothing left to do: no more dialling"
-    WORKED = "it is gone, and it had brought the work forward: dial again at once"
+    WORKED = "it is gone, and it had brought the work forward: dial again at once, unless too many in a row were short"
     LOST = "it is gone: dial again at once if it had held for `Backoff.brief`, after a pause otherwise"
 
 
@@ -38,6 +38,7 @@ OnFailed = Callable[[Exception, float], None]
 
 CERTAINLY_WRONG = {errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENAMETOOLONG, errno.ENOTSOCK, errno.EINVAL}
 CHAIN = 10  # causes to look at
+AT_ONCE = 8  # working connections shorter than `Backoff.brief`, in a row, after which each waits a little for the next
 EXPECTED = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
 
@@ -82,6 +83,10 @@ class Backoff:
         # 2.0 ** 64 doublings are more than any bound, and far from an overflow.
         bound = min(self.most - self.least, self.first * 2.0 ** min(failures - 1, 64))
         return self.least + self.random.uniform(0.0, bound)
+
+    def breath(self) -> float:
+        """Seconds between two connections that worked and were short, when there were many of them in a row."""
+        return self.random.uniform(0.0, min(self.first, self.brief))
 
 
 @attrs.define
@@ -140,6 +145,7 @@ async def redial(
     """
     policy = backoff or Backoff()
     trouble = outage or Outage()
+    short = 0  # working connections in a row that were brief
     while True:
         connected, ended, lived = await _attempt(dial, run)
         if connected and lived >= policy.stable:
@@ -148,6 +154,9 @@ async def redial(
             return
         if ended is Ended.WORKED or (ended is Ended.LOST and lived >= policy.brief):
             trouble.last = None
+            short = short + 1 if lived < policy.brief else 0
+            if short > AT_ONCE:
+                await trio.sleep(policy.breath())
             continue
         failure = ended if isinstance(ended, Exception) else _short_lived(lived)
         if not heals(failure):

@@ -137,8 +137,23 @@ async def test_after_a_drop_it_dials_at_once(autojump_clock: MockClock) -> None:
 
 async def test_a_connection_that_worked_may_have_been_as_short_as_it_likes(autojump_clock: MockClock) -> None:
     network = Network()
-    await redial(network.dial, Story([Ended.WORKED] * 1000).run)
+    await redial(network.dial, Story([Ended.WORKED] * 8).run)
     assert network.at[-1] == network.at[0]
+
+
+async def test_many_short_connections_in_a_row_are_paced_though_they_worked(autojump_clock: MockClock) -> None:
+    """A server that serves a little and hangs up is not dialled thousands of times a second; the pauses do not grow."""
+    network, failures = Network(), list[Exception]()
+    await redial(network.dial, Story([Ended.WORKED] * 1000).run, on_failed=lambda error, _: failures.append(error))
+    assert 20 < network.at[-1] - network.at[0] < 100
+    assert max(network.pauses) <= Backoff().first
+    assert failures == []
+
+
+async def test_a_longer_connection_ends_the_pacing(autojump_clock: MockClock) -> None:
+    network = Network()
+    await redial(network.dial, Story([Ended.WORKED] * 100, held=1.0).run)
+    assert network.pauses == pytest.approx([1.0] * 100)
 
 
 async def test_connections_that_die_at_once_count_as_failures(autojump_clock: MockClock) -> None:

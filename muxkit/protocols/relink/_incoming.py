@@ -376,7 +376,10 @@ class Incoming:
             for run in self.outcomes:
                 written += self._write(run.ack, run.through, out, is_next=False)
                 self.told_answer, self._told_last = run.through, run.ack
-            self.link.control.prove(self)
+            if self.ended:  # the pong may then come with the repeated close, and not a round trip later
+                self.link.control.end_when_proven(self)
+            else:
+                self.link.control.prove(self)
         self.known = True
         self.direct = not self.ended
         return written
