@@ -1,4 +1,4 @@
-"""A Relink peer written from the document, on bytes alone: it forgets a closed channel at once and refuses unknown ones.
+"""A Relink peer from the document, on bytes alone: it forgets closed channels at once and refuses unknown ones.
 
 Its channel ids have two bytes, its messages one small part, and it has no transactions. Where the document leaves a
 choice it does what the original program in Go does: `received` is told only while it resumes, a `closed` may go out

@@ -77,12 +77,12 @@ def test_closed_is_told_when_everything_before_is_consumed() -> None:
     other.consume(1, through=1, now=0.0)
     assert other.peer_channels == (1,)
     assert bare(written(other)) == bare("2d 00 01 00 01 00 00 00", CLOSED)
-    assert other.peer_channels == ()
+    assert not other.peer_channels
 
 
 @pytest.mark.clause("relink-K02", "relink-T02", "relink-R02")
 def test_closed_is_told_when_the_peer_is_known_to_have_read_the_answers() -> None:
-    """What is over is not spoken of after a reconnect, so an answer that may be lost keeps the channel from being over."""
+    """What is over is not spoken of after a reconnect, so an answer that may be lost keeps a channel alive."""
     other = listener(transactional())
     fed(other, MESSAGE, "01 00 01 00 00 00 00 00", CLOSE)
     taken(other, 1)
@@ -92,7 +92,7 @@ def test_closed_is_told_when_the_peer_is_known_to_have_read_the_answers() -> Non
     assert bare(written(other)) == bare("45 00 01 00 00 00 00 00", PING)
     fed(other, PONG)
     assert bare(written(other)) == bare("25 00 01 00 00 00 00 00", CLOSED)
-    assert other.peer_channels == ()
+    assert not other.peer_channels
 
 
 @pytest.mark.clause("relink-O13")
@@ -106,6 +106,14 @@ def test_a_close_moves_no_cursor() -> None:
     assert (incoming.arrived, incoming.consumed, incoming.told_received) == (1, -1, -1)
     fed(one, "05 00 01 00 00 00 00 00")
     assert one._link.outgoing[1].received == 0
+
+
+@pytest.mark.clause("relink-K04", "relink-K03")
+def test_a_message_before_the_end_is_confirmed_is_a_violation() -> None:
+    other = listener()
+    fed(other, MESSAGE, CLOSE)
+    consume_all(other)
+    assert violation(other, MESSAGE).rule == "relink-K04"
 
 
 @pytest.mark.clause("relink-K04")
@@ -293,7 +301,7 @@ def test_nothing_of_a_closed_channel_is_remembered() -> None:
     assert (one.channel_count, other.channel_count) == (0, 0)
     for engine in (one, other):
         link = engine._link
-        assert not (link.unannounced or link.control._unproven or link.control._ending)
+        assert [*link.unannounced, *link.control._unproven, *link.control._ending] == []
 
 
 # --- channels that never had a message

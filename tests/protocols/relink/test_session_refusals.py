@@ -1,14 +1,15 @@
-"""A peer that ends one connection after another as soon as the link goes on: backed off, bounded, and one clear error."""
+"""A peer that ends each connection as soon as the link goes on is met with pauses, a bound, and one clear error."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from muxkit import LinkLost
 from muxkit.protocols import relink
@@ -72,6 +73,11 @@ async def _exactly(stream: trio.abc.Stream, size: int) -> bytes:
     return data
 
 
+async def send_one(refuser: Refuser, **options: Any) -> None:
+    async with relink.link(refuser.dial, config=QUIET, **options) as link, link.sender(1) as sender:
+        await (await sender.send(b"x")).consumed()
+
+
 async def test_a_listener_that_ends_every_connection_at_once_ends_the_link(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -80,12 +86,7 @@ async def test_a_listener_that_ends_every_connection_at_once_ends_the_link(
     async with background() as nursery:
         refuser = Refuser(nursery)
         with pytest.raises(LinkRefused, match="50 connections in a row were ended at once") as caught:
-            async with relink.link(
-                refuser.dial, config=QUIET, backoff=Backoff(), on_failed=lambda error, _: failures.append(error)
-            ) as link:
-                async with link.sender(1) as sender:
-                    receipt = await sender.send(b"x")
-                    await receipt.consumed()
+            await send_one(refuser, on_failed=lambda error, _: failures.append(error))
     assert caught.value.connections == len(refuser.at) == MOST_REFUSALS
     assert isinstance(caught.value.__cause__, LinkLost)
     assert refuser.at[-1] - refuser.at[0] > 20
@@ -97,9 +98,7 @@ async def test_patience_runs_on_while_connections_are_accepted_and_bring_nothing
     async with background() as nursery:
         refuser = Refuser(nursery)
         with pytest.raises(LinkLost, match="no connection for 5 s: the connection was lost"):
-            async with relink.link(refuser.dial, config=QUIET, backoff=Backoff(most=2.0), patience=5.0) as link:
-                async with link.sender(1) as sender:
-                    await (await sender.send(b"x")).consumed()
+            await send_one(refuser, backoff=Backoff(most=2.0), patience=5.0)
         assert trio.current_time() == pytest.approx(5.0, abs=2.1)
 
 
@@ -172,6 +171,6 @@ async def test_what_works_again_wipes_out_the_refusals_before(autojump_clock: Mo
                         await receipt.consumed()
                     await made.cut()
                     while one.connections < number + 2:
-                        await trio.sleep(0.01)
+                        await one.core.moved.park()
             assert one.connections > 2 * MOST_REFUSALS
             made.let_go()
