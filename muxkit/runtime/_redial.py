@@ -39,6 +39,7 @@ OnFailed = Callable[[Exception, float], None]
 CERTAINLY_WRONG = {errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENAMETOOLONG, errno.ENOTSOCK, errno.EINVAL}
 CHAIN = 10  # causes to look at
 AT_ONCE = 8  # working connections shorter than `Backoff.brief`, in a row, after which each waits a little for the next
+MOST_BREATH = 0.1  # s that it waits at most
 EXPECTED = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
 
@@ -86,7 +87,7 @@ class Backoff:
 
     def breath(self) -> float:
         """Seconds between two connections that worked and were short, when there were many of them in a row."""
-        return self.random.uniform(0.0, min(self.first, self.brief))
+        return self.random.uniform(0.0, min(self.first, MOST_BREATH))
 
 
 @attrs.define

@@ -169,7 +169,9 @@ class Control:
             written += incoming.write_acks(out)
         if self._unopened and not self._resume_left and written < limit:
             written += self._write_unopened(out)
-        return written + self.write_proof(out)
+        if self._unproven:
+            written += self.write_proof(out)
+        return written
 
     def write_proof(self, out: list[Buffer]) -> int:
         """A ping, if one is due and nothing has to be written before it."""

@@ -35,7 +35,6 @@ class Incoming:
         "bytes",
         "channel",
         "close_came",
-        "close_told",
         "consumed",
         "decided",
         "direct",
@@ -96,8 +95,7 @@ class Incoming:
         self.replaying = False  # the peer may repeat decisions
         self.ended = False
         self.close_came = False  # on this connection
-        self.done = False  # the channel is over
-        self.close_told = False  # and the peer was told so
+        self.done = False  # the channel is over, and the peer is to be told so
         self.due = False  # acks that can be batched are to be written now
         self.dirty = False  # in line to write acks
         self.owing = False  # acks wait for the timer
@@ -311,22 +309,21 @@ class Incoming:
         does not speak of a channel that is over, so it is not over while an answer could have to be repeated.
         """
         if self.close_came and not self.done and self.consumed == self.arrived and not self.spans:
-            link = self.link
-            if self.outcomes:
-                if link.connected:
-                    link.control.end_when_proven(self)
-                return
-            self.done = True
-            if link.connected:
-                link.control.touch(self)
+            control = self.link.control
+            self.done = not self.outcomes
+            if not self.link.connected:
+                if self.done:
+                    self.link.forget_incoming(self)
+            elif self.done:
+                control.touch(self)
             else:
-                link.forget_incoming(self)
+                control.end_when_proven(self)
 
     # --- telling
 
     def write_acks(self, out: list[Buffer]) -> int:
         """What the peer has not been told of, apart from what can wait."""
-        if not self.known or self.close_told:
+        if not self.known:
             return 0
         written = self._write_answers(self.answers, out) if self.answers else 0
         if self.due or self.done:
@@ -340,7 +337,9 @@ class Incoming:
                 written += self._write(Ack.CONSUMED, self.consumed, out, is_next=is_next)
                 self.told_consumed = self.consumed
         if self.done:
-            written += self._write_closed(out)
+            self.known = False
+            self.link.forget_incoming(self)
+            written += self._write(Ack.CLOSED, 0, out, is_next=True)
         return written
 
     def _write_answers(self, runs: deque[Run], out: list[Buffer]) -> int:
@@ -353,11 +352,6 @@ class Incoming:
         self.link.control.prove(self)
         return written
 
-    def _write_closed(self, out: list[Buffer]) -> int:
-        self.close_told = True
-        self.link.forget_incoming(self)
-        return self._write(Ack.CLOSED, 0, out, is_next=True)
-
     def _write(self, ack: Ack, number: int, out: list[Buffer], *, is_next: bool) -> int:
         packet = encode_ack(ack, (self.channel,), self.link.in_id_size, None if is_next else number)
         out.append(packet)
@@ -368,18 +362,15 @@ class Incoming:
         written = self._write(Ack.RECEIVED, self.arrived, out, is_next=False)
         written += self._write(Ack.CONSUMED, self.consumed, out, is_next=False)
         self.told_received, self.told_consumed = self.arrived, self.consumed
-        self.due = False
-        self.unacked = 0
+        self.due, self.unacked = False, 0
         self._again = True
         self.answers.clear()
         if self.outcomes:
             for run in self.outcomes:
                 written += self._write(run.ack, run.through, out, is_next=False)
                 self.told_answer, self._told_last = run.through, run.ack
-            if self.ended:  # the pong may then come with the repeated close, and not a round trip later
-                self.link.control.end_when_proven(self)
-            else:
-                self.link.control.prove(self)
+            # If it was closed, the pong may then come with the repeated close, and not a round trip later.
+            (self.link.control.end_when_proven if self.ended else self.link.control.prove)(self)
         self.known = True
         self.direct = not self.ended
         return written
@@ -390,7 +381,7 @@ class Incoming:
         self.known = not self.link.resumed
         self.direct = self.known and not self.ended
         self.replaying = self.link.resumed and self.link.in_transactions
-        self.close_came = self.close_told = self.due = self.dirty = self.owing = False
+        self.close_came = self.due = self.dirty = self.owing = False
 
     @property
     def proof(self) -> int:

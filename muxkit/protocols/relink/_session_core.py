@@ -220,9 +220,7 @@ class Core:
         count, last, peer = self.refusals, self.last_loss(), self.peer
 
         def error() -> LinkRefused:
-            refused = LinkRefused(count, last, peer=peer, unsent=self.engine.outbox)
-            refused.__cause__ = last
-            return refused
+            return LinkRefused(count, last, peer=peer, unsent=self.engine.outbox)
 
         _log.warning("%s", error())
         self.lose(error)
