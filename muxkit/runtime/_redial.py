@@ -23,7 +23,7 @@ class Ended(Enum):
     """How did one connection end, as the one who ran it sees it?"""
 
     DONE = "there is nothing left to do: no more dialling"
-    WORKED = "it is gone, and it had brought the work forward: dial again at once, unless too many in a row were short"
+    WORKED = "it is gone, and it had brought the work forward: dial again at once"
     LOST = "it is gone: dial again at once if it had held for `Backoff.brief`, after a pause otherwise"
 
 
@@ -38,8 +38,7 @@ OnFailed = Callable[[Exception, float], None]
 
 CERTAINLY_WRONG = {errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENAMETOOLONG, errno.ENOTSOCK, errno.EINVAL}
 CHAIN = 10  # causes to look at
-AT_ONCE = 8  # working connections shorter than `Backoff.brief`, in a row, after which each waits a little for the next
-MOST_BREATH = 0.1  # s that it waits at most
+AT_ONCE = 8  # working connections shorter than `Backoff.brief`, in a row, before `breath` counts
 EXPECTED = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
 
@@ -84,10 +83,6 @@ class Backoff:
         # 2.0 ** 64 doublings are more than any bound, and far from an overflow.
         bound = min(self.most - self.least, self.first * 2.0 ** min(failures - 1, 64))
         return self.least + self.random.uniform(0.0, bound)
-
-    def breath(self) -> float:
-        """Seconds between two connections that worked and were short, when there were many of them in a row."""
-        return self.random.uniform(0.0, min(self.first, MOST_BREATH))
 
 
 @attrs.define
@@ -136,13 +131,15 @@ async def redial(
     on_failed: OnFailed | None = None,
     outage: Outage | None = None,
     heals: Callable[[Exception], bool] = can_heal,
+    breath: float = 0.0,
 ) -> None:
     """Dial and `run` one connection after another, until `run` says that all is done.
 
     It gives up by no deadline of its own: cancel it, or put `outage.fail_after` around. Attempts that failed with
     an OSError, a TooSlowError or one of Trio's stream errors are repeated if `heals` says so; every other error of
     `dial` and all that `run` raises come out as they are. A connection is closed, at the latest, when its `run` is
-    over, and the next is dialled only then.
+    over, and the next is dialled only then. `breath` bounds the random pause, in seconds, that follows each connection
+    that worked when more than 8 in a row were shorter than `Backoff.brief`.
     """
     policy = backoff or Backoff()
     trouble = outage or Outage()
@@ -156,8 +153,8 @@ async def redial(
         if ended is Ended.WORKED or (ended is Ended.LOST and lived >= policy.brief):
             trouble.last = None
             short = short + 1 if lived < policy.brief else 0
-            if short > AT_ONCE:
-                await trio.sleep(policy.breath())
+            if short > AT_ONCE and breath:
+                await trio.sleep(policy.random.uniform(0.0, min(policy.first, breath)))
             continue
         failure = ended if isinstance(ended, Exception) else _short_lived(lived)
         if not heals(failure):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from muxkit.runtime._errors import Side
     from muxkit.runtime._redial import OnFailed
 
+BREATH = 0.1  # s; the most between short connections in a row, each of which brought something forward
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -90,6 +91,7 @@ class _Dialling:
                 on_failed=self._on_failed,
                 outage=self._outage,
                 heals=_heals,
+                breath=BREATH,
             )
         except Exception as error:  # whatever dialling raises, those who wait for the link are told
             reason = str(error) or type(error).__name__
