@@ -134,7 +134,7 @@ class MultistreamPump(Generic[EventT]):
         """The connection is over; the first reason counts. A peer who broke a rule is told which."""
         if self.is_lost:
             return
-        if self._hanging_up:
+        if self._hanging_up and not isinstance(cause, RemoteProtocolError):
             reason, by, cause = "we hung up", "local", None
         self.is_lost = True
         self._ending.record(reason, by=by, cause=cause, unsent=self._queued())
@@ -148,6 +148,11 @@ class MultistreamPump(Generic[EventT]):
         if self._observer is not None and by == "network":
             self._observer.error(self.loss())
         self._on_lost()
+
+    @property
+    def is_violated(self) -> bool:
+        """Is the connection over because the peer broke a rule?"""
+        return self._ending.is_violation
 
     async def flushed(self) -> None:
         """Wait until the engine is silent, no stream waits for room, and the peer has all that was written."""

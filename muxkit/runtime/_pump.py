@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
 
+from muxkit._errors import RemoteProtocolError
 from muxkit.core import Eager, Paced
 from muxkit.runtime._allocator import keep_freed_memory
 from muxkit.runtime._clock import Clock
@@ -125,7 +126,7 @@ class StreamPump(Generic[EventT]):
         """The connection is over; the first reason counts."""
         if self.is_lost:
             return
-        if self._hanging_up:
+        if self._hanging_up and not isinstance(cause, RemoteProtocolError):
             reason, by, cause = "we hung up", "local", None
         self.is_lost = True
         self._ending.record(reason, by=by, cause=cause, unsent=self.unsent + self._queued())
@@ -137,6 +138,11 @@ class StreamPump(Generic[EventT]):
         if self._observer is not None and by == "network":
             self._observer.error(self.loss())
         self._on_lost()
+
+    @property
+    def is_violated(self) -> bool:
+        """Is the connection over because the peer broke a rule?"""
+        return self._ending.is_violation
 
     @property
     def unsent(self) -> int:

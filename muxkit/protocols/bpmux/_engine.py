@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from muxkit._observer import Observer
     from muxkit.core import Buffer, Outbox
 
+CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
+
 
 class Engine:
     """One end of a bpmux/rel connection; a `StreamEngine`.
@@ -35,7 +37,7 @@ class Engine:
         self, config: Config | None = None, *, limits: Limits | None = None, observer: Observer | None = None
     ) -> None:
         self.config = config or Config()
-        self.limits = limits or Limits()
+        self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self._observer = observer
         self._state = State(self.config, self.limits, observer)
         self._reader = Reader(self._state)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 import attrs
 
+from muxkit.core import NO_QUEUE
+
 if TYPE_CHECKING:
+    from collections import deque
+
     from muxkit.protocols.e3x._fragments import Assembly
     from muxkit.protocols.e3x._receiving import Incoming
     from muxkit.protocols.e3x._sending import Outgoing
@@ -25,7 +28,7 @@ class EngineChannel:
     """Its sending side, on a reliable channel."""
     incoming: Incoming | None = None
     assembly: Assembly | None = None
-    datagrams: deque[tuple[bytes, bool]] = attrs.field(factory=deque)
+    datagrams: deque[tuple[bytes, bool]] = NO_QUEUE
     """What waits to be sent on an unreliable channel: bodies, and whether each is the last."""
     queued: int = 0
     """Bytes in `datagrams`."""

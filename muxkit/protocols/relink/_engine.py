@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._incoming import Incoming
 
 
+CHANNEL_PRICE = 8 * 1024  # bytes of memory for a channel each way, its session objects and a task that handles it
+
+
 class LinkEngine(Sending):
     """One end of a link; a `StreamEngine` between `connection_made` and `connection_lost`, as often as need be.
 
@@ -42,7 +45,7 @@ class LinkEngine(Sending):
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> None:
-        config, limits = config or Config(), limits or Limits()
+        config, limits = config or Config(), (limits or Limits()).at_price(CHANNEL_PRICE)
         super().__init__(Link(config, limits, observer, is_connector=is_connector))
         self.is_connector = is_connector
         self._observer = observer

@@ -124,7 +124,7 @@ class Receiving:
             raise RemoteProtocolError(f"{what} before our resume", rule="relink-H35")
         live = len(link.incoming) + new
         if live >= link.limits.channels:
-            raise RemoteProtocolError(f"{what} beside {live} live ones", limit="channels")
+            raise RemoteProtocolError(f"{what} beside {live} live ones", limit=link.limits.bound_of_channels)
 
     def deliver(self, channels: Sequence[int], parts: Parts, weight: int) -> None:
         """A message that was checked, now that all of it is here."""

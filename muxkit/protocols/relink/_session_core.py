@@ -55,7 +55,7 @@ class Core:
     def __init__(self, config: Config, limits: Limits, observer: Observer | None, *, is_connector: bool) -> None:
         self.engine = LinkEngine(config, is_connector=is_connector, limits=limits, observer=observer)
         self.config = config
-        self.limits = limits
+        self.limits = self.engine.limits
         self.is_connector = is_connector
         self.out_transactions = config.connector_transactions if is_connector else config.listener_transactions
         self.in_transactions = config.listener_transactions if is_connector else config.connector_transactions
@@ -71,6 +71,7 @@ class Core:
         self.error: ErrorMaker | None = None  # why the link is over
         self.untold: ErrorMaker | None = None  # a change of the link that lost messages, and that nobody was told
         self.is_finished = False  # in the way that both sides wanted
+        self.is_violated = False  # the link is over because the peer broke a rule
         self.last_loss: ErrorMaker = _never  # why the last connection is over
         self.over = trio.Event()
         self.moved = trio.lowlevel.ParkingLot()  # those who wait for anything to change
@@ -389,6 +390,7 @@ class Core:
     def _on_failed(self, event: Failed) -> None:
         # The protocol has no error packet: the peer sees a closed connection, and only this log can say why.
         _log.warning("%s broke a rule, the link was given up: %s", self.peer or "a peer", event.error)
+        self.is_violated = self.error is None
         self.lose_because(str(event.error), by="peer", cause=event.error)
 
 
