@@ -115,9 +115,8 @@ class LinkEngine(Sending):
 
     @property
     def channel_count(self) -> int:
-        """Channels of both directions that take memory, closed ones included whose end the peer may not know."""
-        link = self._link
-        return len(link.outgoing) + len(link.incoming) + len(link.tombs)
+        """Channels of both directions that take memory."""
+        return len(self._link.outgoing) + len(self._link.incoming)
 
     @property
     def owed_answers(self) -> int:
@@ -247,6 +246,8 @@ class LinkEngine(Sending):
         written = link.control.write(limit, out) if link.control else 0
         if written < limit:
             link.scheduler.pull(limit - written, out)
+            if link.control.wants_proof:
+                link.control.write_proof(out)
         if link.wants_shutdown and link.may_write_shutdown:
             link.shutdown_written = True
             out.append(SHUTDOWN)
@@ -303,13 +304,11 @@ class LinkEngine(Sending):
         return (0, []) if incoming is None else incoming.receive(most)
 
     def consume(self, channel: int, *, through: int, now: float) -> None:
-        """The application is done with the messages up to this one; harmless if it was told before."""
+        """The application is done with the messages up to this one; harmless if they were consumed before."""
         self._link.now = now
         incoming = self._link.incoming.get(channel)
         if incoming is None:
-            if channel not in self._link.tombs:
-                raise LocalProtocolError(f"the peer has no channel {channel}")
-            return
+            raise LocalProtocolError(f"the peer has no channel {channel}")
         incoming.consume(through)
         if self._link.peer_shut_down:
             self._check_finished()

@@ -1,4 +1,4 @@
-"""What ties a link's engine to Trio? Its connections one after the other, and who is interested in which channel."""
+"""What ties a link's engine to Trio: its connections one after the other, and who is interested in which channel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from muxkit.protocols.relink._events import (
     Uncommitted,
     Writable,
 )
-from muxkit.protocols.relink._session_errors import LinkChanged
+from muxkit.protocols.relink._session_errors import LinkChanged, LinkRefused
 from muxkit.protocols.relink._session_pings import Pings
 from muxkit.runtime import LinkLost, Room, StreamPump, background
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 CHANNEL_COST = 3 * 1024  # bytes that a channel in one direction counts, with nothing in it; it takes up to twice that
 GOODBYE = 1.0  # s, for the end of a connection whose link is finished
+BRIEF = 1.0  # s; a connection that ends sooner and brought nothing forward may have been refused
+MOST_REFUSALS = 50  # such connections in a row; bad weather alone makes dozens
 
 _log = logging.getLogger("muxkit")
 
@@ -77,6 +79,9 @@ class Core:
         self.peer = ""
         self.connections = 0
         self.progress = 0  # grows with everything that brings the application's work forward
+        self.refusals = 0  # connections in a row that were over at once and brought nothing forward
+        self._began = 0.0  # the present connection
+        self._progress_before = 0
         self.messages_received = 0
         self.messages_sent = 0
         self.pings = Pings(self)
@@ -178,21 +183,48 @@ class Core:
         self.peer = pump.peer or self.peer
         self.connections += 1
         self._armed = None
+        self._began, self._progress_before = trio.current_time(), self.progress
         try:
             self.settle()
             self.pings.again()
             self.moved.unpark_all()
             async with background() as nursery:
                 nursery.start_soon(self._part, pump)
+                nursery.start_soon(self._notice_that_it_works)
                 await pump.run()
         finally:
+            works = self.works
             self._bytes_received += engine.bytes_received
             self._bytes_sent += pump.bytes_sent
             self.pump = None
             self.last_loss = pump.loss
             engine.connection_lost(trio.current_time())
             self.settle()
+            self._count_refusal(works=works)
             self.moved.unpark_all()
+
+    @property
+    def works(self) -> bool:
+        """Has the present connection brought anything forward, or held for a while? A mere handshake shows nothing."""
+        if self.pump is None:
+            return False
+        return self.progress != self._progress_before or trio.current_time() >= self._began + BRIEF
+
+    async def _notice_that_it_works(self) -> None:
+        await trio.sleep(BRIEF)
+        self.moved.unpark_all()
+
+    def _count_refusal(self, *, works: bool) -> None:
+        self.refusals = 0 if works else self.refusals + 1
+        if self.refusals < MOST_REFUSALS or self.error is not None:
+            return
+        count, last, peer = self.refusals, self.last_loss(), self.peer
+
+        def error() -> LinkRefused:
+            return LinkRefused(count, last, peer=peer, unsent=self.engine.outbox)
+
+        _log.warning("%s", error())
+        self.lose(error)
 
     async def _part(self, pump: StreamPump[Event]) -> None:
         """Once the link is over its connection ends, in order if that is how the link ended."""

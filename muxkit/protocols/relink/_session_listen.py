@@ -1,4 +1,4 @@
-"""How does a listener keep its links? By endpoint and id, with a connection or without one, within bounds."""
+"""The links of a listener: by endpoint and id, with a connection or without one, within bounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from muxkit.protocols.relink._session_core import Core
 from muxkit.protocols.relink._session_handshake import Hello, answer, unknown
 from muxkit.protocols.relink._session_ids import Keys, fingerprint, identity_of, is_same, new_epoch, new_link_id
 from muxkit.protocols.relink._session_urls import PROTOCOL, config_for, place_of
-from muxkit.runtime import LinkLost, Lobby, Registry, background
+from muxkit.runtime import Backoff, LinkLost, Lobby, Registry, background
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 LINK_COST = 16 * 1024  # bytes that an absent link counts beside its messages and channels
+
+# For a connector that comes back over and over and gets nothing done: it is answered later each time.
+RETURNS = Backoff(first=0.1, most=5.0)
 
 _log = logging.getLogger("muxkit")
 
@@ -173,6 +176,9 @@ class Listener:
     async def _resume(self, stream: trio.abc.Stream, hello: Hello, key: bytes) -> bool:
         """Run the connection on the link with this key; False if that is gone."""
         is_there = False
+        kept = self._links.find(key)
+        if kept is not None and (refusals := kept.link.core.refusals) > 1:
+            await trio.sleep(RETURNS.wait(refusals))
         with suppress(LookupError):  # gone by the time when its last connection has let go of it
             async with self._links.adopt(key) as adopted:
                 if adopted.session.link.core.error is None:

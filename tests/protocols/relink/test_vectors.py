@@ -291,6 +291,8 @@ def test_a_channel_is_closed_as_in_the_vector() -> None:
     one, other = connector(), listener()
     one.send(0x1234, (b"x",))
     other.receive_bytes(drain(one), 0.0)
+    other.handle_deadline(1.0)
+    one.receive_bytes(drain(other), 1.0)
     one.close(0x1234)
     assert written(one) == CLOSE
     fed(other, CLOSE)
