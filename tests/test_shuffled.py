@@ -10,12 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PART = (
-    "tests/core",
-    "tests/runtime/test_mailbox.py",
-    "tests/runtime/test_gate.py",
-    "tests/protocols/bpmux/test_limits.py",
-)
+PART = ("tests/core/test_ranges.py", "tests/runtime/test_mailbox.py", "tests/runtime/test_gate.py")
 
 
 def shuffled(seed: int, *arguments: str) -> str:
