@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._incoming import Incoming
 
 
-CHANNEL_PRICE = 8 * 1024  # bytes of memory for a channel each way, its session objects and a task that handles it
+CHANNEL_PRICE = 6 * 1024  # bytes of memory for a channel each way, its session objects and a task that handles it
 
 
 class LinkEngine(Sending):

@@ -11,6 +11,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, cast
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit.core import NO_QUEUE
 from muxkit.protocols.relink._events import Arrived, RolledBack
 from muxkit.protocols.relink._items import Run, Span
 from muxkit.protocols.relink._packets import Ack, Operation, Parts, encode_ack
@@ -79,16 +80,18 @@ class Incoming:
         # Messages `consumed` + 1 to `arrived`, in this order; None stands for one that was rolled back.
         self.taken: deque[Parts | None] = deque()
         self.waiting: deque[Parts | None] = deque()
-        self.held: deque[Parts | None] = deque()  # until the peer has decided
+        self.held: deque[Parts | None] = deque() if link.in_transactions else NO_QUEUE  # until the peer has decided
         self.weights: deque[int] = deque()
         self.put: Callable[[Parts], None] = (self.held if link.in_transactions else self.waiting).append
         self.weigh = self.weights.append
         self.room = link.config.window
         self.bytes = 0
         self.unacked = 0  # bytes consumed that the peer was not told of
-        self.spans: deque[Span] = deque()
-        self.answers: deque[Run] = deque()  # to be told
-        self.outcomes: deque[Run] = deque()  # told or not, that the peer may not know
+        self.spans: deque[Span] = deque() if link.in_transactions else NO_QUEUE
+        self.answers: deque[Run] = deque() if link.in_transactions else NO_QUEUE  # to be told
+        self.outcomes: deque[Run] = (
+            deque() if link.in_transactions else NO_QUEUE
+        )  # told or not, that the peer may not know
         self.notified = False  # the application was told that messages wait
         self.direct = True  # messages may be put here without another question
         self.known = True  # on this connection the peer was told what we have
@@ -364,7 +367,8 @@ class Incoming:
         self.told_received, self.told_consumed = self.arrived, self.consumed
         self.due, self.unacked = False, 0
         self._again = True
-        self.answers.clear()
+        if self.answers:
+            self.answers.clear()
         if self.outcomes:
             for run in self.outcomes:
                 written += self._write(run.ack, run.through, out, is_next=False)

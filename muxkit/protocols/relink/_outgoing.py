@@ -10,6 +10,7 @@ from collections import deque
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, cast
 
+from muxkit.core import NO_QUEUE
 from muxkit.protocols.relink._events import ChannelClosed, Committed, Consumed, Received, Uncommitted
 from muxkit.protocols.relink._items import JOIN_MOST, Decision, Item, Large, Multicast
 from muxkit.protocols.relink._packets import (
@@ -94,8 +95,9 @@ class Outgoing:
         self.unsent: deque[Item] = deque()
         self.kept: deque[Item] = deque()  # `released` + 1 to `sent`
         self.grown = 0  # items in both that are more than a packet put together
-        self.journal: deque[Decision] = deque()  # not answered yet, and the rollbacks before
-        self.decisions: deque[Decision] = deque()  # to be written
+        # Not answered yet, and the rollbacks before.
+        self.journal: deque[Decision] = deque() if link.out_transactions else NO_QUEUE
+        self.decisions: deque[Decision] = deque() if link.out_transactions else NO_QUEUE  # to be written
         self._told_last: Operation | None = None
         self._again = False  # the next decision is told with its number, since the peer may have missed one
         # Life.
@@ -322,7 +324,8 @@ class Outgoing:
             self.link.outbox.used += len(item)
         self.sent = self.received
         self.told = min(self.told, self.received)
-        self.decisions = deque(Decision(one.operation, one.through) for one in self.journal)
+        if self.journal or self.decisions:
+            self.decisions = deque(Decision(one.operation, one.through) for one in self.journal)
         self.free = True
         self.link.schedule(self)
         self._confirm()
