@@ -1,4 +1,5 @@
-"""Build hook for `MUXKIT_COMPILE=1 pip install .`: compiles the engines to machine code with mypyc, from the same sources.
+"""Build hook for `MUXKIT_COMPILE=1 pip install .`: compile the engines to machine code with mypyc, from the same
+sources.
 
 Hatchling calls this for each wheel. Without the variable it does nothing, and the wheel runs everywhere. With it the
 wheel holds one shared library for each module named below, beside its source, and fits one Python on one system.
