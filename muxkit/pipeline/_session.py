@@ -114,7 +114,7 @@ def java_version(java: Path) -> int:
 
 def _ask(java: Path) -> str:
     """What it says about itself; nothing if it does not run."""
-    command = [java, "-XshowSettings:properties", "-version"]
+    command = [str(java), "-XshowSettings:properties", "-version"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from muxkit.pipeline._staging_store_rows import Block
+
 PATIENCE = 60.0  # s; nothing is decided by it
 
 TUTORIAL = "docs/tutorial/restream.md"
@@ -134,7 +136,7 @@ KEY = Key(stream="orders", app="nightly")
 
 
 async def write(url: str) -> None:
-    async def blocks() -> AsyncIterator[bytes]:
+    async def blocks() -> AsyncIterator[Block]:
         yield make_block(0, [b"first", b"second"])
 
     client = StagingClient(url)

