@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,6 @@ from tests._pages import command, free_ports, kill, ports, program, python, run,
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
     from muxkit.pipeline._staging_store_rows import Block
 
@@ -108,16 +108,17 @@ def test_a_simulation_of_ones_own_runs_in_a_fleet(tmp_path: Path) -> None:
     (package / "simulations.py").write_text(program(FLEET, 2))
     done = run(command(FLEET, "muxkit fleet run yourpackage"), tmp_path, path=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "0 failed" in done.stdout
+    assert re.match(r"1,000 seeds in .*: 0 failed", done.stdout), done.stdout
 
 
 @pytest.mark.extras("cli", "spark")
 def test_the_command_makes_the_page_about_a_folder_of_captures(tmp_path: Path) -> None:
     code = program(CAPTURES, 1).replace('Capture("captures")', 'Capture("captures", raw=True)')
     made = run(python(code), tmp_path)
-    assert made.returncode == 0, made.stderr
+    assert (made.returncode, made.stdout.strip()) == (0, str(Path("captures", "report.html"))), made.stderr
     page = tmp_path / "captures" / "report.html"
     assert "to the echo" in page.read_text(encoding="utf-8")
+    assert "out-sink 1" in page.read_text(encoding="utf-8")
     for report in ("muxkit capture report captures", "muxkit capture report captures --raw bpmux"):
         page.unlink()
         done = run(command(CAPTURES, report), tmp_path)

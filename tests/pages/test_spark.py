@@ -73,8 +73,8 @@ def test_the_table_has_each_message_once_after_query_and_server_were_killed(tmp_
 UUID = "10000000-0000-4000-8000-000000000001"
 DIRECTORY = "d0000000-0000-4000-8000-00000000000d"
 FOLLOW = """
-query = stream.writeStream.format("noop").option("checkpointLocation", "checkpoint").trigger(availableNow=True).start()
-query.awaitTermination()
+query = stream.writeStream.format("noop").option("checkpointLocation", "checkpoint").start()
+query.processAllAvailable()
 """
 
 
@@ -88,7 +88,7 @@ def test_a_query_follows_a_directory_and_says_how_far_behind_it_is(tmp_path: Pat
         async with restream.open_store("memory:", keep=3600) as store, trio.open_nursery() as nursery:
             for uuid in (DIRECTORY, UUID):
                 await store.register(uuid, {}, params={}, attached=False)
-            await store.append(DIRECTORY, {"uuid": UUID})
+            await store.append(DIRECTORY, UUID)
             await store.append_many(UUID, [*range(100)])
 
             async def serve(task_status: trio.TaskStatus[restream.Served]) -> None:
@@ -151,16 +151,14 @@ def test_the_programs_that_are_given_a_frame_run_one_after_another(tmp_path: Pat
             sink = [free_ports(program("docs/how-to/spark-sink.md", number), free) for number in (2, 3)]
             parts = [
                 [RECORD, program("docs/how-to/captures.md", 2), "assert frames.count() > 0"],
-                [program("docs/how-to/fleet.md", 1), "assert outcomes.where('ok').count() == 1000"],
+                [program("docs/how-to/fleet.md", 1)],
                 [SESSION + plain_frame, sink[1]],
                 [SESSION + streaming, sink[0], stop],
             ]
             command = [*plain(ONE_AFTER_ANOTHER), json.dumps(parts)]
             done = await trio.to_thread.run_sync(lambda: run(command, tmp_path, timeout=PATIENCE))
             assert done.returncode == 0, done.stderr
-            published = await store.read("orders", after=0)
-            assert published is not None
-            assert sorted(published.rows[:5]) == [b"0", b"1", b"2", b"3", b"4"]
+            assert (await store.head("main"), await store.head("orders") > 0) == (5, True)
             nursery.cancel_scope.cancel()
 
     trio.run(main)
