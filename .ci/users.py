@@ -22,14 +22,21 @@ LEFT_OUT = (".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypot
 
 
 class Reader:
-    """Somebody with a clone and a shell."""
+    """A clone and a shell, in a home that is empty but for what pip has loaded before."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clone = folder / "clone"
         shutil.copytree(ROOT, self.clone, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+        home = folder / "home"
+        home.mkdir()
+        cache = subprocess.run(
+            [sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True, check=True
+        )
         self.environment = {
             **os.environ,
+            "HOME": str(home),
+            "PIP_CACHE_DIR": cache.strip(),
             "PIP_CONSTRAINT": str(self.clone / ".ci" / "constraints.txt"),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         }

@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 import tomllib
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -25,6 +26,7 @@ PAGES = sorted({ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "examples").rg
 
 # The interpreter that runs them: the suite's own, or that of an environment with nothing but what a page says.
 PYTHON = os.environ.get("MUXKIT_PAGES_PYTHON") or sys.executable
+PATIENCE = 300.0  # s that something else may take on a busy machine; nothing is decided by it
 COMMANDS = ("muxkit ", "make ", "pip ", "python ", ".ci/", "MUXKIT_COMPILE=1 ")
 
 _BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -152,7 +154,7 @@ def python(code: str) -> list[str]:
 
 
 def run(
-    arguments: str | Sequence[str], folder: Path, *, timeout: float = 120, path: str = ""
+    arguments: str | Sequence[str], folder: Path, *, timeout: float = PATIENCE, path: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """To its end; a text is a command of a shell."""
     return subprocess.run(
@@ -184,6 +186,15 @@ def running(arguments: str | Sequence[str], folder: Path, log: str) -> Iterator[
         yield process
     finally:
         kill(process)
+
+
+def until(holds: Callable[[], bool], *alive: subprocess.Popen[bytes]) -> None:
+    """Another process's files tell when they change to nobody: look again and again, while these live."""
+    ends = time.monotonic() + PATIENCE
+    while not holds():
+        assert [process.poll() for process in alive] == [None] * len(alive)
+        assert time.monotonic() < ends
+        time.sleep(0.05)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

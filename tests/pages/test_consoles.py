@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,15 +12,15 @@ import trio
 
 from muxkit.pipeline import Encoding, Key, StagingClient, make_block
 from muxkit.protocols import restream
-from tests._pages import command, free_ports, kill, ports, program, python, run, running
+from tests._pages import PATIENCE, command, free_ports, kill, ports, program, python, run, running, until
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from muxkit.pipeline._staging_store_rows import Block
 
-PATIENCE = 60.0  # s; nothing is decided by it
+pytestmark = pytest.mark.timeout(400)  # programs start slowly on a busy machine
 
 TUTORIAL = "docs/tutorial/restream.md"
 CHAOS = "docs/how-to/chaos.md"
@@ -29,15 +28,6 @@ FLEET = "docs/how-to/fleet.md"
 SINK = "docs/how-to/spark-sink.md"
 CAPTURES = "docs/how-to/captures.md"
 TRANSPORT = "docs/how-to/transport.md"
-
-
-def until(holds: Callable[[], bool], *alive: subprocess.Popen[bytes]) -> None:
-    """Another process's files tell when they change to nobody: look again and again, while it lives."""
-    ends = time.monotonic() + PATIENCE
-    while not holds():
-        assert [process.poll() for process in alive] == [None] * len(alive)
-        assert time.monotonic() < ends
-        time.sleep(0.02)
 
 
 def listening(process: subprocess.Popen[bytes], log: Path, times: int = 1) -> None:

@@ -12,6 +12,8 @@ from tests._pages import ROOT, entries, everything, free_ports, ports, program, 
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(400)  # programs start slowly on a busy machine
+
 # What a page says is to be installed for its programs; the others need the library alone.
 EXTRAS = {"docs/how-to/captures.md": ["spark"]}
 LISTED = {entry.key for entry in entries()}

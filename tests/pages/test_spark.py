@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import ssl
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,29 +12,16 @@ import trustme
 
 from muxkit.pipeline import open_staging, serve_staging
 from muxkit.protocols import restream
-from tests._pages import free_ports, kill, ports, program, python, run, running
+from tests._pages import free_ports, kill, ports, program, python, run, running, until
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.extras("spark")]
 
 TUTORIAL = "docs/tutorial/spark.md"
-PATIENCE = 300.0  # s; nothing is decided by it
-
 # What a page takes for granted: a session of Spark, where it is the page before that made it.
 SESSION = "from muxkit.pipeline import spark_session\nspark = spark_session()\n"
-
-
-def until(holds: Callable[[], bool], *alive: subprocess.Popen[bytes]) -> None:
-    """Another process's files tell when they change to nobody: look again and again, while it lives."""
-    ends = time.monotonic() + PATIENCE
-    while not holds():
-        assert [process.poll() for process in alive] == [None] * len(alive)
-        assert time.monotonic() < ends
-        time.sleep(0.05)
 
 
 def committed(folder: Path) -> int:
@@ -64,7 +50,7 @@ def test_the_table_has_each_message_once_after_query_and_server_were_killed(tmp_
                 until(lambda: committed(tmp_path) > before + 1, restarted, again)
     assert "Traceback" not in (tmp_path / "server").read_text(encoding="utf-8")
     count = 'print(*table.selectExpr("count(*)", "count(distinct stream, id)", "max(id)").first())'
-    done = run(plain(f"{SESSION}{program(TUTORIAL, 3)}\n{count}"), tmp_path, timeout=PATIENCE)
+    done = run(plain(f"{SESSION}{program(TUTORIAL, 3)}\n{count}"), tmp_path)
     assert done.returncode == 0, done.stderr
     rows, distinct, highest = map(int, done.stdout.splitlines()[-1].split())
     assert rows == distinct == highest > 0
@@ -106,7 +92,7 @@ def test_a_query_follows_a_directory_and_says_how_far_behind_it_is(tmp_path: Pat
                 served: restream.Served = await nursery.start(serve)
                 code = code.replace(f"restream+tls://{name}.example:7000", served.url)
             code = f"{SESSION}{code}{FOLLOW}{program(TUTORIAL, 5)}"
-            done = await trio.to_thread.run_sync(lambda: run(plain(code), tmp_path, timeout=PATIENCE))
+            done = await trio.to_thread.run_sync(lambda: run(plain(code), tmp_path))
             nursery.cancel_scope.cancel()
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
@@ -156,7 +142,7 @@ def test_the_programs_that_are_given_a_frame_run_one_after_another(tmp_path: Pat
                 [SESSION + streaming, sink[0], stop],
             ]
             command = [*plain(ONE_AFTER_ANOTHER), json.dumps(parts)]
-            done = await trio.to_thread.run_sync(lambda: run(command, tmp_path, timeout=PATIENCE))
+            done = await trio.to_thread.run_sync(lambda: run(command, tmp_path))
             assert done.returncode == 0, done.stderr
             assert (await store.head("main"), await store.head("orders") > 0) == (5, True)
             nursery.cancel_scope.cancel()
