@@ -11,6 +11,7 @@ import pytest
 from muxkit import Limits
 from muxkit.core import RECEIVING, SENDING, draw
 from muxkit.protocols.bpmux import Config
+from muxkit.protocols.restream import StoreLimits
 from tests._pages import DOCS, PAGES, ROOT, page_name, program
 
 ANY_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -77,6 +78,14 @@ def test_every_limit_is_explained_with_its_default() -> None:
     table = rows("docs/how-to/limits.md")
     expected = {field.name: shown(field) for field in attrs.fields(Limits)}
     assert {field: cells[0] for field, cells in table.items()} == expected
+
+
+def test_every_limit_of_a_store_is_explained_with_its_default() -> None:
+    table = rows("docs/reference/restream.md")
+    sizes = {"message_bytes": "1 MiB", "bytes": "1 TiB"}
+    for field in attrs.fields(StoreLimits):
+        assert table.get(field.name, ["missing"])[0] == sizes.get(field.name, shown(field))
+    assert (StoreLimits().message_bytes, StoreLimits().bytes) == (2**20, 2**40)
 
 
 def test_every_setting_of_bpmux_is_explained_with_its_default() -> None:
