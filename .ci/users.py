@@ -30,9 +30,7 @@ class Reader:
         shutil.copytree(ROOT, self.clone, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
         home = folder / "home"
         home.mkdir()
-        cache = subprocess.run(
-            [sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True, check=True
-        )
+        cache = subprocess.check_output([sys.executable, "-m", "pip", "cache", "dir"], text=True)
         self.environment = {
             **os.environ,
             "HOME": str(home),
