@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
     from muxkit.pipeline._staging_store_rows import Block
 
-pytestmark = pytest.mark.timeout(400)  # programs start slowly on a busy machine
+pytestmark = [
+    pytest.mark.timeout(400),  # programs start slowly on a busy machine
+    pytest.mark.skipif(sys.platform == "win32", reason="it kills groups of processes"),
+]
 
 TUTORIAL = "docs/tutorial/restream.md"
 CHAOS = "docs/how-to/chaos.md"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,12 @@ from tests._pages import free_ports, kill, ports, program, python, run, running,
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.extras("spark")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(900),
+    pytest.mark.extras("spark"),
+    pytest.mark.skipif(sys.platform == "win32", reason="it kills groups of processes"),
+]
 
 TUTORIAL = "docs/tutorial/spark.md"
 # What a page takes for granted: a session of Spark, where it is the page before that made it.
