@@ -6,6 +6,7 @@ ARGS ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL: # there is one .venv
 .PHONY: help demo pipeline test lint soak conformance lock clean ready-demo ready-pipeline ready-test
 
 help:

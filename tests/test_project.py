@@ -29,8 +29,8 @@ def modules_below(*folders: str) -> Iterator[Path]:
 
 
 def text_files() -> Iterator[Path]:
-    """Every file that belongs to the project and is not made by a tool."""
-    yield from (path for path in sorted(ROOT.iterdir()) if path.is_file())
+    """Every file that belongs to the project and is not made by a tool (`.git` is a file in a worktree)."""
+    yield from (path for path in sorted(ROOT.iterdir()) if path.is_file() and path.name != ".git")
     for folder in TOP_LEVEL:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
