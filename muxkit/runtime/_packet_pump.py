@@ -15,6 +15,7 @@ import trio
 from muxkit.runtime._clock import Clock
 from muxkit.runtime._ending import Ending
 from muxkit.runtime._links import Described, NowaitPackets, PacketLink
+from muxkit.runtime._turns import LONG_TURN, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 EventT = TypeVar("EventT")
 
 TURN_PACKETS = 64  # to take in before the others get their turn
+STEP_PACKETS = 8  # to take in before their events are handed out, and the clock is asked whether the turn is over
 FAILURES_MOST = 1000  # refusals in a row, without a packet in between: then the link itself is broken
 CLOSE = 1.0  # s, for last words and for closing the link
 INLINE_PAUSE = 30e-6  # s; senders who come faster than this are served together by the writer
@@ -61,6 +63,8 @@ class DatagramPump(Generic[EventT]):
         self._on_limit = on_limit
         self._fatal = frozenset(fatal)
         self._observer = observer
+        self._turns = turns()
+        self._is_heavy = False  # the last turn was long: the next one is queued for
         self._nowait = link if isinstance(link, NowaitPackets) else None
         self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
         self._carry: list[bytes] = []  # pulled, and not taken by the link yet
@@ -259,6 +263,8 @@ class DatagramPump(Generic[EventT]):
                     await trio.lowlevel.checkpoint()
                     continue
                 failures = 0
+                if self._is_heavy:
+                    await self._turns.wait()
                 self._take_in(packet)
         except trio.EndOfChannel:
             self.lose("the peer hung up", by="peer")
@@ -267,15 +273,30 @@ class DatagramPump(Generic[EventT]):
 
     def _take_in(self, packet: bytes) -> None:
         """This one, and those that have come behind it; no more than a turn's worth."""
+        clock = self._turns.now
+        began = clock()
         now = trio.current_time()
         self._receive(packet, now)
         if self._nowait is not None:
             try:
-                for more in self._nowait.receive_nowait(TURN_PACKETS - 1):
-                    self._receive(more, now)
+                self._take_in_more(self._nowait, now, began + self._turns.allowance)
             except OSError as error:
                 self._judge(error)
         self._dispatch()
+        self._is_heavy = clock() - began > LONG_TURN
+
+    def _take_in_more(self, link: NowaitPackets, now: float, until: float) -> None:
+        left = TURN_PACKETS - 1
+        while left > 0:
+            packets = link.receive_nowait(min(left, STEP_PACKETS))
+            for packet in packets:
+                self._receive(packet, now)
+            if len(packets) < STEP_PACKETS:
+                break
+            self._hand_out_events()
+            if self.is_lost or self._turns.now() >= until:
+                break
+            left -= len(packets)
 
     def _receive(self, packet: bytes, now: float) -> None:
         if self._observer is not None:
