@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 EventT = TypeVar("EventT")
 
 TURN_FRAMES = 1024  # frames to parse in one turn at most, however cheap they are
-STEP_FRAMES = 32  # frames to parse before their events are handed out, and the clock is asked whether the turn is over
+STEP_FRAMES = 128  # frames to parse before their events are handed out, and the clock is asked whether the turn is over
+BRIEF = 256  # bytes; what so little brings takes no longer than asking the clock is worth
 WRITE = 256 * 1024  # bytes to pull at most for one write
 JOIN_BELOW = 4 * 1024  # bytes a buffer on average: join smaller ones, hand over larger ones as they are
 CLOSE = 1.0  # s, for closing a stream without goodbye
@@ -299,21 +300,26 @@ class StreamPump(Generic[EventT]):
 
     def _take_in(self, data: bytes) -> bool:
         """Parse what came, or a turn's worth of it; gives whether it was for few."""
+        paced = self._paced
+        if len(data) <= BRIEF and (paced is None or (data and not paced.unparsed)):
+            self._engine.receive_bytes(data, self._time())
+            self._dispatch()
+            self.reading.is_heavy = False
+            return not self._burst
         clock = self._turns.now
         began = clock()
-        now = self._time()
-        self._engine.receive_bytes(data, now)
-        paced = self._paced
+        self._engine.receive_bytes(data, self._time())
         if paced is not None and paced.unparsed:
-            self._take_in_steps(paced, now, began + self._turns.allowance)
+            self._take_in_steps(paced, began)
         else:
             self._dispatch()
         self.reading.is_heavy = clock() - began > LONG_TURN
         return not self._burst
 
-    def _take_in_steps(self, paced: Paced, now: float, until: float) -> None:
+    def _take_in_steps(self, paced: Paced, began: float) -> None:
         """Hand out what a step told before the next one, so that the turn's time counts what is done about it."""
-        clock, engine = self._turns.now, self._engine
+        clock, engine, now = self._turns.now, self._engine, self._time()
+        until = began + self._turns.allowance
         for _ in range(TURN_FRAMES // STEP_FRAMES - 1):
             self._hand_out(engine.events())
             if clock() >= until or self.is_lost or not paced.unparsed:

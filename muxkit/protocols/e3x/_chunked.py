@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.e3x._events import Event
 
 CHUNK_MOST: Final = 256  # bytes, the length included
+PACKET_CHUNKS: Final = 8
 PACKET_MOST: Final = 2 + 65_535 + 65_535  # bytes that a packet may come to
 
 
@@ -58,7 +59,10 @@ class Dechunker:
         return self._size > 0
 
     def feed(self, data: bytes, most_chunks: int = sys.maxsize) -> list[bytes]:
-        """The packets that are complete now; what is left after so many chunks waits for the next call."""
+        """The packets that are complete now; what is left after so many chunks waits for the next call.
+
+        A packet takes much longer than a chunk, so one that is complete counts for `PACKET_CHUNKS`.
+        """
         packets: list[bytes] = []
         position = chunks = 0
         if self._rest:
@@ -84,6 +88,7 @@ class Dechunker:
             self._size += self._left
             if self._left == 0 and self._size:
                 self._finish(packets)
+                chunks += PACKET_CHUNKS
             elif self._size > self.most:
                 self._packet.clear()
         return packets
