@@ -182,7 +182,7 @@ class Reader:
     def _deliver(self, channels: tuple[int, ...], body: Body) -> None:
         """Each channel counts as a packet; those that are too many for this call come with the next."""
         now = channels[: max(1, self._left + 1)]
-        self._left -= len(now) - 1
+        self._left -= max(0, len(now) - 1)
         self._receiving.deliver(now, body.parts, body.weight)
         if len(now) < len(channels):
             self._undelivered = channels[len(now) :], body
@@ -219,7 +219,7 @@ class Reader:
             except RemoteProtocolError as error:
                 error.offset = base + position
                 raise
-            self._left -= 1 if isinstance(packet, General) else len(packet.channels)
+            self._left -= 1 if isinstance(packet, General) else max(1, len(packet.channels))
             position = cursor.position
         return position
 
