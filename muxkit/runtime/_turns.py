@@ -16,7 +16,7 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TURN_MOST: Final = 2e-3  # s that a turn may take while the passes of the loop are short
+TURN_MOST: Final = 1e-3  # s that a turn may take while the passes of the loop are short
 TURN_LEAST: Final = 0.2e-3  # s; and while they are long, because of the tasks that turns wake
 LONG_TURN: Final = 0.5e-3  # s; a session whose turn was longer queues for the next one
 LONG_PASS: Final = 3e-3  # s
