@@ -45,7 +45,9 @@ FIRST_CREDIT: Final = 4096  # bytes that may be sent on each stream before any C
 FIRST_STREAMS: Final = 16  # that may be opened before any STREAMS
 LARGEST_DATAGRAM: Final = 65_536  # bytes
 CHUNK: Final = 64 * 1024  # bytes of one stream at a time
-SLICE: Final = 1024  # bytes handed to the engine at once while its pace is bounded, unless a frame is known to be longer
+SLICE: Final = (
+    1024  # bytes handed to the engine at once while its pace is bounded, unless a frame is known to be longer
+)
 PIECES_A_FRAME: Final = 4  # frames of the carrier and slices that may come with each frame of the engine
 MOST_STREAMS: Final = 2**60
 
