@@ -72,7 +72,7 @@ class Turns:
             self._is_handed = False
 
     async def _rest(self) -> None:
-        """The tasks that a turn woke may take longer than the turn itself: then turns are shorter, and further apart."""
+        """After a long pass turns are shorter and further apart: it is the tasks which turns wake that take long."""
         now = self.now()
         if now - self._handed_at < LONG_PASS:
             self.allowance = min(TURN_MOST, 1.5 * self.allowance)

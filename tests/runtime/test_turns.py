@@ -53,7 +53,7 @@ class Passes:
             await trio.lowlevel.checkpoint()
 
     def most(self, *, together: int) -> int:
-        """The most work in so many passes; Trio shuffles the tasks of a pass, so two turns may fall between two counts."""
+        """The most work in so many passes; Trio shuffles a pass, so two turns may fall between two counts."""
         return max(sum(self.work[number + each] for each in range(together)) for number in range(self.number + 1))
 
 

@@ -179,8 +179,8 @@ class RelinkAcks(threading.Thread):
 
     def _take(self, packet: relink.Packet) -> None:
         if isinstance(packet, relink.AckPacket):
-            if packet.ack is relink.Ack.CONSUMED:
-                self.consumed = max(self.consumed, packet.sequence or 0)
+            if packet.ack is relink.Ack.CONSUMED and 1 in packet.channels:
+                self.consumed = self.consumed + 1 if packet.sequence is None else packet.sequence
             elif packet.ack is relink.Ack.CLOSED:
                 self.closed += len(packet.channels)
 

@@ -15,6 +15,7 @@ from muxkit.protocols.bpmux._receiving import Receiving
 if TYPE_CHECKING:
     from muxkit.protocols.bpmux._state import State
 
+EVENT_FRAMES = 4  # chunks that take as long as what is done about an opening or an end
 ROOM = 16  # bytes in which the head of a usual payload chunk ends
 OWN_SINK = Type.OUT_SINK << 5 | PAYLOAD
 PEERS_SINK = Type.IN_SINK << 5 | PAYLOAD
@@ -123,8 +124,10 @@ class Reader:
             except RemoteProtocolError as error:
                 error.offset = base + position
                 raise
-            self._left -= 1
+            events = self._state.events
+            told = len(events)
             self._receiving.apply(chunk)
+            self._left -= 1 + EVENT_FRAMES * (len(events) - told)
             position = cursor.position
         return position
 

@@ -119,8 +119,10 @@ class Reader:
 
     @property
     def unparsed(self) -> int:
-        """Bytes that came and were not looked at, because `frames_at_once` were parsed; one more for a multicast that is
-        under way."""
+        """Bytes that came and were not looked at, because `frames_at_once` were parsed.
+
+        A multicast that not all of its channels have yet counts as one more.
+        """
         return len(self._data) - self._at + (self._undelivered is not None)
 
     def feed(self, data: bytes) -> RemoteProtocolError | None:
