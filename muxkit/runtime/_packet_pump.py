@@ -6,6 +6,7 @@ because somebody said that nobody is there, is a packet lost and no more: whoeve
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -65,6 +66,7 @@ class DatagramPump(Generic[EventT]):
         self._observer = observer
         self._turns = turns()
         self._is_heavy = False  # the last turn was long: the next one is queued for
+        self._kept: deque[bytes] = deque()  # packets that came and were not taken in when the turn's time was used up
         self._nowait = link if isinstance(link, NowaitPackets) else None
         self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
         self._carry: list[bytes] = []  # pulled, and not taken by the link yet
@@ -253,6 +255,10 @@ class DatagramPump(Generic[EventT]):
         failures = 0
         try:
             while not self.is_lost:
+                if self._kept:
+                    await self._turns.wait()
+                    self._take_in(None)
+                    continue
                 try:
                     packet = await self._link.receive()
                 except OSError as error:
@@ -271,32 +277,32 @@ class DatagramPump(Generic[EventT]):
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.lose("the link broke while receiving", by="network", cause=error)
 
-    def _take_in(self, packet: bytes) -> None:
-        """This one, and those that have come behind it; no more than a turn's worth."""
+    def _take_in(self, packet: bytes | None) -> None:
+        """This one and those that have come behind it, or what was kept of them; no more than a turn's worth."""
         clock = self._turns.now
         began = clock()
         now = trio.current_time()
-        self._receive(packet, now)
-        if self._nowait is not None:
-            try:
-                self._take_in_more(self._nowait, now, began + self._turns.allowance)
-            except OSError as error:
-                self._judge(error)
+        if packet is not None:
+            self._receive(packet, now)
+            if self._nowait is not None:
+                try:
+                    self._kept.extend(self._nowait.receive_nowait(TURN_PACKETS - 1))
+                except OSError as error:
+                    self._judge(error)
+        if self._kept:
+            self._take_in_kept(now, began + self._turns.allowance)
         self._dispatch()
         self._is_heavy = clock() - began > LONG_TURN
 
-    def _take_in_more(self, link: NowaitPackets, now: float, until: float) -> None:
-        left = TURN_PACKETS - 1
-        while left > 0:
-            packets = link.receive_nowait(min(left, STEP_PACKETS))
-            for packet in packets:
-                self._receive(packet, now)
-            if len(packets) < STEP_PACKETS:
+    def _take_in_kept(self, now: float, until: float) -> None:
+        kept = self._kept
+        while kept and not self.is_lost:
+            for _ in range(min(STEP_PACKETS, len(kept))):
+                self._receive(kept.popleft(), now)
+            if self._turns.now() >= until:
                 break
-            self._hand_out_events()
-            if self.is_lost or self._turns.now() >= until:
-                break
-            left -= len(packets)
+            if kept:
+                self._hand_out_events()
 
     def _receive(self, packet: bytes, now: float) -> None:
         if self._observer is not None:
