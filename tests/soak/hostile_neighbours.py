@@ -43,6 +43,7 @@ ECHO_GOAL: Final = 0.050  # s, p99
 CONNECT_GOAL: Final = 0.100
 BLOCK: Final = 256 * 1024  # bytes that the flood writes at once
 SMALL: Final = 64 * 1024
+FIRST: Final = 2  # a Relink channel of the kind that our sessions take; odd ones belong to the other side's
 OUTSTANDING: Final = 400  # messages a channel that the server has not consumed
 
 
@@ -179,7 +180,7 @@ class RelinkAcks(threading.Thread):
 
     def _take(self, packet: relink.Packet) -> None:
         if isinstance(packet, relink.AckPacket):
-            if packet.ack is relink.Ack.CONSUMED and 1 in packet.channels:
+            if packet.ack is relink.Ack.CONSUMED and FIRST in packet.channels:
                 self.consumed = self.consumed + 1 if packet.sequence is None else packet.sequence
             elif packet.ack is relink.Ack.CLOSED:
                 self.closed += len(packet.channels)
@@ -202,7 +203,7 @@ def relink_multicast(url: str, *, channels: int, reopen: bool) -> None:
     """Empty messages to many channels; with `reopen` the channels are closed and opened again all the time."""
     sock = relink_link(url)
     acks = RelinkAcks(sock)
-    ids = tuple(range(1, channels + 1))
+    ids = tuple(range(FIRST, FIRST + 2 * channels, 2))
     message = relink.encode_packet(relink.MessagePacket(ids, (b"",), multicast=True), 2)
     if reopen:
         close = relink.encode_packet(relink.OperationPacket(relink.Operation.CLOSE, ids, multicast=True), 2)
@@ -217,7 +218,7 @@ def relink_multicast(url: str, *, channels: int, reopen: bool) -> None:
 def relink_parts(url: str, *, parts: int, size: int) -> None:
     sock = relink_link(url)
     acks = RelinkAcks(sock)
-    message = relink.encode_packet(relink.MessagePacket((1,), (bytes(size),) * parts), 2)
+    message = relink.encode_packet(relink.MessagePacket((FIRST,), (bytes(size),) * parts), 2)
     for count in itertools.count(1):
         sock.sendall(message)
         acks.wait_until(partial(acks.are_consumed, count - 8))
