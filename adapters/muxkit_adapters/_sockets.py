@@ -19,6 +19,8 @@ JOIN_BELOW = 4096  # bytes a buffer on average: below it one joined `send` is ch
 SENDMSG = hasattr(socket.socket, "sendmsg")  # Windows has none
 IOV_MAX = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 16
 IOV_MAX = min(IOV_MAX, 1024) if IOV_MAX > 0 else 16
+ACCEPT_MOST = 64  # connections to accept in one pass of the loop, if all of them were reset
+ACCEPT_LIVE = 16  # of which a live one counts for so many
 CLOSED_HERE = {errno.EBADF, errno.ENOTSOCK}
 
 Buffers = Sequence[bytes | memoryview]
@@ -242,17 +244,52 @@ class SocketStream(trio.abc.HalfCloseableStream):
 
 
 class SocketListener(trio.abc.Listener[SocketStream]):
-    """Accepts on a Trio listener and takes each connection's plain socket over."""
+    """Accepts on a Trio listener and takes each connection's plain socket over.
+
+    Several in a pass of the loop, and one that was reset meanwhile is closed at once: peers that connect and reset keep
+    the kernel's backlog full, and who comes behind them waits until it is empty.
+    """
 
     def __init__(self, listener: trio.SocketListener, prepare: Prepare) -> None:
         self._listener = listener
         self._prepare = prepare
+        self._alias = socket.socket(fileno=listener.socket.fileno())  # without Trio's checkpoint for each connection
+        self._left = 0  # what may be accepted in this pass
 
     async def accept(self) -> SocketStream:
-        return self._prepare(take_socket(await self._listener.accept()))
+        while True:
+            sock = self._accept_now() if self._left > 0 else None
+            if sock is None:
+                sock = take_socket(await self._listener.accept())
+                self._left = ACCEPT_MOST
+            if _was_reset(sock):
+                self._left -= 1
+                sock.close()
+            else:
+                self._left -= ACCEPT_LIVE
+                return self._prepare(sock)
+
+    def _accept_now(self) -> socket.socket | None:
+        """The next connection; None if there is none, or whatever is wrong with it is for Trio's listener to tell."""
+        try:
+            return self._alias.accept()[0]
+        except OSError:
+            return None
 
     async def aclose(self) -> None:
+        self._alias.detach()
         await self._listener.aclose()
+
+
+def _was_reset(sock: socket.socket) -> bool:
+    """Is a TCP connection over, in both directions, before it was accepted?"""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    try:
+        sock.getpeername()
+    except OSError:
+        return True
+    return False
 
 
 def take_socket(stream: trio.SocketStream) -> socket.socket:

@@ -18,7 +18,7 @@ from muxkit import Limits
 from muxkit_adapters import memory, tcp
 from muxkit_adapters._listen import serve_handshakes
 
-from ._links import PATIENCE, at_most, drain, echo, port_of, serving
+from ._links import PATIENCE, at_most, drain, echo, port_of, reset, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -195,3 +195,21 @@ async def _visit(name: str, may_leave: trio.Event) -> None:
     async with memory.connect(name) as stream:
         assert await stream.receive_some() == b"served"
         await may_leave.wait()
+
+
+@pytest.mark.requirement("R-27")
+async def test_connections_that_were_reset_before_they_were_accepted_are_passed_over_at_once() -> None:
+    """Peers that connect and reset at once keep nobody waiting in the backlog behind them."""
+    (listener, *others), (address, *_) = await tcp.listen("tcp", "127.0.0.1", 0)
+    async with listener:
+        for _ in range(50):
+            gone = socket.create_connection(("127.0.0.1", port_of(address)))
+            reset(gone)
+        with socket.create_connection(("127.0.0.1", port_of(address))) as alive:
+            with trio.fail_after(PATIENCE):
+                accepted = await listener.accept()
+            async with accepted:
+                alive.sendall(b"hello")
+                assert await accepted.receive_some() == b"hello"
+    for other in others:
+        await other.aclose()

@@ -104,7 +104,7 @@ class Engine:
     @property
     def unparsed(self) -> int:
         """Bytes that came beyond `frames_at_once` chunks; `receive_bytes(b"", now)` goes on with them."""
-        return 0 if self.over else len(self._reader.rest)
+        return 0 if self.over else self._reader.unparsed
 
     @property
     def frames_at_once(self) -> int:
