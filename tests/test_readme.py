@@ -63,7 +63,16 @@ def rows(page: str) -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells}
 
 
-IN_BYTES = {"channel_bytes", "channel_first", "channel_floor", "connection_bytes", "message", "reassembly", "outbox"}
+IN_BYTES = {
+    "channel_memory",
+    "channel_bytes",
+    "channel_first",
+    "channel_floor",
+    "connection_bytes",
+    "message",
+    "reassembly",
+    "outbox",
+}
 
 
 def shown(field: "attrs.Attribute[object]") -> str:
