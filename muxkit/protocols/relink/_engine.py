@@ -148,6 +148,11 @@ class LinkEngine(Sending):
         return self._reader.offset
 
     @property
+    def arrivals(self) -> int:
+        """Another number when a message of the peer has come, though no event may have told of it."""
+        return sum(one.arrived for one in self._link.incoming.values())
+
+    @property
     def channels(self) -> tuple[int, ...]:
         """Ours that are open, those that wait for the confirmation of their end included."""
         return tuple(self._link.outgoing)

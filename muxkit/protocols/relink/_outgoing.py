@@ -220,8 +220,6 @@ class Outgoing:
             else:
                 if self.is_ready():
                     written += self._write_close(out)
-                else:
-                    self._confirm()
                 break
         return written
 
@@ -261,6 +259,8 @@ class Outgoing:
             self.link.unannounced.pop(self, None)
         self.sent += count
         self.link.outbox.used -= size
+        if self.closing:
+            self._confirm()  # here, since it may have been another channel's turn, or the last bytes of our own
 
     def _write_multicast(self, item: Multicast, out: list[Buffer]) -> int:
         if not self.stalled:
@@ -290,6 +290,8 @@ class Outgoing:
         packet = encode_operation(operation, (self.channel,), self.link.out_id_size, sequence)
         self.told, self._told_last, self._again = max(self.told, through), operation, False
         out.append(packet)
+        if self.closing:
+            self._confirm()
         return len(packet)
 
     def _write_close(self, out: list[Buffer]) -> int:

@@ -24,6 +24,7 @@ from muxkit.protocols.relink._events import (
     Ponged,
     Received,
     Resumed,
+    RolledBack,
     Silent,
     Uncommitted,
     Writable,
@@ -82,6 +83,7 @@ class Core:
         self.refusals = 0  # connections in a row that were over at once and brought nothing forward
         self._began = 0.0  # the present connection
         self._progress_before = 0
+        self._arrivals_before = 0
         self.messages_received = 0
         self.messages_sent = 0
         self.pings = Pings(self)
@@ -100,6 +102,7 @@ class Core:
             ChannelClosed: self._on_closed,
             Writable: self._on_writable,
             Ponged: lambda event: self.pings.answered(),
+            RolledBack: self._on_rolled_back,
             Resumed: self._on_resumed,
             LinkReplaced: self._on_changed,
             EpochChanged: self._on_changed,
@@ -184,6 +187,7 @@ class Core:
         self.connections += 1
         self._armed = None
         self._began, self._progress_before = trio.current_time(), self.progress
+        self._arrivals_before = engine.arrivals
         try:
             self.settle()
             self.pings.again()
@@ -194,6 +198,7 @@ class Core:
                 await pump.run()
         finally:
             works = self.works
+            self.progress += engine.arrivals != self._arrivals_before
             self._bytes_received += engine.bytes_received
             self._bytes_sent += pump.bytes_sent
             self.pump = None
@@ -208,7 +213,9 @@ class Core:
         """Has the present connection brought anything forward, or held for a while? A mere handshake shows nothing."""
         if self.pump is None:
             return False
-        return self.progress != self._progress_before or trio.current_time() >= self._began + BRIEF
+        if self.progress != self._progress_before or trio.current_time() >= self._began + BRIEF:
+            return True
+        return self.engine.arrivals != self._arrivals_before
 
     async def _notice_that_it_works(self) -> None:
         await trio.sleep(BRIEF)
@@ -317,6 +324,7 @@ class Core:
             taker.arrived()
 
     def _on_ended(self, event: Ended) -> None:
+        self.progress += 1
         self.peer_channels[event.channel] = True
         taker = self.ins.get(event.channel)
         if taker is not None:
@@ -339,6 +347,9 @@ class Core:
         sender = self.outs.get(event.channel)
         if sender is not None:
             sender.answered(event.through, committed=isinstance(event, Committed))
+
+    def _on_rolled_back(self, _event: RolledBack) -> None:
+        self.progress += 1
 
     def _on_closed(self, event: ChannelClosed) -> None:
         self.progress += 1
@@ -380,6 +391,7 @@ class Core:
             self.pump.lose(f"{what} for {event.seconds:.0f} s", by="network")
 
     def _on_peer_shut_down(self, _event: PeerShutDown) -> None:
+        self.progress += 1
         if self.owner is not None:
             self.owner.peer_shut_down()
 

@@ -68,6 +68,7 @@ class _Kept:
     link_id: int
     endpoint: str
     owner: bytes  # who its first connection was from
+    requests: int = 0  # connections that asked for it
 
     @property
     def weight(self) -> int:
@@ -174,11 +175,15 @@ class Listener:
         return key if kept.endpoint == request.endpoint else None
 
     async def _resume(self, stream: trio.abc.Stream, hello: Hello, key: bytes) -> bool:
-        """Run the connection on the link with this key; False if that is gone."""
+        """Run the connection on the link with this key, if it is the newest; False if the link is gone."""
         is_there = False
         kept = self._links.find(key)
-        if kept is not None and (refusals := kept.link.core.refusals) > 1:
-            await trio.sleep(RETURNS.wait(refusals))
+        if kept is not None:
+            kept.requests = request = kept.requests + 1
+            if (refusals := kept.link.core.refusals) > 1:
+                await trio.sleep(RETURNS.wait(refusals))
+                if kept.requests != request:
+                    return True  # the connector has come again since, and the newest connection counts
         with suppress(LookupError):  # gone by the time when its last connection has let go of it
             async with self._links.adopt(key) as adopted:
                 if adopted.session.link.core.error is None:

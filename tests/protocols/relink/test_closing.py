@@ -423,3 +423,32 @@ def test_a_foreign_peer_may_confirm_the_end_without_having_acknowledged_the_mess
     drain(one)
     assert fed(one, CLOSED) == [("Consumed", 1, 0), ("ChannelClosed", 1)]
     assert one.unanswered == 0
+
+
+@pytest.mark.clause("relink-K01", "relink-K02")
+@pytest.mark.parametrize("reads", [65_536, 8, 16], ids=["at once", "in pieces of 8", "in pieces of 16"])
+def test_a_close_behind_a_multicast_goes_out_to_a_peer_that_acknowledges_nothing_before(reads: int) -> None:
+    """The proof that the close waits for is asked for in each channel, whichever of them wrote the packet."""
+    one = connector()
+    one.multicast([1, 2], [b"x"])
+    one.close(1)
+    one.close(2)
+    for _ in range(10):
+        if b"\x20" + bytes(7) in b"".join(one.buffers_to_send(reads)):
+            one.receive_bytes(b"\x40" + bytes(7), 0.0)
+    fed(one, "8500 0100 00000000", "8500 0200 00000000")
+    assert not one.channels
+
+
+@pytest.mark.clause("relink-K01", "relink-K02")
+def test_a_close_goes_out_though_its_messages_filled_the_write_to_the_last_byte() -> None:
+    one = connector()
+    one.send(1, (b"x",))
+    one.close(1)
+    written = b""
+    for _ in range(10):
+        data = b"".join(one.buffers_to_send(16))
+        written += data
+        if b"\x20" + bytes(7) in data:
+            one.receive_bytes(b"\x40" + bytes(7), 0.0)
+    assert written.endswith(bytes.fromhex("4100010000000000"))

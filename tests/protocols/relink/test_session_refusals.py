@@ -13,16 +13,18 @@ import trio.testing
 
 from muxkit import LinkLost
 from muxkit.protocols import relink
-from muxkit.protocols.relink import Link, LinkRefused
+from muxkit.protocols.relink import Link, LinkRefused, _session_listen
 from muxkit.protocols.relink._session_core import MOST_REFUSALS
 from muxkit.runtime import Backoff, background
 from muxkit_adapters import memory
-from tests.protocols.relink._session_world import QUIET, SOON, world
+from tests.protocols.relink._session_world import QUIET, SOON, TRANSACTIONS, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from trio.testing import MockClock
+
+    from muxkit.protocols.relink import Config
 
 pytestmark = [pytest.mark.requirement("R-51"), pytest.mark.clause("relink-R01", "relink-H30")]
 
@@ -157,6 +159,71 @@ async def test_a_connector_that_hangs_up_at_once_is_answered_later_each_time_and
         assert trio.current_time() - began > 5
         assert isinstance(ends[0], LinkRefused)
         assert made.listener.links == 0
+
+
+async def test_a_connection_that_was_made_to_wait_does_not_end_the_one_that_came_after_it(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world() as made:
+
+        async def ask(known: tuple[int, int]) -> trio.abc.Stream:
+            here, there = memory.pair()
+            made.nursery.start_soon(made.listener.handle, there)
+            await here.send_all(bytes(8))
+            await _exactly(here, 8)
+            await here.send_all(relink.encode_request(QUIET, epoch=known[0], link_id=known[1]))
+            return here
+
+        known, answer = (0, 0), b""
+        for _ in range(3):
+            async with await ask(known) as stream:
+                answer = await _exactly(stream, 16)
+                known = int.from_bytes(answer[:8], "little"), int.from_bytes(answer[8:], "little")
+            await trio.testing.wait_all_tasks_blocked()
+        monkeypatch.setattr(_session_listen, "RETURNS", Backoff(least=3.0, first=3.0, most=3.0))
+        async with await ask(known) as first:
+            await trio.testing.wait_all_tasks_blocked()
+            monkeypatch.setattr(_session_listen, "RETURNS", Backoff(most=0.0))
+            async with await ask(known) as second:
+                assert await _exactly(second, 16 + 8) == answer + RESUME
+                with trio.move_on_after(10) as scope:
+                    await second.receive_some()
+                assert scope.cancelled_caught
+                assert await first.receive_some() == b""
+
+
+async def test_the_end_of_a_channel_is_progress(autojump_clock: MockClock) -> None:
+    """A peer that closes a channel on each connection, and gets nothing else done, does not refuse."""
+    channels = MOST_REFUSALS + 5
+    async with background() as nursery:
+        refuser = Refuser(nursery)
+        opened = b"".join(MESSAGE[:2] + bytes((number, 0)) + MESSAGE[4:] for number in range(channels))
+        async with relink.link(refuser.dial, config=QUIET, backoff=SOON) as link:
+            refuser.serves, refuser.holds = opened, 2.0
+            while len(link.core.peer_channels) < channels:
+                await link.core.moved.park()
+            refuser.holds = 0.0
+            for number in range(channels):
+                refuser.serves = b"\x41" + bytes((0, number, 0)) + bytes(4)
+                while not link.core.peer_channels[number]:
+                    await link.core.moved.park()
+            assert link.core.error is None
+            link.core.lose_because("the test is over", by="local")
+
+
+@pytest.mark.parametrize("config", [QUIET, TRANSACTIONS], ids=["unread", "not decided"])
+async def test_a_message_that_the_application_is_not_told_of_is_progress(
+    autojump_clock: MockClock, config: Config
+) -> None:
+    """It waits behind others that nobody has taken, or for the peer's decision."""
+    async with background() as nursery:
+        refuser = Refuser(nursery, serves=MESSAGE)
+        async with relink.link(refuser.dial, config=config, backoff=SOON) as link:
+            while len(refuser.at) < 2 * MOST_REFUSALS:
+                await link.connected()
+                link.core.raise_if_over()
+                await trio.sleep(0.05)
+            link.core.lose_because("the test is over", by="local")
 
 
 async def test_what_works_again_wipes_out_the_refusals_before(autojump_clock: MockClock) -> None:
