@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque  # noqa: TC003  # the compiled class looks its annotations up
 from typing import TYPE_CHECKING
 
 import attrs
@@ -9,8 +10,6 @@ import attrs
 from muxkit.core import NO_QUEUE
 
 if TYPE_CHECKING:
-    from collections import deque
-
     from muxkit.protocols.e3x._fragments import Assembly
     from muxkit.protocols.e3x._receiving import Incoming
     from muxkit.protocols.e3x._sending import Outgoing
