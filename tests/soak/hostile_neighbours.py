@@ -15,22 +15,26 @@ import logging
 import math
 import os
 import socket
+import ssl
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
+import trustme
 
 import muxkit
 from muxkit.core import Cursor, NeedMore, encode_varint
 from muxkit.protocols import aqueduct, bpmux, relink
-from muxkit_adapters import udp
+from muxkit_adapters import dtls, udp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +49,40 @@ BLOCK: Final = 256 * 1024  # bytes that the flood writes at once
 SMALL: Final = 64 * 1024
 FIRST: Final = 2  # a Relink channel of the kind that our sessions take; odd ones belong to the other side's
 OUTSTANDING: Final = 400  # messages a channel that the server has not consumed
+
+
+# --- certificates, for all processes
+
+CERTIFICATES: Final = "MUXKIT_HOSTILE_CERTIFICATES"  # the directory, in the environment
+
+
+def issue(directory: str) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(Path(directory, "ca.pem")))
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(Path(directory, "server.pem")))
+
+
+def server_options(url: str) -> dict[str, Any]:
+    transport = url.partition("://")[0].partition("+")[2]
+    certificate = Path(os.environ[CERTIFICATES], "server.pem")
+    if transport in ("tls", "wss"):
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate)
+        return {"ssl_context": context}
+    if transport == "dtls":
+        return {"ssl_context": dtls.server_context(certificate)}
+    return {"certificate": certificate} if transport == "quic" else {}
+
+
+def client_options(url: str) -> dict[str, Any]:
+    transport = url.partition("://")[0].partition("+")[2]
+    ca = Path(os.environ[CERTIFICATES], "ca.pem")
+    if transport in ("tls", "wss"):
+        return {"ssl_context": ssl.create_default_context(cafile=ca)}
+    if transport == "dtls":
+        return {"ssl_context": dtls.client_context(ca=ca)}
+    return {"ca": ca} if transport == "quic" else {}
 
 
 # --- the server process
@@ -65,7 +103,9 @@ async def serve(url: str, handler: str) -> None:
 
     handle = {"echo": echo, "drain": drain}[handler]
     async with trio.open_nursery() as nursery:
-        served = await nursery.start(partial(muxkit.serve, muxkit.each_channel(handle, most=100_000), url))
+        served = await nursery.start(
+            partial(muxkit.serve, muxkit.each_channel(handle, most=100_000), url, **server_options(url))
+        )
         print(served.url, flush=True)
 
 
@@ -78,7 +118,9 @@ def address_of(url: str) -> tuple[str, int]:
 
 
 def dial(url: str) -> socket.socket:
-    return socket.create_connection(address_of(url))
+    sock = socket.create_connection(address_of(url))
+    options = client_options(url)
+    return options["ssl_context"].wrap_socket(sock, server_hostname="127.0.0.1") if options else sock
 
 
 def discard(sock: socket.socket) -> None:
@@ -312,9 +354,40 @@ def honest_bytes(url: str, *, message: bytes) -> None:
                 await channel.send(message)
 
     async def run() -> None:
-        async with muxkit.connect(url) as session, trio.open_nursery() as nursery:
+        async with muxkit.connect(url, **client_options(url)) as session, trio.open_nursery() as nursery:
             for _ in range(20):
                 nursery.start_soon(one, session)
+
+    trio.run(run)
+
+
+def honest_openings(url: str, *, abort: bool) -> None:
+    """Through our own client: channels without a message, one after the other, aborted or finished."""
+
+    async def one(session: muxkit.Session) -> None:
+        while True:
+            with suppress(muxkit.ChannelStopped):
+                async with session.open() as channel:
+                    await trio.lowlevel.checkpoint()
+                    if abort:
+                        channel.abort()
+
+    async def run() -> None:
+        async with muxkit.connect(url, **client_options(url)) as session, trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(one, session)
+
+    trio.run(run)
+
+
+def honest_reconnect(url: str) -> None:
+    """Handshakes, over and over."""
+
+    async def run() -> None:
+        while True:
+            with suppress(OSError, trio.BrokenResourceError, muxkit.LinkLost):
+                async with muxkit.connect(url, linger=0.01, **client_options(url)):
+                    pass
 
     trio.run(run)
 
@@ -396,6 +469,23 @@ ATTACKS: Final[dict[str, Attack]] = {
     "e3x+udp: none": Attack("e3x+udp://127.0.0.1:0", nothing),
     "e3x+udp: packets of 2": Attack("e3x+udp://127.0.0.1:0", partial(udp_packets, packet=bytes(2))),
     "e3x+udp: acks": Attack("e3x+udp://127.0.0.1:0", partial(udp_packets, packet=ONE)),
+    "tls: none": Attack("bpmux+tls://127.0.0.1:0", nothing),
+    "tls: pings": Attack(
+        "bpmux+tls://127.0.0.1:0", partial(bpmux_chunks, chunk=bpmux.Chunk(bpmux.Type.IN_SINK, 0, ping=True))
+    ),
+    "tls: openings and ends": Attack("bpmux+tls://127.0.0.1:0", bpmux_openings),
+    "tls: handshakes": Attack("bpmux+tls://127.0.0.1:0", honest_reconnect),
+    "wss: none": Attack("bpmux+wss://127.0.0.1:0", nothing),
+    "wss: pongs": Attack("bpmux+wss://127.0.0.1:0", partial(websocket_frames, frame=masked(0x8A))),
+    "wss: empty messages": Attack("bpmux+wss://127.0.0.1:0", partial(websocket_frames, frame=masked(0x82))),
+    "quic: none": Attack("aqueduct+quic://127.0.0.1:0", nothing),
+    "quic: messages": Attack("aqueduct+quic://127.0.0.1:0", partial(honest_bytes, message=b"x")),
+    "quic: empty channels": Attack("aqueduct+quic://127.0.0.1:0", partial(honest_openings, abort=False)),
+    "quic: aborted channels": Attack("aqueduct+quic://127.0.0.1:0", partial(honest_openings, abort=True)),
+    "quic: handshakes": Attack("aqueduct+quic://127.0.0.1:0", honest_reconnect),
+    "dtls: none": Attack("e3x+dtls://127.0.0.1:0", nothing),
+    "dtls: messages": Attack("e3x+dtls://127.0.0.1:0", partial(honest_bytes, message=b"x")),
+    "dtls: handshakes": Attack("e3x+dtls://127.0.0.1:0", honest_reconnect),
     "e3x+udp: messages": Attack("e3x+udp://127.0.0.1:0", partial(honest_bytes, message=b"x")),
 }
 
@@ -436,7 +526,7 @@ async def echo_on(session: muxkit.Session) -> float:
 
 
 async def neighbour(url: str, times: list[float], until: float) -> None:
-    async with muxkit.connect(url) as session, session.open() as channel:
+    async with muxkit.connect(url, **client_options(url)) as session, session.open() as channel:
         while trio.current_time() < until:
             began = trio.current_time()
             with trio.move_on_after(PATIENCE) as late:
@@ -456,7 +546,7 @@ async def newcomer(url: str, times: list[float], until: float) -> None:
         took = math.inf
         with suppress(OSError, muxkit.LinkLost):
             with trio.move_on_after(PATIENCE) as late:
-                async with muxkit.connect(url, linger=0.01) as session:
+                async with muxkit.connect(url, linger=0.01, **client_options(url)) as session:
                     await echo_on(session)
                     took = trio.current_time() - began
             if late.cancelled_caught:
@@ -527,6 +617,13 @@ def main() -> None:
             with suppress(OSError, trio.BrokenResourceError, muxkit.LinkLost):
                 ATTACKS[arguments.attack].run(arguments.at)
             time.sleep(0.01)
+    with tempfile.TemporaryDirectory() as directory:
+        issue(directory)
+        os.environ[CERTIFICATES] = directory
+        measure_all(arguments)
+
+
+def measure_all(arguments: argparse.Namespace) -> None:
     print(f"{'attack':<42}{'echo p50':>10}{'p99':>10}{'connect p50':>13}{'p99':>10}  ms   load")
     missed = []
     for name in ATTACKS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from functools import partial
+from itertools import compress, count, repeat
 from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import RemoteProtocolError
@@ -27,12 +28,14 @@ MOST_WEIGHT: Final = (8 + OVERHEAD) // 8  # of a message for each byte of its pa
 class Body:
     """The payloads of a message, as they come in."""
 
-    __slots__ = ("_left", "_parts", "_pieces", "_skip", "head", "weight")
+    __slots__ = ("_filled", "_left", "_parts", "_pieces", "_skip", "head", "weight")
 
     def __init__(self, head: MessageHead, weight: int) -> None:
         self.head = head
         self.weight = weight
         self._parts: list[bytes] = []
+        # Which parts have bytes; a loop of our own over those without would take milliseconds for a large head.
+        self._filled = compress(count(), head.sizes)
         self._pieces = Pieces()
         self._left = 0  # bytes of the present part that are to come
         self._skip = 0  # padding bytes behind it that are to come
@@ -41,9 +44,10 @@ class Body:
     def _begin_part(self) -> None:
         """The next part that has bytes."""
         sizes, parts = self.head.sizes, self._parts
-        while len(parts) < len(sizes) and not sizes[len(parts)]:
-            parts.append(b"")
-        self._left = sizes[len(parts)] if len(parts) < len(sizes) else 0
+        following = next(self._filled, len(sizes))
+        if following > len(parts):
+            parts.extend(repeat(b"", following - len(parts)))
+        self._left = sizes[following] if following < len(sizes) else 0
 
     @property
     def count(self) -> int:
@@ -241,7 +245,7 @@ class Reader:
         if incoming is None or not incoming.direct or not incoming.room:
             return False
         weight = self._payload_at + 8 + (size + 7 & -8) + OVERHEAD
-        self._body = Body(MessageHead((channel,), False, (size,)), weight)
+        self._body = Body(MessageHead((channel,), False, (size,), -size & 7), weight)
         return True
 
     def _parse_messages(self, data: bytes, position: int, head: struct.Struct) -> int:

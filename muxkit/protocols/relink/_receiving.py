@@ -83,7 +83,7 @@ class Receiving:
     def check(self, head: MessageHead) -> int:
         """May this message come? Gives what it weighs in each of its channels."""
         link = self._link
-        weight = message_cost(head.sizes, link.in_id_size)
+        weight = message_cost(head.sizes, link.in_id_size, head.padding)
         counts = _counts(head.channels)
         new = 0
         over = link.held_over

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 import pytest
 
 from muxkit._errors import LocalProtocolError
@@ -22,6 +25,9 @@ from tests.protocols.relink._helpers import (
     taken,
     transactional,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 
 @pytest.mark.clause("relink-F05", "relink-F06", "relink-C02")
@@ -169,6 +175,29 @@ def test_a_message_of_many_parts_is_taken_in_several_calls(size: int) -> None:
         other.receive_bytes(b"", 0.0)
         calls += 1
     assert calls >= (12 if size else 2)
+    assert taken(other, 1) == [parts]
+
+
+@pytest.mark.requirement("R-27")
+def test_the_parts_without_bytes_of_a_message_are_not_gone_through_one_by_one() -> None:
+    """Their number is the peer's choice, and the head cannot be cut: 60,000 of them would take a turn of 15 ms."""
+    other = listener()
+    parts = (b"",) * 60_000 + (b"last",)
+    packet = encode_packet(MessagePacket((1,), parts), 2)
+    lines = 0
+
+    def count(*_: object) -> TraceFunction:
+        nonlocal lines
+        lines += 1
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        other.receive_bytes(packet, 0.0)
+    finally:
+        sys.settrace(before)
+    assert lines < 1000
     assert taken(other, 1) == [parts]
 
 
