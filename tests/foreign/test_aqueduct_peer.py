@@ -52,7 +52,7 @@ async def with_client(
                 await wires[0].until(lambda: False)
 
         nursery.start_soon(serve)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             try:
                 async with (
                     tcp.connect("127.0.0.1", listener.socket.getsockname()[1]) as link,
@@ -89,7 +89,7 @@ async def with_server(
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(partial(tcp.serve, handle))
         host, port = str(addresses[0]).rpartition(":")[::2]
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             async with await trio.open_tcp_stream(host, int(port)) as stream:
                 wire = Wire(peer, stream, **cuts)
                 await talk(wire)
@@ -579,7 +579,7 @@ async def test_the_common_channels_of_our_client_are_those_of_the_page() -> None
                 await talk(Wire(peer, stream))
 
         nursery.start_soon(serve)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             port = listener.socket.getsockname()[1]
             async with muxkit.connect(f"aqueduct+tcp://127.0.0.1:{port}") as session, session.open() as channel:
                 for payload in (b"one", LARGE, b"three"):

@@ -173,7 +173,7 @@ async def conversation(role: str, cutting: Cutting) -> tuple[plain.Peer, str]:
         except* (trio.BrokenResourceError, trio.EndOfChannel) as group:
             failed = repr(group)
 
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             if role == "client":
                 bound, port = await listeners()
@@ -261,7 +261,7 @@ async def test_the_plain_peer_refuses_what_is_illegal(clause: str, data: bytes) 
 
 
 async def send_and_wait(stream: trio.SocketStream, data: bytes, *, end: bool) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         try:
             await stream.send_all(data)
             if end:
@@ -327,7 +327,7 @@ async def test_the_plain_peers_find_nothing_in_each_other() -> None:
             await peer.run()
             nursery.cancel_scope.cancel()
 
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, one, bound)
             nursery.start_soon(one, await trio.open_tcp_stream("127.0.0.1", port))
