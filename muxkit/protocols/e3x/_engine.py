@@ -59,7 +59,7 @@ class Stats:
     """How often the rate was lowered."""
 
 
-CHANNEL_PRICE = 6 * 1024  # bytes of memory for a channel, its session objects and a task that handles it
+CHANNEL_PRICE = 7 * 1024  # bytes of memory for a channel, its session objects and a task that handles it
 
 
 class Engine:
