@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import trio
 
 from muxkit import Limits
+from muxkit.runtime import bare_nursery
 
 log = logging.getLogger("muxkit.adapters")
 
@@ -49,7 +50,7 @@ async def serve_handshakes(
     """The same with a handshake first, in the connection's own task and within `limits.handshake`."""
     server = _Server(handshake, handler, limits or Limits())
     try:
-        async with trio.open_nursery() as nursery:
+        async with bare_nursery() as nursery:
             for listener in listeners:
                 nursery.start_soon(server.accept_from, listener, nursery)
             started()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import attrs
 import trio
 from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketConnection
 from wsproto.utilities import ProtocolError
+
+from muxkit.runtime import bare_nursery, protected_manager
 
 from ._errors import HandshakeFailed
 from ._sockets import OneAtATime
@@ -168,12 +170,12 @@ class _Tasks:
             self.waiting.cancel()
 
 
-@asynccontextmanager
+@protected_manager
 async def websocket_over(wire: trio.abc.Stream, opening: Opening) -> AsyncIterator[WebSocketStream]:
     """Entering it is the upgrade; leaving it normally exchanges close frames, by an error hangs up."""
     failure: BaseException
     try:
-        async with trio.open_nursery() as nursery:
+        async with bare_nursery() as nursery:
             guarded = GuardedStream(wire, message_most=opening.message_most)
             try:
                 websocket = await _upgrade(nursery, guarded, opening)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -20,7 +20,16 @@ from muxkit.protocols.relink._session_core import Core
 from muxkit.protocols.relink._session_handshake import Hello, answer, unknown
 from muxkit.protocols.relink._session_ids import Keys, fingerprint, identity_of, is_same, new_epoch, new_link_id
 from muxkit.protocols.relink._session_urls import PROTOCOL, config_for, place_of
-from muxkit.runtime import LinkLost, Lobby, Registry, background
+from muxkit.runtime import (
+    LinkLost,
+    Lobby,
+    Registry,
+    background,
+    bare_nursery,
+    interruptible,
+    protect_package,
+    protected_manager,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -219,6 +228,7 @@ class Listener:
         self._serving.add(link)
         self._nursery.start_soon(self._run, link, endpoint, key)
 
+    @interruptible
     async def _run(self, link: Link, endpoint: Endpoint, key: bytes) -> None:
         try:
             async with living(link, self._linger):
@@ -238,14 +248,14 @@ class Listener:
         """Take no new links and channels, and let the live ones end for up to `grace` seconds."""
         self._is_draining = True
         with trio.move_on_after(grace):
-            async with trio.open_nursery() as nursery:
+            async with bare_nursery() as nursery:
                 for link in [*self._serving]:
                     nursery.start_soon(_shut_down, link, grace)
             while self._serving:
                 await self._ended.park()
 
 
-@asynccontextmanager
+@protected_manager
 async def listener(
     endpoints: Mapping[str, Endpoint],
     *,
@@ -321,7 +331,7 @@ async def listen(
         async with listener(
             services, keep=keep, limits=limits, observer=observer, linger=linger, identify=identify
         ) as ours:
-            async with trio.open_nursery() as nursery:
+            async with bare_nursery() as nursery:
                 addresses: list[str] = await nursery.start(
                     lambda task_status: transport.serve(
                         ours.handle, place.address, limits=limits or Limits(), task_status=task_status, **options
@@ -351,3 +361,6 @@ def _forgotten(kept: _Kept, why: Forgotten) -> None:
 async def _shut_down(link: Link, grace: float) -> None:
     with suppress(LinkLost):  # then it is over as well
         await link.shutdown(grace=grace)
+
+
+protect_package("muxkit.protocols.relink")
