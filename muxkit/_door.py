@@ -231,7 +231,6 @@ def each_channel(handler: ChannelHandler, *, most: int | None = None) -> Session
     channel or that the connection was lost is nothing to log.
     """
 
-    @interruptible
     async def handle_session(session: Session) -> None:
         free = _Places(most or session.limits.channels)
         async with bare_nursery() as nursery:

@@ -10,7 +10,7 @@ import trio
 from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketConnection
 from wsproto.utilities import ProtocolError
 
-from muxkit.runtime import bare_nursery, protected_manager
+from muxkit.runtime import bare_nursery, close_at_once, protected_manager
 
 from ._errors import HandshakeFailed
 from ._sockets import OneAtATime
@@ -119,7 +119,7 @@ class WebSocketStream(trio.abc.Stream):
                     await self._websocket.aclose()
                 await self._wire.aclose()
         finally:
-            await trio.aclose_forcefully(self._wire)
+            await close_at_once(self._wire)
 
     async def _send(self, piece: bytes) -> None:
         try:
@@ -184,7 +184,7 @@ async def websocket_over(wire: trio.abc.Stream, opening: Opening) -> AsyncIterat
                 yield stream
                 await stream.aclose()
             finally:
-                await trio.aclose_forcefully(guarded)
+                await close_at_once(guarded)
                 nursery.cancel_scope.cancel()
         return
     except BaseExceptionGroup as group:

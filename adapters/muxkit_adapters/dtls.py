@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import bare_nursery, protect_package, protected_manager
+from muxkit.runtime import bare_nursery, close_at_once, protect_package, protected_manager
 
 from ._addresses import join_host_port, parse_host_port
 from ._errors import HandshakeFailed
@@ -114,7 +114,7 @@ async def connect(
         try:
             yield link
         finally:
-            await trio.aclose_forcefully(link)
+            await close_at_once(link)
 
 
 async def serve(
@@ -242,7 +242,7 @@ class _Listener:
         try:
             await self._handler(link)
         finally:
-            await trio.aclose_forcefully(link)
+            await close_at_once(link)
 
     def _refused(self, address: Address | None, error: OSError) -> None:
         link = None if address is None else self._links.get(address)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import protect_package, protected_manager
+from muxkit.runtime import close_at_once, protect_package, protected_manager
 
 from ._addresses import join_host_port, parse_host_port, parse_hosts
 from ._errors import HandshakeFailed
@@ -220,7 +220,7 @@ async def _trusted(
             raise HandshakeFailed(f"{stream.peer}: the peer agrees to none of the protocols {', '.join(alpn)} (ALPN)")
         yield stream
     except BaseException:
-        await trio.aclose_forcefully(stream)
+        await close_at_once(stream)
         raise
     await stream.aclose()
 

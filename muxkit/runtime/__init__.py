@@ -12,6 +12,7 @@ from muxkit.runtime._errors import Unsupported as Unsupported
 from muxkit.runtime._gate import Gate as Gate
 from muxkit.runtime._gate import Room as Room
 from muxkit.runtime._interrupts import bare_nursery as bare_nursery
+from muxkit.runtime._interrupts import close_at_once as close_at_once
 from muxkit.runtime._interrupts import interruptible as interruptible
 from muxkit.runtime._interrupts import protect_package as protect_package
 from muxkit.runtime._interrupts import protected_manager as protected_manager

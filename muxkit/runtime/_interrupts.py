@@ -10,10 +10,9 @@ import sys
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-import attrs
 import trio
 
 if TYPE_CHECKING:
@@ -29,13 +28,6 @@ _TASKS = CO_COROUTINE | CO_ASYNC_GENERATOR
 _INTERRUPTIBLE: set[CodeType] = set()
 
 
-@attrs.frozen
-class _Body:
-    """A function inside of another one, as Trio's decorators want it."""
-
-    __code__: CodeType
-
-
 def protect_package(name: str) -> None:
     """Defer interrupts in all functions of the modules below this name that are loaded; compiled ones need no mark."""
     for module_name, module in [*sys.modules.items()]:
@@ -49,7 +41,7 @@ def protect_package(name: str) -> None:
 
 def _protect(code: CodeType) -> None:
     if code not in _INTERRUPTIBLE:
-        trio.lowlevel.enable_ki_protection(_Body(code))
+        trio.lowlevel.enable_ki_protection(FunctionType(code, {}, closure=tuple(CellType() for _ in code.co_freevars)))
     for constant in code.co_consts:
         # A coroutine that is defined inside may become a task, whose stack ends with itself.
         if isinstance(constant, CodeType) and constant.co_flags & _TASKS:
@@ -80,6 +72,12 @@ def interruptible(function: FunctionT) -> FunctionT:
 async def run_interruptible(operation: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function of the program: an interrupt may strike there, whoever of us is on the stack below."""
     return await operation(*args, **kwargs)
+
+
+async def close_at_once(resource: trio.abc.AsyncResource) -> None:
+    """Close without waiting; a cancellation from outside does not take the place of an interrupt that is under way."""
+    with trio.CancelScope(shield=True):
+        await trio.aclose_forcefully(resource)
 
 
 class _Manager(AbstractAsyncContextManager[T]):

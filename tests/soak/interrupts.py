@@ -18,6 +18,7 @@ import traceback
 import warnings
 from collections import Counter
 from functools import cache, partial
+from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,8 @@ import trio
 import trio.testing
 
 import muxkit
-from muxkit import LinkLost, RemoteProtocolError
+import muxkit_adapters
+from muxkit import MuxError, RemoteProtocolError
 from muxkit.protocols import restream
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ MESSAGES = 4
 CHANNELS = 2
 NUMBERS = 12
 COLLECT_EVERY = 25  # runs
+
+LIBRARY = tuple(str(Path(path).resolve()) for path in (*muxkit.__path__, *muxkit_adapters.__path__))
 
 CLEAN = frozenset({"interrupt", "caught", "not reached", "lost with a typed error"})
 
@@ -67,6 +71,19 @@ def _looks_for_signals(instruction: dis.Instruction) -> bool:
     if instruction.opname == "RESUME":
         return ((instruction.arg or 0) & 3) < 2  # behind an await there is no look
     return instruction.opname in {"CALL", "CALL_KW", "CALL_FUNCTION_EX"}
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Does this frame work for the library, not for the program alone: what Trio does by itself is its own affair."""
+    caller: FrameType | None = frame
+    while caller is not None:
+        name = caller.f_code.co_filename
+        if name == __file__:
+            return caller is not frame and caller.f_code.co_qualname.startswith("of_trio")
+        if name.startswith(LIBRARY):
+            return True
+        caller = caller.f_back
+    return True
 
 
 class Striker:
@@ -106,7 +123,7 @@ class Striker:
             self._returned = True
         elif event == "opcode":
             returned, self._returned = self._returned, False
-            if not returned and frame.f_lasti in places(frame.f_code) and frame.f_code.co_filename != __file__:
+            if not returned and frame.f_lasti in places(frame.f_code) and is_ours(frame):
                 self._behind -= 1
                 if self._behind < 0:
                     sys.settrace(None)
@@ -251,7 +268,7 @@ async def of_trio(protocol: str, story: Story) -> None:
             await sends.send(message)
 
     class Both:
-        def __init__(self, sends: Any, receives: Any) -> None:
+        def __init__(self, sends: trio.MemorySendChannel[bytes], receives: trio.MemoryReceiveChannel[bytes]) -> None:
             self.send, self.receive = sends.send, receives.receive
 
     async with trio.open_nursery() as nursery:
@@ -388,17 +405,21 @@ def sort(story: Story, error: BaseException | None, records: Records, *, struck:
         return "group"
     if records.texts:
         return f"logged: {records.texts[0][:200]}"
-    rest = [leaf for leaf in (leaves(error) if error else ()) if not isinstance(leaf, KeyboardInterrupt)]
-    if rest:
-        lost = story.caught and all(isinstance(leaf, LinkLost) for leaf in rest)
-        return "lost with a typed error" if lost else f"other: {rest[0]!r}"
-    interrupts = [leaf for leaf in leaves(error)] if error else []
+    ends = list(leaves(error)) if error else []
+    interrupts = [leaf for leaf in ends if isinstance(leaf, KeyboardInterrupt)]
+    rest = [leaf for leaf in ends if not isinstance(leaf, KeyboardInterrupt)]
+    if any(not isinstance(leaf, (MuxError, trio.BrokenResourceError)) for leaf in rest):
+        return f"other: {rest!r}"
+    if rest and not interrupts and not story.caught:
+        return f"other: {rest!r}"
     if len(interrupts) + story.caught > 1:
         return "more than one interrupt"
     if not struck:
         return "not reached"
     if not interrupts and not story.caught:
         return "swallowed"
+    if rest and not interrupts:
+        return "lost with a typed error"
     if story.told and not interrupts:
         return "wrong messages"
     return "interrupt" if interrupts else "caught"

@@ -26,6 +26,7 @@ from muxkit.runtime import (
     Registry,
     background,
     bare_nursery,
+    close_at_once,
     interruptible,
     protect_package,
     protected_manager,
@@ -147,7 +148,7 @@ class Listener:
         finally:
             # Shielded, though it does not wait: a cancellation from outside would leave it open.
             with trio.CancelScope(shield=True):
-                await trio.aclose_forcefully(stream)
+                await close_at_once(stream)
 
     @property
     def _versions(self) -> tuple[int, ...]:

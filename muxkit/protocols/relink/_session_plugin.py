@@ -17,7 +17,7 @@ from muxkit.protocols.relink._session_handshake import Hello, answer, ask, unkno
 from muxkit.protocols.relink._session_ids import identity_of, new_epoch, new_link_id
 from muxkit.protocols.relink._session_listen import Endpoint, Listener, listener
 from muxkit.protocols.relink._session_urls import config_for, join_endpoint, split_endpoint
-from muxkit.runtime import LinkLost, Lobby, protect_package, protected_manager
+from muxkit.runtime import LinkLost, Lobby, close_at_once, protect_package, protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -53,7 +53,7 @@ async def session(
     try:
         stream, epoch, link_id = await (_ask if role == "connector" else _answer)(stream, core)
     except BaseException:
-        await trio.aclose_forcefully(stream)
+        await close_at_once(stream)
         raise
 
     async def run() -> None:
