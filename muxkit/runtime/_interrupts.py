@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 FunctionT = TypeVar("FunctionT", bound="Callable[..., object]")
 
+CLOSE = 1.0  # s, for a close that does not wait
 _TASKS = CO_COROUTINE | CO_ASYNC_GENERATOR
 _INTERRUPTIBLE: set[CodeType] = set()
 
@@ -76,7 +77,7 @@ async def run_interruptible(operation: Callable[P, Awaitable[T]], *args: P.args,
 
 async def close_at_once(resource: trio.abc.AsyncResource) -> None:
     """Close without waiting; a cancellation from outside does not take the place of an interrupt that is under way."""
-    with trio.CancelScope(shield=True):
+    with trio.move_on_after(CLOSE, shield=True):
         await trio.aclose_forcefully(resource)
 
 

@@ -20,7 +20,7 @@ from collections import Counter
 from functools import cache, partial
 from pathlib import Path
 from time import process_time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import attrs
 import trio
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from types import CodeType, FrameType
     from typing import Any
+
+    Tracer = Callable[[FrameType, str, object], Any]
+
+T = TypeVar("T")
 
 PROTOCOLS = ("bpmux", "relink", "aqueduct", "e3x", "restream")
 CONTROL = "trio"
@@ -96,7 +100,7 @@ class Striker:
         self._behind = behind
         self._returned = False  # from a Python function: the interpreter does not look for signals then
 
-    def count(self, frame: FrameType, event: str, arg: object) -> Any:
+    def count(self, frame: FrameType, event: str, arg: object) -> Tracer | None:
         if "/muxkit" not in (name := frame.f_code.co_filename) and "/trio/" not in name:
             return None  # finding plugins calls more of the standard library than all the rest
         self.calls += 1
@@ -109,7 +113,7 @@ class Striker:
             caller = caller.f_back
         return self._enter(frame, event, arg)
 
-    def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
+    def _enter(self, frame: FrameType, event: str, arg: object) -> Tracer:
         self._watch(frame)
         return self._step
 
@@ -118,7 +122,7 @@ class Striker:
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
 
-    def _step(self, frame: FrameType, event: str, arg: object) -> Any:
+    def _step(self, frame: FrameType, event: str, arg: object) -> Tracer:
         if event == "return":
             self._returned = True
         elif event == "opcode":
@@ -157,7 +161,7 @@ class Story:
     told: str = ""
     """What was wrong with what arrived."""
 
-    async def again(self, operation: Callable[[], Awaitable[Any]]) -> Any:
+    async def again(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Run it, and again if it was interrupted and this program stays."""
         while True:
             try:
@@ -172,6 +176,14 @@ class Story:
             self.told = f"got {got}, expected {expected}"
 
 
+class Talk(Protocol):
+    """What a conversation needs of a channel: muxkit's, or two of Trio's."""
+
+    async def send(self, message: bytes, /) -> None: ...
+
+    async def receive(self) -> bytes: ...
+
+
 async def noting(story: Story, operation: Callable[..., Awaitable[object]], **options: Any) -> None:
     """Note how a block of the library ended, before a nursery of this program can make a group of it."""
     try:
@@ -182,7 +194,7 @@ async def noting(story: Story, operation: Callable[..., Awaitable[object]], **op
         raise
 
 
-async def converse(channel: Any, story: Story) -> None:
+async def converse(channel: Talk, story: Story) -> None:
     """Messages there and back, one by one."""
     sent = [b"%d" % number * (1 + 50 * number) for number in range(MESSAGES)]
     got = []
@@ -192,7 +204,7 @@ async def converse(channel: Any, story: Story) -> None:
     story.compare(got, sent)
 
 
-async def echo(channel: Any) -> None:
+async def echo(channel: muxkit.Channel) -> None:
     async for message in channel:
         await channel.send(message)
 
@@ -263,7 +275,7 @@ async def of_restream(protocol: str, story: Story) -> None:
 async def of_trio(protocol: str, story: Story) -> None:
     """The same shape with memory channels."""
 
-    async def answer(receives: Any, sends: Any) -> None:
+    async def answer(receives: trio.MemoryReceiveChannel[bytes], sends: trio.MemorySendChannel[bytes]) -> None:
         async for message in receives:
             await sends.send(message)
 
