@@ -22,6 +22,7 @@ from muxkit.runtime import (
     interruptible,
     protect_package,
     protected_manager,
+    run_interruptible,
 )
 
 if TYPE_CHECKING:
@@ -118,14 +119,13 @@ class _Connections:
     def sessions(self) -> int:
         return len(self._sessions)
 
-    @interruptible
     async def handle(self, link: Link) -> None:
         session: Session | None = None
         try:
             async with self._session_on(link, "server") as session:
                 if not self._draining:
                     self._sessions.add(session)
-                    await self._handler(session)
+                    await run_interruptible(self._handler, session)
         except Exception as error:
             if _is_loss(error):
                 _log.debug("session lost: %s", error)

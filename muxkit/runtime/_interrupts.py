@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R")
 
 FunctionT = TypeVar("FunctionT", bound="Callable[..., object]")
 
@@ -70,9 +71,9 @@ def interruptible(function: FunctionT) -> FunctionT:
 
 
 @interruptible
-async def run_interruptible(operation: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function of the program: an interrupt may strike there, whoever of us is on the stack below."""
-    return await operation(*args, **kwargs)
+async def run_interruptible(handler: Callable[[T], Awaitable[R]], subject: T) -> R:
+    """Call a function of the program: an interrupt may strike there, although code of ours is on the stack below."""
+    return await handler(subject)
 
 
 async def close_at_once(resource: trio.abc.AsyncResource) -> None:

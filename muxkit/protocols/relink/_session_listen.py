@@ -27,9 +27,9 @@ from muxkit.runtime import (
     background,
     bare_nursery,
     close_at_once,
-    interruptible,
     protect_package,
     protected_manager,
+    run_interruptible,
 )
 
 if TYPE_CHECKING:
@@ -229,11 +229,10 @@ class Listener:
         self._serving.add(link)
         self._nursery.start_soon(self._run, link, endpoint, key)
 
-    @interruptible
     async def _run(self, link: Link, endpoint: Endpoint, key: bytes) -> None:
         try:
             async with living(link, self._linger):
-                await endpoint.handler(link)
+                await run_interruptible(endpoint.handler, link)
         except LinkLost as error:
             _log.debug("link lost: %s", error)
         except Exception as error:
