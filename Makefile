@@ -6,6 +6,7 @@ ARGS ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL: # there is one .venv
 .PHONY: help demo pipeline test lint soak conformance lock clean ready-demo ready-pipeline ready-test
 
 help:
@@ -34,8 +35,13 @@ test: ready-test
 lint: ready-test
 	@.ci/run format lint types imports conformance news
 
+# Two processes share the tests, and then the programs run one by one.
 soak: ready-test
-	@MUXKIT_SOAK=1 .venv/bin/python -m pytest -m soak --timeout=0 $(ARGS) || [ $$? -eq 5 ]
+	@mkdir -p build; for share in 1 2; do \
+	    (MUXKIT_SOAK=1 MUXKIT_SHARE=$$share/2 .venv/bin/python -m pytest -q -p tests.soak._share -p no:cacheprovider \
+	        -m soak --timeout=0 $(ARGS) >build/soak-$$share.log 2>&1; echo $$? >build/soak-$$share.code) & \
+	done; wait; tail -n 25 build/soak-?.log; \
+	for share in 1 2; do case $$(cat build/soak-$$share.code) in 0|5) ;; *) exit 1;; esac; done
 	@for program in tests/soak/[!_]*.py; do \
 	    [ -e "$$program" ] || continue; \
 	    case $$program in */test_*|*/conftest.py) continue;; esac; \

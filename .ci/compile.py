@@ -1,4 +1,5 @@
-"""How does `MUXKIT_COMPILE=1 pip install .` make machine code of the engines? By mypyc, from the same sources.
+"""Build hook for `MUXKIT_COMPILE=1 pip install .`: compile the engines to machine code with mypyc, from the same
+sources.
 
 Hatchling calls this for each wheel. Without the variable it does nothing, and the wheel runs everywhere. With it the
 wheel holds one shared library for each module named below, beside its source, and fits one Python on one system.
@@ -7,6 +8,7 @@ wheel holds one shared library for each module named below, beside its source, a
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,23 @@ WANTED = os.environ.get("MUXKIT_COMPILE", "") not in ("", "0")
 # Aqueduct's, which crashed the interpreter when compiled by mypyc 2.4.
 PACKAGES = ("core", "protocols/bpmux", "protocols/relink", "protocols/e3x")
 NOT_COMPILED = {"core/_engine.py"}
+
+
+def requirements(root: Path, dependencies: list[str]) -> list[str]:
+    """What compiling needs, at the versions that it is tested with.
+
+    The project's own dependencies are among it: without their types mypy does not understand the classes that attrs
+    makes, and an isolated build holds nothing that is not asked for.
+    """
+    pins = {}
+    for line in (root / ".ci" / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            pins[_plain(line)] = line
+    return [pins[_plain(name)] for name in ("mypy", "setuptools", *dependencies)]
+
+
+def _plain(requirement: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement)[0]).lower()
 
 
 def sources(root: Path) -> list[str]:
@@ -62,7 +81,7 @@ class CustomBuildHook(BuildHookInterface):
     _scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def dependencies(self) -> list[str]:
-        return ["mypy>=2.4", "setuptools"] if WANTED else []
+        return requirements(Path(self.root), self.metadata.core.dependencies) if WANTED else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if not WANTED or version == "editable":

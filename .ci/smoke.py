@@ -48,7 +48,8 @@ def complaints() -> Iterator[str]:
             yield f"{package.__name__} lacks its py.typed"
     allowed = ("muxkit/", "muxkit_adapters/", "pyspark_muxkit/", "muxkit-", "../../../bin/muxkit")
     for file in importlib.metadata.files("muxkit") or ():
-        if not file.as_posix().startswith(allowed):
+        compiled = "__mypyc." in file.name  # what all compiled modules of a wheel share lies beside the packages
+        if not compiled and not file.as_posix().startswith(allowed):
             yield f"the wheel holds {file}"
 
 

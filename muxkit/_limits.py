@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import attrs
 
@@ -40,7 +40,8 @@ class Limits:
     """Connections of one listener that are still in a TLS, DTLS, QUIC or WebSocket handshake; over UDP, addresses that
     have not proved themselves."""
     channels: int = _limit(16_384)
-    """Live channels in one connection that the peer opened, and as many that we opened."""
+    """Live channels in one connection that the peer opened, and as many that we opened; `channel_memory` may allow
+    fewer."""
     backlog: int = _limit(16_384)
     """Channels that the peer opened and the application has not taken yet; more are refused."""
     pongs: int = _limit(1_048_576)
@@ -53,6 +54,9 @@ class Limits:
     """The same, at once."""
 
     # Bytes
+    channel_memory: int = _limit(32 * MIB)
+    """What the live channels that the peer opened may cost beside their windows: objects, queues, a task that handles
+    each. Every protocol has a price for a channel."""
     channel_bytes: int = _limit(1 * MIB)
     """The largest window of one channel: credit granted and data not yet consumed."""
     channel_first: int = _limit(64 * KIB)
@@ -75,6 +79,17 @@ class Limits:
     """While a message is unfinished, `stall_bytes` must come in each such span."""
     stall_bytes: int = _limit(1024)
 
+    bound_of_channels: ClassVar[str] = "channels"
+    """The field that says how many channels there can be: this one, or `channel_memory`."""
+
+    def at_price(self, price: int) -> Limits:
+        """The same, with as many channels as `channel_memory` pays for if each costs `price` bytes, at the most."""
+        most = max(1, self.channel_memory // price)
+        if most >= self.channels:
+            return self
+        values = attrs.asdict(self, recurse=False)
+        return _LimitsByMemory(**values | {"channels": most, "backlog": min(most, self.backlog)})
+
     def __attrs_post_init__(self) -> None:
         if self.reassembly < self.message:
             raise ValueError(
@@ -83,3 +98,9 @@ class Limits:
             )
         if self.channel_floor > self.channel_bytes:
             raise ValueError(f"Limits(channel_floor={self.channel_floor}) is above channel_bytes={self.channel_bytes}")
+
+
+class _LimitsByMemory(Limits):
+    """Limits whose `channels` follow from `channel_memory`."""
+
+    bound_of_channels = "channel_memory"

@@ -1,8 +1,6 @@
-"""Do the pages tell the truth? Their programs run, their links lead somewhere, their tables follow the code."""
+"""The links of the pages lead somewhere, and their tables follow the code; `tests/pages` runs their programs."""
 
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,52 +11,15 @@ import pytest
 from muxkit import Limits
 from muxkit.core import RECEIVING, SENDING, draw
 from muxkit.protocols.bpmux import Config
+from muxkit.protocols.restream import StoreLimits
+from tests._pages import DOCS, PAGES, ROOT, page_name, program
 
-ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
-GENERATED = {DOCS / "conformance.md", *(DOCS / "changes").glob("*.md")}
-PAGES = sorted({ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")} - GENERATED)
-
-BLOCK = re.compile(r"(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
-NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
 ANY_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
 
-def name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def blocks() -> Iterator[tuple[str, str, str]]:
-    """Page and line, the line before, and the program, of every Python block on every page."""
-    for page in PAGES:
-        text = "\n" + page.read_text(encoding="utf-8")
-        for found in BLOCK.finditer(text):
-            line = text.count("\n", 0, found.start("code"))
-            yield f"{name(page)}:{line}", found["before"], found["code"]
-
-
-def programs() -> list[tuple[str, str]]:
-    return [(where, code) for where, before, code in blocks() if not NOT_RUN.fullmatch(before)]
-
-
-@pytest.mark.parametrize("code", [code for _, code in programs()], ids=[where for where, _ in programs()])
-def test_a_program_on_a_page_runs(code: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=60,
-        cwd=tmp_path,
-    )
-    assert done.stderr == ""
-    assert done.returncode == 0
-
-
 def test_the_readme_begins_with_the_echo_example() -> None:
-    first = next(code for where, _, code in blocks() if where.startswith("README.md:"))
-    assert first == (ROOT / "examples" / "echo.py").read_text(encoding="utf-8")
+    assert program("README.md", 1) == (ROOT / "examples" / "echo.py").read_text(encoding="utf-8")
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
@@ -75,7 +36,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     assert [target for target, _ in links(page) if not target.exists()] == []
     assert [heading for target, heading in links(page) if heading and heading not in headings(target)] == []
@@ -87,7 +48,7 @@ def test_every_page_can_be_reached_from_the_index() -> None:
         found = {target for target, _ in links(waiting.pop()) if target.suffix == ".md"} - reached
         reached |= found
         waiting += found
-    assert sorted(name(page) for page in PAGES if page.is_relative_to(DOCS) and page not in reached) == []
+    assert sorted(page_name(page) for page in PAGES if page.is_relative_to(DOCS) and page not in reached) == []
 
 
 # ---------------------------------------------------------------------------- tables that follow the code
@@ -102,7 +63,16 @@ def rows(page: str) -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells}
 
 
-IN_BYTES = {"channel_bytes", "channel_first", "channel_floor", "connection_bytes", "message", "reassembly", "outbox"}
+IN_BYTES = {
+    "channel_memory",
+    "channel_bytes",
+    "channel_first",
+    "channel_floor",
+    "connection_bytes",
+    "message",
+    "reassembly",
+    "outbox",
+}
 
 
 def shown(field: "attrs.Attribute[object]") -> str:
@@ -117,6 +87,14 @@ def test_every_limit_is_explained_with_its_default() -> None:
     table = rows("docs/how-to/limits.md")
     expected = {field.name: shown(field) for field in attrs.fields(Limits)}
     assert {field: cells[0] for field, cells in table.items()} == expected
+
+
+def test_every_limit_of_a_store_is_explained_with_its_default() -> None:
+    table = rows("docs/reference/restream.md")
+    sizes = {"message_bytes": "1 MiB", "bytes": "1 TiB"}
+    for field in attrs.fields(StoreLimits):
+        assert table.get(field.name, ["missing"])[0] == sizes.get(field.name, shown(field))
+    assert (StoreLimits().message_bytes, StoreLimits().bytes) == (2**20, 2**40)
 
 
 def test_every_setting_of_bpmux_is_explained_with_its_default() -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ALPN = "muxkit-aqueduct"
 IDLE_TIMEOUT = 30.0  # s without a packet after which the peer counts as gone
 KEEP_ALIVE = 10.0  # s of silence before a ping
+STREAM_PRICE = 2 * 1024  # bytes of memory for a stream
 DATAGRAM_MOST = 65_535  # bytes, of one DATAGRAM frame that we take
 QLOG_DIRECTORY = "MUXKIT_QLOGDIR"
 TICKETS_MOST = 1024
@@ -39,7 +40,8 @@ class Tuning:
     alpn: Sequence[str] = (ALPN,)
     limits: Limits = attrs.field(factory=Limits)
     streams: int | None = None
-    """Streams of the peer that may be open at once; twice `Limits.channels` and a few, if nothing is said."""
+    """Streams of the peer that may be open at once; twice `Limits.channels` and a few if nothing is said,
+    or as many as `Limits.channel_memory` pays for."""
     idle_timeout: float = IDLE_TIMEOUT
     keep_alive: float | None = KEEP_ALIVE
     packet_size: int = attrs.field(
@@ -50,7 +52,8 @@ class Tuning:
 
     @property
     def most_streams(self) -> int:
-        return 2 * self.limits.channels + 256 if self.streams is None else self.streams
+        channels = self.limits.at_price(2 * STREAM_PRICE).channels
+        return 2 * channels + 256 if self.streams is None else self.streams
 
     def configuration(self, *, is_client: bool) -> QuicConfiguration:
         if not self.alpn:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("muxkit.adapters")
 
-TURN = 0.005  # s that packets are worked on before the others get their turn
+TURN = 0.001  # s that packets are worked on before the others get their turn
 LONG_HEADER = 0x80
 TOKEN_ID_SIZE = 8  # bytes, of the id that goes with a token
 LEAVING_MOST = 1024  # connections that are over and whose goodbye may have to be repeated

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from muxkit.runtime import turns
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -19,6 +21,8 @@ JOIN_BELOW = 4096  # bytes a buffer on average: below it one joined `send` is ch
 SENDMSG = hasattr(socket.socket, "sendmsg")  # Windows has none
 IOV_MAX = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 16
 IOV_MAX = min(IOV_MAX, 1024) if IOV_MAX > 0 else 16
+ACCEPT_LIVE = 4  # live connections to accept in one pass of the loop
+INTERNET = {socket.AF_INET, socket.AF_INET6}
 CLOSED_HERE = {errno.EBADF, errno.ENOTSOCK}
 
 Buffers = Sequence[bytes | memoryview]
@@ -242,16 +246,56 @@ class SocketStream(trio.abc.HalfCloseableStream):
 
 
 class SocketListener(trio.abc.Listener[SocketStream]):
-    """Accepts on a Trio listener and takes each connection's plain socket over."""
+    """Accepts on a Trio listener and takes each connection's plain socket over.
+
+    Several in a pass of the loop, and one that was reset meanwhile is closed at once: peers that connect and reset keep
+    the kernel's backlog full, and who comes behind them waits until it is empty. So those that were reset count by the
+    time that they take, a turn's worth of it in a pass.
+    """
 
     def __init__(self, listener: trio.SocketListener, prepare: Prepare) -> None:
         self._listener = listener
         self._prepare = prepare
+        self._alias = socket.socket(fileno=listener.socket.fileno())  # without Trio's checkpoint for each connection
+        self._kind = self._alias.family, self._alias.type, self._alias.proto  # which a socket asks the enums for
+        self._turns = turns()
+        self._left = 0  # live ones that may be accepted in this pass
+        self._until = 0.0  # when the pass has had its share
 
     async def accept(self) -> SocketStream:
-        return self._prepare(take_socket(await self._listener.accept()))
+        while True:
+            sock = self._accept_now() if self._left and self._turns.now() < self._until else None
+            if sock is None:
+                sock = take_socket(await self._listener.accept())
+                self._left = ACCEPT_LIVE
+                self._until = self._turns.now() + self._turns.allowance
+            if self._was_reset(sock):
+                sock.close()
+            else:
+                self._left -= 1
+                return self._prepare(sock)
+
+    def _accept_now(self) -> socket.socket | None:
+        """The next connection; None if there is none, or whatever is wrong with it is for Trio's listener to tell."""
+        try:
+            # `accept` is this and a search for the kinds, known here, that takes as long again; typeshed leaves it out.
+            number, _ = self._alias._accept()  # type: ignore[attr-defined]
+        except OSError:
+            return None
+        return socket.socket(*self._kind, fileno=number)
+
+    def _was_reset(self, sock: socket.socket) -> bool:
+        """Is a TCP connection over, in both directions, before it was accepted?"""
+        if self._kind[0] not in INTERNET:
+            return False
+        try:
+            sock.getpeername()
+        except OSError:
+            return True
+        return False
 
     async def aclose(self) -> None:
+        self._alias.detach()
         await self._listener.aclose()
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import trio
 
+from muxkit.runtime import turns
+
 HEAD_MOST = 16_384  # bytes of the upgrade's header block, and of the body that explains a refusal
 FRAGMENTS_MOST = 1024  # frames a message
 TOGETHER = 4096  # bytes of one frame that are handed on at once, unless it ends before
+SLICE = 128  # bytes that are handed on at once, unless a frame is known to be longer: no more than 64 frames
 SPARE = b"\r\n\r\n"
 
 CONTINUATION, TEXT, BINARY, CONTROL = 0, 1, 2, 8
@@ -31,6 +34,11 @@ class FrameCount:
         self._payload_left = 0
         self._size = 0
         self._fragments = 0
+
+    @property
+    def missing(self) -> int:
+        """Bytes of the payload that is coming."""
+        return self._payload_left
 
     def feed(self, data: bytes | bytearray) -> bool:
         """Whether a frame ended in `data`, so that it must be handed on now; raises `Violation`."""
@@ -111,6 +119,9 @@ class GuardedStream(trio.abc.Stream):
         self._wire = wire
         self._count = FrameCount(message_most=message_most)
         self._held = bytearray()
+        self._turns = turns()
+        self._rest = memoryview(b"")  # what came and was not handed on yet
+        self._began = 0.0  # when what came began to be handed on
         self.torn = False
         """A write was cut short, so that nothing that follows could be understood."""
         self.failure: Exception | None = None
@@ -119,7 +130,7 @@ class GuardedStream(trio.abc.Stream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         while True:
             try:
-                data = await self._wire.receive_some(max_bytes)
+                data = await self._next(max_bytes)
                 complete = self._count.feed(data)
             except Violation as violation:
                 self.failure = violation
@@ -133,6 +144,21 @@ class GuardedStream(trio.abc.Stream):
             if complete or len(self._held) >= TOGETHER or not data:
                 together, self._held = self._held, bytearray()
                 return together
+
+    async def _next(self, max_bytes: int | None) -> bytes | bytearray:
+        """What came, a little at a time, since the library below takes all frames of it before it asks again."""
+        if not self._rest:
+            data = await self._wire.receive_some(max_bytes)
+            if len(data) <= SLICE:
+                return data
+            self._rest = memoryview(data)
+            self._began = self._turns.now()
+        elif self._turns.now() - self._began > self._turns.allowance:
+            await self._turns.wait()
+            self._began = self._turns.now()
+        size = max(SLICE, self._count.missing)
+        taken, self._rest = bytes(self._rest[:size]), self._rest[size:]
+        return taken
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         try:

@@ -27,6 +27,8 @@ from muxkit.core._halves import Step as Step
 from muxkit.core._halves import advance as advance
 from muxkit.core._halves import draw as draw
 from muxkit.core._outbox import Outbox as Outbox
+from muxkit.core._queue import NO_QUEUE as NO_QUEUE
+from muxkit.core._queue import queue_of as queue_of
 from muxkit.core._ranges import Ranges as Ranges
 from muxkit.core._ranges import serial_add as serial_add
 from muxkit.core._ranges import serial_distance as serial_distance

@@ -29,10 +29,10 @@ class Engine(Protocol[EventT_co]):
 
 @runtime_checkable
 class Paced(Protocol):
-    """An engine that parses a bounded number of frames at a time, so that its pump can let others have their turn.
+    """An engine that parses a bounded number of frames at a time, so that its pump can end a turn in time.
 
     Bytes alone are no measure: a read that is full of the smallest frames takes a thousand times as long as one
-    with a single message.
+    with a single message. Nor are frames: one that does more than others counts as several.
     """
 
     frames_at_once: int

@@ -87,7 +87,7 @@ class Census:
         if self.theirs >= self._limits.channels:
             raise RemoteProtocolError(
                 f"peer opened channel {self.theirs + 1} of {self._limits.channels} allowed at once",
-                limit="channels",
+                limit=self._limits.bound_of_channels,
             )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import pyarrow.dataset as ds
 
-from muxkit.pipeline._analytics_sql import QUESTIONS, SPAN
+from muxkit.pipeline._analytics_sql import QUESTIONS, TOTALS
 from muxkit.pipeline._decode_arrow import decode_batches, read_raw
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Answers:
     """Of the slices of time in `rates` and `fairness`."""
     count: int
     """Rows of the captures."""
+    totals: Row
+    """Over all connections: rows `dropped` by the recorder, `gaps` with `missing` bytes, rules `broken` by peers."""
     connections: Rows
     volumes: Rows
     """By connection, direction and channel."""
@@ -76,11 +78,11 @@ class Raw:
 
 def answers(ask: Ask, *, most: int = MOST) -> Answers:
     """All questions, each with at most `most` rows for an answer."""
-    (span,) = ask(SPAN)
-    first, last, count = (_whole(span[name]) for name in ("first_us", "last_us", "n"))
+    (totals,) = ask(TOTALS)
+    first, last, count = (_whole(totals[name]) for name in ("first_us", "last_us", "n"))
     width = next((width for width in WIDTHS if width * SLICES >= last - first), WIDTHS[-1])
     rows = {name: ask(question.format(most=most, width=width)) for name, question in QUESTIONS.items()}
-    return Answers(first_us=first, last_us=last, width_us=width, count=count, **rows)
+    return Answers(first_us=first, last_us=last, width_us=width, count=count, totals=totals, **rows)
 
 
 def analyse(folder: str | Path, *, raw: Raw | None = None, spark: SparkSession | None = None) -> Answers:

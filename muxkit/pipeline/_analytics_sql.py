@@ -15,7 +15,8 @@ SELECT connection, MIN(us) AS first_us, MAX(us) AS last_us,
   SUM(CASE WHEN event = 'frame' AND direction = 'out' THEN size ELSE 0 END) AS bytes_out,
   COUNT(DISTINCT CASE WHEN event = 'frame' THEN channel END) AS channels,
   SUM(CASE WHEN event IN ('error', 'lost') THEN 1 ELSE 0 END) AS errors,
-  SUM(CASE WHEN event = 'dropped' THEN size ELSE 0 END) AS dropped
+  SUM(CASE WHEN event = 'dropped' THEN size ELSE 0 END) AS dropped,
+  SUM(CASE WHEN event = 'gap' THEN size ELSE 0 END) AS missing
 FROM frames GROUP BY connection ORDER BY SUM(CASE WHEN event = 'frame' THEN size ELSE 0 END) DESC, connection
 LIMIT {most}
 """
@@ -177,7 +178,15 @@ FROM frames WHERE event IN ('error', 'lost')
 GROUP BY event, kind, rule, text ORDER BY event, times DESC, rule, text LIMIT {most}
 """
 
-SPAN: Final = "SELECT MIN(us) AS first_us, MAX(us) AS last_us, COUNT(*) AS n FROM frames"
+TOTALS: Final = """
+SELECT MIN(us) AS first_us, MAX(us) AS last_us, COUNT(*) AS n,
+  SUM(CASE WHEN event = 'dropped' THEN size ELSE 0 END) AS dropped,
+  SUM(CASE WHEN event = 'gap' THEN 1 ELSE 0 END) AS gaps,
+  SUM(CASE WHEN event = 'gap' THEN size ELSE 0 END) AS missing,
+  SUM(CASE WHEN event = 'unverified' THEN 1 ELSE 0 END) AS unverified,
+  SUM(CASE WHEN event = 'error' THEN 1 ELSE 0 END) AS broken
+FROM frames
+"""
 
 QUESTIONS: Final = {
     "connections": CONNECTIONS,

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from muxkit._errors import ProtocolError, RemoteProtocolError
+from muxkit._errors import RemoteProtocolError
 from muxkit.pipeline._capture_files import MIB, FileWriter, Rotation
 from muxkit.pipeline._errors import PipelineError
 
@@ -38,9 +38,9 @@ class Capture:
         with Capture("captures") as capture:
             async with muxkit.connect(url, observer=capture.connection("to the bank")) as session: ...
 
-    It is an observer itself, of one connection. It never waits: what comes while 16 batches wait for the disk is
-    left out, and a row `dropped` says how much. `close` blocks until everything is written. `clock` gives seconds
-    since 1970.
+    It is an observer itself, of one connection. It never waits: what comes while 16 batches wait for the disk is left
+    out. A row `dropped` says how many rows of `frames` that were; in `raw` a row without bytes marks the end of a gap.
+    `close` blocks until everything is written. `clock` gives seconds since 1970.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Capture:
         self._clock = clock or _steady_clock()
         self._writer = FileWriter(self.folder, self.name, rotation or Rotation(), waiting)
         self._frames: _Lane[FramesRow] | None = _Lane("frames", self._writer, batch_rows) if frames else None
-        self._raw: _Lane[RawRow] | None = _Lane("raw", self._writer, batch_rows) if raw else None
+        self._raw: _RawLane | None = _RawLane("raw", self._writer, batch_rows) if raw else None
         self._names: dict[str, int] = {}
         self._own: ConnectionCapture | None = None
         self._closed = False
@@ -160,7 +160,7 @@ class ConnectionCapture:
         capture: str,
         name: str,
         frames: _Lane[FramesRow] | None,
-        raw: _Lane[RawRow] | None,
+        raw: _RawLane | None,
         clock: Callable[[], float],
     ) -> None:
         self.name = name
@@ -193,7 +193,7 @@ class ConnectionCapture:
     def error(self, error: BaseException) -> None:
         if self._frames is not None:
             rule, offset = (error.rule, error.offset) if isinstance(error, RemoteProtocolError) else (None, None)
-            event = "error" if isinstance(error, ProtocolError) or rule else "lost"
+            event = "error" if isinstance(error, RemoteProtocolError) else "lost"
             self._put(self._frames, event, None, None, type(error).__name__, id=offset, rule=rule, text=str(error))
         self._begin_segment()
 
@@ -268,6 +268,7 @@ class _Lane(Generic[RowT]):
         rows.append(row)
         self._bytes += size
         if len(rows) >= self._batch_rows or self._bytes >= BATCH_BYTES or now >= self._due:
+            self._due = now + FLUSH
             self.hand_over()
 
     def tell_left_out(self, row: RowT, now: float) -> None:
@@ -283,6 +284,23 @@ class _Lane(Generic[RowT]):
             lost = len(rows) - (telling > 0)
             self.dropped += lost
             self.left_out += lost + telling
+
+
+class _RawLane(_Lane["RawRow"]):
+    """Recorded bytes. Of what is left out, a row without bytes keeps where it ended, for the decoder to see the gap."""
+
+    def hand_over(self) -> None:
+        rows, self._rows, self._bytes = self._rows, [], 0
+        if not rows or self._writer.offer(self._kind, rows):
+            return
+        ends: dict[tuple[str, Direction, int], RawRow] = {}
+        for row in rows:
+            now, capture, connection, number, direction, segment, offset, data = row
+            self.dropped += bool(data)
+            ends[connection, direction, segment] = (
+                now, capture, connection, number, direction, segment, offset + len(data), b"",
+            )  # fmt: skip
+        self._rows = [*ends.values()]
 
 
 def _steady_clock() -> Callable[[], float]:

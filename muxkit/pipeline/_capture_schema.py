@@ -39,11 +39,11 @@ FRAMES: Final = pa.schema(
         ("capture", pa.string()),  # which process recorded it
         ("connection", pa.string()),
         ("number", pa.int64()),  # of the row among all of its connection, raw ones included
-        ("event", pa.string()),  # frame, credit, state, timer, error, dropped
+        ("event", pa.string()),  # frame, credit, state, timer, error, lost, dropped; decoded: gap, unverified
         ("direction", pa.string()),
         ("channel", pa.string()),  # as the protocol names it
         ("kind", pa.string()),  # of the frame; the state, the timer, the class of the error
-        ("size", pa.int64()),  # bytes of payload; of `dropped`, rows
+        ("size", pa.int64()),  # bytes of payload; of `dropped`, rows; of `gap`, bytes that are missing
         ("credit", pa.int64()),  # bytes that were granted
         ("id", pa.int64()),  # a message's number, or the one an acknowledgement names; where a violation begins
         ("rule", pa.string()),  # the clause that was broken

@@ -51,7 +51,7 @@ class Half:
     announced: int = 0
     """Bytes of a message in parts whose first part comes next."""
     lost: bool = False
-    """A frame could not be parsed, so nothing behind it can."""
+    """A frame could not be parsed or was not recorded, so nothing behind it can be parsed."""
 
     def restart(self, segment_offset: int = 0) -> None:
         """Another transport: what was begun is not continued."""
@@ -118,8 +118,9 @@ class Cutting:
         half = self.halves[direction]
         if offset is not None and offset != half.offset and not half.lost:
             half.lost = True
-            text = f"{offset - half.offset} bytes are missing before byte {offset} of segment {segment}"
-            found.append(("error", direction, None, "Gap", None, None, offset, None, text))
+            missing = offset - half.offset
+            text = f"{missing} bytes before byte {offset} of segment {segment} were not recorded"
+            found.append(("gap", direction, None, None, missing, None, offset, None, text))
         half.offset += len(data)
         return not half.lost
 

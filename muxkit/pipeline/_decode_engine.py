@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 LARGEST = 2**40
 # The recorder's own limits are not known; what it let pass is not found fault with.
 GENEROUS = Limits(
-    message=LARGEST, reassembly=LARGEST, channels=2**30, backlog=2**30, pongs=2**30, tombstones=2**30,
-    resets_per_second=2**30, resets_burst=2**30, connection_bytes=LARGEST,
+    message=LARGEST, reassembly=LARGEST, channels=2**30, channel_memory=2**50, backlog=2**30, pongs=2**30,
+    tombstones=2**30, resets_per_second=2**30, resets_burst=2**30, connection_bytes=LARGEST,
 )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ class EngineDecoder(Cutting):
         half = self.halves["out"]
         self.halves["in"].lost = True
         text = f"decode without an engine: what was written does not follow from what is recorded before: {error}"
-        self._found.append(("error", "out", None, "Unverified", None, None, half.offset, None, text))
+        self._found.append(("unverified", "out", None, None, None, None, half.offset, None, text))
         self._plain = BpmuxDecoder(halves=self.halves, segment=self.segment)
 
 

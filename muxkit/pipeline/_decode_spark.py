@@ -60,7 +60,7 @@ def decode_stream(
     """The same for a stream of raw captures (`spark.readStream.schema(…).parquet(…)`), without real engines.
 
     A frame that is cut by the end of a micro-batch waits in Spark's state for the rest of it. A file must not come
-    before those that its capture closed earlier: a gap is told as an error, and ends its connection.
+    before those that its capture closed earlier: a `gap` is told, and its connection is decoded no further.
     """
     function = partial(
         _go_on,

@@ -64,13 +64,21 @@ def render(answers: Answers, title: str = "muxkit captures") -> str:
 
 
 def _facts(answers: Answers) -> str:
+    totals = {name: _number(value) for name, value in answers.totals.items()}
     facts = {
         "from": moment(answers.first_us),
         "to": moment(answers.last_us),
         "rows": f"{answers.count:,}",
-        "left out": f"{sum(_number(row['dropped']) for row in answers.connections):,.0f} rows, the disk was too slow",
-        "broken rules": f"{sum(_number(row['times']) for row in _broken(answers)):,.0f}",
+        "left out": f"{totals['dropped']:,.0f} rows, because the disk was too slow" if totals["dropped"] else "nothing",
+        "broken rules": f"{totals['broken']:,.0f}",
     }
+    if totals["gaps"]:
+        facts["not recorded"] = (
+            f"{amount(totals['missing'])} of raw bytes in {totals['gaps']:,.0f} places, because the disk was too slow; "
+            "nothing behind such a gap is decoded"
+        )
+    if totals["unverified"]:
+        facts["not verified"] = f"{totals['unverified']:,.0f} connections, whose recording does not begin with them"
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
     return f"<dl>{rows}</dl>"
 
@@ -158,13 +166,9 @@ def _violations(answers: Answers) -> str:
     return _section("Violations and losses", what, _table(answers.violations, VIOLATIONS))
 
 
-def _broken(answers: Answers) -> list[Row]:
-    return [row for row in answers.violations if row["event"] == "error"]
-
-
 CONNECTIONS: Final[Sequence[Column]] = (
     ("connection", "connection"), ("frames", "#frames"), ("in", "#bytes_in"), ("out", "#bytes_out"),
-    ("channels", "#channels"), ("errors", "#errors"),
+    ("channels", "#channels"), ("errors", "#errors"), ("not recorded", "#missing"),
 )  # fmt: skip
 VOLUMES: Final[Sequence[Column]] = (
     ("connection", "connection"), ("channel", "channel"), ("direction", "direction"), ("frames", "#frames"),

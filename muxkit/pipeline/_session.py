@@ -100,19 +100,38 @@ def machine_java() -> Path | None:
     named = os.environ.get("JAVA_HOME")
     found = shutil.which("java")
     for java in (Path(named, "bin", "java") if named else None, Path(found).resolve() if found else None):
-        if java is not None and java_version(java) >= LEAST_JAVA:
-            return java.parent.parent
+        if java is not None:
+            said = _ask(java)
+            if _version(said) >= LEAST_JAVA:
+                return _home(java, said)
     return None
 
 
 def java_version(java: Path) -> int:
     """The first number of its version, 8 for what calls itself 1.8; 0 if it does not run."""
+    return _version(_ask(java))
+
+
+def _ask(java: Path) -> str:
+    """What it says about itself; nothing if it does not run."""
+    command = [str(java), "-XshowSettings:properties", "-version"]
     try:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=ANSWER, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
-    return int(found[1]) if found and done.returncode == 0 else 0
+        return ""
+    return done.stderr + done.stdout if done.returncode == 0 else ""
+
+
+def _version(said: str) -> int:
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(found[1]) if found else 0
+
+
+def _home(java: Path, said: str) -> Path:
+    """The folder above `bin/java`; if this one only starts another (a version manager's shim), that one's home."""
+    home = java.parent.parent
+    told = re.search(r"^ *java\.home = (.+?) *$", said, re.MULTILINE)
+    return home if (home / "bin" / "java").exists() or told is None else Path(told[1])
 
 
 def _shimmed(java: Path) -> Path:

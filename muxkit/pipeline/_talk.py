@@ -153,6 +153,9 @@ class _Talk:
                 case restream.Failed(error):
                     hint = "; raise option maxMessageBytes if it is right" if error.rule == TOO_LONG else ""
                     raise StreamBroken(wish.stream, f"the server broke a rule: {error}{hint}") from error
+                case restream.Silent(seconds):
+                    self._why = ConnectionError(f"nothing came for {seconds:g} s while a line was unfinished")
+                    return Ended.LOST
                 case restream.HungUp():
                     pass
                 case _:

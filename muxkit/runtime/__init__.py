@@ -59,5 +59,7 @@ from muxkit.runtime._session import Channel as Channel
 from muxkit.runtime._session import Session as Session
 from muxkit.runtime._session import SessionInfo as SessionInfo
 from muxkit.runtime._session import SessionStats as SessionStats
+from muxkit.runtime._turns import Turns as Turns
+from muxkit.runtime._turns import turns as turns
 
 protect_package(__name__)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from muxkit._errors import RemoteProtocolError
 from muxkit.runtime._errors import LinkLost
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ class Ending:
         """It is over now; `unsent` bytes were not taken by the transport."""
         self._after = trio.current_time() - self._began
         self._reason, self._by, self._cause, self._unsent = reason, by, cause, unsent
+
+    @property
+    def is_violation(self) -> bool:
+        """Did it end because the peer broke a rule?"""
+        return isinstance(self._cause, RemoteProtocolError)
 
     def error(self) -> LinkLost:
         error = LinkLost(self._reason, by=self._by, peer=self.peer, after=self._after, unsent=self._unsent)

@@ -18,6 +18,7 @@ from muxkit.runtime._clock import Clock
 from muxkit.runtime._ending import Ending
 from muxkit.runtime._links import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
 from muxkit.runtime._slices import Foreseeing, slices
+from muxkit.runtime._turns import LONG_TURN, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ EventT = TypeVar("EventT")
 TURN_BYTES = 64 * 1024  # to feed before the others get their turn
 TURN_ARRIVALS = 128
 TURN_FRAMES = 1024  # the same, if the engine counts them
+STEP_FRAMES = 32  # frames to parse before their events are handed out
 CHUNK = 64 * 1024  # bytes of one stream at a time
 WRITE = 256 * 1024  # bytes to pull before the others get their turn
 DATAGRAMS = 64  # to pull before the streams get theirs
@@ -91,6 +93,8 @@ class MultistreamPump(Generic[EventT]):
         self._aware = engine if isinstance(engine, RoundTripAware) else None
         self._counting = engine if isinstance(engine, Counting) else None
         self._foreseeing = engine if isinstance(engine, Foreseeing) else None
+        self._turns = turns()
+        self._is_heavy = False  # the last turn was long: the next one is queued for
         self._parked: set[StreamId] = set()  # streams that wait for room
         self._next: StreamId = 2 if link.role == "client" else 3  # of ours, not opened yet
         self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
@@ -134,7 +138,7 @@ class MultistreamPump(Generic[EventT]):
         """The connection is over; the first reason counts. A peer who broke a rule is told which."""
         if self.is_lost:
             return
-        if self._hanging_up:
+        if self._hanging_up and not isinstance(cause, RemoteProtocolError):
             reason, by, cause = "we hung up", "local", None
         self.is_lost = True
         self._ending.record(reason, by=by, cause=cause, unsent=self._queued())
@@ -148,6 +152,11 @@ class MultistreamPump(Generic[EventT]):
         if self._observer is not None and by == "network":
             self._observer.error(self.loss())
         self._on_lost()
+
+    @property
+    def is_violated(self) -> bool:
+        """Is the connection over because the peer broke a rule?"""
+        return self._ending.is_violation
 
     async def flushed(self) -> None:
         """Wait until the engine is silent, no stream waits for room, and the peer has all that was written."""
@@ -320,21 +329,38 @@ class MultistreamPump(Generic[EventT]):
         self.lose("the peer hung up", by="peer")
 
     async def _feed(self, arrivals: Sequence[Arrival]) -> None:
-        """Bounded work at a time: a flood of tiny frames must not keep the other connections waiting."""
+        """Take in what came, in turns: a flood of tiny frames must not keep the other connections waiting."""
+        clock = self._turns.now
+        if self._is_heavy:
+            await self._turns.wait()
+        began = clock()
         size = count = 0
-        frames = self._frames()
+        frames = told = self._frames()
         for arrival in arrivals:
+            if self.is_lost:
+                return
             for part in slices(arrival, self._foreseeing):
                 size += self._feed_one(part)
-                if size >= TURN_BYTES or count >= TURN_ARRIVALS or self._frames() - frames >= TURN_FRAMES:
+                counted = self._frames()
+                if counted - told >= STEP_FRAMES:  # the time of a turn counts what is done about its events
+                    told = counted
+                    self._hand_out_events()
+                if (
+                    size >= TURN_BYTES
+                    or count >= TURN_ARRIVALS
+                    or counted - frames >= TURN_FRAMES
+                    or clock() - began >= self._turns.allowance
+                ):
                     self._dispatch()
-                    await trio.lowlevel.checkpoint()
+                    await self._turns.wait()
                     if self.is_lost:
                         return
+                    began = clock()
                     size = count = 0
-                    frames = self._frames()
+                    frames = told = self._frames()
             count += 1
         self._dispatch()
+        self._is_heavy = clock() - began > LONG_TURN
 
     def _feed_one(self, arrival: Arrival) -> int:
         now = trio.current_time()

@@ -6,6 +6,7 @@ because somebody said that nobody is there, is a packet lost and no more: whoeve
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -15,6 +16,7 @@ import trio
 from muxkit.runtime._clock import Clock
 from muxkit.runtime._ending import Ending
 from muxkit.runtime._links import Described, NowaitPackets, PacketLink
+from muxkit.runtime._turns import LONG_TURN, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 EventT = TypeVar("EventT")
 
 TURN_PACKETS = 64  # to take in before the others get their turn
+STEP_PACKETS = 8  # to take in before their events are handed out, and the clock is asked whether the turn is over
 FAILURES_MOST = 1000  # refusals in a row, without a packet in between: then the link itself is broken
 CLOSE = 1.0  # s, for last words and for closing the link
 INLINE_PAUSE = 30e-6  # s; senders who come faster than this are served together by the writer
@@ -61,6 +64,9 @@ class DatagramPump(Generic[EventT]):
         self._on_limit = on_limit
         self._fatal = frozenset(fatal)
         self._observer = observer
+        self._turns = turns()
+        self._is_heavy = False  # the last turn was long: the next one is queued for
+        self._kept: deque[bytes] = deque()  # packets that came and were not taken in when the turn's time was used up
         self._nowait = link if isinstance(link, NowaitPackets) else None
         self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
         self._carry: list[bytes] = []  # pulled, and not taken by the link yet
@@ -249,6 +255,10 @@ class DatagramPump(Generic[EventT]):
         failures = 0
         try:
             while not self.is_lost:
+                if self._kept:
+                    await self._turns.wait()
+                    self._take_in(None)
+                    continue
                 try:
                     packet = await self._link.receive()
                 except OSError as error:
@@ -259,23 +269,40 @@ class DatagramPump(Generic[EventT]):
                     await trio.lowlevel.checkpoint()
                     continue
                 failures = 0
+                if self._is_heavy:
+                    await self._turns.wait()
                 self._take_in(packet)
         except trio.EndOfChannel:
             self.lose("the peer hung up", by="peer")
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.lose("the link broke while receiving", by="network", cause=error)
 
-    def _take_in(self, packet: bytes) -> None:
-        """This one, and those that have come behind it; no more than a turn's worth."""
+    def _take_in(self, packet: bytes | None) -> None:
+        """This one and those that have come behind it, or what was kept of them; no more than a turn's worth."""
+        clock = self._turns.now
+        began = clock()
         now = trio.current_time()
-        self._receive(packet, now)
-        if self._nowait is not None:
-            try:
-                for more in self._nowait.receive_nowait(TURN_PACKETS - 1):
-                    self._receive(more, now)
-            except OSError as error:
-                self._judge(error)
+        if packet is not None:
+            self._receive(packet, now)
+            if self._nowait is not None:
+                try:
+                    self._kept.extend(self._nowait.receive_nowait(TURN_PACKETS - 1))
+                except OSError as error:
+                    self._judge(error)
+        if self._kept:
+            self._take_in_kept(now, began + self._turns.allowance)
         self._dispatch()
+        self._is_heavy = clock() - began > LONG_TURN
+
+    def _take_in_kept(self, now: float, until: float) -> None:
+        kept = self._kept
+        while kept and not self.is_lost:
+            for _ in range(min(STEP_PACKETS, len(kept))):
+                self._receive(kept.popleft(), now)
+            if self._turns.now() >= until:
+                break
+            if kept:
+                self._hand_out_events()
 
     def _receive(self, packet: bytes, now: float) -> None:
         if self._observer is not None:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
 
+from muxkit._errors import RemoteProtocolError
 from muxkit.core import Eager, Paced
 from muxkit.runtime._allocator import keep_freed_memory
 from muxkit.runtime._clock import Clock
 from muxkit.runtime._ending import Ending
 from muxkit.runtime._links import Described, NowaitLink
 from muxkit.runtime._reading import Reading
+from muxkit.runtime._turns import LONG_TURN, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 
 EventT = TypeVar("EventT")
 
-TURN_FRAMES = 1024  # frames to parse before the others get their turn
+TURN_FRAMES = 1024  # frames to parse in one turn at most, however cheap they are
+STEP_FRAMES = 128  # frames to parse before their events are handed out, and the clock is asked whether the turn is over
+BRIEF = 256  # bytes; what so little brings takes no longer than asking the clock is worth
 WRITE = 256 * 1024  # bytes to pull at most for one write
 JOIN_BELOW = 4 * 1024  # bytes a buffer on average: join smaller ones, hand over larger ones as they are
 CLOSE = 1.0  # s, for closing a stream without goodbye
@@ -81,7 +85,8 @@ class StreamPump(Generic[EventT]):
         self._time = trio.lowlevel.current_clock().current_time  # `trio.current_time` asks for the clock each time
         self._paced = engine if isinstance(engine, Paced) else None
         if self._paced is not None:
-            self._paced.frames_at_once = TURN_FRAMES
+            self._paced.frames_at_once = STEP_FRAMES
+        self._turns = turns()
         self._eager = engine if isinstance(engine, Eager) else None
         self._clock = Clock(self._next_deadline if self._eager is not None else engine.next_deadline, self._on_due)
         self._tasks = trio.CancelScope()
@@ -91,6 +96,7 @@ class StreamPump(Generic[EventT]):
         self.reading = Reading(
             stream,
             self._paced,
+            self._turns,
             take_in=self._take_in,
             on_taken=self.rearm,
             on_end=self._ended,
@@ -125,7 +131,7 @@ class StreamPump(Generic[EventT]):
         """The connection is over; the first reason counts."""
         if self.is_lost:
             return
-        if self._hanging_up:
+        if self._hanging_up and not isinstance(cause, RemoteProtocolError):
             reason, by, cause = "we hung up", "local", None
         self.is_lost = True
         self._ending.record(reason, by=by, cause=cause, unsent=self.unsent + self._queued())
@@ -137,6 +143,11 @@ class StreamPump(Generic[EventT]):
         if self._observer is not None and by == "network":
             self._observer.error(self.loss())
         self._on_lost()
+
+    @property
+    def is_violated(self) -> bool:
+        """Is the connection over because the peer broke a rule?"""
+        return self._ending.is_violation
 
     @property
     def unsent(self) -> int:
@@ -294,10 +305,34 @@ class StreamPump(Generic[EventT]):
     # --- reading
 
     def _take_in(self, data: bytes) -> bool:
-        """Parse what came; gives whether it was for few."""
+        """Parse what came, or a turn's worth of it; gives whether it was for few."""
+        paced = self._paced
+        if len(data) <= BRIEF and (paced is None or (data and not paced.unparsed)):
+            self._engine.receive_bytes(data, self._time())
+            self._dispatch()
+            self.reading.is_heavy = False
+            return not self._burst
+        clock = self._turns.now
+        began = clock()
         self._engine.receive_bytes(data, self._time())
-        self._dispatch()
+        if paced is not None and paced.unparsed:
+            self._take_in_steps(paced, began)
+        else:
+            self._dispatch()
+        self.reading.is_heavy = clock() - began > LONG_TURN
         return not self._burst
+
+    def _take_in_steps(self, paced: Paced, began: float) -> None:
+        """Hand out what a step told before the next one, so that the turn's time counts what is done about it."""
+        clock, engine, now = self._turns.now, self._engine, self._time()
+        until = began + self._turns.allowance
+        for _ in range(TURN_FRAMES // STEP_FRAMES - 1):
+            self._hand_out(engine.events())
+            if clock() >= until or self.is_lost or not paced.unparsed:
+                break
+            engine.receive_bytes(b"", now)
+        self._dispatch()
+        self._burst = True
 
     def _ended(self) -> None:
         self._engine.receive_eof(self._time())
@@ -310,10 +345,13 @@ class StreamPump(Generic[EventT]):
     def _dispatch(self) -> None:
         events = self._engine.events()
         self._burst = len(events) >= BURST
+        self._hand_out(events)
+        self.ring()
+
+    def _hand_out(self, events: Sequence[EventT]) -> None:
         while events:  # what is done about one may lead to another
             self._on_events(events)
             events = self._engine.events()
-        self.ring()
 
     def _next_deadline(self) -> float | None:
         if self._eager is not None and (self._is_writing or self._carry or self._hanging_up):

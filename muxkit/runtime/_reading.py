@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from muxkit.core import Paced
+    from muxkit.runtime._turns import Turns
 
 READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
 READ_LARGE = 256 * 1024  # and while they bring half of that
@@ -56,13 +57,16 @@ class Reading:
         "_size",
         "_stream",
         "_take_in",
+        "_turns",
         "guest_sleeps",
+        "is_heavy",
     )
 
     def __init__(
         self,
         stream: trio.abc.ReceiveStream,
         paced: Paced | None,
+        turns: Turns,
         *,
         take_in: Callable[[bytes], bool],
         on_taken: Callable[[], None],
@@ -72,6 +76,9 @@ class Reading:
         self._stream = stream
         self._link = stream if isinstance(stream, WaitableLink) else None
         self._paced = paced
+        self._turns = turns
+        self.is_heavy = False
+        """What was taken in last took long: the next read waits for a turn."""
         self._take_in = take_in
         self._on_taken = on_taken
         self._on_end = on_end
@@ -112,6 +119,8 @@ class Reading:
     async def _receive(self, stream: trio.abc.ReceiveStream) -> None:
         while not self._is_over:
             data = await stream.receive_some(self._size)
+            if self.is_heavy:
+                await self._turns.wait()
             self._took(data if type(data) is bytes else bytes(data))
             self._on_taken()
             data = b""  # not kept while waiting for more
@@ -133,14 +142,18 @@ class Reading:
                 await trio.lowlevel.checkpoint()
             else:
                 await link.wait_readable()
+            if self.is_heavy:
+                await self._turns.wait()
             if self._read_now(link) and self._is_wanted:
                 self._offer()
                 await trio.lowlevel.checkpoint()
 
     async def _catch_up(self) -> None:
-        """Bounded work at a time: a flood of tiny frames must not keep the other connections waiting."""
+        """Parse the rest in turns: a flood of tiny frames must not keep the other connections waiting."""
         while self._is_behind and not self._is_over:
-            await trio.lowlevel.checkpoint()
+            await self._turns.wait()
+            if self._is_over:
+                return
             self._take_in(b"")
             self._on_taken()
             self._is_behind = self._paced is not None and self._paced.unparsed > 0
@@ -171,7 +184,7 @@ class Reading:
         self._is_free = False
         self._has_guest = True
         try:
-            while not (guest.is_called or self._is_over or self._is_behind or self._failure):
+            while not (guest.is_called or self._is_over or self._is_behind or self.is_heavy or self._failure):
                 self.guest_sleeps = True
                 await self._link.wait_readable()
                 self.guest_sleeps = False
@@ -210,7 +223,7 @@ class Reading:
 
     def _offer(self) -> None:
         self._is_wanted = False
-        self._is_free = not (self._is_over or self._failure or self._is_behind)
+        self._is_free = not (self._is_over or self._failure or self._is_behind or self.is_heavy)
 
     def _read_now(self, link: WaitableLink) -> bool:
         """What has come, if anything has; gives whether somebody else should have the place."""
@@ -230,4 +243,4 @@ class Reading:
             return False
         is_for_few = self._take_in(data)
         self._is_behind = self._paced is not None and self._paced.unparsed > 0
-        return is_for_few and size < LITTLE
+        return is_for_few and size < LITTLE and not self.is_heavy

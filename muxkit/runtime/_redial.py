@@ -40,6 +40,7 @@ OnFailed = Callable[[Exception, float], None]
 
 CERTAINLY_WRONG = {errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENAMETOOLONG, errno.ENOTSOCK, errno.EINVAL}
 CHAIN = 10  # causes to look at
+AT_ONCE = 8  # working connections shorter than `Backoff.brief`, in a row, before `breath` counts
 EXPECTED = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
 
@@ -132,16 +133,19 @@ async def redial(
     on_failed: OnFailed | None = None,
     outage: Outage | None = None,
     heals: Callable[[Exception], bool] = can_heal,
+    breath: float = 0.0,
 ) -> None:
     """Dial and `run` one connection after another, until `run` says that all is done.
 
     It gives up by no deadline of its own: cancel it, or put `outage.fail_after` around. Attempts that failed with
     an OSError, a TooSlowError or one of Trio's stream errors are repeated if `heals` says so; every other error of
     `dial` and all that `run` raises come out as they are. A connection is closed, at the latest, when its `run` is
-    over, and the next is dialled only then.
+    over, and the next is dialled only then. `breath` bounds the random pause, in seconds, that follows each connection
+    that worked when more than 8 in a row were shorter than `Backoff.brief`.
     """
     policy = backoff or Backoff()
     trouble = outage or Outage()
+    short = 0  # working connections in a row that were brief
     while True:
         connected, ended, lived = await _attempt(dial, run)
         if connected and lived >= policy.stable:
@@ -150,6 +154,9 @@ async def redial(
             return
         if ended is Ended.WORKED or (ended is Ended.LOST and lived >= policy.brief):
             trouble.last = None
+            short = short + 1 if lived < policy.brief else 0
+            if short > AT_ONCE and breath:
+                await trio.sleep(policy.random.uniform(0.0, min(policy.first, breath)))
             continue
         failure = ended if isinstance(ended, Exception) else _short_lived(lived)
         if not heals(failure):

@@ -15,10 +15,11 @@ import trio
 import trio.testing
 
 from muxkit import Limits
+from muxkit.runtime._turns import TURN_MOST, Turns, share_turns
 from muxkit_adapters import memory, tcp
 from muxkit_adapters._listen import serve_handshakes
 
-from ._links import PATIENCE, at_most, drain, echo, port_of, serving
+from ._links import PATIENCE, at_most, drain, echo, port_of, reset, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -195,3 +196,55 @@ async def _visit(name: str, may_leave: trio.Event) -> None:
     async with memory.connect(name) as stream:
         assert await stream.receive_some() == b"served"
         await may_leave.wait()
+
+
+@pytest.mark.requirement("R-27")
+async def test_connections_that_were_reset_before_they_were_accepted_are_passed_over_at_once() -> None:
+    """Peers that connect and reset at once keep nobody waiting in the backlog behind them."""
+    (listener, *others), (address, *_) = await tcp.listen("tcp", "127.0.0.1", 0)
+    async with listener:
+        for _ in range(50):
+            gone = socket.create_connection(("127.0.0.1", port_of(address)))
+            reset(gone)
+        with socket.create_connection(("127.0.0.1", port_of(address))) as alive:
+            with trio.fail_after(PATIENCE):
+                accepted = await listener.accept()
+            async with accepted:
+                alive.sendall(b"hello")
+                assert await accepted.receive_some() == b"hello"
+    for other in others:
+        await other.aclose()
+
+
+@pytest.mark.requirement("R-27")
+async def test_connections_that_were_reset_take_no_more_of_a_pass_than_a_turn() -> None:
+    """The clock moves by a third of a turn each time that it is asked."""
+    asked = 0
+
+    def clock() -> float:
+        nonlocal asked
+        asked += 1
+        return asked * TURN_MOST / 3
+
+    share_turns(Turns(clock))
+    (listener, *others), (address, *_) = await tcp.listen("tcp", "127.0.0.1", 0)
+    passes = 0
+
+    async def count() -> None:
+        nonlocal passes
+        while True:
+            passes += 1
+            await trio.lowlevel.checkpoint()
+
+    async with listener, trio.open_nursery() as nursery:
+        for _ in range(60):
+            reset(socket.create_connection(("127.0.0.1", port_of(address))))
+        with socket.create_connection(("127.0.0.1", port_of(address))):
+            nursery.start_soon(count)
+            with trio.fail_after(PATIENCE):
+                accepted = await listener.accept()
+            await accepted.aclose()
+        nursery.cancel_scope.cancel()
+    assert passes >= 10
+    for other in others:
+        await other.aclose()

@@ -16,8 +16,8 @@ import trio_websocket
 
 from muxkit import Limits
 from muxkit.testing._links import MakePair, check_link
-from muxkit_adapters import _plaintext, tcp, tls, websocket
-from muxkit_adapters._websocket_guard import FRAGMENTS_MOST, HEAD_MOST, FrameCount, Violation
+from muxkit_adapters import _plaintext, memory, tcp, tls, websocket
+from muxkit_adapters._websocket_guard import FRAGMENTS_MOST, HEAD_MOST, SLICE, FrameCount, GuardedStream, Violation
 from muxkit_adapters.websocket import HandshakeFailed, WebSocketStream
 
 from ._links import (
@@ -508,3 +508,20 @@ async def visit(address: str, times: int) -> None:
         async with websocket.connect(f"ws://{address}") as stream:
             await stream.send_all(b"x")
             await stream.receive_some()
+
+
+@pytest.mark.requirement("R-27")
+async def test_small_frames_reach_the_library_below_a_few_at_a_time_and_a_long_one_whole() -> None:
+    here, there = memory.pair(capacity=100_000)
+    guarded = GuardedStream(here, message_most=1_000_000)
+    await there.send_all(b"GET / HTTP/1.1\r\n\r\n")
+    await guarded.receive_some(65_536)
+    pong, long = frame(0xA), frame(2, bytes(20_000))
+    await there.send_all(pong * 5000 + long)
+    got: list[bytes] = []
+    while sum(map(len, got)) < 5000 * len(pong) + len(long):
+        got.append(bytes(await guarded.receive_some(65_536)))
+    assert b"".join(got) == pong * 5000 + long
+    few, last = got[:-1], got[-1]
+    assert max(map(len, few)) <= SLICE
+    assert len(last) > 19_000

@@ -72,7 +72,9 @@ def test_connections_are_told_with_what_ended_them_and_what_is_missing() -> None
     made.frame(9, "out", "c 2", "payload", 3)
     made.add(10, "error", kind="RemoteProtocolError", rule="x-A01", text="no")
     made.add(11, "dropped", size=40)
+    made.add(11, "gap", "in", size=7)
     row = one(asked(made).connections)
+    assert row["missing"] == 7
     assert (row["first_us"], row["last_us"], row["frames"], row["channels"]) == (5, 11, 2, 2)
     assert (row["bytes_in"], row["bytes_out"], row["errors"], row["dropped"]) == (10, 3, 1, 40)
 
@@ -80,7 +82,10 @@ def test_connections_are_told_with_what_ended_them_and_what_is_missing() -> None
 def test_an_empty_capture_has_empty_answers() -> None:
     found = asked(Made())
     assert found.count == 0
-    assert not any(getattr(found, field.name) for field in attrs.fields(Answers) if field.name != "width_us")
+    assert not any(
+        getattr(found, field.name) for field in attrs.fields(Answers) if field.name not in ("width_us", "totals")
+    )
+    assert not any(found.totals.values())
 
 
 # ---------------------------------------------------------------------------- credit

@@ -15,7 +15,7 @@ import trio
 
 from muxkit import LinkLost, RemoteProtocolError
 from muxkit._observer import for_connection
-from muxkit.pipeline import Capture, CaptureError, Rotation
+from muxkit.pipeline import Capture, CaptureError, Raw, Rotation, analyse
 from muxkit.pipeline._capture import FLUSH
 from muxkit.protocols import bpmux
 from muxkit_adapters import memory
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from muxkit._observer import Direction
     from muxkit.pipeline._capture_files import FileWriter
+    from muxkit.pipeline._capture_schema import Kind
 
 
 class Tally:
@@ -151,11 +152,11 @@ def test_what_comes_over_another_transport_is_another_segment(tmp_path: Path) ->
 class Gate:
     """A disk that stops writing until it is let go on."""
 
-    def __init__(self, writer: FileWriter) -> None:
-        self._write = writer._files["frames"].write
+    def __init__(self, writer: FileWriter, kind: Kind = "frames") -> None:
+        self._write = writer._files[kind].write
         self.reached = threading.Event()
         self.opened = threading.Event()
-        writer._files["frames"].write = self.write  # type: ignore[method-assign]
+        writer._files[kind].write = self.write  # type: ignore[method-assign]
 
     def write(self, rows: object) -> None:
         self.reached.set()
@@ -194,6 +195,33 @@ def test_what_was_left_out_at_the_end_is_told_as_well(tmp_path: Path) -> None:
     gate.opened.set()
     capture.close()
     assert [row["size"] for row in rows_of(tmp_path) if row["event"] == "dropped"] == [10]
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["in the middle", "at the end"])
+def test_raw_bytes_that_were_left_out_are_a_gap_and_nobody_broke_a_rule(tmp_path: Path, *, goes_on: bool) -> None:
+    # It was: "left out 0 rows", "broken rules 1".
+    chunk = bpmux.encode_chunk(bpmux.Chunk(bpmux.Type.OUT_SINK, 5, b"12345"))
+    capture = Capture(tmp_path, frames=False, raw=True, waiting=1, batch_rows=10)
+    gate = Gate(capture._writer, "raw")
+    one = capture.connection("one")
+    for _ in range(10):
+        one.transport("in", chunk)
+    assert gate.reached.wait(60)
+    for _ in range(1001):  # ten of these wait, and the last one completes a batch that is left out
+        one.transport("in", chunk)
+    left_out = capture.dropped
+    assert left_out == 991
+    gate.opened.set()
+    capture.flush()
+    if goes_on:
+        one.transport("in", chunk)
+    capture.close()
+
+    found = analyse(tmp_path, raw=Raw(protocol="bpmux"))
+    assert (found.totals["gaps"], found.totals["missing"]) == (1, left_out * len(chunk))
+    assert found.totals["broken"] == 0
+    assert found.violations == []
+    assert found.connections[0]["frames"] == 20
 
 
 def test_a_batch_is_handed_over_in_time_though_it_is_not_full(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def rich() -> Made:
         made.frame(2_001_000, "out", "out 3", "message", 10, id)
     made.add(2_002_000, "error", kind="RemoteProtocolError", rule="bpmux-R29", text="too much", id=4)
     made.add(2_003_000, "dropped", size=40)
+    made.add(2_003_001, "gap", "in", size=2048)
     return made
 
 
@@ -87,6 +88,17 @@ def test_every_question_has_its_section_and_its_figures() -> None:
     assert "500 µs" in text, "the round trip"
     assert "2 s" in text, "without credit"
     assert "40 rows" in text, "what is missing"
+    assert "2.0 KiB of raw bytes in 1 places" in text, "what was not recorded"
+    assert "broken rules1" in text, "neither a gap nor a dropped row is a broken rule"
+
+
+def test_a_capture_that_left_nothing_out_says_so() -> None:
+    made = Made()
+    made.frame(10, "out", "out-sink 1", "payload", 100)
+    text = checked(render(answers(made.ask()))).text
+    assert "left outnothing" in text
+    assert "too slow" not in text
+    assert "not recorded" not in text.split("Connections")[0]
 
 
 def test_the_page_fetches_nothing_and_runs_nothing() -> None:

@@ -141,6 +141,23 @@ async def test_a_connection_that_worked_may_have_been_as_short_as_it_likes(autoj
     assert network.at[-1] == network.at[0]
 
 
+async def test_many_short_connections_in_a_row_can_be_paced_though_they_worked(autojump_clock: MockClock) -> None:
+    """A server that serves a little and hangs up is not dialled thousands of times a second; the pauses do not grow."""
+    network, failures = Network(), list[Exception]()
+    story = Story([Ended.WORKED] * 1000)
+    await redial(network.dial, story.run, on_failed=lambda error, _: failures.append(error), breath=0.1)
+    assert 20 < network.at[-1] - network.at[0] < 100
+    assert network.pauses[:8] == [0.0] * 8
+    assert max(network.pauses) <= 0.1
+    assert failures == []
+
+
+async def test_a_longer_connection_ends_the_pacing(autojump_clock: MockClock) -> None:
+    network = Network()
+    await redial(network.dial, Story([Ended.WORKED] * 100, held=1.0).run, breath=0.1)
+    assert network.pauses == pytest.approx([1.0] * 100)
+
+
 async def test_connections_that_die_at_once_count_as_failures(autojump_clock: MockClock) -> None:
     network, failures = Network(), list[Exception]()
     story = Story([Ended.LOST] * 30, held=0.01)

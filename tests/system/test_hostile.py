@@ -571,12 +571,14 @@ async def test_messages_half_said_do_not_keep_a_small_channel_of_the_same_peer_w
 @pytest.mark.requirement("R-29")
 @pytest.mark.parametrize("sent", [b"\x50", b"\x50\xff\x01", b"\x50\x03\x00\x50\x03\xf9\x10\x00\x78",
     b"\x50\x03\x00\xe1\x10\x00\x50\x03\x01x"], ids=["a tag", "an id", "a payload", "parts"])  # fmt: skip
-async def test_whoever_dribbles_is_dropped_at_the_stall_limit(impatient: Server, sent: bytes) -> None:
+async def test_a_message_that_stays_unfinished_is_dropped_at_the_stall_limit(impatient: Server, sent: bytes) -> None:
     async with attacked(impatient, within=NOISE) as peer:
         for byte in sent:
             await peer.send(bytes([byte]))  # on a slow machine it is dropped before the last one
         over = await impatient.over(peer)
-        assert over["limit"] == "stall"
+        # The bytes came within one span, and then the line is silent; or they were spread over two.
+        assert (over["by"], over.get("limit")) in (("network", None), ("peer", "stall"))
+        assert over["reason"].startswith("nothing was heard") or over["limit"] == "stall"
 
 
 FLOODS = {

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
 CHANNELS = 32_768
+MEMORY = 1024 * 1024 * 1024  # so that `CHANNELS` is what counts
 LATE = frozenset({"relink"})  # protocols in which a peer hears of a channel with its first message
 
 
@@ -136,8 +137,8 @@ def _limits() -> muxkit.Limits:
     """The same for every protocol. Some need two channels of theirs for one of ours."""
     window = os.environ.get(WINDOW)
     if window is None:
-        return muxkit.Limits(channels=CHANNELS)
-    return muxkit.Limits(channels=CHANNELS, channel_first=int(window), channel_bytes=int(window))
+        return muxkit.Limits(channels=CHANNELS, channel_memory=MEMORY)
+    return muxkit.Limits(channels=CHANNELS, channel_memory=MEMORY, channel_first=int(window), channel_bytes=int(window))
 
 
 def _options(url: str, purpose: ssl.Purpose) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from muxkit.protocols.aqueduct._events import Failed as Failed
 from muxkit.protocols.aqueduct._events import HungUp as HungUp
 from muxkit.protocols.aqueduct._events import Nacked as Nacked
 from muxkit.protocols.aqueduct._events import Outcome as Outcome
+from muxkit.protocols.aqueduct._events import Silent as Silent
 from muxkit.protocols.aqueduct._events import Unclaimed as Unclaimed
 from muxkit.protocols.aqueduct._events import Writable as Writable
 from muxkit.protocols.aqueduct._frames import AckNackUnreliable as AckNackUnreliable

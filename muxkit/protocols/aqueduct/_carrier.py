@@ -45,7 +45,10 @@ FIRST_CREDIT: Final = 4096  # bytes that may be sent on each stream before any C
 FIRST_STREAMS: Final = 16  # that may be opened before any STREAMS
 LARGEST_DATAGRAM: Final = 65_536  # bytes
 CHUNK: Final = 64 * 1024  # bytes of one stream at a time
-SLICE: Final = 4096  # bytes handed to the engine at once while its pace is bounded
+SLICE: Final = (
+    1024  # bytes handed to the engine at once while its pace is bounded, unless a frame is known to be longer
+)
+PIECES_A_FRAME: Final = 4  # frames of the carrier and slices that may come with each frame of the engine
 MOST_STREAMS: Final = 2**60
 
 
@@ -84,7 +87,8 @@ class Carrier:
         self._done = 0  # and of these are over and consumed
         self._told = FIRST_STREAMS  # how many he may open in all
         self._most = max(FIRST_STREAMS, engine.most_streams)
-        self._held = b""
+        self._held = b""  # what came and was not looked at, from `_at` on
+        self._at = 0
         self._is_pacing = False
         self._left = 0  # bytes of the chunk that is arriving
         self._into: StreamId = 0
@@ -95,31 +99,39 @@ class Carrier:
     @property
     def unparsed(self) -> int:
         """Bytes kept because of `frames_at_once`; there may be more frames in them."""
-        return len(self._held) if self._is_pacing else 0
+        return len(self._held) - self._at if self._is_pacing else 0
 
     def receive_bytes(self, data: bytes, now: float) -> None:
         if self.engine.over:
             return
         self._now = now
-        data = self._held + data if self._held else data
-        cursor = Cursor(data)
         start = 0
+        if self._held:
+            if data:
+                data = self._held[self._at :] + data
+            else:  # a position is kept, or each step of a turn would copy what is left
+                data, start = self._held, self._at
+        cursor = Cursor(data, start)
         self._is_pacing = False
-        frames = self.engine.frames
+        most, pieces = self.frames_at_once + self.engine.frames, PIECES_A_FRAME * self.frames_at_once
         try:
             while cursor.remaining and not self.engine.over:
-                if self.engine.frames - frames >= self.frames_at_once:
+                if self.engine.frames >= most or not pieces:
                     self._is_pacing = True
                     break
                 start = cursor.position
                 self._take(cursor)
+                pieces -= 1
                 self.offset += cursor.position - start
         except NeedMore:
             cursor.position = start
         except RemoteProtocolError as error:
             error.offset = self.offset
             self.engine.fail(error)
-        self._held = data[cursor.position :]
+        if cursor.position < len(data):
+            self._held, self._at = data, cursor.position
+        else:
+            self._held, self._at = b"", 0
 
     def receive_eof(self, now: float) -> None:
         self.engine.receive_closed(now, clean=not self._held and not self._left)
@@ -320,8 +332,10 @@ class Carrier:
             self.engine.receive_stream(stream, b"", True, self._now)
 
     def _take_chunk(self, cursor: Cursor) -> None:
-        most = SLICE if self.frames_at_once < sys.maxsize else self._left
-        data = cursor.exact(min(self._left, most, cursor.remaining))
+        most = self._left
+        if self.frames_at_once < sys.maxsize:
+            most = min(most, max(SLICE, self.engine.missing(self._into)))
+        data = cursor.exact(min(most, cursor.remaining))
         self._left -= len(data)
         fin = self._is_last and not self._left
         if fin:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import ChannelTable, Ids, Lent, Reassembly, Stop, TokenBucket
+from muxkit.core import ChannelTable, Ids, Lent, Reassembly, Stop, TokenBucket, queue_of
 from muxkit.protocols.aqueduct import _events as events
 from muxkit.protocols.aqueduct._crowd import Crowd
 from muxkit.protocols.aqueduct._frames import VERSION, ForgetChannel, RouteTo, encode_frame
@@ -134,7 +134,7 @@ class Channels:
             raise RemoteProtocolError(
                 f"{new} channels made beside {census.theirs} live and {len(self.closing)} closing, "
                 f"{limits.channels} are allowed",
-                limit="channels",
+                limit=limits.bound_of_channels,
             )
         if census.waiting + new > limits.backlog:
             raise RemoteProtocolError(
@@ -333,7 +333,7 @@ class Channels:
 
     def queue_datagram(self, sender: SenderMachine, outgoing: Outgoing) -> None:
         """The oldest gives way before it has a number."""
-        queue = sender.datagrams
+        queue = sender.datagrams = queue_of(sender.datagrams)
         sender.datagram_bytes += outgoing.size
         while queue and (
             len(queue) >= self.config.unreliable_queue or sender.datagram_bytes > self.limits.channel_bytes

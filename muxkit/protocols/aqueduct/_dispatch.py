@@ -76,11 +76,11 @@ class Dispatch:
 
     # --- connection
 
-    def _greet(self, frame: bytes) -> None:
-        """Send it in a stream, together with what waits there."""
+    def _greet(self, frame: bytes, *, first: bool = False) -> None:
+        """Send it in a stream, behind what waits there, or `first`."""
         greeting = self._greeting
         if greeting is not None and greeting.id is None and not greeting.ended:
-            greeting.pending.append(frame)
+            greeting.pending.insert(0 if first else len(greeting.pending), frame)
             return
         self._greeting = OutStream(frame, urgent=True)
         self._channels.line.add(self._greeting)
@@ -106,7 +106,8 @@ class Dispatch:
                 self.is_open = True
                 self._channels.timers.deadlines.stop(Timer.HANDSHAKE)
                 if self._channels.role is Role.SERVER:
-                    self._greet(self._headers)
+                    # A peer that takes each sequence in order holds ACK_VERSION back until it has our headers.
+                    self._greet(self._headers, first=True)
                 self._channels.tell(events.Connected(headers))
         if self._ack_waits and self.is_open:
             self._channels.line.prefix = b""

@@ -13,7 +13,7 @@ from muxkit.protocols.aqueduct._channels import Channels, Half, Ticket
 from muxkit.protocols.aqueduct._config import Config
 from muxkit.protocols.aqueduct._datagrams import Datagrams
 from muxkit.protocols.aqueduct._dispatch import Dispatch
-from muxkit.protocols.aqueduct._events import Arrived, Event, Failed, HungUp, Outcome
+from muxkit.protocols.aqueduct._events import Arrived, Event, Failed, HungUp, Outcome, Silent
 from muxkit.protocols.aqueduct._frames import ConnectionHeaders, encode_frame
 from muxkit.protocols.aqueduct._ids import Role, creator_of
 from muxkit.protocols.aqueduct._reader import Reader
@@ -45,6 +45,9 @@ class Statistics:
     dropped_datagrams: int
 
 
+CHANNEL_PRICE = 5 * 1024  # bytes of memory for a half, its session objects and a share of a task that handles it
+
+
 class Engine:
     """One end of an Aqueduct connection; a `MultistreamEngine`.
 
@@ -65,7 +68,7 @@ class Engine:
     ) -> None:
         """With `now` the time for the handshake begins to run."""
         self.config = config or Config()
-        self.limits = limits or Limits()
+        self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self.role = role
         greeting = encode_frame(ConnectionHeaders(tuple(headers)))
         check_headers(greeting, headers, self.config, self.config.connection_headers)
@@ -75,6 +78,7 @@ class Engine:
         self._datagrams = Datagrams(self._channels, self._dispatch)
         self.most_streams = 2 * self.limits.channels + self.config.streams
         self._reader = Reader(self._channels, self._dispatch, self._datagrams, self.most_streams)
+        self._reader.stalls.on_silent = lambda seconds: self._stop(Silent(seconds))
         self.missing = self._reader.missing  # a part of the `MultistreamPump`'s face, and called often
         self._observer = observer
         self.over = False

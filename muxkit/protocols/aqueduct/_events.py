@@ -107,6 +107,13 @@ class HungUp:
     clean: bool
 
 
+@attrs.define
+class Silent:
+    """Nothing came for too long while a frame was unfinished. The connection is over."""
+
+    seconds: float
+
+
 @attrs.define(eq=False)
 class Failed:
     """The peer broke the rules. The connection is over."""
@@ -114,4 +121,4 @@ class Failed:
     error: RemoteProtocolError
 
 
-Event = Arrived | Ended | Unclaimed | Acked | Nacked | Writable | Connected | HungUp | Failed
+Event = Arrived | Ended | Unclaimed | Acked | Nacked | Writable | Connected | HungUp | Silent | Failed

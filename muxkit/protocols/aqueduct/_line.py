@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class OutStream:
         on_end: Callable[[], None] | None = None,
     ) -> None:
         self.id: StreamId | None = None
-        self.pending: deque[Buffer] = deque(frames)
+        self.pending: list[Buffer] = [*frames]  # a few: more are made when these are gone
         self.source = source
         self.urgent = urgent  # to be opened before those that bring messages
         self.fin = source is None  # the end comes after what is pending
@@ -64,10 +64,10 @@ class OutStream:
                     self.source.fill(self)
                 if not self.pending:
                     break
-            piece = self.pending.popleft()
+            piece = self.pending.pop(0)
             if len(piece) > room:
                 view = memoryview(piece)
-                self.pending.appendleft(view[room:])
+                self.pending.insert(0, view[room:])
                 piece = view[:room]
             pieces.append(piece)
             room -= len(piece)
@@ -130,7 +130,7 @@ class Line:
         self._next += 4
         self.streams[stream.id] = stream
         if self.prefix:
-            stream.pending.appendleft(self.prefix)
+            stream.pending.insert(0, self.prefix)
         self._ready[stream] = None
         self._ready.move_to_end(stream, last=False)
         self._open_next = False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
+from muxkit.core import NO_QUEUE, queue_of
 from muxkit.protocols.aqueduct._frames import (
     AckNackUnreliable,
     AckReliable,
@@ -17,6 +18,8 @@ from muxkit.protocols.aqueduct._line import OutStream
 from muxkit.protocols.aqueduct._numbers import ReliableNumbers, UnreliableNumbers
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from muxkit.core import StreamId
     from muxkit.protocols.aqueduct._channels import Channels
     from muxkit.protocols.aqueduct._events import Outcome
@@ -41,7 +44,7 @@ class ReceiverMachine:
         self.reliable = ReliableNumbers(channels.config.gaps)
         self.unreliable = UnreliableNumbers(channels.config.gaps)
         self._counts_on: StreamId | None = None  # where SENT_UNRELIABLE comes
-        self._reports: deque[tuple[float, float, int]] = deque()  # (begun, due, numbers below)
+        self._reports: deque[tuple[float, float, int]] = NO_QUEUE  # (begun, due, numbers below)
         self.channels = channels
         self.owner: object = None  # what the application has of it
         self.is_told = False  # there was an event about its end
@@ -99,6 +102,7 @@ class ReceiverMachine:
             begun, _, _ = self._reports.pop()
             self._reports.append((begun, due, known))
         else:
+            self._reports = queue_of(self._reports)
             self._reports.append((now, due, known))
 
     def check_finish(self, total: int, stream: StreamId) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import Sending, Step, advance
+from muxkit.core import NO_QUEUE, Sending, Step, advance, queue_of
 from muxkit.protocols.aqueduct._events import Outcome, Writable
 from muxkit.protocols.aqueduct._frames import (
     CancelSender,
@@ -23,6 +22,8 @@ from muxkit.protocols.aqueduct._line import OutStream
 from muxkit.protocols.aqueduct._numbers import Flight, acked_ranges
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from muxkit.protocols.aqueduct._channels import Channels
     from muxkit.protocols.aqueduct._transit import Transit
 
@@ -85,9 +86,9 @@ class SenderMachine:
         self.reported = 0  # and these it has acked or nacked
         self.reliable: Flight[Outgoing] = Flight()
         self.unreliable: Flight[Outgoing] = Flight()  # only those that somebody waits for
-        self.ordered: deque[Outgoing] = deque()
+        self.ordered: deque[Outgoing] = NO_QUEUE
         self.unordered: dict[OutStream, Outgoing] = {}  # those without a number
-        self.datagrams: deque[Outgoing] = deque()
+        self.datagrams: deque[Outgoing] = NO_QUEUE
         self.datagram_bytes = 0
         self.main: OutStream | None = None
         self._writing = 0  # bytes of the message that the main stream is in the midst of
@@ -119,6 +120,7 @@ class SenderMachine:
     def enqueue(self, outgoing: Outgoing, mode: Mode) -> None:
         if mode is Mode.ORDERED:
             self._count(outgoing.size)
+            self.ordered = queue_of(self.ordered)
             self.ordered.append(outgoing)
             self.channels.line.add(self.stream())
         elif mode is Mode.UNORDERED:
@@ -178,9 +180,9 @@ class SenderMachine:
     def take_unsent(self) -> list[Outgoing]:
         """The messages that never left."""
         unsent = [*self.ordered, *self.unordered.values(), *self.datagrams]
-        self.ordered.clear()
+        self.ordered = NO_QUEUE
         self.unordered.clear()
-        self.datagrams.clear()
+        self.datagrams = NO_QUEUE
         self.datagram_bytes = 0
         return unsent
 

@@ -47,6 +47,8 @@ class Pump(Protocol):
     async def run(self) -> None: ...
     @property
     def is_lost(self) -> bool: ...
+    @property
+    def is_violated(self) -> bool: ...
     def lose(
         self, reason: str, *, by: Literal["peer", "local", "network"], cause: BaseException | None = None
     ) -> None: ...
@@ -77,8 +79,8 @@ class Core:
         limits: Limits,
         observer: Observer | None,
     ) -> None:
-        self.limits = limits
         self.engine = Engine(role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time())
+        self.limits = self.engine.limits
         self.room = Room(sys.maxsize, _Nothing())
         self.pump = self._pump(link, observer)
         self.round_trip: Callable[[], float | None] | None = None
@@ -104,6 +106,7 @@ class Core:
             events.Writable: self._on_writable,
             events.Connected: self._on_connected,
             events.HungUp: self._on_hung_up,
+            events.Silent: self._on_silent,
             events.Failed: self._on_failed,
         }
 
@@ -248,7 +251,10 @@ class Core:
         self.moved.unpark_all()
 
     async def leave(self, linger: float) -> None:
-        """Finish everything, wait until the peer has heard it, hang up; at most `linger` seconds."""
+        """Finish everything, wait until the peer has heard it, hang up; at most `linger` seconds.
+
+        A rule that the peer broke is told here at the latest: behind its orderly end no other call raises.
+        """
         told = [sender for half in self._faces() if isinstance(sender := half, Sender) and sender.sent]
         with trio.move_on_after(linger) as scope:
             self.goodbye()
@@ -259,7 +265,7 @@ class Core:
                 await self.pump.hang_up()
         if scope.cancelled_caught:
             self.pump.lose(f"the peer did not take leave within {linger} s", by="peer")
-        if any(sender.is_unheard for sender in told):
+        if self.pump.is_violated or any(sender.is_unheard for sender in told):
             raise self.pump.loss()
 
     def _live_senders(self) -> list[Sender]:
@@ -329,6 +335,9 @@ class Core:
             self.on_goodbye(None)
         what = "" if event.clean else f" while {self.live} halves were open" if self.live else " in mid-message"
         self.pump.lose(f"the peer hung up{what}", by="peer")
+
+    def _on_silent(self, event: events.Silent) -> None:
+        self.pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
 
     def _on_failed(self, event: events.Failed) -> None:
         # The protocol has no error frame: over a byte stream only this log can say why.

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.core import Receiving, Step, advance
+from muxkit.core import NO_QUEUE, Receiving, Step, advance, queue_of
 from muxkit.protocols.aqueduct._session_errors import ERRORS, closed, finished
 from muxkit.protocols.aqueduct._session_sending import Sender
 from muxkit.runtime import YIELD_BYTES, YIELD_LEAST
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable
     from types import TracebackType
 
@@ -127,8 +127,8 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
     ) -> None:
         self._core = core
         self._ticket = ticket  # of the other half, while that is here
-        self._mailbox: deque[Arrived] = deque()
-        self._line: deque[_Waiter] = deque()
+        self._mailbox: deque[Arrived] = NO_QUEUE
+        self._line: list[_Waiter] = []  # mostly one
         self._error: ErrorMaker = finished
         self._divert: Callable[[Arrived | None], None] | None = None
         self._since_yield = 0  # bytes
@@ -232,10 +232,11 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
         elif self._divert is not None:
             self._divert(arrived)
         elif self._line:  # then nothing lies in the mailbox
-            waiter = self._line.popleft()
+            waiter = self._line.pop(0)
             waiter.arrived = arrived
             trio.lowlevel.reschedule(waiter.task)
         else:
+            self._mailbox = queue_of(self._mailbox)
             self._mailbox.append(arrived)
 
     def ended(self, outcome: Outcome) -> None:
@@ -311,7 +312,7 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
 
     def _wake_all(self) -> None:
         while self._line:
-            trio.lowlevel.reschedule(self._line.popleft().task)
+            trio.lowlevel.reschedule(self._line.pop(0).task)
 
     async def _yield(self) -> None:
         self._since_yield = 0

@@ -8,6 +8,8 @@ from muxkit._errors import RemoteProtocolError
 from muxkit.protocols.aqueduct._timers import Timer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from muxkit.core import StreamId
     from muxkit.protocols.aqueduct._channels import Channels
     from muxkit.protocols.aqueduct._incoming import Incoming
@@ -23,6 +25,7 @@ class Stalls:
         self.came = 0  # bytes of streams and datagrams, ever
         self._channels = channels
         self._incoming = incoming
+        self.on_silent: Callable[[float], None] = _ignore
         self._mark = 0  # `came`, when the present span began
         self._served = 0  # loans that somebody had waited for, then
         channels.timers.on_stall = self.check
@@ -42,9 +45,16 @@ class Stalls:
         came = self.came - self._mark
         unread = sum(incoming.unconsumed for incoming in self._incoming.values())
         is_blamed = self._served == self._channels.reassembly.served and 2 * unread <= limits.connection_bytes
+        if is_blamed and not came:  # a dead line looks the same, and the peer must not be blamed for it
+            self.on_silent(limits.stall)
+            return
         if is_blamed and came < limits.stall_bytes:
             raise RemoteProtocolError(
                 f"{came} bytes in {limits.stall} s while a frame is unfinished, {limits.stall_bytes} are asked",
                 limit="stall",
             )
         self.watch()
+
+
+def _ignore(seconds: float) -> None:
+    pass

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from muxkit._observer import Observer
     from muxkit.core import Buffer, Outbox
 
+CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
+
 
 class Engine:
     """One end of a bpmux/rel connection; a `StreamEngine`.
@@ -35,7 +37,7 @@ class Engine:
         self, config: Config | None = None, *, limits: Limits | None = None, observer: Observer | None = None
     ) -> None:
         self.config = config or Config()
-        self.limits = limits or Limits()
+        self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self._observer = observer
         self._state = State(self.config, self.limits, observer)
         self._reader = Reader(self._state)
@@ -102,7 +104,7 @@ class Engine:
     @property
     def unparsed(self) -> int:
         """Bytes that came beyond `frames_at_once` chunks; `receive_bytes(b"", now)` goes on with them."""
-        return 0 if self.over else len(self._reader.rest)
+        return 0 if self.over else self._reader.unparsed
 
     @property
     def frames_at_once(self) -> int:

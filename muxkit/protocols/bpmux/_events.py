@@ -99,7 +99,7 @@ class HungUp:
 
 @attrs.define(eq=False)
 class Silent:
-    """Nothing came for too long, a ping was not answered. The connection is over."""
+    """Nothing came for too long: a ping was not answered, or a message stayed unfinished. The connection is over."""
 
     seconds: float
 

@@ -116,12 +116,14 @@ class Liveness:
         self._watching = True
         self._deadlines.set(Timer.STALL, now + self._limits.stall)
 
-    def _check_progress(self, now: float) -> Failed | None:
+    def _check_progress(self, now: float) -> Failed | Silent | None:
         self._watching = False
         came = self._reader.offset - self._mark
         is_blamed = self._reader.is_mid_chunk or self._state.is_peer_to_go_on()
-        # Who got credit late had only a part of the span.
+        # Credit granted late in the interval shortens the measured time.
         if is_blamed and came < self._limits.stall_bytes and self._loans == self._state.reassembly.served:
+            if not came:  # a dead line looks the same, and the peer must not be blamed for it
+                return Silent(now - self._heard_at)
             return Failed(
                 RemoteProtocolError(
                     f"{came} bytes in {self._limits.stall} s while a message is unfinished, "

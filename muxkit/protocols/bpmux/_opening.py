@@ -53,7 +53,9 @@ class Openings:
         if state.top_sink.gone or state.top_sink.ending:
             raise LocalProtocolError("nothing can be opened after the top level was closed")
         if state.ours >= state.limits.channels:
-            raise LocalProtocolError(f"{state.ours} channels are open; raise Limits(channels=…) on both sides")
+            raise LocalProtocolError(
+                f"{state.ours} channels are open; raise Limits({state.limits.bound_of_channels}=…) on both sides"
+            )
         if payload:
             self._check_payload(len(payload))
         if credit is not None and not 0 <= credit <= U64_MAX:

@@ -15,6 +15,7 @@ from muxkit.protocols.bpmux._receiving import Receiving
 if TYPE_CHECKING:
     from muxkit.protocols.bpmux._state import State
 
+EVENT_FRAMES = 4  # chunks that take as long as what is done about an opening or an end
 ROOM = 16  # bytes in which the head of a usual payload chunk ends
 OWN_SINK = Type.OUT_SINK << 5 | PAYLOAD
 PEERS_SINK = Type.IN_SINK << 5 | PAYLOAD
@@ -31,10 +32,16 @@ class Reader:
         self._owner: Entity | None = None  # whose payload is coming, the head of its chunk being parsed
         self._missing = 0  # bytes of that payload
         self._pieces = Pieces()  # what has come of it
-        self.rest = b""  # what came and was not looked at, because `frames_at_once` chunks were parsed
+        self._rest = b""  # what came and was not looked at from `_at` on, because `frames_at_once` chunks were parsed
+        self._at = 0
         self._left = 0  # frames that this call may still parse
         self.frames_at_once = sys.maxsize
         self.offset = 0  # bytes taken in, in all
+
+    @property
+    def unparsed(self) -> int:
+        """Bytes that came and were not looked at, because `frames_at_once` chunks were parsed."""
+        return len(self._rest) - self._at
 
     @property
     def is_mid_chunk(self) -> bool:
@@ -44,22 +51,27 @@ class Reader:
         """Take in more; gives the violation, after which nothing may be fed."""
         if self._state.observer is not None and data:
             self._state.observer.transport("in", data)
-        if self.rest:
-            data, self.rest = self.rest + data, b""
+        start = 0
+        if self._rest:
+            if data:
+                data = self._rest[self._at :] + data
+            else:  # a position is kept, or each step of a turn would copy what is left
+                data, start = self._rest, self._at
+            self._rest, self._at = b"", 0
         self._left = self.frames_at_once
+        base = self.offset - start
         try:
-            position = self._go_on(data) if self._owner is not None or self._held.size else 0
-            position = self._parse(data, position, self.offset)
+            position = self._go_on(data, start, base) if self._owner is not None or self._held.size else start
+            position = self._parse(data, position, base)
         except RemoteProtocolError as error:
             return error
-        self.offset += position
+        self.offset = base + position
         if position < len(data):
-            self.rest = data[position:]
+            self._rest, self._at = data, position
         return None
 
-    def _go_on(self, data: bytes) -> int:
-        """With the chunk that was begun; gives how much of `data` that took."""
-        position = 0
+    def _go_on(self, data: bytes, position: int, base: int) -> int:
+        """With the chunk that was begun; gives the position in `data` behind it. `base` is the offset of its start."""
         while self._held.size:
             missing = self._wanted - self._held.size
             self._held.append(data[position : position + missing])
@@ -67,7 +79,7 @@ class Reader:
             if self._held.size < self._wanted:
                 return len(data)
             held = self._held.join()  # one chunk; it stays held while it is incomplete
-            self._parse(held, 0, self.offset + position - len(held))
+            self._parse(held, 0, base + position - len(held))
         if self._owner is not None and position < len(data):
             position = self._go_on_with_payload(self._owner, data, position)
         return position
@@ -112,8 +124,10 @@ class Reader:
             except RemoteProtocolError as error:
                 error.offset = base + position
                 raise
-            self._left -= 1
+            events = self._state.events
+            told = len(events)
             self._receiving.apply(chunk)
+            self._left -= 1 + EVENT_FRAMES * (len(events) - told)
             position = cursor.position
         return position
 

@@ -95,7 +95,9 @@ class Receiving:
             )
         live = state.theirs + state.control.leaving
         if live >= state.limits.channels:
-            raise RemoteProtocolError(f"{type.label} {id}: opened beside {live} live channels", limit="channels")
+            raise RemoteProtocolError(
+                f"{type.label} {id}: opened beside {live} live channels", limit=state.limits.bound_of_channels
+            )
         if flags & END and type is not Type.OUT_SINK:
             self._check_reset(type, id)
 

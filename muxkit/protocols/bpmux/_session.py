@@ -73,7 +73,6 @@ class Session(CommonSession):
         self._sinks: Backlog[tuple[Sink, bytes]] = Backlog(lambda item: self._took(item[1]))
         self._requests: Backlog[IncomingRequest] = Backlog(lambda request: self._took(request.payload))
         self._backlogs = (self._duplexes, self._sources, self._sinks, self._requests)
-        self._limits = limits
         self._draining = False
         self._openers = Line(self._places)
         self.connection = Connection(
@@ -86,6 +85,7 @@ class Session(CommonSession):
             on_gone=self._openers.move,
         )
         self._engine = self.connection.engine
+        self._limits = self._engine.limits
         self.messages = Source(self.connection, self._engine.top_stream)
         """The peer's top-level messages."""
         self.top = Sink(self.connection, self._engine.top_sink)

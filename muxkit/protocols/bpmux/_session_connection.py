@@ -196,7 +196,10 @@ class Connection:
     # --- leaving
 
     async def leave(self, linger: float) -> None:
-        """Finish everything, wait until the peer has heard it, hang up; at most `linger` seconds."""
+        """Finish everything, wait until the peer has heard it, hang up; at most `linger` seconds.
+
+        A rule that the peer broke is told here at the latest: behind its orderly end no other call raises.
+        """
         told = [half for half in self.senders.values() if half.has_spoken]
         with trio.move_on_after(linger) as scope:
             self.goodbye()
@@ -208,7 +211,7 @@ class Connection:
                 await self.pump.hang_up()
         if scope.cancelled_caught:
             self.pump.lose(f"the peer did not take leave within {linger} s", by="peer")
-        if any(half.is_unheard for half in told):
+        if self.pump.is_violated or any(half.is_unheard for half in told):
             raise self.pump.loss()
 
     def goodbye(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import deque  # noqa: TC003  # the compiled class looks its annotations up
 from typing import TYPE_CHECKING
 
 import attrs
+
+from muxkit.core import NO_QUEUE
 
 if TYPE_CHECKING:
     from muxkit.protocols.e3x._fragments import Assembly
@@ -25,7 +27,7 @@ class EngineChannel:
     """Its sending side, on a reliable channel."""
     incoming: Incoming | None = None
     assembly: Assembly | None = None
-    datagrams: deque[tuple[bytes, bool]] = attrs.field(factory=deque)
+    datagrams: deque[tuple[bytes, bool]] = NO_QUEUE
     """What waits to be sent on an unreliable channel: bodies, and whether each is the last."""
     queued: int = 0
     """Bytes in `datagrams`."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.e3x._events import Event
 
 CHUNK_MOST: Final = 256  # bytes, the length included
+PACKET_CHUNKS: Final = 8
 PACKET_MOST: Final = 2 + 65_535 + 65_535  # bytes that a packet may come to
 
 
@@ -37,26 +38,39 @@ def encode_chunks(packet: bytes, size: int = CHUNK_MOST) -> bytes:
 class Dechunker:
     """Packets out of a byte stream; one that is larger than `most` bytes is skipped and counted."""
 
-    __slots__ = ("_left", "_packet", "_size", "most", "oversized", "rest")
+    __slots__ = ("_at", "_left", "_packet", "_rest", "_size", "most", "oversized")
 
     def __init__(self, most: int = PACKET_MOST) -> None:
         self.most = most
         self.oversized = 0
-        self.rest = b""
-        """What was fed and not looked at yet."""
+        self._rest = b""  # what was fed and not looked at yet, from `_at` on
+        self._at = 0
         self._packet = bytearray()
         self._size = 0  # of the packet that was begun, what was not kept of it included
         self._left = 0  # bytes of the chunk that was begun
+
+    @property
+    def unparsed(self) -> int:
+        """Bytes that were fed and not looked at yet."""
+        return len(self._rest) - self._at
 
     @property
     def is_mid_packet(self) -> bool:
         return self._size > 0
 
     def feed(self, data: bytes, most_chunks: int = sys.maxsize) -> list[bytes]:
-        """The packets that are complete now; what is left after so many chunks stays in `rest`, for the next call."""
+        """The packets that are complete now; what is left after so many chunks waits for the next call.
+
+        A packet takes much longer than a chunk, so one that is complete counts for `PACKET_CHUNKS`.
+        """
         packets: list[bytes] = []
-        data, self.rest = self.rest + data if self.rest else data, b""
         position = chunks = 0
+        if self._rest:
+            if data:
+                data = self._rest[self._at :] + data
+            else:  # a position is kept, or each step of a turn would copy what is left
+                data, position = self._rest, self._at
+            self._rest, self._at = b"", 0
         while position < len(data):
             if self._left:
                 piece = data[position : position + self._left]
@@ -66,7 +80,7 @@ class Dechunker:
                     self._packet += piece
                 continue
             if chunks >= most_chunks:
-                self.rest = data[position:]
+                self._rest, self._at = data, position
                 break
             chunks += 1
             self._left = data[position]
@@ -74,6 +88,7 @@ class Dechunker:
             self._size += self._left
             if self._left == 0 and self._size:
                 self._finish(packets)
+                chunks += PACKET_CHUNKS
             elif self._size > self.most:
                 self._packet.clear()
         return packets
@@ -133,7 +148,7 @@ class ChunkedEngine:
     @property
     def unparsed(self) -> int:
         """`Paced`: bytes that came and were not looked at yet."""
-        return len(self._dechunker.rest)
+        return self._dechunker.unparsed
 
     def receive_eof(self, now: float) -> None:
         """The peer will send nothing more; what to make of that is for the session to say."""

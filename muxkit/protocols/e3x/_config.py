@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PACKET = 1400  # bytes of a datagram's payload
-FIRST_WINDOW = 100  # packets, before the first miss
+FIRST_WINDOW = 50  # packets, before the first miss: what the original implementations buffer
 LEAST_PACKET = 256  # bytes; below it a head could leave no room for a body
 
 

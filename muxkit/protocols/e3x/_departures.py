@@ -78,7 +78,7 @@ class Departures:
         """The next packet that goes again; None if it is not wanted any more, or not yet allowed."""
         state = self._state
         channel, piece = state.resends[0]
-        if channel.gone or channel.outgoing is None or not channel.outgoing.is_wanted(piece):
+        if channel.gone or channel.outgoing is None or channel.outgoing.take_back(piece):
             state.resends.popleft()
             return None
         if not self._may_send(now):

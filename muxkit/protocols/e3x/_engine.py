@@ -8,6 +8,7 @@ import attrs
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
+from muxkit.core import queue_of
 from muxkit.protocols.e3x._arrivals import Arrivals
 from muxkit.protocols.e3x._config import LEAST_PACKET, Config
 from muxkit.protocols.e3x._departures import Departures, admits, overhead
@@ -58,6 +59,9 @@ class Stats:
     """How often the rate was lowered."""
 
 
+CHANNEL_PRICE = 6 * 1024  # bytes of memory for a channel, its session objects and a task that handles it
+
+
 class Engine:
     """One end of e3x towards one peer; a datagram engine.
 
@@ -74,7 +78,7 @@ class Engine:
         observer: Observer | None = None,
     ) -> None:
         self.config = config or Config()
-        self.limits = limits or Limits()
+        self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self._state = State(odd, self.config, self.limits, observer)
         self._arrivals = Arrivals(self._state)
         self._departures = Departures(self._state)
@@ -379,6 +383,7 @@ class Engine:
         channel.ended = channel.ended or end
         state.queue_up(channel)
         if outgoing is None:
+            channel.datagrams = queue_of(channel.datagrams)
             channel.datagrams.append((body, end))
             channel.queued += len(body)
             state.unsent += len(body)

@@ -16,7 +16,7 @@ ID_MOST = 2**32 - 1
 SEQ_MOST = 2**32 - 1  # no wrap: a channel that comes here is over
 TYPE_MOST = 1024  # characters; ours, since a channel keeps its type for as long as it lives
 HEAD_MOST = 2**16 - 1  # bytes, what two bytes of length can say
-JSON_LEAST = 7  # bytes; shorter heads are binary and belong to other layers
+JSON_LEAST = 7  # bytes; shorter heads are binary, as the original implementations read them
 DEPTH_MOST = 32  # brackets inside each other
 
 
@@ -58,19 +58,23 @@ def split_packet(packet: bytes) -> tuple[bytes, bytes]:
 
 
 def encode_head(fields: dict[str, object]) -> bytes:
-    """A JSON head, as short as JSON can be."""
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    """A JSON head, as short as JSON can be; without any key it is no byte at all."""
+    if not fields:
+        return b""
+    head = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    if len(head) < JSON_LEAST:
+        raise ValueError(f"a head of {len(head)} bytes would be read as binary, {JSON_LEAST} or more are JSON")
+    return head
 
 
 def parse_head(head: bytes) -> dict[str, object]:
-    """A JSON head, strictly: UTF-8, no BOM, NaN, lone surrogate or repeated key, not too deep. Empty means no keys.
+    """A JSON head, strictly: UTF-8, no BOM, NaN, lone surrogate or repeated key, not too deep.
 
+    A head that is empty or shorter than any JSON object with a key is binary, even if its bytes are JSON: no keys.
     A float may be infinite here (1e999 is good JSON): no key of ours takes one.
     """
-    if not head:
-        return {}
     if len(head) < JSON_LEAST:
-        raise RemoteProtocolError(f"a head of {len(head)} bytes is binary, {JSON_LEAST} or more are JSON")
+        return {}
     try:
         text = head.decode()
         if text.count("[") + text.count("{") > DEPTH_MOST:

@@ -164,7 +164,7 @@ class Incoming:
         needs_miss = has_gaps or self._over_half or self.processed == 0
         if needs_miss and most < (2 if has_gaps else 1):
             return None
-        # The peer counts on 100 packets until it is told: a window of another size is told with each ack of its own.
+        # A peer counts on `FIRST_WINDOW` packets until it is told: another window is told with each ack of its own.
         if needs_miss or (wants_miss and self.capacity != FIRST_WINDOW):
             most = min(most, LISTED_MOST)
             return self.processed, encode_miss(self.processed, self._missing(most), self.capacity, most=most)

@@ -79,7 +79,7 @@ class Outgoing:
     )
 
     def __init__(self, window: int, most_window: int, most_flying: int) -> None:
-        self._ceiling = Ceiling(window)
+        self._ceiling = Ceiling(min(window, most_window))
         self._most_window = most_window
         self._most_flying = most_flying  # bytes
         self._pieces: dict[int, Piece] = {}
@@ -111,6 +111,11 @@ class Outgoing:
     def window(self) -> int:
         """Packets that may be sent ahead of the acks."""
         return self._ceiling.size
+
+    @property
+    def limit(self) -> int:
+        """The highest seq that the peer accepts: a miss may have put it below what was sent."""
+        return self._ceiling.acknowledged + self._ceiling.size
 
     @property
     def unacked(self) -> Iterable[int]:
@@ -148,9 +153,12 @@ class Outgoing:
         piece.sent_at = now
         piece.is_queued = False
 
-    def is_wanted(self, piece: Piece) -> bool:
-        """Is it still unacked?"""
-        return piece.seq > self._ceiling.acknowledged
+    def take_back(self, piece: Piece) -> bool:
+        """Return True, and let it be queued anew, if a queued packet must not go again: acked, or above the window."""
+        if self._ceiling.acknowledged < piece.seq <= self.limit:
+            return False
+        piece.is_queued = False
+        return True
 
     # --- hearing
 
@@ -167,7 +175,9 @@ class Outgoing:
         if ack > before:
             self._forget(before, ack, news, now)
             self.timed_at = None
-        missing = [seq for seq in missing if ack < seq <= self._ceiling.sent]  # of the rest a peer cannot know
+        # Of what was not sent a peer cannot know, and what is above our own bound is not sent again either.
+        highest = min(self._ceiling.sent, self.limit)
+        missing = [seq for seq in missing if ack < seq <= highest]
         self.stands_still = ack == before and bool(missing)
         for seq in missing:
             piece = self._pieces[seq]
@@ -243,8 +253,11 @@ class Outgoing:
     # --- waiting
 
     def probes(self, now: float) -> list[Piece]:
-        """Nothing was acked for a while: the oldest and the last packet, each if its second of rest is over."""
-        oldest, last = self._pieces[self.acked + 1], self._pieces[self.sent]
+        """Nothing was acked for a while: the oldest and the last packet, each if its second of rest is over.
+
+        The last is the last that the peer accepts: it would drop one above its window, and might not answer.
+        """
+        oldest, last = self._pieces[self.acked + 1], self._pieces[min(self.sent, self.limit)]
         pieces = [oldest] if oldest is last else [oldest, last]
         rested = [piece for piece in pieces if now >= piece.sent_at + RESEND_PAUSE]
         if rested:

@@ -106,7 +106,6 @@ class Session(CommonSession):
             raise ValueError(f"role={role!r}: one side is the connector, the other the listener")
         self._backlog: Backlog[Channel] = Backlog(lambda channel: channel.took())
         self._draining = False
-        self._limits = limits
         self._openers = Line(self._places)
         self.connection = Connection(
             link,
@@ -119,6 +118,7 @@ class Session(CommonSession):
             on_gone=self._openers.move,
         )
         self._engine = self.connection.engine
+        self._limits = self._engine.limits
 
     # --- channels
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from muxkit.core import NO_QUEUE
 from muxkit.runtime import YIELD_BYTES, YIELD_LEAST
 
 if TYPE_CHECKING:
@@ -51,9 +52,9 @@ class Inbox:
     def __init__(self, connection: Connection, channel: EngineChannel) -> None:
         self._connection = connection
         self.channel = channel
-        self._ready: deque[bytes] = deque()
+        self._ready: deque[bytes] = NO_QUEUE
         self._size = 0  # bytes in `_ready`, with what they cost
-        self._line: deque[_Waiter] = deque()
+        self._line: list[_Waiter] = []  # mostly one
         self._taken = False  # the application has something that it is not done with
         self._error: ErrorMaker | None = None
         self._since_yield = 0  # bytes
@@ -117,11 +118,13 @@ class Inbox:
         if self._error is trio.ClosedResourceError:
             return
         if self._line:  # then nothing lies here
-            waiter = self._line.popleft()
+            waiter = self._line.pop(0)
             waiter.message = message
             self._taken = self.channel.is_reliable
             trio.lowlevel.reschedule(waiter.task)
             return
+        if self._ready is NO_QUEUE:
+            self._ready = deque()
         self._ready.append(message)
         self._count(len(message) + OVERHEAD)
         if not self.channel.is_reliable:
@@ -161,7 +164,7 @@ class Inbox:
         self._connection.unread += size
 
     def _clear(self) -> None:
-        self._ready.clear()
+        self._ready = NO_QUEUE
         self._count(-self._size)
 
     async def _wait(self) -> bytes:
@@ -186,7 +189,7 @@ class Inbox:
         return trio.EndOfChannel() if self._error is None else self._error()
 
     def _wake_all(self) -> None:
-        line, self._line = self._line, deque()
+        line, self._line = self._line, []
         for waiter in line:
             trio.lowlevel.reschedule(waiter.task)
 

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict, deque
 from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import ChannelTable, Ids, Ranges, TokenBucket
+from muxkit.core import NO_QUEUE, ChannelTable, Ids, Ranges, TokenBucket
 from muxkit.protocols.e3x._channel import EngineChannel, Tombstone
 from muxkit.protocols.e3x._congestion import Congestion
 from muxkit.protocols.e3x._events import Broken, Cause, Closed, Event, Fault, Faulted
@@ -143,7 +143,7 @@ class State:
             self.unsent -= channel.outgoing.unsent
         self.unsent -= channel.queued
         channel.queued = 0
-        channel.datagrams.clear()
+        channel.datagrams = NO_QUEUE
         if channel.assembly is not None:
             channel.assembly.drop()
         if tombstone is not None:

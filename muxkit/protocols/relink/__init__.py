@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._session_channels import Channel as Channel
     from muxkit.protocols.relink._session_connect import link as link
     from muxkit.protocols.relink._session_errors import LinkChanged as LinkChanged
+    from muxkit.protocols.relink._session_errors import LinkRefused as LinkRefused
     from muxkit.protocols.relink._session_errors import NotCommitted as NotCommitted
     from muxkit.protocols.relink._session_errors import RolledBackError as RolledBackError
     from muxkit.protocols.relink._session_ids import Identified as Identified
@@ -85,6 +86,7 @@ _LAZY = {
     "Keep": "_session_listen",
     "Link": "_session",
     "LinkChanged": "_session_errors",
+    "LinkRefused": "_session_errors",
     "Listener": "_session_listen",
     "Listening": "_session_listen",
     "Message": "_session_receiving",

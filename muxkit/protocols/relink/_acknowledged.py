@@ -1,4 +1,4 @@
-"""What does an acknowledgement of the peer stand for? Found out without a trace, before anything follows from it."""
+"""What an acknowledgement of the peer stands for, found out before anything is changed by it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ def meant(outgoing: Outgoing, ack: Ack, sequence: int | None, count: int) -> int
         return number
     if not link.out_transactions:
         raise RemoteProtocolError(f"{what}, which has no transactions", rule="relink-T06")
-    if link.is_resuming and outgoing.reopened and not outgoing.heard:
-        return None  # about the channel's last life
     if sequence is None:
         number = advance(what, count, done=outgoing.answered, last=outgoing.told)
     else:
@@ -48,12 +46,12 @@ def meant(outgoing: Outgoing, ack: Ack, sequence: int | None, count: int) -> int
     return number
 
 
-def is_of_this_life(outgoing: Outgoing) -> bool:
-    """Does a `closed` concern the channel as it is now, and not its last life?"""
+def is_end(outgoing: Outgoing) -> bool:
+    """Whether a `closed` ends the channel; it says nothing if the peer, while it resumes, repeats an earlier end."""
     what = f"closed on channel {outgoing.channel}"
-    if outgoing.link.is_resuming and outgoing.reopened:
-        return False
     if not outgoing.close_told:
+        if outgoing.link.is_resuming and not outgoing.heard:
+            return False
         raise RemoteProtocolError(f"{what}, which was not closed", rule="relink-K02")
     unanswered = any(run.operation is Operation.COMMIT for run in outgoing.journal)
     if outgoing.unsent or unanswered:

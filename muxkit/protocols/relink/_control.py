@@ -1,4 +1,4 @@
-"""What do I owe the peer beside messages? Pongs, pings, acknowledgements and the resume, merged until written."""
+"""What is owed to the peer beside messages: pongs, pings, acknowledgements and the resume, merged until written."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from muxkit.protocols.relink._packets import General, encode_general
+from muxkit.protocols.relink._packets import Ack, General, encode_ack, encode_general
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
+
     from muxkit.core import Buffer
     from muxkit.protocols.relink._incoming import Incoming
+    from muxkit.protocols.relink._outgoing import Outgoing
     from muxkit.protocols.relink._state import Link
 
 PING: Final = encode_general(General.PING)
@@ -43,19 +47,23 @@ class Control:
         self._resume_left = False
         self._pings: deque[Purpose] = deque()
         self._pings_out: deque[Purpose] = deque()
-        self._unproven: dict[Incoming, None] = {}
-        self._proof: list[tuple[Incoming, int, bool]] | None = None  # what the ping that is out will show
+        self._unopened: dict[int, None] = {}  # channels that the peer closed without having opened them
+        # Of what was written: what is kept until the peer is known to have read it.
+        self._unproven: dict[Incoming | Outgoing, None] = {}
+        self._ending: dict[Incoming, None] = {}  # of them, those whose end waits for it
+        self._proof: list[tuple[Incoming | Outgoing, int]] | None = None  # what the ping that is out will show
+        self.wants_proof = False  # a ping is to be written as soon as none is out
         self.pongs = 0
 
     def __bool__(self) -> bool:
-        if self.pongs or self._pings or self._dirty or self._resume_left:
+        if self.pongs or self._pings or self._dirty or self._resume_left or self._unopened:
             return True
-        return bool(self._unproven) and self._wants_proof()
+        return bool(self._unproven) and self._may_ask()
 
     @property
     def is_clear(self) -> bool:
         """Is nothing left to be told of what came?"""
-        return not (self._dirty or self._owing or self._resume_left)
+        return not (self._dirty or self._owing or self._resume_left or self._unopened or self._ending)
 
     # --- owing
 
@@ -89,26 +97,47 @@ class Control:
         purpose = self._pings_out.popleft() if self._pings_out else Purpose.ASKED
         if purpose is Purpose.PROOF and self._proof is not None:
             proof, self._proof = self._proof, None
-            for incoming, through, is_closed in proof:
-                self._unproven.pop(incoming, None)
-                incoming.proven(through)
-                if is_closed:
-                    self._link.forget_tomb(incoming)
-                elif incoming.outcomes or incoming.close_told:  # its end was told behind the ping
-                    self._unproven[incoming] = None
+            for one, through in proof:
+                self._unproven.pop(one, None)
+                one.proven(through)
         return purpose
 
-    def prove(self, incoming: Incoming) -> None:
+    def prove(self, one: Incoming | Outgoing) -> None:
         """Something was written that is kept until the peer is known to have read it."""
-        self._unproven[incoming] = None
+        self._unproven[one] = None
 
-    def forget(self, incoming: Incoming) -> None:
-        self._unproven.pop(incoming, None)
+    def ask_proof(self, one: Outgoing) -> None:
+        """The same, and something waits for the proof."""
+        self._unproven[one] = None
+        self.wants_proof = True
 
-    def _wants_proof(self) -> bool:
+    def end_when_proven(self, incoming: Incoming) -> None:
+        """The end of the peer's channel waits until the peer is known to have read all answers."""
+        self._unproven[incoming] = self._ending[incoming] = None
+        self.wants_proof = True
+
+    def proven_to_end(self, incoming: Incoming) -> None:
+        """What `end_when_proven` waited for has come."""
+        self._ending.pop(incoming, None)
+
+    def forget(self, one: Incoming | Outgoing) -> None:
+        self._unproven.pop(one, None)
+
+    def _may_ask(self) -> bool:
+        """Is a ping due that shows what the peer has read?"""
         if self._proof is not None or not self._unproven:
             return False
-        return bool(self._link.tombs) or self._link.outcomes > MOST_OUTCOMES
+        return self.wants_proof or self._link.outcomes > MOST_OUTCOMES
+
+    def close_unopened(self, channels: Iterable[int]) -> None:
+        """The peer closed channels that are not open: their ends are confirmed all the same."""
+        for channel in channels:
+            self._unopened[channel] = None
+
+    @property
+    def unopened(self) -> AbstractSet[int]:
+        """The channels whose ends are to be confirmed though they were never open."""
+        return self._unopened.keys()
 
     # --- connections
 
@@ -116,12 +145,14 @@ class Control:
         """A new connection; what the old one owed is told by the resumption."""
         link = self._link
         self.pongs = 0
-        for queue in (self._dirty, self._owing, self._pings, self._pings_out, self._unproven):
+        for queue in (self._dirty, self._owing, self._pings, self._pings_out):
             queue.clear()
+        for kept in (self._unproven, self._ending, self._unopened):
+            kept.clear()
         self._proof = None
+        self.wants_proof = False
         self._resuming.clear()
         if link.resumed:
-            self._resuming.extend(link.tombs.values())
             self._resuming.extend(link.incoming.values())
         self._resume_left = link.resumed
 
@@ -136,11 +167,29 @@ class Control:
             incoming = self._dirty.popleft()
             incoming.dirty = False
             written += incoming.write_acks(out)
-        if self._wants_proof() and not self._resume_left and not self._dirty:
-            self._proof = [(incoming, incoming.told_answer, incoming.close_told) for incoming in self._unproven]
-            self._pings_out.append(Purpose.PROOF)
-            out.append(PING)
-            written += len(PING)
+        if self._unopened and not self._resume_left and written < limit:
+            written += self._write_unopened(out)
+        if self._unproven:
+            written += self.write_proof(out)
+        return written
+
+    def write_proof(self, out: list[Buffer]) -> int:
+        """A ping, if one is due and nothing has to be written before it."""
+        if self._resume_left or self._dirty or not self._may_ask():
+            return 0
+        self.wants_proof = False
+        self._proof = [(one, one.proof) for one in self._unproven]
+        self._pings_out.append(Purpose.PROOF)
+        out.append(PING)
+        return len(PING)
+
+    def _write_unopened(self, out: list[Buffer]) -> int:
+        written = 0
+        for channel in self._unopened:
+            packet = encode_ack(Ack.CLOSED, (channel,), self._link.in_id_size, None)
+            out.append(packet)
+            written += len(packet)
+        self._unopened.clear()
         return written
 
     def _write_pings(self, limit: int, out: list[Buffer]) -> int:

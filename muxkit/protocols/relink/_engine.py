@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._incoming import Incoming
 
 
+CHANNEL_PRICE = 6 * 1024  # bytes of memory for a channel each way, its session objects and a task that handles it
+
+
 class LinkEngine(Sending):
     """One end of a link; a `StreamEngine` between `connection_made` and `connection_lost`, as often as need be.
 
@@ -42,7 +45,7 @@ class LinkEngine(Sending):
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> None:
-        config, limits = config or Config(), limits or Limits()
+        config, limits = config or Config(), (limits or Limits()).at_price(CHANNEL_PRICE)
         super().__init__(Link(config, limits, observer, is_connector=is_connector))
         self.is_connector = is_connector
         self._observer = observer
@@ -112,9 +115,8 @@ class LinkEngine(Sending):
 
     @property
     def channel_count(self) -> int:
-        """Channels of both directions that take memory, closed ones included whose end the peer may not know."""
-        link = self._link
-        return len(link.outgoing) + len(link.incoming) + len(link.tombs)
+        """Channels of both directions that take memory."""
+        return len(self._link.outgoing) + len(self._link.incoming)
 
     @property
     def owed_answers(self) -> int:
@@ -144,6 +146,11 @@ class LinkEngine(Sending):
     def bytes_received(self) -> int:
         """On this connection."""
         return self._reader.offset
+
+    @property
+    def arrivals(self) -> int:
+        """Another number when a message of the peer has come, though no event may have told of it."""
+        return sum(one.arrived for one in self._link.incoming.values())
 
     @property
     def channels(self) -> tuple[int, ...]:
@@ -244,6 +251,8 @@ class LinkEngine(Sending):
         written = link.control.write(limit, out) if link.control else 0
         if written < limit:
             link.scheduler.pull(limit - written, out)
+            if link.control.wants_proof:
+                link.control.write_proof(out)
         if link.wants_shutdown and link.may_write_shutdown:
             link.shutdown_written = True
             out.append(SHUTDOWN)
@@ -300,13 +309,11 @@ class LinkEngine(Sending):
         return (0, []) if incoming is None else incoming.receive(most)
 
     def consume(self, channel: int, *, through: int, now: float) -> None:
-        """The application is done with the messages up to this one; harmless if it was told before."""
+        """The application is done with the messages up to this one; harmless if they were consumed before."""
         self._link.now = now
         incoming = self._link.incoming.get(channel)
         if incoming is None:
-            if channel not in self._link.tombs:
-                raise LocalProtocolError(f"the peer has no channel {channel}")
-            return
+            raise LocalProtocolError(f"the peer has no channel {channel}")
         incoming.consume(through)
         if self._link.peer_shut_down:
             self._check_finished()

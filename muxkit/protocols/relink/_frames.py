@@ -27,6 +27,7 @@ from muxkit.protocols.relink._packets import (
 if TYPE_CHECKING:
     from muxkit.protocols.relink._config import Config
 
+PADDING_BEHIND: Final = bytes(-low & 7 for low in range(256))  # a part, by the lowest byte of its size
 ID_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 # How many values each format's detail has, and the clause about the unused ones.
@@ -45,6 +46,8 @@ class MessageHead:
     channels: tuple[int, ...]
     multicast: bool
     sizes: tuple[int, ...]
+    padding: int
+    """Bytes behind all parts together."""
 
 
 @attrs.define
@@ -111,7 +114,7 @@ def parse_head(cursor: Cursor, bounds: Bounds) -> General | OperationPacket | Ac
         multicast = bool(first & MULTICAST)
         channels = _parse_ids(cursor, id_size, bounds) if multicast else (cursor.uint(id_size, "little"),)
         if format is Format.MESSAGE:
-            return MessageHead(channels, multicast, _parse_sizes(cursor, start, bounds))
+            return MessageHead(channels, multicast, *_parse_sizes(cursor, start, bounds))
         sequence = None
         if format in (Format.SEQUENCE_OPERATION, Format.SEQUENCE_ACK):
             cursor.align(4, start)
@@ -140,7 +143,8 @@ def _parse_ids(cursor: Cursor, id_size: int, bounds: Bounds) -> tuple[int, ...]:
     return tuple(int.from_bytes(encoded[at : at + id_size], "little") for at in range(0, len(encoded), id_size))
 
 
-def _parse_sizes(cursor: Cursor, start: int, bounds: Bounds) -> tuple[int, ...]:
+def _parse_sizes(cursor: Cursor, start: int, bounds: Bounds) -> tuple[tuple[int, ...], int]:
+    """The sizes, and the padding behind all parts; without a loop of our own, since there may be very many."""
     first = cursor.data[start]
     cursor.align(2, start)
     count = cursor.uint(4, "little") if first & LONG else cursor.data[start + 1]
@@ -149,13 +153,14 @@ def _parse_sizes(cursor: Cursor, start: int, bounds: Bounds) -> tuple[int, ...]:
         raise RemoteProtocolError(what, rule="relink-M08")
     if first & LARGE:
         cursor.align(8, start)
-        sizes = struct.unpack(f"<{count}Q", cursor.exact(8 * count))
+        encoded, width, code = cursor.exact(8 * count), 8, "Q"
     else:
-        sizes = struct.unpack(f"<{count}H", cursor.exact(2 * count))
+        encoded, width, code = cursor.exact(2 * count), 2, "H"
+    sizes = struct.unpack(f"<{count}{code}", encoded)
     total = sum(sizes)
     if total > bounds.message:
         rule = "relink-M11" if max(sizes) > bounds.message else "relink-M12"
         what = f"a message of {total} bytes in {count} parts, {bounds.message} are allowed"
         raise RemoteProtocolError(what, rule=rule, limit="message")
     cursor.align(8, start)
-    return sizes
+    return sizes, sum(encoded[::width].translate(PADDING_BEHIND))

@@ -1,4 +1,4 @@
-"""What came on this channel, who has it, and what is to be told about it?
+"""One channel of the peer: what came on it, who has it, and what is to be told about it.
 
 A message arrives, waits (under transactions it is held before, until the peer has decided), is taken by the
 application, and stays here until it is consumed: a receiver that is opened anew gets the rest again.
@@ -11,6 +11,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, cast
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit.core import NO_QUEUE
 from muxkit.protocols.relink._events import Arrived, RolledBack
 from muxkit.protocols.relink._items import Run, Span
 from muxkit.protocols.relink._packets import Ack, Operation, Parts, encode_ack
@@ -35,7 +36,6 @@ class Incoming:
         "bytes",
         "channel",
         "close_came",
-        "close_told",
         "consumed",
         "decided",
         "direct",
@@ -80,24 +80,25 @@ class Incoming:
         # Messages `consumed` + 1 to `arrived`, in this order; None stands for one that was rolled back.
         self.taken: deque[Parts | None] = deque()
         self.waiting: deque[Parts | None] = deque()
-        self.held: deque[Parts | None] = deque()  # until the peer has decided
+        self.held: deque[Parts | None] = deque() if link.in_transactions else NO_QUEUE  # until the peer has decided
         self.weights: deque[int] = deque()
         self.put: Callable[[Parts], None] = (self.held if link.in_transactions else self.waiting).append
         self.weigh = self.weights.append
         self.room = link.config.window
         self.bytes = 0
         self.unacked = 0  # bytes consumed that the peer was not told of
-        self.spans: deque[Span] = deque()
-        self.answers: deque[Run] = deque()  # to be told
-        self.outcomes: deque[Run] = deque()  # told or not, that the peer may not know
+        self.spans: deque[Span] = deque() if link.in_transactions else NO_QUEUE
+        self.answers: deque[Run] = deque() if link.in_transactions else NO_QUEUE  # to be told
+        self.outcomes: deque[Run] = (
+            deque() if link.in_transactions else NO_QUEUE
+        )  # told or not, that the peer may not know
         self.notified = False  # the application was told that messages wait
         self.direct = True  # messages may be put here without another question
         self.known = True  # on this connection the peer was told what we have
         self.replaying = False  # the peer may repeat decisions
         self.ended = False
         self.close_came = False  # on this connection
-        self.done = False  # the channel is over
-        self.close_told = False  # and on this connection the peer was told so
+        self.done = False  # the channel is over, and the peer is to be told so
         self.due = False  # acks that can be batched are to be written now
         self.dirty = False  # in line to write acks
         self.owing = False  # acks wait for the timer
@@ -305,19 +306,27 @@ class Incoming:
         self.confirm_end()
 
     def confirm_end(self) -> None:
-        """The channel is over as soon as the peer has closed it and nothing of it is left.
+        """The channel is over as soon as the peer has closed it, nothing of it is left, and the peer knows all answers.
 
-        A peer that comes back before that repeats the close, and decisions before it: they are waited for.
+        A peer that comes back before that repeats the close, and decisions before it: they are waited for. A resume
+        does not speak of a channel that is over, so it is not over while an answer could have to be repeated.
         """
         if self.close_came and not self.done and self.consumed == self.arrived and not self.spans:
-            self.done = True
-            self.link.bury(self)
+            control = self.link.control
+            self.done = not self.outcomes
+            if not self.link.connected:
+                if self.done:
+                    self.link.forget_incoming(self)
+            elif self.done:
+                control.touch(self)
+            else:
+                control.end_when_proven(self)
 
     # --- telling
 
     def write_acks(self, out: list[Buffer]) -> int:
         """What the peer has not been told of, apart from what can wait."""
-        if not self.known or self.close_told:
+        if not self.known:
             return 0
         written = self._write_answers(self.answers, out) if self.answers else 0
         if self.due or self.done:
@@ -331,7 +340,9 @@ class Incoming:
                 written += self._write(Ack.CONSUMED, self.consumed, out, is_next=is_next)
                 self.told_consumed = self.consumed
         if self.done:
-            written += self._write_closed(out)
+            self.known = False
+            self.link.forget_incoming(self)
+            written += self._write(Ack.CLOSED, 0, out, is_next=True)
         return written
 
     def _write_answers(self, runs: deque[Run], out: list[Buffer]) -> int:
@@ -344,36 +355,28 @@ class Incoming:
         self.link.control.prove(self)
         return written
 
-    def _write_closed(self, out: list[Buffer]) -> int:
-        self.close_told = True
-        self.link.control.prove(self)
-        return self._write(Ack.CLOSED, 0, out, is_next=True)
-
     def _write(self, ack: Ack, number: int, out: list[Buffer], *, is_next: bool) -> int:
         packet = encode_ack(ack, (self.channel,), self.link.in_id_size, None if is_next else number)
         out.append(packet)
         return len(packet)
 
     def write_resumption(self, out: list[Buffer]) -> int:
-        """Everything that the peer may not know, with numbers; of a channel that is over only how it ended."""
-        written = 0
-        if not self.done:
-            written += self._write(Ack.RECEIVED, self.arrived, out, is_next=False)
-            written += self._write(Ack.CONSUMED, self.consumed, out, is_next=False)
-            self.told_received, self.told_consumed = self.arrived, self.consumed
-            self.due = False
-            self.unacked = 0
+        """Everything that the peer may not know, with numbers."""
+        written = self._write(Ack.RECEIVED, self.arrived, out, is_next=False)
+        written += self._write(Ack.CONSUMED, self.consumed, out, is_next=False)
+        self.told_received, self.told_consumed = self.arrived, self.consumed
+        self.due, self.unacked = False, 0
         self._again = True
-        self.answers.clear()
+        if self.answers:
+            self.answers.clear()
         if self.outcomes:
             for run in self.outcomes:
                 written += self._write(run.ack, run.through, out, is_next=False)
                 self.told_answer, self._told_last = run.through, run.ack
-            self.link.control.prove(self)
-        if self.done:
-            written += self._write_closed(out)
+            # If it was closed, the pong may then come with the repeated close, and not a round trip later.
+            (self.link.control.end_when_proven if self.ended else self.link.control.prove)(self)
         self.known = True
-        self.direct = not self.done
+        self.direct = not self.ended
         return written
 
     # --- connections
@@ -382,10 +385,20 @@ class Incoming:
         self.known = not self.link.resumed
         self.direct = self.known and not self.ended
         self.replaying = self.link.resumed and self.link.in_transactions
-        self.close_came = self.close_told = self.due = self.dirty = self.owing = False
+        self.close_came = self.due = self.dirty = self.owing = False
+
+    @property
+    def proof(self) -> int:
+        """What a pong to a ping that is written now will show: the peer has read the answers through this one."""
+        return self.told_answer
 
     def proven(self, through: int) -> None:
         """The peer has read all answers through this one."""
+        control = self.link.control
+        control.proven_to_end(self)
         while self.outcomes and self.outcomes[0].through <= through:
             self.outcomes.popleft()
             self.link.outcomes -= 1
+        if self.outcomes:
+            control.prove(self)
+        self.confirm_end()

@@ -1,4 +1,4 @@
-"""What do I still have to write on this channel, and what may I have to write again?
+"""One channel of ours: what is still to be written on it, and what may have to be written again.
 
 Messages stay until they leave the window, and with them a journal of commits and rollbacks: after a resume both are
 told again from where the peer stopped, in the order in which they were first told.
@@ -10,6 +10,7 @@ from collections import deque
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, cast
 
+from muxkit.core import NO_QUEUE
 from muxkit.protocols.relink._events import ChannelClosed, Committed, Consumed, Received, Uncommitted
 from muxkit.protocols.relink._items import JOIN_MOST, Decision, Item, Large, Multicast
 from muxkit.protocols.relink._packets import (
@@ -47,6 +48,7 @@ class Outgoing:
         "close_told",
         "close_written",
         "closing",
+        "confirmed",
         "consumed",
         "consumed_told",
         "decided",
@@ -64,7 +66,6 @@ class Outgoing:
         "received",
         "received_told",
         "released",
-        "reopened",
         "scheduled",
         "sent",
         "stalled",
@@ -72,7 +73,7 @@ class Outgoing:
         "unsent",
     )
 
-    def __init__(self, channel: int, link: Link, *, reopened: bool) -> None:
+    def __init__(self, channel: int, link: Link) -> None:
         self.link = link
         self.channel = channel
         first = link.config.first_sequence
@@ -94,18 +95,19 @@ class Outgoing:
         self.unsent: deque[Item] = deque()
         self.kept: deque[Item] = deque()  # `released` + 1 to `sent`
         self.grown = 0  # items in both that are more than a packet put together
-        self.journal: deque[Decision] = deque()  # not answered yet, and the rollbacks before
-        self.decisions: deque[Decision] = deque()  # to be written
+        # Not answered yet, and the rollbacks before.
+        self.journal: deque[Decision] = deque() if link.out_transactions else NO_QUEUE
+        self.decisions: deque[Decision] = deque() if link.out_transactions else NO_QUEUE  # to be written
         self._told_last: Operation | None = None
         self._again = False  # the next decision is told with its number, since the peer may have missed one
         # Life.
         self.free = link.is_free  # messages may go out on this connection
-        self.heard = False  # the peer spoke of it while it resumed
-        self.reopened = reopened  # and the peer may not know it yet
+        self.heard = False  # the peer spoke of it on this connection
+        self.confirmed = False  # the peer is known to have had a message of this life
         self.stalled = False  # the next message is a multicast that waits for its other channels
         self.closing = False
         self.close_written = False  # on this connection
-        self.close_told = False  # on any
+        self.close_told = False  # on any, and the peer may have it
         self._head = b""  # of a message with one part of so many bytes
         self._head_size = -1
         self.deficit = 0
@@ -170,6 +172,7 @@ class Outgoing:
         self.closing = True
         self.link.closing += 1
         self.link.schedule(self)
+        self._confirm()
 
     # --- writing
 
@@ -184,9 +187,25 @@ class Outgoing:
 
     @property
     def _may_close(self) -> bool:
-        # The peer may still repeat the end of the channel's last life; until it has heard of this one, the two
-        # could not be told apart.
-        return not self.decisions and not self.reopened
+        # A peer forgets a closed channel at once, and its next resume is silent about it, as about a channel of which
+        # it never had a message. The two could not be told apart.
+        return not self.decisions and self.confirmed
+
+    def _confirm(self) -> None:
+        """Ask for a pong if that is all that a close waits for: it shows that the peer has read what was written."""
+        if self.closing and not self.confirmed and self.free and not self.unsent and not self.decisions:
+            self.link.control.ask_proof(self)
+
+    @property
+    def proof(self) -> int:
+        """What a pong to a ping that is written now will show: the peer has the messages through this one."""
+        return self.sent
+
+    def proven(self, through: int) -> None:
+        """The peer has read everything through this message."""
+        if through >= self.first:
+            self.confirmed = True
+        self.link.schedule(self)
 
     def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
         written = 0
@@ -240,6 +259,8 @@ class Outgoing:
             self.link.unannounced.pop(self, None)
         self.sent += count
         self.link.outbox.used -= size
+        if self.closing:
+            self._confirm()  # here, since it may have been another channel's turn, or the last bytes of our own
 
     def _write_multicast(self, item: Multicast, out: list[Buffer]) -> int:
         if not self.stalled:
@@ -269,6 +290,8 @@ class Outgoing:
         packet = encode_operation(operation, (self.channel,), self.link.out_id_size, sequence)
         self.told, self._told_last, self._again = max(self.told, through), operation, False
         out.append(packet)
+        if self.closing:
+            self._confirm()
         return len(packet)
 
     def _write_close(self, out: list[Buffer]) -> int:
@@ -293,22 +316,29 @@ class Outgoing:
 
     def release_to_write(self) -> None:
         """The peer has everything through `received`: write what it lacks, before it what it may not have heard."""
+        if self.sent > self.received:
+            self.close_told = False  # it lacks messages, so it cannot have the close behind them
+        if self.received < self.first:
+            self.confirmed = False  # whatever was known before: it has nothing of this life now
         for _ in range(self.sent - self.received):
             item = self.kept.pop()
             self.unsent.appendleft(item)
             self.link.outbox.used += len(item)
         self.sent = self.received
         self.told = min(self.told, self.received)
-        self.decisions = deque(Decision(one.operation, one.through) for one in self.journal)
+        if self.journal or self.decisions:
+            self.decisions = deque(Decision(one.operation, one.through) for one in self.journal)
         self.free = True
         self.link.schedule(self)
+        self._confirm()
 
     # --- what the peer acknowledges
 
     def take(self, ack: Ack, number: int) -> None:
         """All through this number, as `_acknowledged.meant` has it."""
         link = self.link
-        self.reopened = False
+        if number >= self.first:
+            self.confirmed = True
         link.unannounced.pop(self, None)
         if ack is Ack.RECEIVED:
             self.received_told = number
@@ -316,7 +346,6 @@ class Outgoing:
                 self.received = number
                 link.events.append(Received(self.channel, number))
             if not self.free:
-                self.heard = True
                 self.release_to_write()
         elif ack is Ack.CONSUMED:
             self.consumed_told = number

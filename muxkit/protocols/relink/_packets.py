@@ -204,20 +204,22 @@ def message_buffers(
     return out
 
 
-def message_size(sizes: Sequence[int], id_size: int) -> int:
-    """Bytes of the shortest packet with such parts to one channel."""
-    count = len(sizes)
+def message_size(sizes: Sequence[int], id_size: int, padding: int | None = None) -> int:
+    """Bytes of the shortest packet with such parts to one channel; `padding` is that of all parts, if it is known."""
+    count, payload = len(sizes), sum(sizes)
+    if padding is None:
+        padding = sum(-part & 7 for part in sizes)
     size = 2 + id_size
     size += size & 1
     if count > SHORT_MOST:
         size += 4
-    if count and max(sizes) > SMALL_MOST:
+    if payload > SMALL_MOST and max(sizes) > SMALL_MOST:
         size += -size % 8 + 8 * count
     else:
         size += 2 * count
-    return size + -size % 8 + sum(part + 7 & -8 for part in sizes)
+    return size + -size % 8 + payload + padding
 
 
-def message_cost(sizes: Sequence[int], id_size: int) -> int:
+def message_cost(sizes: Sequence[int], id_size: int, padding: int | None = None) -> int:
     """What such a message counts in a window: its packet, and what it takes to keep it."""
-    return message_size(sizes, id_size) + OVERHEAD + PART_OVERHEAD * max(0, len(sizes) - 1)
+    return message_size(sizes, id_size, padding) + OVERHEAD + PART_OVERHEAD * max(0, len(sizes) - 1)

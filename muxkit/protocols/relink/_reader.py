@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 import sys
 from functools import partial
+from itertools import compress, count, repeat
 from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore, Pieces
 from muxkit.protocols.relink._frames import Bounds, MessageHead, parse_head
-from muxkit.protocols.relink._packets import CHANNEL, LARGE, OVERHEAD, SMALL_MOST, Format
+from muxkit.protocols.relink._packets import CHANNEL, LARGE, OVERHEAD, SMALL_MOST, Format, General
 from muxkit.protocols.relink._receiving import Receiving
 
 if TYPE_CHECKING:
@@ -20,18 +21,21 @@ if TYPE_CHECKING:
 HEADS: Final = {0: "<HH", 1: "<HBxH", 2: "<HHH", 4: "<HIH", 8: "<HQH"}
 ONE_PART: Final = CHANNEL | Format.MESSAGE << 2 | 1 << 8
 LARGE_PART: Final = ONE_PART | LARGE
+PARTS_A_FRAME: Final = 16  # so many parts of a message take as long as one packet
 MOST_WEIGHT: Final = (8 + OVERHEAD) // 8  # of a message for each byte of its packet; the smallest has 8
 
 
 class Body:
     """The payloads of a message, as they come in."""
 
-    __slots__ = ("_left", "_parts", "_pieces", "_skip", "head", "weight")
+    __slots__ = ("_filled", "_left", "_parts", "_pieces", "_skip", "head", "weight")
 
     def __init__(self, head: MessageHead, weight: int) -> None:
         self.head = head
         self.weight = weight
         self._parts: list[bytes] = []
+        # Which parts have bytes; a loop of our own over those without would take milliseconds for a large head.
+        self._filled = compress(count(), head.sizes)
         self._pieces = Pieces()
         self._left = 0  # bytes of the present part that are to come
         self._skip = 0  # padding bytes behind it that are to come
@@ -40,9 +44,15 @@ class Body:
     def _begin_part(self) -> None:
         """The next part that has bytes."""
         sizes, parts = self.head.sizes, self._parts
-        while len(parts) < len(sizes) and not sizes[len(parts)]:
-            parts.append(b"")
-        self._left = sizes[len(parts)] if len(parts) < len(sizes) else 0
+        following = next(self._filled, len(sizes))
+        if following > len(parts):
+            parts.extend(repeat(b"", following - len(parts)))
+        self._left = sizes[following] if following < len(sizes) else 0
+
+    @property
+    def count(self) -> int:
+        """Parts that are there."""
+        return len(self._parts)
 
     @property
     def is_complete(self) -> bool:
@@ -52,10 +62,10 @@ class Body:
     def parts(self) -> tuple[bytes, ...]:
         return tuple(self._parts)
 
-    def feed(self, data: bytes, position: int) -> int:
-        """Take what belongs to it; gives the position behind that."""
+    def feed(self, data: bytes, position: int, most: int) -> int:
+        """Take what belongs to it, until it has `most` parts; gives the position behind that."""
         size = len(data)
-        while position < size and (self._left or self._skip):
+        while position < size and (self._left or self._skip) and len(self._parts) < most:
             if self._skip:
                 step = min(self._skip, size - position)
                 self._skip -= step
@@ -102,43 +112,63 @@ class Reader:
         self._held = Pieces()
         self._wanted = 0  # size of the held bytes with which parsing may get on
         self._body: Body | None = None
-        self._data = b""  # what came and waits for the next call
+        self._data = b""  # what came and waits for the next call, from `_at` on
+        self._at = 0
+        self._undelivered: tuple[tuple[int, ...], Body] | None = None  # a multicast, and the channels without it
         self.offset = 0
 
     @property
     def is_mid_packet(self) -> bool:
-        return self._held.size > 0 or self._body is not None
+        return self._held.size > 0 or self._body is not None or self._undelivered is not None
 
     @property
     def unparsed(self) -> int:
-        """Bytes that came and were not looked at, because `frames_at_once` were parsed."""
-        return len(self._data)
+        """Bytes that came and were not looked at, because `frames_at_once` were parsed.
+
+        A multicast that not all of its channels have yet counts as one more.
+        """
+        return len(self._data) - self._at + (self._undelivered is not None)
 
     def feed(self, data: bytes) -> RemoteProtocolError | None:
         """Take in more; gives the violation, after which nothing may be fed."""
         if self._link.observer is not None and data:
             self._link.observer.transport("in", data)
+        start = 0
         if self._data:
-            data, self._data = self._data + data, b""
+            if data:
+                data = self._data[self._at :] + data
+            else:  # a position is kept, or each step of a turn would copy what is left
+                data, start = self._data, self._at
+            self._data, self._at = b"", 0
         self._left = self.frames_at_once
+        base = self.offset - start
         try:
-            position = self._go_on(data, 0)
+            if self._undelivered is not None:
+                channels, body = self._undelivered
+                self._undelivered = None
+                self._left -= 1
+                self._deliver(channels, body)
+            if self._left <= 0:
+                if start < len(data):
+                    self._data, self._at = data, start
+                return None
+            position = self._go_on(data, start)
             while self._held.size:
                 missing = self._wanted - self._held.size
                 self._held.append(data[position : position + missing])
                 position += missing
                 if self._held.size < self._wanted:
-                    self.offset += len(data)
+                    self.offset = base + len(data)
                     return None
                 held = self._held.join()
-                self._parse(held, 0, self.offset + position - len(held))
+                self._parse(held, 0, base + position - len(held))
                 position = self._go_on(data, position)
-            position = self._parse(data, position, self.offset)
+            position = self._parse(data, position, base)
         except RemoteProtocolError as error:
             return error
-        self.offset += position
+        self.offset = base + position
         if position < len(data):
-            self._data = data[position:]
+            self._data, self._at = data, position
         return None
 
     def _go_on(self, data: bytes, position: int) -> int:
@@ -146,12 +176,22 @@ class Reader:
         body = self._body
         if body is None:
             return position
-        position = body.feed(data, position)
+        before = body.count
+        position = body.feed(data, position, before + self._left * PARTS_A_FRAME)
+        self._left -= (body.count - before) // PARTS_A_FRAME
         if body.is_complete:
             self._body = None
             self._left -= 1
-            self._receiving.deliver(body.head.channels, body.parts, body.weight)
+            self._deliver(body.head.channels, body)
         return position
+
+    def _deliver(self, channels: tuple[int, ...], body: Body) -> None:
+        """Each channel counts as a packet; those that are too many for this call come with the next."""
+        now = channels[: max(1, self._left + 1)]
+        self._left -= max(0, len(now) - 1)
+        self._receiving.deliver(now, body.parts, body.weight)
+        if len(now) < len(channels):
+            self._undelivered = channels[len(now) :], body
 
     def _parse(self, data: bytes, position: int, base: int) -> int:
         """Packets in `data` from `position` on; keeps an incomplete one. `base` is the offset of its start.
@@ -174,6 +214,7 @@ class Reader:
                 if isinstance(packet, MessageHead):
                     weight = receiving.check(packet)
                     self._body = Body(packet, weight)
+                    self._left -= len(packet.sizes) // PARTS_A_FRAME
                     position = self._go_on(data, cursor.position)
                     continue
                 receiving.apply(packet)
@@ -184,7 +225,7 @@ class Reader:
             except RemoteProtocolError as error:
                 error.offset = base + position
                 raise
-            self._left -= 1
+            self._left -= 1 if isinstance(packet, General) else max(1, len(packet.channels))
             position = cursor.position
         return position
 
@@ -204,7 +245,7 @@ class Reader:
         if incoming is None or not incoming.direct or not incoming.room:
             return False
         weight = self._payload_at + 8 + (size + 7 & -8) + OVERHEAD
-        self._body = Body(MessageHead((channel,), False, (size,)), weight)
+        self._body = Body(MessageHead((channel,), False, (size,), -size & 7), weight)
         return True
 
     def _parse_messages(self, data: bytes, position: int, head: struct.Struct) -> int:

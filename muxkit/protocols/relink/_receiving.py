@@ -1,4 +1,4 @@
-"""What follows from a packet of the peer? First whether it is allowed, without a trace, then what it changes."""
+"""What follows from a packet of the peer: first the checks, which change nothing, then the changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, assert_never
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.protocols.relink._acknowledged import is_of_this_life, meant
+from muxkit.protocols.relink._acknowledged import is_end, meant
 from muxkit.protocols.relink._control import Purpose
 from muxkit.protocols.relink._events import Ended, Opened, PeerShutDown, Ponged, Resumed
 from muxkit.protocols.relink._packets import (
@@ -83,7 +83,7 @@ class Receiving:
     def check(self, head: MessageHead) -> int:
         """May this message come? Gives what it weighs in each of its channels."""
         link = self._link
-        weight = message_cost(head.sizes, link.in_id_size)
+        weight = message_cost(head.sizes, link.in_id_size, head.padding)
         counts = _counts(head.channels)
         new = 0
         over = link.held_over
@@ -122,10 +122,9 @@ class Receiving:
             raise RemoteProtocolError(f"{what} after the shutdown", rule="relink-S04")
         if not link.told_resume:
             raise RemoteProtocolError(f"{what} before our resume", rule="relink-H35")
-        live, buried = len(link.incoming) + new, len(link.tombs)
-        if live >= link.limits.channels or buried > link.limits.channels:
-            what += f" beside {live} live ones and {buried} whose end was not confirmed"
-            raise RemoteProtocolError(what, limit="channels")
+        live = len(link.incoming) + new
+        if live >= link.limits.channels:
+            raise RemoteProtocolError(f"{what} beside {live} live ones", limit=link.limits.bound_of_channels)
 
     def deliver(self, channels: Sequence[int], parts: Parts, weight: int) -> None:
         """A message that was checked, now that all of it is here."""
@@ -158,19 +157,27 @@ class Receiving:
                 incoming.decide(packet.operation, number)
 
     def _close(self, channels: Sequence[int]) -> None:
-        plans = []
+        link, plans, unopened = self._link, [], dict[int, None]()
         for channel, count in _counts(channels).items():
+            if channel not in link.incoming:
+                unopened[channel] = None  # a close is tied to no message: there may never have been one
+                continue
             incoming = self._known(channel, Operation.CLOSE)
             incoming.check_close()
             if count > 1:
                 raise RemoteProtocolError(f"close on channel {channel} {count} times", rule="relink-K04")
             plans.append(incoming)
+        owed = len(unopened.keys() | link.control.unopened) if unopened else 0
+        if owed > link.limits.channels:
+            what = f"close on {owed} channels without a message, and the peer does not read that they are closed"
+            raise RemoteProtocolError(what, limit="channels")
+        link.control.close_unopened(unopened)
         for incoming in plans:
             incoming.close_came = True
             if not incoming.ended:  # it may have come before, on an earlier connection
                 incoming.ended = True
                 incoming.direct = False
-                self._link.events.append(Ended(incoming.channel))
+                link.events.append(Ended(incoming.channel))
             incoming.confirm_end()
 
     def _known(self, channel: int, operation: Operation) -> Incoming:
@@ -189,12 +196,12 @@ class Receiving:
         plans = []
         for channel, count in _counts(packet.channels).items():
             outgoing = link.outgoing.get(channel)
-            if outgoing is not None:
-                plans.append((outgoing, meant(outgoing, packet.ack, packet.sequence, count)))
-            elif not (link.is_resuming and packet.ack in (Ack.COMMITTED, Ack.UNCOMMITTED)):
+            if outgoing is None:
                 what = f"{packet.ack.name.lower()} on channel {channel}, which is not open"
                 raise RemoteProtocolError(what, rule="relink-O12")
+            plans.append((outgoing, meant(outgoing, packet.ack, packet.sequence, count)))
         for outgoing, number in plans:
+            outgoing.heard = True
             if number is not None:
                 outgoing.take(packet.ack, number)
 
@@ -203,11 +210,12 @@ class Receiving:
         plans = []
         for channel, count in _counts(channels).items():
             outgoing = link.outgoing.get(channel)
-            if count > 1 or (outgoing is None and not link.is_resuming):
-                what = f"closed on channel {channel} {count} times, which was not closed so often"
+            if outgoing is None:
+                continue  # it never had a message, or its end was heard of before: nothing follows
+            if count > 1:
+                what = f"closed on channel {channel} {count} times, which was closed once"
                 raise RemoteProtocolError(what, rule="relink-K02")
-            # While the peer resumes it may repeat an end that we heard of: there is nothing new in it.
-            if outgoing is not None and is_of_this_life(outgoing):
+            if is_end(outgoing):
                 plans.append(outgoing)
         for outgoing in plans:
             outgoing.closed()

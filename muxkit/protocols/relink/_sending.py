@@ -284,7 +284,8 @@ class Sending:
             raise LocalProtocolError(f"channel {channel} does not fit an id of {link.out_id_size} bytes")
         if len(link.outgoing) + new >= self.limits.channels:
             live = len(link.outgoing) + new
-            raise LocalProtocolError(f"{live} channels are open; raise Limits(channels=…) on both sides")
+            name = self.limits.bound_of_channels
+            raise LocalProtocolError(f"{live} channels are open; raise Limits({name}=…) on both sides")
         return link.open(channel)
 
     def _check_parts(self, parts: Sequence[bytes]) -> None:

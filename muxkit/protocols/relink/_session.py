@@ -288,7 +288,7 @@ class Link(CommonSession):
             while core.pump is not None:
                 await core.moved.park()
         core.lose_because(f"the peer did not take leave within {linger} s", by="local")
-        error = core.untold or (core.error if self._was_unheard else None)
+        error = core.untold or (core.error if self._was_unheard or core.is_violated else None)
         if error is not None:
             raise error()
 

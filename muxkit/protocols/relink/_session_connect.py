@@ -1,4 +1,4 @@
-"""How does a link outlive its connections? By dialling again, and asking for the same link each time."""
+"""Links that outlive their connections: dial again, and ask for the same link each time."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from muxkit.runtime._errors import Side
     from muxkit.runtime._redial import OnFailed
 
+BREATH = 0.1  # s; the most between short connections in a row, each of which brought something forward
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -90,6 +91,7 @@ class _Dialling:
                 on_failed=self._on_failed,
                 outage=self._outage,
                 heals=_heals,
+                breath=BREATH,
             )
         except Exception as error:  # whatever dialling raises, those who wait for the link are told
             reason = str(error) or type(error).__name__
@@ -109,20 +111,28 @@ class _Dialling:
             core.settle()
             return Ended.DONE
         self._outage.over()
-        before = core.progress
+        before, began = core.progress, trio.current_time()
         await core.run_connection(stream, epoch=event.epoch, link_id=event.link_id)
         if core.error is not None:
             return Ended.DONE
-        return Ended.LOST if core.progress == before else Ended.WORKED
+        if not core.refusals:
+            return Ended.LOST if core.progress == before else Ended.WORKED
+        lived = trio.current_time() - began
+        failure = ConnectionError(f"the connection was lost {lived:.2f} s after it began: {core.last_loss()}")
+        failure.__cause__ = core.last_loss()
+        return failure
 
     async def give_up_after(self, patience: float) -> None:
         core = self._core
         while True:
             with trio.move_on_after(patience) as scope:
-                while core.pump is None:
+                while not core.works:
                     await core.moved.park()
             if scope.cancelled_caught:
-                break
+                while core.pump is not None and not core.works:  # a moment more for one that has just begun
+                    await core.moved.park()
+                if core.pump is None:
+                    break
             while core.pump is not None:
                 await core.moved.park()
         last = self._outage.last

@@ -1,4 +1,4 @@
-"""What ties a link's engine to Trio? Its connections one after the other, and who is interested in which channel."""
+"""What ties a link's engine to Trio: its connections one after the other, and who is interested in which channel."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from muxkit.protocols.relink._events import (
     Ponged,
     Received,
     Resumed,
+    RolledBack,
     Silent,
     Uncommitted,
     Writable,
 )
-from muxkit.protocols.relink._session_errors import LinkChanged
+from muxkit.protocols.relink._session_errors import LinkChanged, LinkRefused
 from muxkit.protocols.relink._session_pings import Pings
 from muxkit.runtime import LinkLost, Room, StreamPump, background
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 CHANNEL_COST = 3 * 1024  # bytes that a channel in one direction counts, with nothing in it; it takes up to twice that
 GOODBYE = 1.0  # s, for the end of a connection whose link is finished
+BRIEF = 1.0  # s; a connection that ends sooner and brought nothing forward may have been refused
+MOST_REFUSALS = 50  # such connections in a row; bad weather alone makes dozens
 
 _log = logging.getLogger("muxkit")
 
@@ -53,7 +56,7 @@ class Core:
     def __init__(self, config: Config, limits: Limits, observer: Observer | None, *, is_connector: bool) -> None:
         self.engine = LinkEngine(config, is_connector=is_connector, limits=limits, observer=observer)
         self.config = config
-        self.limits = limits
+        self.limits = self.engine.limits
         self.is_connector = is_connector
         self.out_transactions = config.connector_transactions if is_connector else config.listener_transactions
         self.in_transactions = config.listener_transactions if is_connector else config.connector_transactions
@@ -69,6 +72,7 @@ class Core:
         self.error: ErrorMaker | None = None  # why the link is over
         self.untold: ErrorMaker | None = None  # a change of the link that lost messages, and that nobody was told
         self.is_finished = False  # in the way that both sides wanted
+        self.is_violated = False  # the link is over because the peer broke a rule
         self.last_loss: ErrorMaker = _never  # why the last connection is over
         self.over = trio.Event()
         self.moved = trio.lowlevel.ParkingLot()  # those who wait for anything to change
@@ -76,6 +80,10 @@ class Core:
         self.peer = ""
         self.connections = 0
         self.progress = 0  # grows with everything that brings the application's work forward
+        self.refusals = 0  # connections in a row that were over at once and brought nothing forward
+        self._began = 0.0  # the present connection
+        self._progress_before = 0
+        self._arrivals_before = 0
         self.messages_received = 0
         self.messages_sent = 0
         self.pings = Pings(self)
@@ -94,6 +102,7 @@ class Core:
             ChannelClosed: self._on_closed,
             Writable: self._on_writable,
             Ponged: lambda event: self.pings.answered(),
+            RolledBack: self._on_rolled_back,
             Resumed: self._on_resumed,
             LinkReplaced: self._on_changed,
             EpochChanged: self._on_changed,
@@ -177,21 +186,52 @@ class Core:
         self.peer = pump.peer or self.peer
         self.connections += 1
         self._armed = None
+        self._began, self._progress_before = trio.current_time(), self.progress
+        self._arrivals_before = engine.arrivals
         try:
             self.settle()
             self.pings.again()
             self.moved.unpark_all()
             async with background() as nursery:
                 nursery.start_soon(self._part, pump)
+                nursery.start_soon(self._notice_that_it_works)
                 await pump.run()
         finally:
+            works = self.works
+            self.progress += engine.arrivals != self._arrivals_before
             self._bytes_received += engine.bytes_received
             self._bytes_sent += pump.bytes_sent
             self.pump = None
             self.last_loss = pump.loss
             engine.connection_lost(trio.current_time())
             self.settle()
+            self._count_refusal(works=works)
             self.moved.unpark_all()
+
+    @property
+    def works(self) -> bool:
+        """Has the present connection brought anything forward, or held for a while? A mere handshake shows nothing."""
+        if self.pump is None:
+            return False
+        if self.progress != self._progress_before or trio.current_time() >= self._began + BRIEF:
+            return True
+        return self.engine.arrivals != self._arrivals_before
+
+    async def _notice_that_it_works(self) -> None:
+        await trio.sleep(BRIEF)
+        self.moved.unpark_all()
+
+    def _count_refusal(self, *, works: bool) -> None:
+        self.refusals = 0 if works else self.refusals + 1
+        if self.refusals < MOST_REFUSALS or self.error is not None:
+            return
+        count, last, peer = self.refusals, self.last_loss(), self.peer
+
+        def error() -> LinkRefused:
+            return LinkRefused(count, last, peer=peer, unsent=self.engine.outbox)
+
+        _log.warning("%s", error())
+        self.lose(error)
 
     async def _part(self, pump: StreamPump[Event]) -> None:
         """Once the link is over its connection ends, in order if that is how the link ended."""
@@ -284,6 +324,7 @@ class Core:
             taker.arrived()
 
     def _on_ended(self, event: Ended) -> None:
+        self.progress += 1
         self.peer_channels[event.channel] = True
         taker = self.ins.get(event.channel)
         if taker is not None:
@@ -306,6 +347,9 @@ class Core:
         sender = self.outs.get(event.channel)
         if sender is not None:
             sender.answered(event.through, committed=isinstance(event, Committed))
+
+    def _on_rolled_back(self, _event: RolledBack) -> None:
+        self.progress += 1
 
     def _on_closed(self, event: ChannelClosed) -> None:
         self.progress += 1
@@ -347,6 +391,7 @@ class Core:
             self.pump.lose(f"{what} for {event.seconds:.0f} s", by="network")
 
     def _on_peer_shut_down(self, _event: PeerShutDown) -> None:
+        self.progress += 1
         if self.owner is not None:
             self.owner.peer_shut_down()
 
@@ -357,6 +402,7 @@ class Core:
     def _on_failed(self, event: Failed) -> None:
         # The protocol has no error packet: the peer sees a closed connection, and only this log can say why.
         _log.warning("%s broke a rule, the link was given up: %s", self.peer or "a peer", event.error)
+        self.is_violated = self.error is None
         self.lose_because(str(event.error), by="peer", cause=event.error)
 
 

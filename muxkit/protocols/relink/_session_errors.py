@@ -1,4 +1,4 @@
-"""What can go wrong with a link, beside the loss of it? Another link in its place, and work that was not done."""
+"""What can go wrong with a link beside the loss of its connection."""
 
 from __future__ import annotations
 
@@ -30,6 +30,20 @@ class LinkChanged(LinkLost):
         super().__init__(f"{what}; {change.lost} messages were not answered", by="peer", peer=peer)
         self.change = change
         self.lost = change.lost
+
+
+class LinkRefused(LinkLost):
+    """The peer ended one connection after another as soon as the link went on over it, so the link was given up.
+
+    Neither side got anything done on the last `connections` connections, each of which was over within a second. The
+    protocol has no word for a refusal: the peer's log may have the reason. The cause is the loss of the last one.
+    """
+
+    def __init__(self, connections: int, last: BaseException, *, peer: str = "", unsent: int = 0) -> None:
+        what = f"{connections} connections in a row were ended at once and brought nothing forward: the peer may refuse"
+        super().__init__(f"{what} to go on with the link; the last one: {last}", by="peer", peer=peer, unsent=unsent)
+        self.connections = connections
+        self.__cause__ = last
 
 
 class NotCommitted(MuxError):

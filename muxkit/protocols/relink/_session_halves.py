@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import LocalProtocolError
-from muxkit.core import Sending
+from muxkit.core import NO_QUEUE, Sending, queue_of
 from muxkit.protocols.relink._session_signs import CANCEL, END, RESERVE
 from muxkit.runtime import ReceiveHalf, SendHalf
 
@@ -42,7 +42,7 @@ class Sink(SendHalf):
         self._engine = core.engine
         self._channel = channel
         self._id = channel.id
-        self._sayings: deque[Parts] = deque()  # signs for which there was no room yet
+        self._sayings: deque[Parts] = NO_QUEUE  # signs for which there was no room yet
         self._end: int | None = None  # number of the message that was our last word
         self._heard = -1
         self.has_spoken = False
@@ -115,6 +115,7 @@ class Sink(SendHalf):
         if sign is END or sign is CANCEL:
             self.is_settled = True
         if not self.is_mute:
+            self._sayings = queue_of(self._sayings)
             self._sayings.append(sign)
             self.say_more()
 

@@ -1,4 +1,4 @@
-"""How does a listener keep its links? By endpoint and id, with a connection or without one, within bounds."""
+"""The links of a listener: by endpoint and id, with a connection or without one, within bounds."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from muxkit.protocols.relink._session_handshake import Hello, answer, unknown
 from muxkit.protocols.relink._session_ids import Keys, fingerprint, identity_of, is_same, new_epoch, new_link_id
 from muxkit.protocols.relink._session_urls import PROTOCOL, config_for, place_of
 from muxkit.runtime import (
+    Backoff,
     LinkLost,
     Lobby,
     Registry,
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 LINK_COST = 16 * 1024  # bytes that an absent link counts beside its messages and channels
+
+# For a connector that comes back over and over and gets nothing done: it is answered later each time.
+RETURNS = Backoff(first=0.1, most=5.0)
 
 _log = logging.getLogger("muxkit")
 
@@ -75,6 +79,7 @@ class _Kept:
     link_id: int
     endpoint: str
     owner: bytes  # who its first connection was from
+    requests: int = 0  # connections that asked for it
 
     @property
     def weight(self) -> int:
@@ -181,8 +186,15 @@ class Listener:
         return key if kept.endpoint == request.endpoint else None
 
     async def _resume(self, stream: trio.abc.Stream, hello: Hello, key: bytes) -> bool:
-        """Run the connection on the link with this key; False if that is gone."""
+        """Run the connection on the link with this key, if it is the newest; False if the link is gone."""
         is_there = False
+        kept = self._links.find(key)
+        if kept is not None:
+            kept.requests = request = kept.requests + 1
+            if (refusals := kept.link.core.refusals) > 1:
+                await trio.sleep(RETURNS.wait(refusals))
+                if kept.requests != request:
+                    return True  # the connector has come again since, and the newest connection counts
         with suppress(LookupError):  # gone by the time when its last connection has let go of it
             async with self._links.adopt(key) as adopted:
                 if adopted.session.link.core.error is None:

@@ -1,4 +1,4 @@
-"""What does one end of a link know? Its channels, budgets and phases, and the steps that both directions share."""
+"""What one end of a link knows: its channels, budgets and phases, and the steps that both directions share."""
 
 from __future__ import annotations
 
@@ -71,8 +71,6 @@ class Link:
         self.peer_shut_down = False
         self.outgoing: dict[int, Outgoing] = {}
         self.incoming: dict[int, Incoming] = {}
-        self.tombs: dict[int, Incoming] = {}  # channels that are over, and the peer may not know it
-        self.recently_closed: dict[int, None] = {}  # the peer may still repeat their end
         self.unannounced: dict[Outgoing, None] = {}  # the peer has none of their messages, as far as we know
         self.watchers: dict[int, int] = {}
         # A channel's first bytes up to the floor are free; what is over that counts for the link's budget. The sum
@@ -112,7 +110,7 @@ class Link:
             if outgoing.received < outgoing.first:
                 self.unannounced[outgoing] = None
             self.schedule(outgoing)
-        for incoming in (*self.incoming.values(), *self.tombs.values()):
+        for incoming in self.incoming.values():
             incoming.connect()
         self.control.connect()
 
@@ -120,6 +118,8 @@ class Link:
         self.connected = False
         for outgoing in self.outgoing.values():
             outgoing.disconnect()
+        for incoming in [one for one in self.incoming.values() if one.done]:
+            self.forget_incoming(incoming)  # the peer closed it, and learns from our resume that it is over
         self.scheduler = Scheduler()
         for timer in Timer:
             self.deadlines.stop(timer)
@@ -128,7 +128,7 @@ class Link:
         if not self.is_resuming:
             raise RemoteProtocolError("a resume on a connection that has none to come", rule="relink-R04")
         for outgoing in self.outgoing.values():
-            if outgoing.free or outgoing.received < outgoing.first:
+            if outgoing.heard or (outgoing.received < outgoing.first and not outgoing.close_told):
                 continue
             unanswered = any(run.operation is Operation.COMMIT for run in outgoing.journal)
             if not outgoing.close_told or unanswered:
@@ -141,10 +141,11 @@ class Link:
         for outgoing in [*self.outgoing.values()]:
             if outgoing.free:
                 self.schedule(outgoing)
-            elif outgoing.received < outgoing.first:
-                outgoing.release_to_write()
-            else:
+            elif outgoing.close_told and not outgoing.heard:
+                # A close goes out only when the peer is known to have had a message: it is over, and not lost.
                 outgoing.closed()
+            else:
+                outgoing.release_to_write()
 
     @property
     def lost(self) -> int:
@@ -170,12 +171,11 @@ class Link:
 
     def open(self, channel: int) -> Outgoing:
         """Not yet in the table: a channel is open once it has a message."""
-        return Outgoing(channel, self, reopened=channel in self.recently_closed)
+        return Outgoing(channel, self)
 
     def enter(self, outgoing: Outgoing) -> None:
         self.outgoing[outgoing.channel] = outgoing
         self.unannounced[outgoing] = None
-        self.recently_closed.pop(outgoing.channel, None)
         self.say(f"out {outgoing.channel}", "open")
 
     def forget_outgoing(self, outgoing: Outgoing) -> None:
@@ -183,10 +183,7 @@ class Link:
         self.unannounced.pop(outgoing, None)
         self.closing -= 1
         outgoing.free = False
-        self.recently_closed[outgoing.channel] = None
-        # As many as the peer remembers, if its limits are ours.
-        if len(self.recently_closed) > self.limits.channels:
-            del self.recently_closed[next(iter(self.recently_closed))]
+        self.control.forget(outgoing)
         self.say(f"out {outgoing.channel}", "closed")
         self.wake(outgoing.channel)
 
@@ -234,27 +231,16 @@ class Link:
     # --- channels of the peer
 
     def accept(self, channel: int) -> Incoming:
-        """The peer's first message on a channel; it knows by now how the channel's last life ended."""
-        tomb = self.tombs.get(channel)
-        if tomb is not None:
-            self.forget_tomb(tomb)
+        """The peer's first message on a channel."""
         incoming = self.incoming[channel] = Incoming(channel, self)
         self.say(f"in {channel}", "open")
         return incoming
 
-    def bury(self, incoming: Incoming) -> None:
-        """The channel is over; we say so until the peer is known to have heard it."""
+    def forget_incoming(self, incoming: Incoming) -> None:
+        """The channel is over: nothing is ever said of this life of it again."""
         del self.incoming[incoming.channel]
-        self.tombs[incoming.channel] = incoming
-        self.control.touch(incoming)
-        self.say(f"in {incoming.channel}", "closed")
-
-    def forget_tomb(self, incoming: Incoming) -> None:
-        if self.tombs.get(incoming.channel) is incoming:
-            del self.tombs[incoming.channel]
-        self.outcomes -= len(incoming.outcomes)
-        incoming.outcomes.clear()
         self.control.forget(incoming)
+        self.say(f"in {incoming.channel}", "closed")
 
     # --- acks that wait
 

@@ -25,6 +25,7 @@ from muxkit.protocols.restream._events import Refused as Refused
 from muxkit.protocols.restream._events import Registered as Registered
 from muxkit.protocols.restream._events import Resumed as Resumed
 from muxkit.protocols.restream._events import ServerEvent as ServerEvent
+from muxkit.protocols.restream._events import Silent as Silent
 from muxkit.protocols.restream._events import StatelessRequested as StatelessRequested
 from muxkit.protocols.restream._events import StatusReceived as StatusReceived
 from muxkit.protocols.restream._events import StatusRequested as StatusRequested
@@ -39,7 +40,19 @@ from muxkit.protocols.restream._messages import new_uuid as new_uuid
 from muxkit.protocols.restream._saved import Standing as Standing
 from muxkit.protocols.restream._server_engine import Phase as Phase
 from muxkit.protocols.restream._server_engine import ServerEngine as ServerEngine
+from muxkit.protocols.restream._stores._errors import IdsExhausted as IdsExhausted
+from muxkit.protocols.restream._stores._errors import NotJson as NotJson
+from muxkit.protocols.restream._stores._errors import SessionExists as SessionExists
+from muxkit.protocols.restream._stores._errors import SessionExpired as SessionExpired
+from muxkit.protocols.restream._stores._errors import SessionFinished as SessionFinished
+from muxkit.protocols.restream._stores._errors import StoreCorrupt as StoreCorrupt
+from muxkit.protocols.restream._stores._errors import StoreError as StoreError
+from muxkit.protocols.restream._stores._errors import StoreFailed as StoreFailed
+from muxkit.protocols.restream._stores._errors import StoreFull as StoreFull
+from muxkit.protocols.restream._stores._errors import StoreLocked as StoreLocked
+from muxkit.protocols.restream._stores._errors import UnknownSession as UnknownSession
 from muxkit.protocols.restream._stores._protocol import Message as Message
+from muxkit.protocols.restream._stores._protocol import StoreLimits as StoreLimits
 from muxkit.protocols.restream._verifiers import NumbersVerifier as NumbersVerifier
 from muxkit.protocols.restream._verifiers import Unverified as Unverified
 from muxkit.protocols.restream._verifiers import Verifier as Verifier

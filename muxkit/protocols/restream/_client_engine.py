@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
@@ -16,10 +16,12 @@ from muxkit.protocols.restream._events import (
     Received,
     ReceivedValue,
     Refused,
+    Silent,
     StatusReceived,
 )
 from muxkit.protocols.restream._lines import Lines
 from muxkit.protocols.restream._messages import (
+    U32_MAX,
     Ack,
     Error,
     Message,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.restream._json import Json, JsonObject
 
 PULL = 64 * 1024  # bytes
+NEVER: Final = U32_MAX + 1  # above every id
 
 
 class ClientEngine:
@@ -81,7 +84,10 @@ class ClientEngine:
         self._last_value = position.value
         self._events: list[ClientEvent] = []
         self._request: bytes | None = None  # not written yet
-        self._owed = position.acknowledged  # what to acknowledge; merged, the last one counts
+        # What is to be acknowledged: merged, the last one counts. It goes only on a connection that may carry it.
+        self._owed = position.acknowledged
+        self._least_ack = NEVER  # the lowest id that an ack may still name on this connection
+        self._ack_at = NEVER  # the id that is acknowledged by itself once it is taken
         limit, name = self.config.line, f"ClientConfig(line={self.config.line})"
         if mode is Mode.STATELESS:
             limit, name = self.config.value_line, f"ClientConfig(digits={self.config.digits})"
@@ -231,6 +237,7 @@ class ClientEngine:
         self._request = encode_request(
             _saved.request(self.mode, self.uuid, self.params, self._last_id, self._last_value)
         )
+        self._begin_to_acknowledge()
         self._lines.restart()
         self.standing = Standing.JOINED
 
@@ -238,9 +245,7 @@ class ClientEngine:
         """The connection is gone, and with it what was half received or not written. Harmless without one."""
         if self.standing is Standing.JOINED:
             self.standing = Standing.APART
-        self._request = None
-        if self.over:
-            self._owed = self.acknowledged
+        self._say_nothing()
         self._lines.stop()
         self._patience.stop()
 
@@ -255,19 +260,23 @@ class ClientEngine:
         if event.id > self._last_id:
             raise LocalProtocolError(f"message {event.id} was not received, the last one is {self._last_id}")
         taken.id, taken.check, taken.finished = event.id, event.check, event.final
-        every = self.config.ack_every
-        if every is not None and (event.final or event.id - self._owed >= every):
-            self._owed = event.id
+        if event.id >= self._ack_at or (event.final and self.config.ack_every is not None):
+            self._owed, self._ack_at = event.id, self._following(event.id)
 
     def acknowledge(self, id: int) -> None:
-        """Acknowledge by hand everything up to this id, which has to be taken by now. Once is enough."""
+        """Acknowledge by hand everything up to this id, which has to be taken by now. Once is enough.
+
+        After a reconnect an ack below what the first line said (the last id received, which may be ahead of what was
+        taken) would break the order. It is held back, and a later one for that id or a higher one covers it.
+        """
         if self.mode is not Mode.STATEFUL:
             raise LocalProtocolError("only the messages of a session are acknowledged")
         if not 1 <= id <= self._taken.id:
             raise LocalProtocolError(f"message {id} cannot be acknowledged, {self._taken.id} is the last one taken")
         if id < self._owed:
             raise LocalProtocolError(f"ack {id} after ack {self._owed}: acknowledgements have to ascend")
-        self._owed = id
+        if id > self._owed:
+            self._owed, self._ack_at = id, self._following(id)
 
     def rewind(self) -> None:
         """Between connections: forget what was received and not taken. The next connection asks for it again."""
@@ -298,16 +307,17 @@ class ClientEngine:
         self.connection_lost(now)
 
     def has_output(self) -> bool:
-        return self._request is not None or (self._owed > self.acknowledged and self._may_acknowledge())
+        return self._request is not None or self._owed >= self._least_ack
 
     def buffers_to_send(self, limit: int = PULL) -> list[Buffer]:
         buffers: list[Buffer] = []
         if self._request is not None:
             buffers.append(self._request)
             self._request = None
-        if self._owed > self.acknowledged and self._may_acknowledge():
+        if self._owed >= self._least_ack:
             buffers.append(encode_ack(Ack(self.uuid, self._owed)))
             self.acknowledged = self._taken.acknowledged = self._owed
+            self._least_ack = self._owed + 1
         if self._observer is not None:
             for buffer in buffers:
                 self._observer.frame("out", "restream", self.mode.value, len(buffer) - 1)
@@ -323,9 +333,12 @@ class ClientEngine:
         return self._patience.next()
 
     def handle_deadline(self, now: float) -> None:
-        error = self._patience.handle(now)
-        if error is not None:
-            self._fail(error)
+        found = self._patience.handle(now)
+        if isinstance(found, Silent):
+            self._events.append(found)
+            self.connection_lost(now)
+        elif found is not None:
+            self._fail(found)
 
     # --- what the server says
 
@@ -376,16 +389,44 @@ class ClientEngine:
 
     # --- inside
 
-    def _may_acknowledge(self) -> bool:
-        return self.standing is Standing.JOINED or self.standing is Standing.FINISHED
+    def _following(self, id: int) -> int:
+        """The next id to acknowledge by itself now that `id` is owed; one that is held back goes as soon as it may."""
+        every = self.config.ack_every
+        if every is None:
+            return NEVER
+        return id + every if id >= self._least_ack else self._least_ack
+
+    def _begin_to_acknowledge(self) -> None:
+        """Decide anew for a new connection: no ack that was owed on an earlier one is taken over below its `state`.
+
+        The document forbids an ack below an earlier one, and a server may take a `state` for an ack. An ack of an
+        earlier connection may be lost: the server could wait for it with its store full. So one is owed again as soon
+        as the application has taken all that this connection's `state` names.
+        """
+        state = self._last_id
+        self._least_ack = max(state, 1)
+        if self.config.ack_every is None:
+            return
+        if not self._owed:
+            self._ack_at = max(self.config.ack_every, state)
+        elif self._taken.id < state:
+            self._ack_at = state
+        else:
+            self._owed, self._ack_at = state, state + self.config.ack_every
+
+    def _say_nothing(self) -> None:
+        """What was queued was for a connection that is gone or useless."""
+        self._request = None
+        self._least_ack = NEVER
 
     def _refuse(self, error: Error) -> None:
         self._end(Standing.REFUSED)
+        self._say_nothing()
         self._events.append(Refused(error.text))
 
     def _fail(self, error: RemoteProtocolError) -> None:
         self._end(Standing.FAILED)
-        self._request = None
+        self._say_nothing()
         self._events.append(Failed(error))
 
     def _end(self, standing: Standing) -> None:

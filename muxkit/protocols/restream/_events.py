@@ -104,11 +104,21 @@ class HungUp:
 
 
 @attrs.define
+class Silent:
+    """Nothing came for so many seconds while a line was unfinished: the connection is dead, and nobody broke a rule.
+
+    A server still has to write its error line: flush, then close.
+    """
+
+    seconds: float
+
+
+@attrs.define
 class Failed:
     """The peer broke the rules. A server still has to write its error line: flush, then close."""
 
     error: RemoteProtocolError
 
 
-ServerEvent = StatelessRequested | Registered | Resumed | Acknowledged | StatusRequested | HungUp | Failed
-ClientEvent = ReceivedValue | Received | Finished | Refused | StatusReceived | HungUp | Failed
+ServerEvent = StatelessRequested | Registered | Resumed | Acknowledged | StatusRequested | HungUp | Silent | Failed
+ClientEvent = ReceivedValue | Received | Finished | Refused | StatusReceived | HungUp | Silent | Failed

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Deadlines
+from muxkit.protocols.restream._events import Silent
 
 if TYPE_CHECKING:
     from muxkit._limits import Limits
@@ -54,14 +55,16 @@ class Patience:
         for timer in Timer:
             self._deadlines.stop(timer)
 
-    def handle(self, now: float) -> RemoteProtocolError | None:
-        """Act on what is due; gives the violation if the peer was too slow."""
+    def handle(self, now: float) -> RemoteProtocolError | Silent | None:
+        """Act on what is due; gives the violation if the peer was too slow, or that nothing at all came."""
         for timer in self._deadlines.expired(now):
             if self._observer is not None:
                 self._observer.timer(timer.value)
             if timer is Timer.FIRST_LINE:
                 return self._too_slow(f"no first line within {self._limits.handshake} s", "handshake")
             came = self._lines.received - self._mark
+            if not came:  # a dead line looks the same, and the peer must not be blamed for it
+                return Silent(self._limits.stall)
             if came < self._limits.stall_bytes:
                 least = self._limits.stall_bytes
                 what = f"{came} bytes in {self._limits.stall} s while a line is unfinished, {least} are asked"

@@ -16,6 +16,7 @@ from muxkit.protocols.restream._events import (
     Registered,
     Resumed,
     ServerEvent,
+    Silent,
     StatelessRequested,
     StatusRequested,
 )
@@ -97,7 +98,8 @@ class ServerEngine:
         self._started = False
         self._failed = False
         self._queued = 0  # the highest id that was queued or skipped
-        self._early: tuple[int, int] | None = None  # the first and the last ack that came before `accept`
+        self._state = 0  # the id that the first line named
+        self._early = 0  # the last ack that came before `accept`
 
     # --- what is known
 
@@ -146,8 +148,8 @@ class ServerEngine:
             return False
         self.phase = Phase.MESSAGES
         self.acknowledged, self.sent = acknowledged, head
-        if self._early is not None and self._early[1] > acknowledged:
-            self._acknowledge(self._early[1])
+        if self._early > acknowledged:
+            self._acknowledge(self._early)
         return True
 
     def send_value(self, value: int | str) -> None:
@@ -252,9 +254,11 @@ class ServerEngine:
 
     def handle_deadline(self, now: float) -> None:
         self._start(now)
-        error = self._patience.handle(now)
-        if error is not None:
-            self._refuse(error)
+        found = self._patience.handle(now)
+        if isinstance(found, Silent):
+            self._give_up(f"nothing came for {found.seconds:g} s while a line is unfinished", found)
+        elif found is not None:
+            self._refuse(found)
 
     # --- what the client says
 
@@ -289,7 +293,7 @@ class ServerEngine:
                 self.phase, self.uuid = Phase.JUDGING, uuid
                 self._events.append(Registered(uuid, params))
             case ResumeStateful(uuid, state):
-                self.phase, self.uuid, self._queued = Phase.JUDGING, uuid, state
+                self.phase, self.uuid, self._queued, self._state = Phase.JUDGING, uuid, state, state
                 self._events.append(Resumed(uuid, state))
             case AskStatus(uuid):
                 self.phase, self.uuid = Phase.STATUS, uuid
@@ -299,9 +303,8 @@ class ServerEngine:
         if ack.uuid != self.uuid:
             raise RemoteProtocolError("an ack for another session than this connection's", rule="restream-S40")
         if self.phase is Phase.JUDGING:  # nobody has said yet what was sent and acknowledged before
-            first, last = self._early or (ack.id, 0)
-            self._check_order(ack.id, last)
-            self._early = first, ack.id
+            self._check_order(ack.id, self._early)
+            self._early = ack.id
             return
         self._check_order(ack.id, self.acknowledged)
         if ack.id > self.sent:
@@ -318,17 +321,16 @@ class ServerEngine:
             )
         if state > head:
             return RemoteProtocolError(f"state {state} is beyond the last message, {head}", rule="restream-S27")
-        if self._early is not None:
-            first, last = self._early
-            if first < acknowledged:
-                return _out_of_order(first, acknowledged)
-            if last > head:
-                return _not_sent(last, head)
-        return None
+        if self._early > head:
+            return _not_sent(self._early, head)
+        return None  # no early ack is below its connection's state, and that is not below what was acknowledged
 
     def _check_order(self, id: int, before: int) -> None:
+        """Not below the ack before it, nor below what the first line of this connection has acknowledged."""
         if id < before:
-            raise _out_of_order(id, before)
+            raise _out_of_order(id, f"ack {before}")
+        if id < self._state:
+            raise _out_of_order(id, f"state {self._state}")
 
     def _acknowledge(self, id: int) -> None:
         self.acknowledged = id
@@ -353,13 +355,16 @@ class ServerEngine:
             self._observer.frame("out", "restream", self.phase.value, len(line) - 1)
 
     def _refuse(self, error: RemoteProtocolError) -> None:
+        self._give_up(error.message, Failed(error))
+
+    def _give_up(self, why: str, last: Failed | Silent) -> None:
         """The last event; the error line, unless the last line is out already and the transport perhaps shut."""
         if self.phase is not Phase.CLOSING or self._queue:
-            self._push(0, encode_error(error.message))
+            self._push(0, encode_error(why))
         self.phase = Phase.CLOSING
         self._failed = True
         self._deafen()
-        self._events.append(Failed(error))
+        self._events.append(last)
 
     def _deafen(self) -> None:
         """Nothing that the client may still say matters."""
@@ -374,8 +379,8 @@ class ServerEngine:
         self.outbox = 0
 
 
-def _out_of_order(id: int, before: int) -> RemoteProtocolError:
-    return RemoteProtocolError(f"ack {id} after ack {before}: acknowledgements have to ascend", rule="restream-S37")
+def _out_of_order(id: int, before: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"ack {id} after {before}: acknowledgements have to ascend", rule="restream-S37")
 
 
 def _not_sent(id: int, sent: int) -> RemoteProtocolError:

@@ -129,7 +129,9 @@ class Connection:
             return False
         if late <= given_up:
             engine.handle_deadline(self._now())
-            return True
+            if engine.over or engine.standing is Standing.JOINED:
+                return True
+            silence = engine.limits.stall
         self._lose(f"nothing came for {silence:g} s", by="network")
         return False
 

@@ -16,6 +16,7 @@ from muxkit.protocols.restream._events import (
     Received,
     ReceivedValue,
     Refused,
+    Silent,
     StatusReceived,
 )
 from muxkit.protocols.restream._integers import INLINE_DIGITS
@@ -216,8 +217,8 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
                     self._stop(partial(_again, error))
                 case Finished():
                     self._stop(trio.EndOfChannel)
-                case HungUp():
-                    pass
+                case HungUp() | Silent():
+                    pass  # the connection is lost next
         if events:
             self._arrived.unpark_all()
 

@@ -16,6 +16,7 @@ from muxkit.protocols.restream._events import (
     Registered,
     Resumed,
     ServerEvent,
+    Silent,
     StatelessRequested,
     StatusRequested,
 )
@@ -120,11 +121,13 @@ class Conversation:
             match event:
                 case Acknowledged(id=id):
                     self._to_ack = id
-                    if not self._is_acking and self._nursery is not None:
-                        self._is_acking = True
-                        self._nursery.start_soon(self._acknowledge)
+                    self._start_to_acknowledge()
                 case Failed(error):
                     _log.info("%s broke a rule: %s", self.who, shown(str(error)))
+                    self._hurry(self._terms.linger)
+                    self._work.cancel()
+                case Silent(seconds):
+                    _log.info("%s: nothing came for %g s while a line was unfinished", self.who, seconds)
                     self._hurry(self._terms.linger)
                     self._work.cancel()
                 case HungUp():
@@ -193,7 +196,7 @@ class Conversation:
             try:
                 batch = await self._terms.books.following(claim, at, most, self._mark)
             except Superseded:
-                await self._terms.books.reclaim(claim)
+                await self._reclaim(claim)
                 continue
             if self._engine.phase is not Phase.MESSAGES:
                 return
@@ -203,6 +206,11 @@ class Conversation:
             self._pump.ring()
             if batch.ends:
                 return
+
+    async def _reclaim(self, claim: Claim) -> None:
+        """Have the session again, and do what could not be done meanwhile: a client says an ack only once."""
+        await self._terms.books.reclaim(claim)
+        self._start_to_acknowledge()
 
     def _is_ending(self) -> bool:
         return self._engine.closing or self._engine.over
@@ -294,21 +302,28 @@ class Conversation:
                 try:
                     await self._terms.books.superseded(claim)
                 except Superseded:
-                    await self._terms.books.reclaim(claim)
+                    await self._reclaim(claim)
             except Exception as error:
                 self._explain(error)
 
     # --- acknowledgements
 
+    def _start_to_acknowledge(self) -> None:
+        if self._acked < self._to_ack and not self._is_acking and self._nursery is not None:
+            self._is_acking = True
+            self._nursery.start_soon(self._acknowledge)
+
     async def _acknowledge(self) -> None:
         """The highest only: what comes meanwhile is merged."""
         try:
             while self.claim is not None and self._acked < self._to_ack:
-                id = self._to_ack
-                await self._terms.books.ack(self.claim, id)
-                self._acked = id
-        except Superseded:
-            pass  # the stream will find out, and knows what to do about it
+                id, epoch = self._to_ack, self.claim.epoch
+                try:
+                    await self._terms.books.ack(self.claim, id)
+                    self._acked = id
+                except Superseded:
+                    if self.claim.epoch == epoch:
+                        return  # the stream will find out, and begins here again if it can have the session back
         except Exception as error:
             self._explain(error)
         finally:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     AnyMessage = Message[Any]
 
 PATIENCE = 30.0  # s that a client may take to acknowledge something when its session is full
+REMEMBERED = 30.0  # s that a session without owners is known after its client has left, "within 30 seconds"
+MOST_REMEMBERED = 10_000  # of such sessions
 SECOND_LOOK = 0.25  # s after another server has taken a session over
 
 StateT = TypeVar("StateT")
@@ -47,7 +49,8 @@ class Sessions(Protocol[StateT, DataT]):
     """The document's session API: what a server needs at least. Each method may raise, which its client is told.
 
     A server keeps no owners and no time for such an object: two servers must not share one, and `disconnect` is where
-    it learns that a session's time of absence begins.
+    it learns that a session's time of absence begins. What a client has acknowledged the server itself remembers for
+    30 s of absence; a session that lives longer has to refuse by itself what lies before that.
     """
 
     async def register(self, uuid: str, state: StateT) -> object:
@@ -184,9 +187,7 @@ class _Stored(_Generating):
         if status.acknowledged <= state <= status.head:
             return await self._attach(uuid)
         if state < status.acknowledged:
-            raise RemoteProtocolError(
-                f"state {state} is before message {status.acknowledged}, which was acknowledged", rule="restream-S26"
-            )
+            raise _is_gone(state, status.acknowledged)
         raise RemoteProtocolError(f"state {state} is beyond the last message, {status.head}", rule="restream-S27")
 
     async def _attach(self, uuid: str) -> Claim:
@@ -284,24 +285,48 @@ class _Plain(_Generating):
         self._takeover = takeover
         self._epochs = count(1)
         self._held: dict[str, Claim] = {}  # the newest of each session
+        self._left: dict[str, tuple[float, Claim]] = {}  # those whose client left, with the time, oldest first
 
     async def register(self, uuid: str, params: JsonObject) -> Claim:
         state = self._initial(params)
+        _, acknowledged = self._known(uuid)
+        if acknowledged:
+            raise _is_acknowledged(acknowledged)
         try:
             await self._sessions.register(uuid, state)
         except Exception as error:
             raise _failed(error) from error
-        return self._hold(uuid, 0)
+        return self._hold(uuid, 0, 0)
 
     async def resume(self, uuid: str, state: int) -> Claim:
         await trio.lowlevel.checkpoint()
         if not self._takeover and uuid in self._held:
             raise SessionBusy(uuid)
-        return self._hold(uuid, state)  # `after` will say if there is no such session
+        head, acknowledged = self._known(uuid)
+        if state < acknowledged:
+            raise _is_gone(state, acknowledged)
+        return self._hold(uuid, max(state, head), acknowledged)  # `after` will say if there is no such session
 
-    def _hold(self, uuid: str, head: int) -> Claim:
-        claim = self._held[uuid] = Claim(uuid, next(self._epochs), head)
+    def _hold(self, uuid: str, head: int, acknowledged: int) -> Claim:
+        self._left.pop(uuid, None)
+        claim = self._held[uuid] = Claim(uuid, next(self._epochs), head, acknowledged)
         return claim
+
+    def _known(self, uuid: str) -> tuple[int, int]:
+        """The last message of a session and the last that was acknowledged, as far as this server remembers."""
+        self._forget()
+        claim = self._held.get(uuid)
+        if claim is None and uuid in self._left:
+            _, claim = self._left[uuid]
+        return (0, 0) if claim is None else (claim.head, claim.acknowledged)
+
+    def _forget(self) -> None:
+        while self._left:
+            uuid = next(iter(self._left))
+            since, _ = self._left[uuid]
+            if trio.current_time() - since < REMEMBERED and len(self._left) <= MOST_REMEMBERED:
+                return
+            del self._left[uuid]
 
     async def following(self, claim: Claim, at: int, most: int, most_bytes: int) -> Batch:
         steps = Steps(self._application, self._turns)
@@ -314,6 +339,7 @@ class _Plain(_Generating):
             return Batch([], True)
         except Exception as error:
             raise _failed(error) from error
+        claim.head = max(claim.head, message.id)
         return self._batch([message], ends=steps.ends)
 
     async def ack(self, claim: Claim, id: int) -> None:
@@ -321,6 +347,8 @@ class _Plain(_Generating):
             await self._sessions.ack(claim.uuid, id)
         except Exception as error:
             raise _failed(error) from error
+        newest = self._held.get(claim.uuid, claim)
+        newest.acknowledged = max(newest.acknowledged, id)
 
     async def release(self, claim: Claim) -> None:
         if self._held.get(claim.uuid) is not claim:
@@ -328,6 +356,7 @@ class _Plain(_Generating):
         try:
             await self._sessions.disconnect(claim.uuid)
             del self._held[claim.uuid]
+            self._left[claim.uuid] = trio.current_time(), claim
         except Exception as error:
             raise _failed(error) from error
 
@@ -341,7 +370,7 @@ class _Plain(_Generating):
         return None
 
     async def expire(self) -> None:
-        return
+        self._forget()
 
 
 def _claim(status: Status) -> Claim:
@@ -357,11 +386,20 @@ def _judge_repetition(status: Status, params: JsonObject) -> None:
     if status.params != params:
         raise RemoteProtocolError("this session exists already, with other params", rule="restream-S29")
     if status.acknowledged:
-        raise RemoteProtocolError(
-            f"this session exists already, and its messages up to {status.acknowledged} were acknowledged; "
-            "resume it with state",
-            rule="restream-S29",
-        )
+        raise _is_acknowledged(status.acknowledged)
+
+
+def _is_acknowledged(acknowledged: int) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"this session exists already, and its messages up to {acknowledged} were acknowledged; resume it with state",
+        rule="restream-S29",
+    )
+
+
+def _is_gone(state: int, acknowledged: int) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"state {state} is before message {acknowledged}, which was acknowledged", rule="restream-S26"
+    )
 
 
 def _failed(error: Exception) -> StoreError:

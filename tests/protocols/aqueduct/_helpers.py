@@ -16,6 +16,7 @@ from muxkit.protocols.aqueduct import (
     HungUp,
     Nacked,
     Role,
+    Silent,
     Unclaimed,
     Writable,
 )
@@ -44,6 +45,8 @@ def told(event: Event) -> tuple[object, ...]:
             return name, event.headers
         case HungUp():
             return name, event.clean
+        case Silent():
+            return name, event.seconds
         case Failed():
             return name, event.error.rule
         case Ended():

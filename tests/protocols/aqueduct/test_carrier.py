@@ -385,3 +385,20 @@ def test_a_conversation_that_was_damaged_raises_nothing(seed: int) -> None:
     assert len(failures) <= 1
     link.engines[1].handle_deadline(5.0)
     written(link.engines[1])
+
+
+@pytest.mark.requirement("R-27")
+@pytest.mark.parametrize(
+    "frame",
+    ["04 00 00", "04 00 01", "03 00", "05 00", "06 00"],
+    ids=["credit 0", "credit 1", "stop", "streams", "datagram"],
+)
+def test_frames_that_cost_the_peer_no_credit_count_for_a_turn(frame: str) -> None:
+    made = opened()
+    made.frames_at_once = 100
+    made.receive_bytes(bytes.fromhex(frame) * 5000, 0.0)
+    size = len(bytes.fromhex(frame))
+    assert 5000 * size - made.unparsed <= 4 * 100 * size
+    while made.unparsed:
+        made.receive_bytes(b"", 0.0)
+    assert not made.engine.over

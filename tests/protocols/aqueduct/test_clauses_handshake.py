@@ -90,7 +90,7 @@ def test_the_client_begins_with_its_headers_in_a_stream() -> None:
 def test_the_server_answers_headers_with_headers() -> None:
     talk = fresh(Role.SERVER, headers=((b"k", b"v"),))
     assert talk.say(V + "02 04 01 61 01 62", fin=True) == [("Connected", ((b"a", b"b"),))]
-    assert talk.written() == [(3, hexed(V + "01 02 04 01 6B 01 76"), True)]
+    assert talk.written() == [(3, hexed(V + "02 04 01 6B 01 76 01"), True)]
 
 
 @clause("aqueduct-H04")

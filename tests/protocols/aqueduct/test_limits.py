@@ -9,7 +9,7 @@ import pytest
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.core import Consumed, Lent, encode_varint
-from muxkit.protocols.aqueduct import Arrived, Config
+from muxkit.protocols.aqueduct import Arrived, Config, Silent
 from tests.protocols.aqueduct._helpers import EMPTY, Talk, client, entry, hexed, receiver_of, server
 
 FEW = Limits(channels=10, resets_per_second=5, resets_burst=20, tombstones=8)
@@ -326,6 +326,7 @@ def test_a_peer_that_may_lack_credit_is_not_stalled() -> None:
     for message in messages:
         talk.engine.consumed(message)
     talk.say("61", stream=50)
+    talk.say("61", stream=50)
     talk.engine.handle_deadline(talk.now + 10)
     assert talk.failure().limit == "stall"
 
@@ -338,5 +339,17 @@ def test_a_peer_is_not_stalled_while_others_of_its_streams_have_used_what_all_ma
     talk.later(100)
     assert not talk.engine.over
     talk.engine.consumed(messages[0])
+    talk.say("61", stream=54)
     talk.engine.handle_deadline(talk.now + 10)
     assert talk.failure().limit == "stall"
+
+
+@pytest.mark.requirement("R-29")
+def test_a_line_that_dies_inside_a_frame_is_silence_and_no_broken_rule() -> None:
+    talk = server(limits=Limits(stall=10.0))
+    talk.say("03 00 04 00 00 00 50" + "61" * 10)
+    talk.engine.handle_deadline(10.0)
+    *_, last = talk.engine.events()
+    assert last == Silent(10.0)
+    assert talk.engine.over
+    assert talk.engine.next_deadline() is None

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import Cursor, encode_varint
+from muxkit.core import Cursor, NeedMore, encode_varint
 from muxkit.protocols.aqueduct import Bounds, Config, Frame, RouteTo, encode_frame, parse_frame
+from tests.protocols import _vectors as vectors
 from tests.protocols.aqueduct._helpers import server
 
-ROWS = json.loads((Path(__file__).parents[2] / "data/vectors/aqueduct.json").read_text(encoding="utf-8"))
+if TYPE_CHECKING:
+    from tests.protocols._vectors import Row
+
 WITHOUT_FIELD = Bounds(channel_field=False)
-
-
-def rows(expect: str, *, numbers: bool = False) -> list[object]:
-    chosen = [row for row in ROWS if row["expect"].startswith(expect) and row["name"].startswith("varint") == numbers]
-    return [pytest.param(row, id=row["name"]) for row in chosen]
+UNROUTED = ("02", "03")  # tags of frames that come before or at the beginning of a sequence
+OPTION = "option: channel_field=False"
 
 
 def parsed(data: bytes, bounds: Bounds | None = None) -> list[Frame]:
@@ -28,43 +27,94 @@ def parsed(data: bytes, bounds: Bounds | None = None) -> list[Frame]:
     return frames
 
 
-def test_every_row_is_of_a_kind_that_is_tested_here() -> None:
-    kinds = ("wire", "reject", "option", "reference-only")
-    assert len(ROWS) == sum(len(rows(kind, numbers=it)) for kind in kinds for it in (True, False))
+def is_number(row: Row) -> bool:
+    return vectors.first_word(row) == "varint"
 
 
-@pytest.mark.clause("aqueduct-E02", "aqueduct-E03")
-@pytest.mark.parametrize("row", rows("wire", numbers=True))
-def test_a_number_is_written_and_read_as_the_vector_says(row: dict[str, str]) -> None:
+def routed(row: Row) -> str:
+    return str(row["hex"]) if row["hex"][:2] in UNROUTED else "03 02" + row["hex"]
+
+
+def check_number(row: Row) -> None:
     number, data = int(row["name"].split()[-1]), bytes.fromhex(row["hex"])
     assert encode_varint(number) == data
     assert Cursor(data).varint() == number
 
 
-@pytest.mark.clause("aqueduct-T01", "aqueduct-T06", "aqueduct-T07", "aqueduct-T12", "aqueduct-T20", "aqueduct-T28")
-@pytest.mark.parametrize("row", rows("wire"))
-def test_frames_are_written_and_read_as_the_vector_says(row: dict[str, str]) -> None:
+def check_frames(row: Row) -> None:
     data = bytes.fromhex(row["hex"])
+    assert data
     assert b"".join(map(encode_frame, parsed(data))) == data
 
 
-@pytest.mark.parametrize("row", rows("reject"))
-def test_what_the_vectors_refuse_ends_the_connection(row: dict[str, str]) -> None:
-    is_routed = row["hex"][:2] not in ("02", "03")
-    server().violation("03 02" + row["hex"] if is_routed else row["hex"])
+def check_violation(row: Row) -> None:
+    server().violation(routed(row))
 
 
-@pytest.mark.clause("aqueduct-T28")
-@pytest.mark.parametrize("row", rows("option: channel_field=False"))
-def test_the_report_without_its_field_is_an_option(row: dict[str, str]) -> None:
+def check_report_without_field(row: Row) -> None:
     data = bytes.fromhex(row["hex"])
-    if row["name"].startswith("invalid"):
-        with pytest.raises(RemoteProtocolError, match="T32"):
-            parsed(data, WITHOUT_FIELD)
-        server(config=Config(channel_field=False)).violation("03 02" + row["hex"])
-    else:
-        (frame,) = parsed(data, WITHOUT_FIELD)
-        assert encode_frame(frame) == data
+    (frame,) = parsed(data, WITHOUT_FIELD)
+    assert encode_frame(frame) == data
+
+
+def check_bad_report_without_field(row: Row) -> None:
+    with pytest.raises(RemoteProtocolError):
+        parsed(bytes.fromhex(row["hex"]), WITHOUT_FIELD)
+    server(config=Config(channel_field=False)).violation(routed(row))
+
+
+def is_optional(row: Row) -> bool:
+    return str(row["expect"]) == OPTION
+
+
+KINDS = (
+    vectors.Kind("evidence", vectors.evidence, vectors.nothing_owed),
+    vectors.Kind("number", lambda row: vectors.expects(row, "wire") and is_number(row), check_number),
+    vectors.Kind("frames", lambda row: vectors.expects(row, "wire") and not is_number(row), check_frames),
+    vectors.Kind("violation", lambda row: vectors.expects(row, "reject"), check_violation),
+    vectors.Kind(
+        "report without its field",
+        lambda row: is_optional(row) and vectors.first_word(row) != "invalid",
+        check_report_without_field,
+    ),
+    vectors.Kind(
+        "bad report without its field",
+        lambda row: is_optional(row) and vectors.first_word(row) == "invalid",
+        check_bad_report_without_field,
+    ),
+)
+ROWS = vectors.rows_of("aqueduct")
+
+
+@pytest.mark.clause("aqueduct-E02", "aqueduct-E03", "aqueduct-T01", "aqueduct-T06", "aqueduct-T07", "aqueduct-T12")
+@pytest.mark.clause("aqueduct-T20", "aqueduct-T28")
+@pytest.mark.parametrize("row", vectors.params(ROWS))
+def test_a_row_holds(row: Row) -> None:
+    vectors.check(row, KINDS)
+
+
+NEW_ROWS: list[Row] = [
+    {"name": "varint seed LEB128 300", "hex": "ac02", "meaning": "", "expect": "wire"},
+    {"name": "FINISH_SENDER sent_reliable=1", "hex": "0601", "meaning": "", "expect": "wire"},
+    {"name": "an unknown tag", "hex": "3f", "meaning": "", "expect": "reject"},
+    {"name": "ACK_NACK_UNRELIABLE deltas=[4]", "hex": "090104", "meaning": "", "expect": OPTION},
+    {"name": "invalid: no deltas", "hex": "0900", "meaning": "", "expect": OPTION},
+]
+WRONG = {"wire": "0a00", "reject": "0a", OPTION: "090104"}
+
+
+@pytest.mark.parametrize("row", vectors.params(NEW_ROWS))
+def test_a_new_row_of_a_known_kind_is_tested(row: Row) -> None:
+    vectors.check(row, KINDS)
+    wrong = row | {"hex": WRONG[row["expect"]] if row["hex"] != "090104" else "090100"}
+    with pytest.raises((AssertionError, IndexError, NeedMore, RemoteProtocolError, pytest.fail.Exception)):
+        vectors.check(wrong, KINDS)
+
+
+@pytest.mark.parametrize("expect", ["option: unheard of", "overruled", "", "wired"])
+def test_a_row_of_an_unknown_kind_fails(expect: str) -> None:
+    with pytest.raises(AssertionError, match="has to be of one kind"):
+        vectors.check({"name": "new", "hex": "0a", "meaning": "", "expect": expect}, KINDS)
 
 
 def test_a_chanid_behind_forget_channel_is_no_part_of_it() -> None:

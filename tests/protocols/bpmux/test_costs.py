@@ -188,7 +188,7 @@ def test_a_huge_number_costs_no_time(make: type[Engine], chunk: str) -> None:
 
 @pytest.mark.requirement("R-18")
 def test_credit_for_the_top_level_costs_the_same_with_many_openings_in_the_queue() -> None:
-    engine = allowed_to_open(20_000)
+    engine = allowed_to_open(20_000, limits=Limits(channel_memory=100 * 1024 * KIB))
     for _ in range(10_000):
         engine.open_sink(b"x")
     fastest = math.inf

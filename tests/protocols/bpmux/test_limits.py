@@ -31,6 +31,7 @@ KIB = 1024
 # Which test meets which field. Those of other floors: listeners and transports, sessions, the core's channel table.
 MET_HERE = {
     "channels": "test_the_peer_cannot_have_more_channels_than_the_limit",
+    "channel_memory": "test_more_openings_than_the_limit_end_the_session_and_name_the_knob",
     "pongs": "test_pings_beyond_the_limit_are_a_violation",
     "resets_burst": "test_cancelling_is_limited_at_once_and_in_the_long_run",
     "resets_per_second": "test_cancelling_is_limited_at_once_and_in_the_long_run",

@@ -185,7 +185,18 @@ def test_the_beginning_of_a_chunk_is_a_message_that_is_unfinished(chunks: str) -
     engine = stalling()
     fed(engine, chunks, now=0.0)
     engine.handle_deadline(30.0)
-    assert isinstance(last_event(engine), Failed)
+    assert isinstance(last_event(engine), Silent)
+
+
+@pytest.mark.requirement("R-29")
+def test_a_line_that_dies_inside_a_message_is_silence_and_no_broken_rule() -> None:
+    # It was: "broke a rule ... 0 bytes in 30.0 s while a message is unfinished", by the peer.
+    engine = stalling()
+    fed(engine, "50 09 f9 10 00 61", now=10.0)
+    engine.handle_deadline(40.0)
+    last = last_event(engine)
+    assert isinstance(last, Silent)
+    assert last.seconds == 30.0
 
 
 @pytest.mark.requirement("R-29")
@@ -204,6 +215,7 @@ def test_who_waits_for_a_loan_is_not_blamed() -> None:
     engine.consumed(engine.entities(Kind.STREAM_IN)[1], 2000)
     engine.handle_deadline(90.0)
     assert not engine.over
+    fed(engine, "50", now=91.0)
     engine.handle_deadline(120.0)
     assert isinstance(last_event(engine), Failed)
 

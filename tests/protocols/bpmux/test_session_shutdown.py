@@ -199,13 +199,17 @@ async def test_what_crosses_the_news_is_not_counted_against_the_peer(autojump_cl
 
 
 async def test_a_peer_that_breaks_a_rule_meanwhile_loses_the_link_and_nothing_else() -> None:
-    here, there = memory.pair()
-    async with bpmux.session(here) as session:
-        await session.shutdown(grace=0)
-        # What has to be refused, and in the same breath what ends the connection.
-        await there.send_all(encode_chunk(Chunk(Type.OUT_SINK, 1, payload=b"")) + UNKNOWN)
-        with pytest.raises(LinkLost, match="there is no such request"):
-            await session.ping()
+    async def shut_down() -> None:
+        here, there = memory.pair()
+        async with bpmux.session(here) as session:
+            await session.shutdown(grace=0)
+            # What has to be refused, and in the same breath what ends the connection.
+            await there.send_all(encode_chunk(Chunk(Type.OUT_SINK, 1, payload=b"")) + UNKNOWN)
+            with pytest.raises(LinkLost, match="there is no such request"):
+                await session.ping()
+
+    with pytest.raises(LinkLost, match="there is no such request"):
+        await shut_down()
 
 
 # --- under load

@@ -30,13 +30,13 @@ SEQ_MOST = 2**32 - 1
 
 
 def listener(
-    *, limits: Limits | None = None, window: int = 100, reliable: bool = True, unreliable: tuple[str, ...] = ()
+    *, limits: Limits | None = None, window: int = 50, reliable: bool = True, unreliable: tuple[str, ...] = ()
 ) -> Engine:
-    """The side whose peer opens channels 1, 3, 5 …; with a window of 100 it does not have to tell its window."""
+    """The side whose peer opens channels 1, 3, 5 …; with a window of 50 it does not have to tell its window."""
     return Engine(False, Config(window=window, reliable=reliable, unreliable_types=unreliable), limits=limits)
 
 
-def connector(*, limits: Limits | None = None, window: int = 100, unreliable: tuple[str, ...] = ()) -> Engine:
+def connector(*, limits: Limits | None = None, window: int = 50, unreliable: tuple[str, ...] = ()) -> Engine:
     """The side that opens channels 1, 3, 5 …, and is not held back by a rate."""
     config = Config(window=window, congestion=False, unreliable_types=unreliable)
     return Engine(True, config, limits=limits)

@@ -14,6 +14,7 @@ from tests.protocols.e3x._helpers import (
     fed,
     listener,
     opened,
+    raw,
     sending,
     sent,
     seqs,
@@ -29,10 +30,10 @@ def test_while_something_is_missing_each_ack_says_what() -> None:
     fed(engine, c=1, seq=2)
     engine.done(channel)
     fed(engine, c=1, seq=4)
-    assert acks(sent(engine)) == [(2, [1, 99])]
+    assert acks(sent(engine)) == [(2, [1, 49])]
     engine.send(channel, b"x")
     (packet,) = sent(engine)
-    assert (packet.ack, packet.miss) == (2, [1, 99])
+    assert (packet.ack, packet.miss) == (2, [1, 49])
     fed(engine, c=1, seq=3)
     engine.done(channel)
     engine.done(channel)
@@ -44,7 +45,7 @@ def test_a_gap_is_reported_at_once_and_again_until_it_is_filled_or_the_peer_is_s
     engine = listener()
     opened(engine)
     fed(engine, c=1, seq=5, now=2.0)
-    assert acks(sent(engine, 2.0)) == [(1, [1, 1, 1, 97])]
+    assert acks(sent(engine, 2.0)) == [(1, [1, 1, 1, 47])]
     again = wait(engine, 60.0)
     assert {packet.ack for _, packet in again} == {1}
     assert again[0][0] == pytest.approx(2.25)
@@ -59,7 +60,7 @@ def test_a_miss_without_a_meaning_is_ignored_and_counted_beside_its_ack(miss: li
     assert fed(engine, c=1, ack=2, miss=miss) == [("fault", "miss"), ("delivered", 1, 1, 2)]
     assert sent(engine) == []
     assert channel.outgoing is not None
-    assert channel.outgoing.window == 100
+    assert channel.outgoing.window == 50
 
 
 @pytest.mark.clause("e3x-M03")
@@ -69,7 +70,7 @@ def test_a_miss_without_an_ack_is_dropped() -> None:
     assert fed(engine, c=1, miss=[1, 5]) == [("fault", "misplaced")]
     assert sent(engine) == []
     assert channel.outgoing is not None
-    assert channel.outgoing.window == 100
+    assert channel.outgoing.window == 50
 
 
 @pytest.mark.clause("e3x-M04")
@@ -110,12 +111,61 @@ def test_nothing_goes_beyond_the_window_that_the_peer_told() -> None:
 
 
 @pytest.mark.clause("e3x-M06")
-def test_before_any_miss_the_window_is_100_packets() -> None:
+def test_before_any_miss_the_window_is_50_packets() -> None:
     engine = connector()
     channel = engine.open("chat")
     for _ in range(150):
         engine.send(channel, b"x")
-    assert seqs(sent(engine)) == list(range(1, 101))
+    assert seqs(sent(engine)) == list(range(1, 51))
+
+
+@pytest.mark.clause("e3x-M06")
+def test_our_own_bound_holds_before_the_first_miss_too() -> None:
+    engine = Engine(True, Config(congestion=False, most_window=20))
+    channel = engine.open("chat")
+    for _ in range(150):
+        engine.send(channel, b"x")
+    assert seqs(sent(engine)) == list(range(1, 21))
+
+
+@pytest.mark.clause("e3x-M06", "e3x-R02")
+def test_after_a_miss_lowered_the_window_a_probe_stays_inside_it() -> None:
+    engine = Engine(True, Config(congestion=False, first_window=100))
+    sending(engine, 100)
+    fed(engine, c=1, ack=1, miss=[50])
+    assert {packet.seq for _, packet in wait(engine, 9.9)} == {2, 51}
+
+
+@pytest.mark.clause("e3x-M06", "e3x-R02")
+def test_a_probe_follows_the_window_as_acks_move_it() -> None:
+    engine = Engine(True, Config(congestion=False, first_window=100))
+    sending(engine, 100)
+    fed(engine, c=1, ack=1, miss=[50])
+    fed(engine, c=1, ack=30)
+    assert {packet.seq for _, packet in wait(engine, 5.0)} == {31, 80}
+    fed(engine, c=1, ack=60, now=5.0)
+    assert {packet.seq for _, packet in wait(engine, 9.0)} == {61, 100}
+
+
+@pytest.mark.clause("e3x-M06", "e3x-M08")
+def test_what_waits_to_go_again_stays_when_the_window_falls_below_it() -> None:
+    """The rate holds the resends back, and the next miss arrives before they leave."""
+    engine = Engine(True, Config(congestion=False, first_window=100))
+    sending(engine, 100)
+    fed(engine, c=1, ack=1, miss=[*[1] * 60, 30])
+    fed(engine, c=1, ack=1, miss=[1, 19])
+    assert seqs(sent(engine)) == list(range(2, 22))
+    fed(engine, c=1, ack=21, miss=[*[1] * 40, 10], now=2.0)
+    assert seqs(sent(engine, 2.0)) == list(range(22, 62))
+
+
+@pytest.mark.clause("e3x-M06", "e3x-M08")
+def test_what_a_miss_names_above_our_own_bound_is_not_sent_again() -> None:
+    engine = Engine(True, Config(congestion=False, first_window=100, most_window=100))
+    sending(engine, 100)
+    engine.receive_datagram(raw(c=1, ack=1, miss=[5, 5]), 0.0)
+    engine.receive_datagram(raw(c=1, ack=1, miss=[50, 50]), 0.0)
+    assert seqs(sent(engine)) == [6, 51]
 
 
 @pytest.mark.clause("e3x-M07")

@@ -75,13 +75,13 @@ def test_a_full_packet_still_has_room_to_ask_for_an_ack() -> None:
     for size in (engine.quota(channel), 10 * engine.quota(channel)):
         engine.send(channel, bytes(size))
         packets = sent(engine)
-        assert (packets[-1].ack, packets[-1].miss) == (0, [100])
+        assert (packets[-1].ack, packets[-1].miss) == (0, [50])
         channel = engine.open("chat", bytes(engine.quota(engine.open("chat"))))
         sent(engine)
 
 
 def test_an_ack_that_does_not_fit_beside_the_content_goes_by_itself() -> None:
-    engine = listener()
+    engine = listener(window=100)
     channel = opened(engine)
     fed(engine, c=1, seq=99)
     incoming = channel.incoming
@@ -215,7 +215,7 @@ def test_a_gap_that_is_filled_is_not_reported_by_its_timer() -> None:
     engine = listener()
     channel = opened(engine)
     fed(engine, c=1, seq=3, now=2.0)
-    assert acks(sent(engine, 2.0)) == [(1, [1, 99])]
+    assert acks(sent(engine, 2.0)) == [(1, [1, 49])]
     fed(engine, c=1, seq=2, now=2.1)
     engine.done(channel)
     engine.done(channel)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.protocols.e3x import Packet, encode_packet, join_packet, parse_head, parse_packet, split_packet
+from muxkit.protocols.e3x import Packet, encode_head, encode_packet, join_packet, parse_head, parse_packet, split_packet
 from tests.protocols.e3x._helpers import raw
 
 U32 = st.integers(1, 2**32 - 1)
@@ -184,3 +184,20 @@ def test_the_largest_heads_cost_no_more_than_their_bytes() -> None:
         with contextlib.suppress(RemoteProtocolError):
             parse_packet(join_packet(head))
     assert time.perf_counter() - began < 0.5
+
+
+def test_a_head_without_keys_is_written_as_no_byte_and_read_as_no_keys() -> None:
+    assert join_packet(encode_head({})) == b"\x00\x00"
+    assert parse_head(split_packet(b"\x00\x00")[0]) == {}
+
+
+@pytest.mark.parametrize("head", [b"1", b"{}", b"[]", b"null", b'{"":1}', b"\x1a"], ids=repr)
+def test_a_head_that_is_too_short_for_a_key_and_a_value_is_binary_even_if_it_is_json(head: bytes) -> None:
+    assert parse_head(head) == {}
+    with pytest.raises(RemoteProtocolError, match="without c"):
+        parse_packet(join_packet(head, b"body"))
+
+
+def test_a_head_that_would_be_read_as_binary_is_not_written() -> None:
+    with pytest.raises(ValueError, match="6 bytes would be read as binary"):
+        encode_head({"": 1})

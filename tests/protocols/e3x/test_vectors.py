@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import cast
+import re
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,29 +21,19 @@ from muxkit.protocols.e3x import (
     parse_packet,
     split_packet,
 )
+from tests.protocols import _vectors as vectors
 from tests.protocols.e3x._helpers import acks, fed, listener, opened, sent
 
-ROWS: list[dict[str, object]] = json.loads(
-    (Path(__file__).parents[2] / "data/vectors/e3x.json").read_text(encoding="utf-8")
-)
-KINDS = ("lob encode", "lob decode", "miss spec form", "chunking", "dechunk")
+if TYPE_CHECKING:
+    from tests.protocols._vectors import Row
+
+MISS = re.compile(r"ack=(\d+) buffered=(\[[\d, ]*\]) capacity=(\d+)")
 
 
-def rows(kind: str) -> list[object]:
-    return [pytest.param(row, id=str(row["name"])) for row in ROWS if str(row["name"]).startswith(kind)]
-
-
-def test_every_row_is_of_a_kind_that_is_tested_here() -> None:
-    evidence = [row for row in ROWS if str(row["expect"]).startswith("reference-only")]
-    assert len(evidence) + sum(len(rows(kind)) for kind in KINDS) == len(ROWS)
-    assert all(row["expect"] == "wire" for row in ROWS if row not in evidence)
-
-
-@pytest.mark.parametrize("row", rows("lob encode"))
-def test_a_packet_is_written_as_the_vector_says(row: dict[str, object]) -> None:
+def check_written(row: Row) -> None:
     head, body = row["head"], str(row["body"] or "").encode()
     if isinstance(head, dict):
-        encoded = encode_head(cast("dict[str, object]", head))
+        encoded = encode_head(head)
     else:
         encoded = b"" if head is None else bytes.fromhex(str(head).removeprefix("hex:"))
     packet = join_packet(encoded, body)
@@ -53,56 +43,111 @@ def test_a_packet_is_written_as_the_vector_says(row: dict[str, object]) -> None:
         assert parse_head(encoded) == head
 
 
-@pytest.mark.parametrize("row", rows("lob decode"))
-def test_a_packet_is_read_as_the_vector_says(row: dict[str, object]) -> None:
-    data, result = bytes.fromhex(str(row["hex"])), row["result"]
+def check_read(row: Row) -> None:
+    data, result = bytes.fromhex(row["hex"]), row["result"]
     if result == "undefined":
         with pytest.raises(RemoteProtocolError):
             parse_head(split_packet(data)[0])
-    else:
-        assert isinstance(result, dict)
-        head, body = split_packet(data)
-        assert parse_head(head) == result["json"]
-        assert head.hex() == result["head"]
-        assert body == str(result["body"]).encode()
+        return
+    head, body = split_packet(data)
+    assert parse_head(head) == result["json"]
+    assert head.hex() == result["head"]
+    assert body == str(result["body"]).encode()
 
 
-@pytest.mark.clause("e3x-M02", "e3x-X03")
-@pytest.mark.parametrize("row", rows("miss spec form"))
-def test_what_is_missing_is_written_as_the_vector_says(row: dict[str, object]) -> None:
-    expected = cast("dict[str, object]", row["json"])
-    values = dict(
-        part.split("=") for part in str(row["name"]).removeprefix("miss spec form ").replace(", ", ",").split()
-    )
-    ack, capacity = int(values["ack"]), int(values["capacity"])
-    buffered = json.loads(values["buffered"])
+def check_miss(row: Row) -> None:
+    """What came and what fits stands in the name."""
+    found = MISS.search(row["name"])
+    assert found is not None, row["name"]
+    ack, buffered, capacity = int(found[1]), json.loads(found[2]), int(found[3])
     missing = [seq for seq in range(ack + 1, max(buffered, default=ack)) if seq not in buffered]
-    assert encode_miss(ack, missing, capacity) == expected["miss"]
-    packet = Packet(2, ack=ack, miss=encode_miss(ack, missing, capacity))
+    miss = encode_miss(ack, missing, capacity)
+    assert {"ack": ack, "miss": miss} == row["json"]
+    packet = Packet(2, ack=ack, miss=miss)
     assert parse_packet(encode_packet(packet)) == packet
 
 
-def test_an_engine_says_what_is_missing_as_the_vector_says() -> None:
-    """The row `ack=1 buffered=[3, 6] capacity=50`, out of an engine."""
+def check_chunks_written(row: Row) -> None:
+    packet, size = bytes.fromhex(row["packet"]), int(row["size"])
+    assert encode_chunks(packet, size).hex() == row["hex"]
+    assert encode_chunks(packet, size).hex() == "".join(row["chunks"])
+    assert Dechunker().feed(bytes.fromhex(row["hex"])) == [packet]
+
+
+def check_chunks_read(row: Row) -> None:
+    data = bytes.fromhex(row["hex"])
+    expected = [bytes.fromhex(packet) for packet in row["packets"]]
+    assert Dechunker().feed(data) == expected
+    dechunker = Dechunker()
+    assert [packet for byte in data for packet in dechunker.feed(bytes([byte]))] == expected
+
+
+def wire(row: Row, *fields: str) -> bool:
+    return vectors.expects(row, "wire") and row.keys() >= set(fields)
+
+
+KINDS = (
+    vectors.Kind("evidence", vectors.evidence, vectors.nothing_owed),
+    vectors.Kind("packet written", lambda row: wire(row, "head", "body"), check_written),
+    vectors.Kind("packet read", lambda row: wire(row, "result"), check_read),
+    vectors.Kind("miss", lambda row: wire(row, "json"), check_miss),
+    vectors.Kind("chunks written", lambda row: wire(row, "packet", "size", "chunks"), check_chunks_written),
+    vectors.Kind("chunks read", lambda row: wire(row, "packets"), check_chunks_read),
+)
+ROWS = vectors.rows_of("e3x")
+
+
+@pytest.mark.clause("e3x-M02", "e3x-X03")
+@pytest.mark.parametrize("row", vectors.params(ROWS))
+def test_a_row_holds(row: Row) -> None:
+    vectors.check(row, KINDS)
+
+
+NEW_ROWS: list[Row] = [
+    {"name": "an empty head", "hex": "0000", "head": {}, "body": None, "expect": "wire"},
+    {"name": "a head of one byte", "hex": "000131", "result": {"json": {}, "head": "31", "body": ""}, "expect": "wire"},
+    {"name": "a cut head", "hex": "000331", "result": "undefined", "expect": "wire"},
+    {
+        "name": "of any wording: ack=7 buffered=[9] capacity=50",
+        "hex": "",
+        "json": {"ack": 7, "miss": [1, 49]},
+        "expect": "wire",
+    },
+    {
+        "name": "one chunk",
+        "hex": "03000041" + "00",
+        "chunks": ["0300004100"],
+        "packet": "000041",
+        "size": 9,
+        "expect": "wire",
+    },
+    {"name": "two packets", "hex": "0200000002000000", "packets": ["0000", "0000"], "expect": "wire"},
+]
+WRONG = {
+    "head": {"a": 2},
+    "result": {"json": {"a": 1}, "head": "", "body": ""},
+    "json": {"ack": 7, "miss": [49]},
+    "packet": "000042",
+    "packets": ["0000"],
+}
+
+
+@pytest.mark.parametrize("row", vectors.params(NEW_ROWS))
+def test_a_new_row_of_a_known_kind_is_tested(row: Row) -> None:
+    vectors.check(row, KINDS)
+    with pytest.raises((AssertionError, RemoteProtocolError)):
+        vectors.check(row | {key: wrong for key, wrong in WRONG.items() if key in row}, KINDS)
+
+
+@pytest.mark.parametrize("row", [{"expect": "wire"}, {"expect": "reject", "result": "undefined"}, {"expect": ""}])
+def test_a_row_of_an_unknown_kind_fails(row: Row) -> None:
+    with pytest.raises(AssertionError, match="has to be of one kind"):
+        vectors.check({"name": "new", "hex": ""} | row, KINDS)
+
+
+def test_an_engine_says_what_is_missing() -> None:
     engine = listener(window=50)
     opened(engine)
     for seq in (3, 6):
         fed(engine, c=1, seq=seq)
     assert acks(sent(engine)) == [(1, [1, 2, 1, 46])]
-
-
-@pytest.mark.parametrize("row", rows("chunking"))
-def test_chunks_are_written_as_the_vector_says(row: dict[str, object]) -> None:
-    packet, size = bytes.fromhex(str(row["packet"])), int(str(row["size"]))
-    assert encode_chunks(packet, size).hex() == row["hex"]
-    assert encode_chunks(packet, size).hex() == "".join(cast("list[str]", row["chunks"]))
-    assert Dechunker().feed(bytes.fromhex(str(row["hex"]))) == [packet]
-
-
-@pytest.mark.parametrize("row", rows("dechunk"))
-def test_chunks_are_read_as_the_vector_says(row: dict[str, object]) -> None:
-    data = bytes.fromhex(str(row["hex"]))
-    expected = [bytes.fromhex(packet) for packet in cast("list[str]", row["packets"])]
-    assert Dechunker().feed(data) == expected
-    dechunker = Dechunker()
-    assert [packet for byte in data for packet in dechunker.feed(bytes([byte]))] == expected

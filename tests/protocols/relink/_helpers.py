@@ -173,13 +173,13 @@ def state_of(engine: LinkEngine) -> object:
     return (
         {channel: _fields(one) for channel, one in link.outgoing.items()},
         {channel: _fields(one) for channel, one in link.incoming.items()},
-        {channel: _fields(one) for channel, one in link.tombs.items()},
         (link.retained, link.outbox.used, link.held, link.outcomes, link.closing, link.unanswered),
         (link.connected, link.resumed, link.peer_resumed, link.told_resume, link.shutdown_written),
         (link.peer_shut_down, link.wants_shutdown, link.epoch, link.link_id),
-        (tuple(link.recently_closed), tuple(one.channel for one in link.unannounced), dict(link.watchers)),
+        (tuple(one.channel for one in link.unannounced), dict(link.watchers), tuple(link.control.unopened)),
         (link.control.pongs, len(link.control._pings), [one.channel for one in link.control._dirty]),
         (len(link.control._pings_out), [one.channel for one in link.control._resuming]),
+        ([one.channel for one in link.control._unproven], link.control.wants_proof),
         len(link.scheduler),
     )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 import pytest
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.relink import MessagePacket
+from muxkit.protocols.relink import MessagePacket, Operation, OperationPacket, encode_packet
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import (
     connector,
@@ -17,10 +20,14 @@ from tests.protocols.relink._helpers import (
     parsed,
     quiet,
     reconnect,
+    seen,
     settle,
     taken,
     transactional,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 
 @pytest.mark.clause("relink-F05", "relink-F06", "relink-C02")
@@ -119,3 +126,84 @@ def test_a_multicast_that_one_channel_has_no_room_for_is_sent_to_none() -> None:
     assert one.room(2) == 1
     exchange(one, other)
     assert taken(other, 2) == [(b"x",)]
+
+
+# --- the work of one call
+
+
+@pytest.mark.requirement("R-27")
+@pytest.mark.clause("relink-C02")
+def test_each_channel_of_a_multicast_counts_as_a_packet_and_the_rest_come_with_the_next_calls() -> None:
+    other = listener()
+    other.frames_at_once = 100
+    ids = tuple(range(950))
+    data = encode_packet(MessagePacket(ids, (b"tick",), multicast=True), 2)
+    close = encode_packet(OperationPacket(Operation.CLOSE, (0,)), 2)
+    other.receive_bytes(data + close, 0.0)
+    opened = [len([event for event in seen(other) if event[0] == "Opened"])]
+    while other.unparsed:
+        other.receive_bytes(b"", 0.0)
+        opened.append(len([event for event in seen(other) if event[0] == "Opened"]))
+    assert sum(opened) == 950
+    assert max(opened) <= 100
+    assert all(taken(other, channel) == [(b"tick",)] for channel in ids)
+
+
+@pytest.mark.requirement("R-27")
+def test_a_multicast_that_a_break_cut_short_is_sent_again_to_those_who_lack_it_and_to_no_other() -> None:
+    one, other = pair()
+    other.frames_at_once = 3
+    ids = [*range(10)]
+    one.multicast(ids, (b"tick",))
+    deliver(one, other)
+    assert other.unparsed
+    reconnect(one, other)
+    other.frames_at_once = 1000
+    settle(one, other)
+    assert [taken(other, channel) for channel in ids] == [[(b"tick",)]] * 10
+
+
+@pytest.mark.requirement("R-27")
+@pytest.mark.parametrize("size", [0, 8])
+def test_a_message_of_many_parts_is_taken_in_several_calls(size: int) -> None:
+    other = listener()
+    other.frames_at_once = 100
+    parts = (bytes(size),) * 20_000 + (b"last",)
+    other.receive_bytes(encode_packet(MessagePacket((1,), parts), 2), 0.0)
+    calls = 1
+    while other.unparsed:
+        other.receive_bytes(b"", 0.0)
+        calls += 1
+    assert calls >= (12 if size else 2)
+    assert taken(other, 1) == [parts]
+
+
+@pytest.mark.requirement("R-27")
+def test_the_parts_without_bytes_of_a_message_are_not_gone_through_one_by_one() -> None:
+    """Their number is the peer's choice, and the head cannot be cut: 60,000 of them would take a turn of 15 ms."""
+    other = listener()
+    parts = (b"",) * 60_000 + (b"last",)
+    packet = encode_packet(MessagePacket((1,), parts), 2)
+    lines = 0
+
+    def count(*_: object) -> TraceFunction:
+        nonlocal lines
+        lines += 1
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        other.receive_bytes(packet, 0.0)
+    finally:
+        sys.settrace(before)
+    assert lines < 1000
+    assert taken(other, 1) == [parts]
+
+
+@pytest.mark.requirement("R-27")
+def test_packets_to_nobody_count_as_well() -> None:
+    other = listener()
+    other.frames_at_once = 100
+    other.receive_bytes(encode_packet(MessagePacket((), (b"",), multicast=True), 2) * 300, 0.0)
+    assert other.unparsed

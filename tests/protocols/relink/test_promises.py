@@ -63,7 +63,9 @@ def test_an_observer_sees_each_packet_in_both_directions() -> None:
     deliver(one, other)
     taken(other, 1)
     other.committed(1, through=0, now=0.0)
+    deliver(other, one)
     one.close(1)
+    deliver(one, other)
     deliver(other, one)
     deliver(one, other)
     deliver(other, one)
@@ -78,10 +80,11 @@ def test_an_observer_sees_each_packet_in_both_directions() -> None:
         ("in", "link", "pong", 0),
         ("in", "out 1", "committed", 0),
         ("out", "out 1", "close", 0),
+        ("in", "link", "ping", 0),
+        ("out", "link", "pong", 0),
         ("in", "out 1", "consumed", 0),
         ("out 1", "closed"),
         ("in", "out 1", "closed", 0),
-        ("in", "link", "ping", 0),
     ]
     assert notes[1].seen == [
         ("link", "connected"),
@@ -93,16 +96,17 @@ def test_an_observer_sees_each_packet_in_both_directions() -> None:
         ("in", "in 1", "commit", 0),
         ("out", "link", "pong", 0),
         ("out", "in 1", "committed", 0),
-        ("in 1", "closed"),
         ("in", "in 1", "close", 0),
+        ("out", "link", "ping", 0),
+        ("in", "link", "pong", 0),
+        ("in 1", "closed"),
         ("out", "in 1", "consumed", 0),
         ("out", "in 1", "closed", 0),
-        ("out", "link", "ping", 0),
     ]
     other.handle_deadline(1.0)
     fed(other, "a0" + "00" * 7)
     assert notes[1].seen[-2:] == [("timer", "acks"), ("RemoteProtocolError",)]
-    assert notes[1].bytes["in"] == 64
+    assert notes[1].bytes["in"] == 72
 
 
 def test_an_observer_changes_nothing() -> None:

@@ -208,9 +208,81 @@ def test_a_foreign_peer_may_have_forgotten_a_channel_that_was_closed() -> None:
     one.close(1)
     drain(one)
     fed(one, "05 00 01 00 00 00 00 00")
+    drain(one)
     reconnect(one)
     drain(one)
     assert fed(one, RESUME) == [("Consumed", 1, 0), ("ChannelClosed", 1), ("Resumed",)]
+
+
+CLOSE = "41 00 01 00 00 00 00 00"
+
+
+def lacking(*, written_again: bool) -> LinkEngine:
+    """Three messages and a close on channel 1; after a reconnect the peer had one message, and now comes back anew."""
+    one = connector()
+    for _ in range(3):
+        one.send(1, (b"",))
+    drain(one)
+    fed(one, "05 00 01 00 00 00 00 00")
+    one.close(1)
+    assert bare(written(one)) == bare(CLOSE)
+    reconnect(one)
+    drain(one)
+    fed(one, "0d 00 01 00 00 00 00 00")
+    if written_again:
+        assert bare(written(one)) == bare(MESSAGE, MESSAGE, CLOSE)
+    reconnect(one)
+    drain(one)
+    return one
+
+
+@pytest.mark.clause("relink-R02")
+@pytest.mark.requirement("R-17", "R-19")
+def test_a_resume_that_leaves_out_a_closed_channel_whose_messages_were_not_written_again_is_a_violation() -> None:
+    """The peer lacked two messages, so it cannot have had the close behind them, and has to speak of the channel."""
+    error = violation(lacking(written_again=False), RESUME)
+    assert error.rule == "relink-R02"
+    assert "left out channel 1, where 0 was received" in error.message
+
+
+@pytest.mark.clause("relink-R02", "relink-K02")
+def test_a_resume_may_leave_out_a_closed_channel_whose_messages_were_all_written_again() -> None:
+    one = lacking(written_again=True)
+    assert fed(one, RESUME) == [("Consumed", 1, 2), ("ChannelClosed", 1), ("Resumed",)]
+    assert (one.channel_count, one.unanswered, one.retained_bytes) == (0, 0, 0)
+
+
+@pytest.mark.clause("relink-K02", "relink-R03")
+def test_a_peer_that_had_all_messages_may_have_had_the_close_that_was_not_repeated() -> None:
+    """It names the channel once more while its application still works, and has forgotten it one connection later."""
+    one = connector()
+    one.send(1, (b"",))
+    drain(one)
+    fed(one, "05 00 01 00 00 00 00 00")
+    one.close(1)
+    drain(one)
+    reconnect(one)
+    drain(one)
+    fed(one, "0d 00 01 00 00 00 00 00", "2d 00 01 00 ff ff ff ff")
+    reconnect(one)
+    drain(one)
+    assert fed(one, RESUME) == [("Consumed", 1, 0), ("ChannelClosed", 1), ("Resumed",)]
+
+
+@pytest.mark.clause("relink-H35", "relink-R02")
+def test_a_resume_behind_consumed_alone_has_told_of_the_channel() -> None:
+    one = resuming(3)
+    fed(one, "2d 00 01 00 01 00 00 00", RESUME)
+    assert [bytes.fromhex(packet)[8] for packet in written(one).split()] == [2]
+
+
+@pytest.mark.clause("relink-K04", "relink-H35")
+def test_after_a_resume_a_closed_channel_takes_no_messages_either() -> None:
+    other = listener()
+    fed(other, MESSAGE, CLOSE)
+    reconnect(other)
+    drain(other)
+    assert violation(other, MESSAGE).rule == "relink-K04"
 
 
 @pytest.mark.clause("relink-R03", "relink-Q11")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore
 from muxkit.protocols.relink import (
     Ack,
@@ -31,6 +31,7 @@ from muxkit.protocols.relink import (
     parse_packet,
 )
 from muxkit.testing._pair import drain, feed
+from tests.protocols import _vectors as vectors
 from tests.protocols.relink._helpers import (
     connector,
     fed,
@@ -42,32 +43,35 @@ from tests.protocols.relink._helpers import (
     written,
 )
 
-ROWS = json.loads((Path(__file__).parents[2] / "data/vectors/relink.json").read_text(encoding="utf-8"))
+if TYPE_CHECKING:
+    from tests.protocols._vectors import Row
+
 PACKET = re.compile(r"(general|channel_op|channel_ack|sequence_op|sequence_ack|message)[_ ]")
-PARTS = {
-    "parts=[]": (),
-    "parts=[empty]": (b"",),
-    "parts=[12345678]": (b"12345678",),
-    "parts=[a,bb]": (b"a", b"bb"),
-    "parts=[abc,empty,hello]": (b"abc", b"", b"hello"),
-    "LONG(256 empty parts)": (b"",) * 256,
-    "65535-byte-part (not large)": (b"x" * 65_535,),
-    "LARGE(65536 x 'x' parts=2: [65536x78, 'y'])": (b"x" * 65_536, b"y"),
-}
+RESUME = "0d000000000000002d000000ffffffff6000000000000000"  # of a listener that received one message and consumed none
+ANSWER = "0d000000000000002d000000000000006000000000000000"  # the same when it has consumed it
+UNKNOWN_LINK = "e13f9d15c86006000000000000000000"
+CLOSE = "4100341200000000"
 
 
-def rows(expect: str, prefix: str = "") -> list[object]:
-    chosen = [row for row in ROWS if row["expect"].startswith(expect) and row["name"].startswith(prefix)]
-    return [pytest.param(row, id=row["name"]) for row in chosen]
+def parts_of(name: str) -> tuple[bytes, ...]:
+    """The parts of a message, as the name of its row writes them."""
+    if found := re.search(r"\((\d+) empty parts\)", name):
+        return (b"",) * int(found[1])
+    if found := re.search(r"(\d+)-byte-part", name):
+        return (b"x" * int(found[1]),)
+    if found := re.search(r"parts=\d+: \[(.*?)\]", name):
+        return tuple(map(described_part, found[1].split(", ")))
+    found = re.search(r"parts=\[(.*?)\]", name)
+    assert found is not None, f"no parts in {name!r}"
+    return tuple(b"" if part == "empty" else part.encode() for part in found[1].split(",") if part)
 
 
-def row_named(name: str) -> str:
-    return next(str(row["hex"]) for row in ROWS if row["name"] == name)
-
-
-def packets(expect: str) -> list[object]:
-    chosen = [row for row in ROWS if row["expect"].startswith(expect) and PACKET.match(row["name"])]
-    return [pytest.param(row, id=row["name"]) for row in chosen]
+def described_part(text: str) -> bytes:
+    """`'y'`, or `65536x78` for so many bytes 0x78."""
+    if text.startswith("'"):
+        return text.strip("'").encode()
+    count, byte = text.split("x")
+    return bytes.fromhex(byte) * int(count)
 
 
 def packet_of(name: str) -> tuple[Packet, int]:
@@ -87,79 +91,161 @@ def packet_of(name: str) -> tuple[Packet, int]:
     found = re.search(r"seq=(\w+)", name)
     sequence = int(found[1], 0) if found else None
     if name.startswith("message"):
-        parts = next(parts for text, parts in PARTS.items() if name.startswith(f"message {text} "))
-        return MessagePacket(channels, parts, multicast), id_size
+        return MessagePacket(channels, parts_of(name), multicast), id_size
     word = name.split()[0].split("_")[2].upper()
     if "_op_" in name:
         return OperationPacket(Operation[word], channels, sequence, multicast), id_size
     return AckPacket(Ack[word], channels, sequence, multicast), id_size
 
 
-def test_every_row_is_of_a_kind_that_is_tested_here() -> None:
-    kinds = [packets("wire"), packets("reference-only"), rows("wire", "hs_")]
-    single = ["resume burst (server side)", "client resume burst", "require-unknown-link reply"]
-    single += ["channel close exchange", "consumed/received sequence arithmetic"]
-    assert len(ROWS) == sum(map(len, kinds)) + len(single)
-    assert {row["name"] for row in ROWS} >= set(single)
-
-
-@pytest.mark.clause("relink-G01", "relink-C02", "relink-C04", "relink-C07", "relink-M08", "relink-M11", "relink-Q13")
-@pytest.mark.clause("relink-P16", "relink-M04", "relink-M06", "relink-M10", "relink-M13", "relink-M14", "relink-M16")
-@pytest.mark.parametrize("row", packets("wire"))
-def test_a_packet_is_written_and_read_as_the_vector_says(row: dict[str, object]) -> None:
-    packet, id_size = packet_of(str(row["name"]))
-    data = bytes.fromhex(str(row["hex"]))
+def check_packet(row: Row) -> None:
+    packet, id_size = packet_of(row["name"])
+    data = bytes.fromhex(row["hex"])
     encoded = encode_packet(packet, id_size)
     assert len(encoded) == row["total_len"]
     assert encoded.startswith(data)
-    cursor = Cursor(encoded)
-    assert parse_packet(cursor, Bounds(id_size, id_size, 1024, 1024, 2**20)) == packet
-    assert cursor.remaining == 0
+    assert data
+    assert parsed(encoded, Bounds(id_size, id_size, 1024, 1024, 2**20)) == [packet]
 
 
-@pytest.mark.parametrize("row", packets("reference-only: id sizes"))
-def test_ids_of_more_than_eight_bytes_are_not_spoken(row: dict[str, object]) -> None:
+def check_large_ids(row: Row) -> None:
+    """Ids of more than eight bytes are not spoken."""
+    found = re.search(r"idsize=(\d+)", row["name"])
+    assert found is not None
     with pytest.raises(ValueError, match="0 to 8 bytes"):
-        Config(connector_id_size=16)
+        Config(connector_id_size=int(found[1]))
 
 
-@pytest.mark.clause("relink-M04")
-@pytest.mark.parametrize("row", packets("reference-only: the writer"))
-def test_a_message_without_its_padding_is_not_what_the_document_says(row: dict[str, object]) -> None:
-    packet, id_size = packet_of(str(row["name"]))
-    data = bytes.fromhex(str(row["hex"]))
+def check_missing_padding(row: Row) -> None:
+    """A message without its padding is not what the document says."""
+    packet, id_size = packet_of(row["name"])
+    data = bytes.fromhex(row["hex"])
     assert encode_packet(packet, id_size) != data
     with contextlib.suppress(NeedMore):
         assert parse_packet(Cursor(data), Bounds(id_size, id_size, 1024, 1024, 2**20)) != packet
 
 
-@pytest.mark.clause("relink-H08", "relink-H11", "relink-H12", "relink-H13", "relink-H14", "relink-H15", "relink-H17")
-@pytest.mark.clause("relink-H02", "relink-H21")
-@pytest.mark.parametrize("row", rows("wire", "hs_"))
-def test_the_handshake_is_written_and_read_as_the_vector_says(row: dict[str, object]) -> None:
-    name, data = str(row["name"]), bytes.fromhex(str(row["hex"]))
+def check_handshake(row: Row) -> None:
+    name, data = str(row["name"]), bytes.fromhex(row["hex"])
     numbers = {key: int(value) for key, value in re.findall(r"(flags|epoch|link)=(\d+)", name)}
-    if name == "hs_version":
+    request = re.search(r'name="(.*)" idsizes=(\d),(\d)', name)
+    if not numbers:
         assert encode_version(0) == data
-    elif name.startswith("hs_listener"):
+    elif request is None:
         assert encode_answer(numbers["epoch"], numbers["link"]) == data
     else:
-        endpoint, first, second = re.search(r'name="(.*)" idsizes=(\d),(\d)', name).groups()  # type: ignore[union-attr]
-        flags = numbers["flags"]
-        config = Config(
-            endpoint=endpoint,
-            connector_id_size=int(first),
-            listener_id_size=int(second),
-            connector_transactions=bool(flags & 1),
-            listener_transactions=bool(flags & 2),
-        )
-        asked = {"epoch": numbers["epoch"], "link_id": numbers["link"]}
-        assert encode_request(config, **asked, require_link=bool(flags & 4)) == data
-        handshake = ListenerHandshake(now=0.0)
-        (request,) = feed(handshake, [bytes(8), data])
-        assert isinstance(request, Requested)
-        assert (request.endpoint, request.epoch, request.link_id) == (endpoint, numbers["epoch"], numbers["link"])
-        assert (request.connector_transactions, request.require_link) == (bool(flags & 1), bool(flags & 4))
+        check_request(data, request[1], (int(request[2]), int(request[3])), numbers)
+
+
+def check_request(data: bytes, endpoint: str, id_sizes: tuple[int, int], numbers: dict[str, int]) -> None:
+    flags, (first, second) = numbers["flags"], id_sizes
+    config = Config(
+        endpoint=endpoint,
+        connector_id_size=first,
+        listener_id_size=second,
+        connector_transactions=bool(flags & 1),
+        listener_transactions=bool(flags & 2),
+    )
+    asked = {"epoch": numbers["epoch"], "link_id": numbers["link"]}
+    assert encode_request(config, **asked, require_link=bool(flags & 4)) == data
+    handshake = ListenerHandshake(now=0.0)
+    (request,) = feed(handshake, [bytes(8), data])
+    assert isinstance(request, Requested)
+    assert (request.endpoint, request.epoch, request.link_id) == (endpoint, numbers["epoch"], numbers["link"])
+    assert (request.connector_transactions, request.require_link) == (bool(flags & 1), bool(flags & 4))
+
+
+def check_sequence(row: Row) -> None:
+    """Packets that an interoperation showed one after the other, or the answer of a listener that refuses a link."""
+    data = bytes.fromhex(row["hex"])
+    assert len(data) == row["total_len"]
+    for id_size in range(9):
+        bounds = Bounds(id_size, id_size, 1024, 1024, 2**20)
+        with contextlib.suppress(NeedMore, RemoteProtocolError):
+            if b"".join(encode_packet(packet, id_size) for packet in parsed(data, bounds)) == data:
+                return
+    assert encode_answer(int.from_bytes(data[:8], "little"), 0) == data
+
+
+def check_prose(row: Row) -> None:
+    """A row without bytes says in words what has to hold: some test must have been written for it."""
+    assert row["name"] in PROSE, f"no test was written for {row['name']!r}: {row['meaning']}"
+
+
+def is_packet(row: Row) -> bool:
+    return PACKET.match(str(row["name"])) is not None
+
+
+def is_handshake(row: Row) -> bool:
+    return str(row["name"]).startswith("hs_")
+
+
+def wire(row: Row) -> bool:
+    return vectors.expects(row, "wire")
+
+
+def missing_padding(row: Row) -> bool:
+    return vectors.evidence(row) and is_packet(row) and "reference_bug" in row
+
+
+def large_ids(row: Row) -> bool:
+    found = re.search(r"idsize=(\d+)", str(row["name"]))
+    return vectors.evidence(row) and found is not None and int(found[1]) > 8
+
+
+KINDS = (
+    vectors.Kind("missing padding", missing_padding, check_missing_padding),
+    vectors.Kind("large ids", large_ids, check_large_ids),
+    vectors.Kind(
+        "evidence",
+        lambda row: vectors.evidence(row) and not missing_padding(row) and not large_ids(row),
+        vectors.nothing_owed,
+    ),
+    vectors.Kind("packet", lambda row: wire(row) and is_packet(row), check_packet),
+    vectors.Kind("handshake", lambda row: wire(row) and is_handshake(row), check_handshake),
+    vectors.Kind(
+        "sequence",
+        lambda row: wire(row) and bool(row["hex"]) and not is_packet(row) and not is_handshake(row),
+        check_sequence,
+    ),
+    vectors.Kind("prose", lambda row: wire(row) and not row["hex"], check_prose),
+)
+ROWS = vectors.rows_of("relink")
+
+
+@pytest.mark.clause("relink-G01", "relink-C02", "relink-C04", "relink-C07", "relink-M08", "relink-M11", "relink-Q13")
+@pytest.mark.clause("relink-P16", "relink-M04", "relink-M06", "relink-M10", "relink-M13", "relink-M14", "relink-M16")
+@pytest.mark.clause("relink-H08", "relink-H11", "relink-H12", "relink-H13", "relink-H14", "relink-H15", "relink-H17")
+@pytest.mark.clause("relink-H02", "relink-H21")
+@pytest.mark.parametrize("row", vectors.params(ROWS))
+def test_a_row_holds(row: Row) -> None:
+    vectors.check(row, KINDS)
+
+
+NEW_ROWS: list[Row] = [
+    {"name": "message parts=[x,empty] idsize=2 id=0x0102", "hex": "11020201010000007800000000000000", "total_len": 16},
+    {"name": "sequence_ack_received seq=9 idsize=0", "hex": "0d00000009000000", "total_len": 8},
+    {"name": "hs_listener epoch=1 link=2", "hex": "01000000000000000200000000000000", "total_len": 16},
+    {"name": "two packets, one after the other", "hex": "00000000000000004000000000000000", "total_len": 16},
+]
+
+
+@pytest.mark.parametrize("row", vectors.params([row | {"expect": "wire"} for row in NEW_ROWS]))
+def test_a_new_row_of_a_known_kind_is_tested(row: Row) -> None:
+    vectors.check(row, KINDS)
+    with pytest.raises(AssertionError):
+        vectors.check(row | {"hex": "ff" + row["hex"][2:]}, KINDS)
+
+
+@pytest.mark.parametrize("expect", ["reject", "option: unheard of", ""])
+def test_a_row_of_an_unknown_kind_fails(expect: str) -> None:
+    with pytest.raises(AssertionError, match="has to be of one kind"):
+        vectors.check({"name": "new", "hex": "00", "total_len": 1, "expect": expect}, KINDS)
+
+
+def test_a_row_in_words_for_which_there_is_no_test_fails() -> None:
+    with pytest.raises(AssertionError, match="no test was written"):
+        vectors.check({"name": "new arithmetic", "hex": "", "meaning": "…", "expect": "wire"}, KINDS)
 
 
 @pytest.mark.clause("relink-R02", "relink-R01")
@@ -167,11 +253,11 @@ def test_a_resume_is_told_as_the_vector_says() -> None:
     engine = listener(quiet(connector_id_size=0, listener_id_size=0))
     fed(engine, "11 01 05 00 00 00 00 00 68 65 6c 6c 6f 00 00 00")
     reconnect(engine)
-    assert written(engine).replace(" ", "") == row_named("resume burst (server side)")
+    assert written(engine).replace(" ", "") == RESUME
     engine.receive(0)
     engine.consume(0, through=0, now=0.0)
     reconnect(engine)
-    assert written(engine).replace(" ", "") == row_named("client resume burst")
+    assert written(engine).replace(" ", "") == ANSWER
 
 
 @pytest.mark.clause("relink-R03")
@@ -182,13 +268,13 @@ def test_the_resume_of_the_vector_is_understood() -> None:
     drain(engine)
     reconnect(engine)
     drain(engine)
-    assert fed(engine, row_named("resume burst (server side)")) == [("Received", 0, 0), ("Resumed",)]
+    assert fed(engine, RESUME) == [("Received", 0, 0), ("Resumed",)]
     assert parsed(drain(engine), Bounds(0, 0, 1024, 1024, 1000)) == [MessagePacket((0,), (b"again",))]
 
 
 @pytest.mark.clause("relink-H31", "relink-H33")
 def test_the_answer_to_an_unknown_link_that_was_required() -> None:
-    answer = bytes.fromhex(row_named("require-unknown-link reply"))
+    answer = bytes.fromhex(UNKNOWN_LINK)
     epoch = int.from_bytes(answer[:8], "little")
     handshake = ListenerHandshake(now=0.0)
     config = Config(require_link=True)
@@ -205,9 +291,11 @@ def test_a_channel_is_closed_as_in_the_vector() -> None:
     one, other = connector(), listener()
     one.send(0x1234, (b"x",))
     other.receive_bytes(drain(one), 0.0)
+    other.handle_deadline(1.0)
+    one.receive_bytes(drain(other), 1.0)
     one.close(0x1234)
-    assert written(one) == row_named("channel close exchange")
-    fed(other, row_named("channel close exchange"))
+    assert written(one) == CLOSE
+    fed(other, CLOSE)
     other.receive(0x1234)
     other.consume(0x1234, through=0, now=0.0)
     assert "8500341200000000" in written(other)
@@ -241,3 +329,7 @@ def test_what_a_cumulative_ack_may_say(sent: int, numbers: list[int], is_legal: 
         assert not any(event[0] == "Failed" for event in fed(engine, *data))
     else:
         assert violation(engine, *data).rule == "relink-Q11"
+
+
+PROSE = {"consumed/received sequence arithmetic": test_what_a_cumulative_ack_may_say}
+"""The tests of rows that have no bytes."""

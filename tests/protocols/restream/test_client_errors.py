@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,10 +12,13 @@ import trio.testing
 from muxkit import Limits, LinkLost, RemoteProtocolError
 from muxkit.protocols import restream
 from muxkit.protocols.restream import ClientConfig, StreamRefused
+from muxkit_adapters import memory
 from tests.protocols.restream._helpers import EXAMPLE, EXAMPLE_CRC, UUID
 from tests.protocols.restream.test_client import HOLD, Script, messages, whole
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from trio.testing import MockClock
 
     from muxkit._observer import Direction
@@ -141,6 +145,17 @@ async def test_a_line_that_comes_too_slowly_is_a_violation(nursery: trio.Nursery
         assert trio.current_time() == pytest.approx(began + 10.0)
 
 
+@pytest.mark.requirement("R-29")
+async def test_a_line_that_dies_in_the_middle_is_lost_and_asked_for_again(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    # It was: RemoteProtocolError, "0 bytes in 10.0 s while a line is unfinished".
+    script = Script(nursery, [[whole()[0], b'{"id":2,', HOLD], whole()[1:]])
+    async with restream.numbers(script.dial, count=5, limits=Limits(stall=10.0)) as numbers:
+        assert [number async for number in numbers] == EXAMPLE
+        assert numbers.connections == 2
+
+
 async def test_a_line_without_end_is_a_violation(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     script = Script(nursery, [[b"[" * 2000, HOLD]])
     async with restream.numbers(script.dial, count=5, config=ClientConfig(line=1000)) as numbers:
@@ -180,3 +195,26 @@ async def test_an_observer_sees_what_goes_out_and_each_loss(nursery: trio.Nurser
     assert notes.out.count(b'"state":3') == 2
     losses = [str(error).partition(",")[0] for error in notes.errors if isinstance(error, LinkLost)]
     assert [loss.rpartition(": ")[2] for loss in losses] == ["the server hung up", "nothing came for 20 s"]
+
+
+@pytest.mark.clause("restream-F10")
+@pytest.mark.parametrize(
+    "line", [b"no JSON\n", b"\n", b'{"id":9,"data":{"value":1}}\n'], ids=["no JSON", "empty", "a gap"]
+)
+async def test_a_violation_in_the_read_that_brings_the_end_of_the_connection_is_told(
+    line: bytes, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    here, there = memory.pair()
+    await there.send_all(b"".join(b'{"id":%d,"data":{"value":%d}}\n' % (id, id) for id in (1, 2)) + line)
+    await there.send_eof()
+    async with restream.stream(lambda: one_link(here), {}, final_key="last") as stream:
+        assert [(await stream.receive()).id for _ in range(2)] == [1, 2]
+        for _ in range(2):
+            with pytest.raises(RemoteProtocolError):
+                await stream.receive()
+
+
+@asynccontextmanager
+async def one_link(link: trio.abc.Stream) -> AsyncGenerator[trio.abc.Stream, None]:
+    async with link:
+        yield link

@@ -18,6 +18,7 @@ from muxkit.protocols.restream import (
     Received,
     ReceivedValue,
     Refused,
+    Silent,
     Standing,
     Status,
     StatusReceived,
@@ -280,10 +281,22 @@ def test_a_server_that_dribbles_is_given_up_and_an_idle_one_is_not() -> None:
     assert client.next_deadline() == 1030.0
     client.handle_deadline(1029.0)
     assert client.events() == ()
+    client.receive_bytes(b"1", 1029.0)
     client.handle_deadline(1030.0)
     (failed,) = client.events()
     assert isinstance(failed, Failed)
     assert failed.error.limit == "stall"
+
+
+@pytest.mark.requirement("R-29")
+def test_a_line_that_dies_in_the_middle_is_silence_and_no_broken_rule() -> None:
+    client = ClientEngine.stateful(UUID, None, limits=Limits(stall=30.0))
+    client.connection_made(0.0)
+    client.receive_bytes(b'{"id":', 1000.0)
+    client.handle_deadline(1030.0)
+    assert [*client.events()] == [Silent(30.0)]
+    assert not client.over
+    assert client.standing is Standing.APART
 
 
 @pytest.mark.clause("restream-G07")

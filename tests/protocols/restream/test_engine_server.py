@@ -18,6 +18,7 @@ from muxkit.protocols.restream import (
     Resumed,
     ServerConfig,
     ServerEngine,
+    Silent,
     StatelessRequested,
     parse_integer,
 )
@@ -208,6 +209,15 @@ def test_a_client_that_dribbles_is_given_up() -> None:
     server.receive_bytes(b" " * 1000, 64.0)
     server.handle_deadline(65.0)
     assert refused(server).limit == "stall"
+
+
+@pytest.mark.requirement("R-29")
+def test_a_client_whose_line_dies_in_the_middle_broke_no_rule() -> None:
+    server = registered(3)
+    server.receive_bytes(b"{", 5.0)
+    server.handle_deadline(35.0)
+    assert [*server.events()][-1] == Silent(30.0)
+    assert b"nothing came for 30 s" in b"".join(server.buffers_to_send())
 
 
 @pytest.mark.requirement("R-29")

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from muxkit.protocols import restream
+from muxkit.protocols.restream import _session_server_sessions
 from muxkit.protocols.restream._stores._protocol import Message
 from tests.protocols.restream._server_clients import U1, ack, begin, place, resume
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trio.testing import MockClock
+
+    from tests.protocols.restream._server_clients import Place
 
 
 class Recorder:
@@ -182,6 +185,58 @@ async def test_a_takeover_does_not_look_like_a_client_that_is_gone(autojump_cloc
     async with place(sessions, takeover=False, pace=10.0) as strict:
         await (await strict.ask(resume(4))).hear_ids(1)
         assert "has an open connection" in await (await strict.ask(resume(4))).error()
+
+
+@pytest.mark.clause("restream-S26", "restream-S29", "restream-S37", "restream-S39")
+async def test_what_was_acknowledged_counts_on_later_connections_whatever_the_object_does_with_it(
+    autojump_clock: MockClock,
+) -> None:
+    sessions = Recorder()
+    async with place(sessions, pace=100.0) as there:
+        await _read_acknowledge_and_leave(there, U1, 6, 3)
+        assert "state 2 is before message 3, which was acknowledged" in await (await there.ask(resume(2))).error()
+        assert "up to 3 were acknowledged" in await (await there.ask(begin(60_000))).error()
+        client = await there.ask(resume(3))
+        assert await client.hear_ids(1) == [4]
+        await client.say(ack(2))
+        assert "ack 2 after ack 3" in (await client.rest())[-1]["error"]
+        # What an earlier connection was sent may be acknowledged on a later one.
+        client = await there.ask(resume(4), ack(6))
+        assert await client.hear_ids(1) == [5]
+        newer = await there.ask(resume(5))
+        assert "state 5 is before message 6" in await newer.error()
+        await client.hang_up()
+
+
+@pytest.mark.clause("restream-S39")
+async def test_an_object_alone_knows_how_long_its_sessions_live(autojump_clock: MockClock) -> None:
+    """The server remembers an absent session no longer than a client may be away."""
+    sessions = Recorder()
+    async with place(sessions, pace=100.0) as there:
+        await _read_acknowledge_and_leave(there, U1, 6, 3)
+        await trio.sleep(31)
+        assert await (await there.ask(resume(2))).hear_ids(1) == [3]
+
+
+async def test_absent_sessions_of_such_an_object_are_remembered_up_to_a_number(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_session_server_sessions, "MOST_REMEMBERED", 1)
+    other = restream.new_uuid()
+    async with place(Recorder(), pace=100.0) as there:
+        for uuid in (U1, other):
+            await _read_acknowledge_and_leave(there, uuid, 3, 2)
+        assert "before message 2" in await (await there.ask(resume(1, other))).error()
+        assert await (await there.ask(resume(1))).hear_ids(1) == [2]
+
+
+async def _read_acknowledge_and_leave(there: Place, uuid: str, count: int, acknowledged: int) -> None:
+    client = await there.ask(begin(60_000, uuid))
+    await client.hear_ids(count)
+    await client.say(ack(acknowledged, uuid))
+    await client.hear_ids(1)
+    await client.hang_up()
+    await there.all_left()
 
 
 async def test_such_an_object_knows_no_status(autojump_clock: MockClock) -> None:

@@ -116,6 +116,21 @@ async def test_a_takeover_by_somebody_who_leaves_at_once_is_undone(
         assert (await here.store.status(U1)).epoch == 3
 
 
+@pytest.mark.clause("restream-S31")
+async def test_an_ack_that_came_during_such_a_takeover_is_not_forgotten(autojump_clock: trio.testing.MockClock) -> None:
+    """The client has no reason to say it again on this connection, and a full session would wait for it."""
+    async with open_store("memory:", now=trio.current_time) as store, place(store, pace=10.0) as here:
+        client = await here.ask(begin(50))
+        await client.hear_ids(3)
+        usurper = await store.attach(U1)
+        await client.say(ack(3))
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await store.status(U1)).acknowledged == 0
+        await store.disconnect(U1, epoch=usurper.epoch)
+        await client.hear_ids(10)
+        assert (await store.status(U1)).acknowledged == 3
+
+
 async def test_an_absence_begins_only_when_the_newest_owner_s_client_is_gone(schema: str) -> None:
     async with two_servers(schema, pace=100.0) as (here, there):
         old = await here.ask(begin(60_000))  # for 600 s

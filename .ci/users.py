@@ -1,0 +1,146 @@
+"""Follow the pages as a reader does: in a clone of its own, in fresh environments, with the commands that stand there.
+
+Run by .ci/run, with the environment of the suite: `.ci/users.py pages`, `compiled` or `pipeline`. The commands are
+taken from the pages; `tests/data/pages.toml` lists which of them are run here. Versions are those of
+.ci/constraints.txt.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests._pages import command  # noqa: E402 - the tests are no package that is installed
+
+README = "README.md"
+LEFT_OUT = (".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis")
+
+
+class Reader:
+    """A clone and a shell, in a home that is empty but for what pip has loaded before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clone = folder / "clone"
+        shutil.copytree(ROOT, self.clone, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+        home = folder / "home"
+        home.mkdir()
+        cache = subprocess.check_output([sys.executable, "-m", "pip", "cache", "dir"], text=True)
+        self.environment = {
+            **os.environ,
+            "HOME": str(home),
+            "PIP_CACHE_DIR": cache.strip(),
+            "PIP_CONSTRAINT": str(self.clone / ".ci" / "constraints.txt"),
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
+        for name in ("PYTHONPATH", "VIRTUAL_ENV", "MUXKIT_COMPILE"):
+            self.environment.pop(name, None)
+        self.path = os.environ["PATH"]
+
+    def enter(self, name: str) -> Path:
+        """A fresh environment, in which everything is run from now on; gives its interpreter."""
+        made = self.folder / name
+        subprocess.run([os.environ.get("PYTHON") or "python3", "-m", "venv", made], check=True)
+        self.environment["PATH"] = f"{made / 'bin'}{os.pathsep}{self.path}"
+        return made / "bin" / "python"
+
+    def types(self, page: str, line: str, *, folder: Path | None = None) -> str:
+        """Run a command as it stands on its page; gives what it prints."""
+        text = command(page, line)
+        print(f"-- {page}: {text}", flush=True)
+        return self.runs("bash", "-c", text, folder=folder)
+
+    def runs(self, *words: str | Path, folder: Path | None = None, **changes: str) -> str:
+        done = subprocess.run(
+            words,
+            cwd=folder or self.clone,
+            env={**self.environment, **changes},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+        if done.returncode or "does not provide the extra" in done.stdout:
+            raise SystemExit(f"{done.stdout}\nexit code {done.returncode}: {words}")
+        return done.stdout
+
+    def follows_pages(self, python: Path, extras: str) -> None:
+        """Run what the pages show for an environment with these extras, in this one."""
+        suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not soak", "tests/pages"]
+        said = self.runs(*suite, folder=ROOT, MUXKIT_PAGES_PYTHON=str(python), MUXKIT_PAGES_EXTRAS=extras)
+        print(f"with [{extras}]: {said.splitlines()[-1]}", flush=True)
+
+
+def pages(reader: Reader) -> None:
+    """What README, tutorials and how-tos show, in environments with what they say and no more."""
+    library = reader.enter("library")
+    reader.types(README, "pip install .")
+    reader.follows_pages(library, "")
+
+    with_command = reader.enter("command")
+    reader.types(README, "pip install '.[cli]'")
+    others = ("docs/tutorial/restream.md", "docs/how-to/chaos.md", "docs/how-to/fleet.md", "docs/how-to/spark-sink.md")
+    assert_the_same("pip install '.[cli]'", README, *others)
+    reader.follows_pages(with_command, "cli")
+    reader.types("docs/reference/bench.md", "muxkit bench --quick", folder=reader.folder)
+    reader.types("examples/custom_transport/README.md", "pip install ./examples/custom_transport")
+    listed = reader.types("examples/custom_transport/README.md", "muxkit plugins", folder=reader.folder)
+    assert "exec" in listed.split(), listed
+
+    with_spark = reader.enter("spark")
+    reader.types("docs/tutorial/spark.md", "pip install '.[spark]'")
+    others = ("docs/how-to/captures.md", "docs/how-to/fleet.md", "docs/how-to/spark-sink.md")
+    assert_the_same("pip install '.[spark]'", README, *others)
+    reader.follows_pages(with_spark, "spark")
+    reader.types("docs/how-to/captures.md", "pip install '.[cli,spark]'")
+    reader.follows_pages(with_spark, "cli,spark")
+    reader.types("docs/tutorial/spark.md", "pip install '.[java]'")
+
+    print(reader.types(README, "make demo").splitlines()[-1])
+
+
+def assert_the_same(line: str, *others: str) -> None:
+    """What was run for one page is what other pages show."""
+    assert [page for page in others if command(page, line) != line] == []
+
+
+def compiled(reader: Reader) -> None:
+    """The engines as machine code: what is imported is that, and it does what the sources do."""
+    python = reader.enter("compiled")
+    reader.types(README, "MUXKIT_COMPILE=1 pip install .")
+    where = "import muxkit.{0} as part; print(part.__file__); assert part.__file__.endswith(('.so', '.pyd'))"
+    for module in ("core._windows", "protocols.bpmux._engine", "protocols.relink._engine", "protocols.e3x._engine"):
+        print(reader.runs(python, "-c", where.format(module), folder=reader.folder).strip())
+    reader.runs(python, reader.clone / ".ci" / "smoke.py", folder=reader.folder)
+
+    # The suite's own interpreter has pytest; it finds the compiled modules first, and no source beside the tests.
+    packages = reader.runs(python, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))").strip()
+    tests = reader.folder / "tests"
+    tests.mkdir()
+    shutil.copytree(reader.clone / "tests", tests / "tests")
+    shutil.copy(reader.clone / "pyproject.toml", tests)
+    reader.runs(sys.executable, "-c", where.format("core._windows"), folder=tests, PYTHONPATH=packages)
+    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    for part in (
+        ["tests/core", "tests/protocols/bpmux"],
+        ["tests/protocols/relink", "tests/protocols/e3x", "-k", "not session"],
+    ):
+        print(reader.runs(*suite, *part, folder=tests, PYTHONPATH=packages).splitlines()[-1], flush=True)
+
+
+def pipeline(reader: Reader) -> None:
+    """Servers and a Spark query, killed and counted, from a set-up of their own."""
+    print("\n".join(reader.types("docs/tutorial/spark.md", "make pipeline").splitlines()[-4:]))
+
+
+PARTS = {"pages": pages, "compiled": compiled, "pipeline": pipeline}
+
+if __name__ == "__main__":
+    [part] = sys.argv[1:]
+    with tempfile.TemporaryDirectory(prefix="muxkit-") as scratch:
+        PARTS[part](Reader(Path(scratch)))

@@ -1,0 +1,125 @@
+"""Each program of the pages is run as it stands there."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests._pages import ROOT, entries, everything, free_ports, ports, program, python, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(400)  # programs start slowly on a busy machine
+
+# What a page says is to be installed for its programs; the others need the library alone.
+EXTRAS = {"docs/how-to/captures.md": ["spark"]}
+LISTED = {entry.key for entry in entries()}
+WHOLE = [item for item in everything() if item.kind == "program" and item.key not in LISTED]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(item.text, id=f"{item.page}:{item.line}", marks=pytest.mark.extras(*EXTRAS.get(item.page, [])))
+        for item in WHOLE
+    ],
+)
+def test_a_program_on_a_page_runs(code: str, tmp_path: Path) -> None:
+    done = run(python(code), tmp_path)
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("page", EXTRAS)
+def test_a_page_says_what_its_programs_need(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert [extra for extra in EXTRAS[page] if f"[{extra}]'" not in text] == []
+
+
+# ---------------------------------------------------------------------------- parts of programs
+
+FRAGMENT = """
+import ast, json, sys
+from contextlib import AsyncExitStack
+import trio
+before, code = json.loads(sys.argv[1])
+space = {"__name__": "page"}
+async def main():
+    global space
+    async def run(text):
+        result = eval(compile(text, "page", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), space)
+        if result is not None:
+            await result
+    async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+        space |= {"stack": stack, "nursery": nursery}
+        await run(before)
+        await run(code)
+        nursery.cancel_scope.cancel()
+trio.run(main)
+"""
+
+STREAM = """
+from muxkit.protocols import restream
+store = await stack.enter_async_context(restream.open_store("memory:"))
+await nursery.start(restream.serve, "restream+tcp://127.0.0.1:7000", store)
+"""
+
+CHANNELS = """
+import muxkit
+from muxkit.protocols import bpmux
+from muxkit_adapters import tcp
+async def handler(session):
+    async for channel in session.incoming():
+        async with channel:
+            print(await channel.receive())
+await nursery.start(muxkit.serve, handler, "bpmux+tcp://127.0.0.1:7000")
+"""
+
+TRANSPORT = """
+from __future__ import annotations
+from contextlib import asynccontextmanager
+"""
+
+
+def run_part(before: str, code: str, folder: Path) -> str:
+    """Run a part of a program behind what its page takes for granted; gives what it prints."""
+    with ports(7000) as free:
+        given = json.dumps([free_ports(before, free), free_ports(code, free)])
+        done = run([*python(FRAGMENT), given], folder)
+    assert done.stderr == ""
+    assert done.returncode == 0
+    return done.stdout
+
+
+@pytest.mark.extras
+def test_a_reader_with_a_deadline_of_its_own_runs(tmp_path: Path) -> None:
+    printed = run_part(STREAM, program("docs/tutorial/restream.md", 3), tmp_path)
+    assert len(printed.splitlines()) == 500
+
+
+@pytest.mark.extras
+def test_a_session_over_a_stream_that_is_there_already_runs(tmp_path: Path) -> None:
+    run_part(CHANNELS, program("docs/reference/url.md", 1), tmp_path)
+
+
+@pytest.mark.extras
+def test_the_outline_of_a_transport_is_a_class_with_its_methods(tmp_path: Path) -> None:
+    after = "\nprint(*sorted(name for name in vars(_Transport) if name[0] != '_'))\n"
+    code = "from __future__ import annotations\n" + program("docs/how-to/transport.md", 1) + after
+    assert run_part(TRANSPORT, code, tmp_path).split() == ["connect", "serve"]
+
+
+@pytest.mark.extras
+def test_the_outline_of_a_protocol_is_what_the_door_takes(tmp_path: Path) -> None:
+    after = """
+def named(plugin):
+    parameters = inspect.signature(plugin.session).parameters.values()
+    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+print(named(protocol) ^ named(ProtocolPlugin), sorted(protocol.options))
+"""
+    before = "import inspect\nfrom muxkit.runtime import ProtocolPlugin"
+    printed = run_part(before, program("docs/how-to/protocol.md", 3) + after, tmp_path)
+    assert printed.strip() == "{'config'} ['config']"
