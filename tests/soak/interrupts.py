@@ -63,7 +63,8 @@ def places(code: CodeType) -> frozenset[int]:
     found: set[int] = set()
     before: dis.Instruction | None = None
     for instruction in dis.get_instructions(code):
-        if before is not None and _looks_for_signals(before):
+        # A call that makes a coroutine stays in the interpreter's loop, which looks for no signal before the await.
+        if before is not None and _looks_for_signals(before) and instruction.opname != "GET_AWAITABLE":
             found.add(instruction.offset)
         if instruction.opname.startswith("JUMP_BACKWARD") and "NO_INTERRUPT" not in instruction.opname:
             found.add(int(instruction.argval))
