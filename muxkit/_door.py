@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import trio
@@ -12,7 +12,18 @@ import trio
 from muxkit._limits import Limits
 from muxkit._observer import for_connection
 from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport
-from muxkit.runtime import Channel, LinkLost, ProtocolPlugin, ResumingPlugin, Session
+from muxkit.runtime import (
+    Channel,
+    LinkLost,
+    ProtocolPlugin,
+    ResumingPlugin,
+    Session,
+    bare_nursery,
+    interruptible,
+    protect_package,
+    protected_manager,
+    run_interruptible,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -65,7 +76,7 @@ class _Door:
             address = self.protocol.join(self._transport_name, address, self._endpoint)
         return f"{self.scheme}://{address}"
 
-    @asynccontextmanager
+    @protected_manager
     async def session_to(self) -> AsyncGenerator[Session, None]:
         if isinstance(self.protocol, ResumingPlugin):
             observer = for_connection(self._observer, f"client {self.address}")
@@ -114,7 +125,7 @@ class _Connections:
             async with self._session_on(link, "server") as session:
                 if not self._draining:
                     self._sessions.add(session)
-                    await self._handler(session)
+                    await run_interruptible(self._handler, session)
         except Exception as error:
             if _is_loss(error):
                 _log.debug("session lost: %s", error)
@@ -130,7 +141,7 @@ class _Connections:
     async def shutdown(self, *, grace: float) -> None:
         self._draining = True
         with trio.move_on_after(grace):
-            async with trio.open_nursery() as nursery:
+            async with bare_nursery() as nursery:
                 for session in [*self._sessions]:
                     nursery.start_soon(self._drain, session, grace)
             while self._sessions:
@@ -141,7 +152,7 @@ class _Connections:
             await session.shutdown(grace=grace)
 
 
-@asynccontextmanager
+@protected_manager
 async def connect(
     url: str,
     *,
@@ -202,7 +213,7 @@ async def serve(
     door = _Door(url, limits, observer, linger, options)
 
     with trio.CancelScope() as scope:
-        async with door.listening(handler) as listening, trio.open_nursery() as nursery:
+        async with door.listening(handler) as listening, bare_nursery() as nursery:
             addresses = await nursery.start(
                 lambda task_status: door.transport.serve(
                     listening.handle, door.address, limits=door.limits, task_status=task_status, **door.link_options
@@ -222,7 +233,7 @@ def each_channel(handler: ChannelHandler, *, most: int | None = None) -> Session
 
     async def handle_session(session: Session) -> None:
         free = _Places(most or session.limits.channels)
-        async with trio.open_nursery() as nursery:
+        async with bare_nursery() as nursery:
             try:
                 async for channel in session.incoming():
                     nursery.start_soon(handle_channel, channel, free)
@@ -230,6 +241,7 @@ def each_channel(handler: ChannelHandler, *, most: int | None = None) -> Session
             except LinkLost as error:
                 _log.debug("session lost: %s", error)
 
+    @interruptible
     async def handle_channel(channel: Channel, free: _Places) -> None:
         try:
             await handler(channel)
@@ -283,3 +295,6 @@ def _where(error: BaseException) -> str:
     way = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     inner = [_where(member) for member in error.exceptions] if isinstance(error, BaseExceptionGroup) else []
     return "\n".join([f"{type(error).__name__} (its text is left out, it may hold payload)", way, *inner])
+
+
+protect_package(__name__)

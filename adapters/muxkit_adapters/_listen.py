@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import trio
 
 from muxkit import Limits
+from muxkit.runtime import bare_nursery, close_at_once
 
 log = logging.getLogger("muxkit.adapters")
 
@@ -49,13 +50,13 @@ async def serve_handshakes(
     """The same with a handshake first, in the connection's own task and within `limits.handshake`."""
     server = _Server(handshake, handler, limits or Limits())
     try:
-        async with trio.open_nursery() as nursery:
+        async with bare_nursery() as nursery:
             for listener in listeners:
                 nursery.start_soon(server.accept_from, listener, nursery)
             started()
     finally:
         for listener in listeners:
-            await trio.aclose_forcefully(listener)
+            await close_at_once(listener)
     if server.failure is not None:
         raise server.failure
 
@@ -93,7 +94,7 @@ class _Server(Generic[WireT, LinkT]):
                 # Another listener may have taken the last place while this one was in accept.
                 await self._wait_for_room()
             except trio.Cancelled:
-                await trio.aclose_forcefully(wire)
+                await close_at_once(wire)
                 raise
             scope = trio.CancelScope()
             if self._handshake is _NoHandshake:
@@ -142,7 +143,7 @@ class _Server(Generic[WireT, LinkT]):
             self._half_open.pop(scope, None)
             self._established.discard(scope)
             self._room.unpark_all()
-            await trio.aclose_forcefully(wire)
+            await close_at_once(wire)
 
 
 class _NoHandshake(AbstractAsyncContextManager[WireT]):

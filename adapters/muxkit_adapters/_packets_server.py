@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
+from muxkit.runtime import close_at_once
+
 from ._addresses import join_host_port
 from ._packets import Address, Refusals
 from ._packets_link import UdpLink
@@ -264,4 +266,4 @@ class Listener:
         try:
             await self._handler(link)
         finally:
-            await trio.aclose_forcefully(link)
+            await close_at_once(link)

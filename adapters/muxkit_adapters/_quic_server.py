@@ -18,6 +18,8 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
 
+from muxkit.runtime import bare_nursery
+
 from ._addresses import join_host_port
 from ._aioquic_limits import LimitedConnection
 from ._quic_link import QuicLink
@@ -70,7 +72,7 @@ class Server:
         """Run until cancelled; closes the sockets."""
         sockets = [*sockets]
         try:
-            async with trio.open_nursery() as nursery:
+            async with bare_nursery() as nursery:
                 for wire in sockets:
                     nursery.start_soon(self._receive, wire, nursery)
                 started()
@@ -252,7 +254,7 @@ class Server:
 
     async def _live(self, link: QuicLink, handshake: trio.CancelScope) -> None:
         try:
-            async with trio.open_nursery() as nursery:
+            async with bare_nursery() as nursery:
                 nursery.start_soon(self._run, link, nursery.cancel_scope)
                 with handshake:
                     await link.established.wait()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import attrs
 import trio
 from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketConnection
 from wsproto.utilities import ProtocolError
+
+from muxkit.runtime import bare_nursery, close_at_once, protected_manager
 
 from ._errors import HandshakeFailed
 from ._sockets import OneAtATime
@@ -117,7 +119,7 @@ class WebSocketStream(trio.abc.Stream):
                     await self._websocket.aclose()
                 await self._wire.aclose()
         finally:
-            await trio.aclose_forcefully(self._wire)
+            await close_at_once(self._wire)
 
     async def _send(self, piece: bytes) -> None:
         try:
@@ -168,12 +170,12 @@ class _Tasks:
             self.waiting.cancel()
 
 
-@asynccontextmanager
+@protected_manager
 async def websocket_over(wire: trio.abc.Stream, opening: Opening) -> AsyncIterator[WebSocketStream]:
     """Entering it is the upgrade; leaving it normally exchanges close frames, by an error hangs up."""
     failure: BaseException
     try:
-        async with trio.open_nursery() as nursery:
+        async with bare_nursery() as nursery:
             guarded = GuardedStream(wire, message_most=opening.message_most)
             try:
                 websocket = await _upgrade(nursery, guarded, opening)
@@ -182,7 +184,7 @@ async def websocket_over(wire: trio.abc.Stream, opening: Opening) -> AsyncIterat
                 yield stream
                 await stream.aclose()
             finally:
-                await trio.aclose_forcefully(guarded)
+                await close_at_once(guarded)
                 nursery.cancel_scope.cancel()
         return
     except BaseExceptionGroup as group:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import trio
 
 from muxkit import Limits
+from muxkit.runtime import bare_nursery, close_at_once, protect_package, protected_manager
 
 from ._addresses import join_host_port, parse_host_port
 from ._errors import HandshakeFailed
@@ -34,6 +34,7 @@ from .udp import bind_all, first_address
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
 __all__ = [
     "Context",
@@ -54,7 +55,7 @@ LEAST = 256  # bytes that a packet must hold, so that a handshake fits into some
 INBOX = 256  # packets that wait for the handler of one peer
 
 
-@asynccontextmanager
+@protected_manager
 async def connect(
     host: str,
     port: int,
@@ -113,7 +114,7 @@ async def connect(
         try:
             yield link
         finally:
-            await trio.aclose_forcefully(link)
+            await close_at_once(link)
 
 
 async def serve(
@@ -159,7 +160,7 @@ async def serve(
         for sock in bound
     ]
     try:
-        async with trio.open_nursery() as nursery:
+        async with bare_nursery() as nursery:
             peers = Peers(nursery, limits, counters)
             nursery.start_soon(peers.expire)
             for listener in listeners:
@@ -241,7 +242,7 @@ class _Listener:
         try:
             await self._handler(link)
         finally:
-            await trio.aclose_forcefully(link)
+            await close_at_once(link)
 
     def _refused(self, address: Address | None, error: OSError) -> None:
         link = None if address is None else self._links.get(address)
@@ -319,3 +320,6 @@ class _Transport:
 
 
 transport = _Transport()
+
+
+protect_package("muxkit_adapters")

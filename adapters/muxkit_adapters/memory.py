@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import errno
 import operator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
+
+from muxkit.runtime import protect_package, protected_manager
 
 from ._listen import serve_connections
 from ._sockets import OneAtATime
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from muxkit import Limits
 
@@ -199,7 +201,7 @@ def _named() -> dict[str, _Listener]:
         return _listeners.get()
 
 
-@asynccontextmanager
+@protected_manager
 async def connect(name: str, *, capacity: int = CAPACITY) -> AsyncIterator[MemoryStream]:
     """A stream to whoever serves `name` in this process; ConnectionRefusedError when nobody does."""
     ours, theirs = pair(capacity=capacity, name=name)
@@ -255,3 +257,6 @@ class _Transport:
 
 
 transport = _Transport()
+
+
+protect_package("muxkit_adapters")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import background
+from muxkit.runtime import background, bare_nursery, protect_package, protected_manager
 
 try:
     from ._aioquic_limits import LimitedConnection
@@ -29,6 +28,7 @@ from .tcp import Hosts, each_host
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from aioquic.quic.configuration import QuicConfiguration
 
@@ -40,7 +40,7 @@ HANDSHAKE_TIMEOUT = 10.0  # s, on the connecting side; a listener has Limits.han
 PACKET_SIZE: Final = 1200  # bytes of UDP payload, which every path takes
 
 
-@asynccontextmanager
+@protected_manager
 async def connect(
     host: Hosts,
     port: int | None = None,
@@ -316,7 +316,7 @@ class _Client:
         try:
             with scope:
                 self._quic.connect(self._address, now=trio.current_time())
-                async with trio.open_nursery() as nursery:
+                async with bare_nursery() as nursery:
                     nursery.start_soon(self._receive)
                     await self._link.run()
                     nursery.cancel_scope.cancel()
@@ -379,3 +379,6 @@ async def _listen(host: str, port: int) -> list[UdpSocket]:
 
 def _anywhere(family: int) -> str:
     return "::" if family == socket.AF_INET6 else "0.0.0.0"
+
+
+protect_package("muxkit_adapters")

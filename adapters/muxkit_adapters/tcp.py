@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
+
+from muxkit.runtime import protect_package, protected_manager
 
 from ._addresses import join_host_port, parse_host_port, parse_hosts
 from ._errors import PlaintextWarning
@@ -28,7 +30,7 @@ NOTSENT_LOWAT: int | None = getattr(trio.socket, "TCP_NOTSENT_LOWAT", None)
 Hosts = str | Sequence[tuple[str, int]]
 
 
-@asynccontextmanager
+@protected_manager
 async def connect(
     host: Hosts,
     port: int | None = None,
@@ -172,3 +174,6 @@ def _leaves(error: OSError) -> Iterator[OSError]:
 def _said(where: str, error: OSError) -> OSError:
     kind = type(error) if isinstance(error, ConnectionError) else OSError
     return kind(f"{where}: {error.strerror or error}")
+
+
+protect_package("muxkit_adapters")

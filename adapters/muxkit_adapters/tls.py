@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
 
 from muxkit import Limits
+from muxkit.runtime import close_at_once, protect_package, protected_manager
 
 from ._addresses import join_host_port, parse_host_port, parse_hosts
 from ._errors import HandshakeFailed
@@ -17,6 +17,7 @@ from .tcp import CONNECT_TIMEOUT, UNSENT, Hosts, dial, each_host, listen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from ._sockets import SocketStream
 
@@ -93,7 +94,7 @@ class TLSStream(trio.abc.Stream):
         return trio.BrokenResourceError(str(error) or f"{self._peer}: a cancelled call left the stream unusable")
 
 
-@asynccontextmanager
+@protected_manager
 async def connect(
     host: Hosts,
     port: int | None = None,
@@ -208,7 +209,7 @@ def acceptor(
     return accept
 
 
-@asynccontextmanager
+@protected_manager
 async def _trusted(
     stream: TLSStream, tls: trio.SSLStream[SocketStream], within: float, alpn: Sequence[str]
 ) -> AsyncIterator[TLSStream]:
@@ -219,7 +220,7 @@ async def _trusted(
             raise HandshakeFailed(f"{stream.peer}: the peer agrees to none of the protocols {', '.join(alpn)} (ALPN)")
         yield stream
     except BaseException:
-        await trio.aclose_forcefully(stream)
+        await close_at_once(stream)
         raise
     await stream.aclose()
 
@@ -275,3 +276,6 @@ def reason_of(error: ssl.SSLError) -> str:
 
 def _is_cut_off(error: ssl.SSLError) -> bool:
     return isinstance(error, ssl.SSLEOFError) or "UNEXPECTED_EOF" in (error.reason or "")
+
+
+protect_package("muxkit_adapters")

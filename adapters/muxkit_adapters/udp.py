@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import socket
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
 import trio
 
 from muxkit import Limits
+from muxkit.runtime import bare_nursery, protect_package, protected_manager
 
 from ._addresses import join_host_port, parse_host_port
 from ._errors import PlaintextWarning
@@ -35,6 +35,7 @@ from ._plaintext import exposed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
 __all__ = [
     "Buffers",
@@ -51,7 +52,7 @@ __all__ = [
 ]
 
 
-@asynccontextmanager
+@protected_manager
 async def connect(
     host: str,
     port: int,
@@ -129,7 +130,7 @@ async def serve(
         for sock in bound
     ]
     try:
-        async with trio.open_nursery() as nursery:
+        async with bare_nursery() as nursery:
             peers = Peers(nursery, limits, counters)
             nursery.start_soon(peers.expire)
             for listener in listeners:
@@ -240,3 +241,6 @@ async def _resolve(host: str, port: int, flags: int) -> list[tuple[int, Address]
         raise OSError(error.errno, f"{host}: {error.strerror or error}") from error
     # The third form that the types allow belongs to Python without IPv6.
     return [(family, cast("Address", address)) for family, _, _, _, address in found]
+
+
+protect_package("muxkit_adapters")

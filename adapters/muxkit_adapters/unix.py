@@ -8,11 +8,13 @@ import os
 import secrets
 import socket
 import stat
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
+
+from muxkit.runtime import protect_package, protected_manager
 
 from ._listen import serve_connections
 from ._sockets import SocketListener, SocketStream, take_socket
@@ -33,7 +35,7 @@ LOCK_PAUSE = 0.02  # s; another server holds the lock for a few system calls onl
 Inode = tuple[int, int]
 
 
-@asynccontextmanager
+@protected_manager
 async def connect(
     path: str | os.PathLike[str], *, connect_timeout: float = CONNECT_TIMEOUT
 ) -> AsyncIterator[SocketStream]:
@@ -122,7 +124,7 @@ def _check_replaceable(path: Path) -> None:
     raise OSError(errno.EADDRINUSE, "unix: somebody listens on this socket", str(path))
 
 
-@asynccontextmanager
+@protected_manager
 async def _only_server(directory: Path) -> AsyncIterator[None]:
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -180,3 +182,6 @@ class _Transport:
 
 
 transport = _Transport()
+
+
+protect_package("muxkit_adapters")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -11,6 +10,7 @@ import trio
 from trio_websocket import WebSocketConnection, wrap_client_stream, wrap_server_stream
 
 from muxkit import Limits
+from muxkit.runtime import protect_package, protected_manager
 
 from . import tcp, tls
 from ._addresses import join_host_port, parse_host_port
@@ -22,6 +22,7 @@ from ._websocket_stream import CLOSE_TIMEOUT, RECEIVE_SIZE, Opening, WebSocketSt
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+    from contextlib import AbstractAsyncContextManager
 
     from ._sockets import SocketStream
 
@@ -40,7 +41,7 @@ MESSAGE_MOST = 262_144  # bytes, the largest message that is accepted; ours are 
 FORM = "expected host:port and an optional path, such as 127.0.0.1:7000/chat?room=1"
 
 
-@asynccontextmanager
+@protected_manager
 async def connect(
     url: str,
     *,
@@ -131,7 +132,7 @@ async def serve(
             raise HandshakeFailed(f"{kind}: the upgrade was answered with {status}")
         return await request.accept()
 
-    @asynccontextmanager
+    @protected_manager
     async def accept(wire: SocketStream) -> AsyncIterator[WebSocketStream]:
         opening = Opening(open_server, wire.peer, limits.handshake, close_timeout, message_most)
         if secure is None:
@@ -157,7 +158,7 @@ def _refusal(
     return None
 
 
-@asynccontextmanager
+@protected_manager
 async def _plain(place: _Place, connect_timeout: float) -> AsyncIterator[SocketStream]:
     hosts = [(place.host, place.port)]
     stream, _ = await tcp.dial("ws", hosts, connect_timeout=connect_timeout, unsent=tcp.UNSENT)
@@ -245,3 +246,6 @@ class _Transport:
 
 transport = _Transport("ws")
 secure_transport = _Transport("wss")
+
+
+protect_package("muxkit_adapters")

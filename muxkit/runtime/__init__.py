@@ -11,6 +11,12 @@ from muxkit.runtime._errors import LinkLost as LinkLost
 from muxkit.runtime._errors import Unsupported as Unsupported
 from muxkit.runtime._gate import Gate as Gate
 from muxkit.runtime._gate import Room as Room
+from muxkit.runtime._interrupts import bare_nursery as bare_nursery
+from muxkit.runtime._interrupts import close_at_once as close_at_once
+from muxkit.runtime._interrupts import interruptible as interruptible
+from muxkit.runtime._interrupts import protect_package as protect_package
+from muxkit.runtime._interrupts import protected_manager as protected_manager
+from muxkit.runtime._interrupts import run_interruptible as run_interruptible
 from muxkit.runtime._line import Line as Line
 from muxkit.runtime._links import Arrival as Arrival
 from muxkit.runtime._links import ByteLink as ByteLink
@@ -55,3 +61,5 @@ from muxkit.runtime._session import SessionInfo as SessionInfo
 from muxkit.runtime._session import SessionStats as SessionStats
 from muxkit.runtime._turns import Turns as Turns
 from muxkit.runtime._turns import turns as turns
+
+protect_package(__name__)

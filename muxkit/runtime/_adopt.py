@@ -14,7 +14,6 @@ block.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator
-from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -22,6 +21,7 @@ import attrs
 import trio
 
 from muxkit.runtime._errors import LinkLost
+from muxkit.runtime._interrupts import protected_manager
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 SessionT = TypeVar("SessionT")
@@ -123,7 +123,7 @@ class Registry(Generic[KeyT, SessionT]):
 
     # --- connections
 
-    @asynccontextmanager
+    @protected_manager
     async def adopt(
         self, key: KeyT, *, make: Callable[[], SessionT] | None = None, takeover: bool = True
     ) -> AsyncGenerator[Adopted[SessionT], None]:

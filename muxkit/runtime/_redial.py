@@ -15,6 +15,8 @@ from enum import Enum
 import attrs
 import trio
 
+from muxkit.runtime._interrupts import close_at_once
+
 Dial = Callable[[], AbstractAsyncContextManager[trio.abc.Stream]]
 """Entering what it gives is to connect, leaving it closes the connection."""
 
@@ -180,7 +182,7 @@ async def _attempt(dial: Dial, run: Run) -> tuple[bool, Ended | Exception, float
             over = trio.current_time()
             if ended is not Ended.DONE:
                 # No goodbye to somebody who is gone: it could take its time.
-                await trio.aclose_forcefully(stream)
+                await close_at_once(stream)
     except EXPECTED as error:
         if not ran:
             return False, error, 0.0

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
+
+from muxkit.runtime._interrupts import protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
 
-@asynccontextmanager
+@protected_manager
 async def background() -> AsyncGenerator[trio.Nursery, None]:
     """A nursery whose tasks end with the block.
 

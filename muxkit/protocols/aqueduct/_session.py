@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 import trio
@@ -12,11 +11,21 @@ from muxkit.protocols.aqueduct._config import Config
 from muxkit.protocols.aqueduct._ids import Role
 from muxkit.protocols.aqueduct._session_channels import Faces, Opening
 from muxkit.protocols.aqueduct._session_core import Core
-from muxkit.runtime import LinkKind, MultistreamLink, SessionInfo, SessionStats, Unsupported, background
+from muxkit.runtime import (
+    LinkKind,
+    MultistreamLink,
+    SessionInfo,
+    SessionStats,
+    Unsupported,
+    background,
+    protect_package,
+    protected_manager,
+)
 from muxkit.runtime import Session as CommonSession
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
     from muxkit.protocols.aqueduct._channels import Ticket
@@ -89,7 +98,7 @@ def connection(
     return _living(lambda: Server(core()), linger)
 
 
-@asynccontextmanager
+@protected_manager
 async def _living(make: Callable[[], ConnectionT], linger: float) -> AsyncGenerator[ConnectionT, None]:
     made = make()
     core = made.core
@@ -254,3 +263,6 @@ class _Protocol:
 
 
 protocol = _Protocol()
+
+
+protect_package("muxkit.protocols.aqueduct")

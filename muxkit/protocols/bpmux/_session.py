@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import trio
@@ -15,11 +14,21 @@ from muxkit.protocols.bpmux._entities import Kind
 from muxkit.protocols.bpmux._session_channels import Duplex, Opening, Sink, Source
 from muxkit.protocols.bpmux._session_connection import Connection
 from muxkit.protocols.bpmux._session_requests import IncomingRequest, Request
-from muxkit.runtime import Backlog, ChannelStopped, Line, SessionInfo, SessionStats, background
+from muxkit.runtime import (
+    Backlog,
+    ChannelStopped,
+    Line,
+    SessionInfo,
+    SessionStats,
+    background,
+    protect_package,
+    protected_manager,
+)
 from muxkit.runtime import Session as CommonSession
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
     from muxkit.protocols.bpmux._events import Opened
@@ -29,7 +38,7 @@ MadeT = TypeVar("MadeT")
 LINGER = 5.0  # s, for taking leave
 
 
-@asynccontextmanager
+@protected_manager
 async def session(
     stream: trio.abc.Stream,
     *,
@@ -307,3 +316,6 @@ class _Protocol:
 
 
 protocol = _Protocol()
+
+
+protect_package("muxkit.protocols.bpmux")

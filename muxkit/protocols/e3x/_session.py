@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
 import attrs
@@ -15,12 +14,13 @@ from muxkit.protocols.e3x._config import Config
 from muxkit.protocols.e3x._session_channels import Channel, Opening
 from muxkit.protocols.e3x._session_connection import Connection
 from muxkit.protocols.e3x._session_liveness import RESERVED
-from muxkit.runtime import Backlog, ChannelStopped, Line, SessionInfo, background
+from muxkit.runtime import Backlog, ChannelStopped, Line, SessionInfo, background, protect_package, protected_manager
 from muxkit.runtime import Session as CommonSession
 from muxkit.runtime import SessionStats as CommonStats
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
     from muxkit.protocols.e3x._events import Opened
@@ -32,7 +32,7 @@ TYPE = "muxkit"  # of channels whose opener does not say what they are about
 Role = Literal["connector", "listener"]
 
 
-@asynccontextmanager
+@protected_manager
 async def session(
     link: PacketLink | trio.abc.Stream,
     *,
@@ -276,3 +276,6 @@ class _Protocol:
 
 
 protocol = _Protocol()
+
+
+protect_package("muxkit.protocols.e3x")

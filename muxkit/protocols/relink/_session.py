@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
@@ -12,10 +11,11 @@ from muxkit.protocols.relink._session_face import Faces, Opening
 from muxkit.protocols.relink._session_receiving import Receiver
 from muxkit.protocols.relink._session_sending import Receipt, Sender, as_parts
 from muxkit.runtime import Session as CommonSession
-from muxkit.runtime import SessionInfo, SessionStats, background
+from muxkit.runtime import SessionInfo, SessionStats, background, protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from muxkit._limits import Limits
     from muxkit.protocols.relink._events import LinkReplaced
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LINGER = 5.0  # s, for taking leave
 
 
-@asynccontextmanager
+@protected_manager
 async def living(link: Link, linger: float, *work: Callable[[], Awaitable[None]]) -> AsyncGenerator[Link, None]:
     """The block of a link: `work` runs beside it; it takes leave at a normal end, and is lost at any other."""
     async with background() as nursery:

@@ -13,7 +13,7 @@ from muxkit.protocols.relink._session import LINGER, Link, living
 from muxkit.protocols.relink._session_core import Core
 from muxkit.protocols.relink._session_handshake import ask
 from muxkit.protocols.relink._session_urls import config_for, dial_of
-from muxkit.runtime import Ended, Outage, can_heal, redial
+from muxkit.runtime import Ended, Outage, can_heal, protect_package, redial
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -142,3 +142,6 @@ class _Dialling:
 
 def _heals(error: Exception) -> bool:
     return not isinstance(error, RemoteProtocolError) and can_heal(error)
+
+
+protect_package("muxkit.protocols.relink")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -20,7 +20,18 @@ from muxkit.protocols.relink._session_core import Core
 from muxkit.protocols.relink._session_handshake import Hello, answer, unknown
 from muxkit.protocols.relink._session_ids import Keys, fingerprint, identity_of, is_same, new_epoch, new_link_id
 from muxkit.protocols.relink._session_urls import PROTOCOL, config_for, place_of
-from muxkit.runtime import Backoff, LinkLost, Lobby, Registry, background
+from muxkit.runtime import (
+    Backoff,
+    LinkLost,
+    Lobby,
+    Registry,
+    background,
+    bare_nursery,
+    close_at_once,
+    protect_package,
+    protected_manager,
+    run_interruptible,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -142,7 +153,7 @@ class Listener:
         finally:
             # Shielded, though it does not wait: a cancellation from outside would leave it open.
             with trio.CancelScope(shield=True):
-                await trio.aclose_forcefully(stream)
+                await close_at_once(stream)
 
     @property
     def _versions(self) -> tuple[int, ...]:
@@ -233,7 +244,7 @@ class Listener:
     async def _run(self, link: Link, endpoint: Endpoint, key: bytes) -> None:
         try:
             async with living(link, self._linger):
-                await endpoint.handler(link)
+                await run_interruptible(endpoint.handler, link)
         except LinkLost as error:
             _log.debug("link lost: %s", error)
         except Exception as error:
@@ -249,14 +260,14 @@ class Listener:
         """Take no new links and channels, and let the live ones end for up to `grace` seconds."""
         self._is_draining = True
         with trio.move_on_after(grace):
-            async with trio.open_nursery() as nursery:
+            async with bare_nursery() as nursery:
                 for link in [*self._serving]:
                     nursery.start_soon(_shut_down, link, grace)
             while self._serving:
                 await self._ended.park()
 
 
-@asynccontextmanager
+@protected_manager
 async def listener(
     endpoints: Mapping[str, Endpoint],
     *,
@@ -332,7 +343,7 @@ async def listen(
         async with listener(
             services, keep=keep, limits=limits, observer=observer, linger=linger, identify=identify
         ) as ours:
-            async with trio.open_nursery() as nursery:
+            async with bare_nursery() as nursery:
                 addresses: list[str] = await nursery.start(
                     lambda task_status: transport.serve(
                         ours.handle, place.address, limits=limits or Limits(), task_status=task_status, **options
@@ -362,3 +373,6 @@ def _forgotten(kept: _Kept, why: Forgotten) -> None:
 async def _shut_down(link: Link, grace: float) -> None:
     with suppress(LinkLost):  # then it is over as well
         await link.shutdown(grace=grace)
+
+
+protect_package("muxkit.protocols.relink")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
 import trio
@@ -18,10 +17,11 @@ from muxkit.protocols.relink._session_handshake import Hello, answer, ask, unkno
 from muxkit.protocols.relink._session_ids import identity_of, new_epoch, new_link_id
 from muxkit.protocols.relink._session_listen import Endpoint, Listener, listener
 from muxkit.protocols.relink._session_urls import config_for, join_endpoint, split_endpoint
-from muxkit.runtime import LinkLost, Lobby
+from muxkit.runtime import LinkLost, Lobby, close_at_once, protect_package, protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
     from muxkit.protocols.relink._config import Config
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Role = Literal["connector", "listener"]
 
 
-@asynccontextmanager
+@protected_manager
 async def session(
     stream: trio.abc.Stream,
     *,
@@ -53,7 +53,7 @@ async def session(
     try:
         stream, epoch, link_id = await (_ask if role == "connector" else _answer)(stream, core)
     except BaseException:
-        await trio.aclose_forcefully(stream)
+        await close_at_once(stream)
         raise
 
     async def run() -> None:
@@ -179,3 +179,6 @@ class _Protocol:
 
 
 protocol = _Protocol()
+
+
+protect_package("muxkit.protocols.relink")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit._errors import LocalProtocolError
+from muxkit.runtime import run_interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -167,7 +168,7 @@ class Receiver:
                 return
             try:
                 with message:
-                    await handler(message)
+                    await run_interruptible(handler, message)
             except Exception as error:
                 if not self.has_transactions or self._error is not None:
                     raise

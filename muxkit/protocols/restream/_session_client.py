@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import trio
@@ -19,7 +18,7 @@ from muxkit.protocols.restream._session_client_policy import IDLE_SILENCE, Clien
 from muxkit.protocols.restream._session_client_reader import Reader
 from muxkit.protocols.restream._stores._protocol import Message
 from muxkit.protocols.restream._verifiers import Unverified
-from muxkit.runtime import background
+from muxkit.runtime import background, protect_package, protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -153,7 +152,7 @@ async def status(
         return await reader.receive()
 
 
-@asynccontextmanager
+@protected_manager
 async def _reading(
     engine: ClientEngine,
     convert: Callable[[Item], ItemT],
@@ -202,3 +201,6 @@ def _as_integer(item: Item) -> int:
 def _as_status(item: Item) -> Status:
     assert isinstance(item, StatusReceived)
     return item.status
+
+
+protect_package("muxkit.protocols.restream")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-from contextlib import asynccontextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +19,7 @@ from muxkit.protocols.restream._session_server_log import shown, where
 from muxkit.protocols.restream._session_server_sessions import books_of
 from muxkit.protocols.restream._session_server_terms import Terms
 from muxkit.protocols.restream._stores._errors import StoreError
-from muxkit.runtime import background
+from muxkit.runtime import background, protect_package, protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -139,7 +138,7 @@ class Service:
     def asked(self, conversation: Conversation) -> None:
         self._asking.pop(conversation, None)
 
-    @asynccontextmanager
+    @protected_manager
     async def claiming(self, conversation: Conversation, uuid: str) -> AsyncGenerator[bool, None]:
         queue = self._queues.setdefault(uuid, _Queue())
         queue.length += 1
@@ -280,3 +279,6 @@ async def serve(
                 raise TypeError(f"listeners take no options of a transport: {', '.join(options)}")
             else:
                 await listen_on(listen, service.handle, limits=service.limits, started=started)
+
+
+protect_package("muxkit.protocols.restream")

@@ -11,7 +11,7 @@ import trio
 
 from muxkit._plugins import load_transport
 from muxkit.protocols.restream._session_server_log import shown
-from muxkit.runtime import background
+from muxkit.runtime import background, close_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -53,7 +53,7 @@ async def listen_on(listeners: Listeners, handler: Handler, *, limits: Limits, s
             await trio.sleep_forever()
     finally:
         for listener in listeners:
-            await trio.aclose_forcefully(listener)
+            await close_at_once(listener)
 
 
 async def _accept(
@@ -82,7 +82,7 @@ async def _handle(stream: trio.abc.Stream, handler: Handler, room: trio.Semaphor
         _log.debug("in full", exc_info=error)
     finally:
         room.release()
-        await trio.aclose_forcefully(stream)
+        await close_at_once(stream)
 
 
 def _url(listener: trio.abc.Listener[trio.abc.Stream]) -> str:

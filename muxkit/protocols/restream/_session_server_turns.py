@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 import trio
+
+from muxkit.runtime import protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -23,7 +24,7 @@ class Turns:
         self._first = trio.Lock()  # held by who waits for room; the others wait for it, in order
         self._returned = trio.lowlevel.ParkingLot()
 
-    @asynccontextmanager
+    @protected_manager
     async def turn(self, most: int) -> AsyncGenerator[int, None]:
         """Wait for a turn to make up to `most` messages; gives how many it may be."""
         async with self._first:

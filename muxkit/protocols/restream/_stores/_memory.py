@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from contextlib import asynccontextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,6 +13,7 @@ import trio
 from muxkit.protocols.restream._stores._errors import StoreClosed, StoreFull
 from muxkit.protocols.restream._stores._store import Store
 from muxkit.protocols.restream._stores._waiters import Waiters
+from muxkit.runtime import protect_package, protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,7 +28,7 @@ SESSION_BYTES = 1150  # what a session costs beside its params, state and messag
 MESSAGE_BYTES = 140  # what a message costs beside its data, measured
 
 
-@asynccontextmanager
+@protected_manager
 async def open_memory(rules: Rules[State, Data]) -> AsyncIterator[Store[State, Data]]:
     """A store whose calls never wait."""
     waiters = Waiters()
@@ -146,3 +146,6 @@ def _cost(session: Session) -> int:
 
 def _message_cost(row: Row) -> int:
     return MESSAGE_BYTES + len(row.data)
+
+
+protect_package("muxkit.protocols.restream")

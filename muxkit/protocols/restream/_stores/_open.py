@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from muxkit.protocols.restream._stores._codec import Codec
 from muxkit.protocols.restream._stores._protocol import KEEP, StoreLimits
 from muxkit.protocols.restream._stores._rules import Rules
+from muxkit.runtime import protect_package, protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,7 +52,7 @@ def open_store(
     return _open(where, Rules(Codec(state, data), limits, keep, now))
 
 
-@asynccontextmanager
+@protected_manager
 async def _open(where: str, rules: Rules[State, Data]) -> AsyncIterator[SessionStore[State, Data]]:
     # Imported where needed: most programs use one of them.
     kind, colon, rest = where.partition(":")
@@ -73,3 +73,6 @@ async def _open(where: str, rules: Rules[State, Data]) -> AsyncIterator[SessionS
             yield postgres
     else:
         raise ValueError(f"{where!r} names no store: {KINDS}")
+
+
+protect_package("muxkit.protocols.restream")

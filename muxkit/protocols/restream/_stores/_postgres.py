@@ -7,7 +7,7 @@ with its row locked, so a stale owner is found out wherever he is.
 from __future__ import annotations
 
 import uuid as uuids
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from muxkit.protocols.restream._stores._errors import StoreError, StoreFailed
@@ -18,6 +18,7 @@ from muxkit.protocols.restream._stores._postgres_schema import migrate
 from muxkit.protocols.restream._stores._store import Store
 from muxkit.protocols.restream._stores._waiters import Waiters
 from muxkit.protocols.restream._stores._worker import Job, Worker
+from muxkit.runtime import protect_package, protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -46,7 +47,7 @@ AND NOT EXISTS (SELECT FROM restream_sessions AS s WHERE s.server = v.id AND s.d
 """
 
 
-@asynccontextmanager
+@protected_manager
 async def open_postgres(url: str, rules: Rules[State, Data]) -> AsyncIterator[Store[State, Data]]:
     """A store in this database, in the first schema of its search path; its tables are made if there are none."""
     waiters = Waiters()
@@ -190,3 +191,6 @@ def _run(jobs: list[Job], rows: PostgresRows, about_everybody: type[Exception]) 
             raise
         except BaseException as error:  # the rules, or the application's transformer
             job.error = error
+
+
+protect_package("muxkit.protocols.restream")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from muxkit.protocols.restream._stores._errors import StoreCorrupt, StoreError, StoreFailed, StoreFull
@@ -12,6 +11,7 @@ from muxkit.protocols.restream._stores._sqlite_rows import SqliteRows
 from muxkit.protocols.restream._stores._store import Store
 from muxkit.protocols.restream._stores._waiters import Waiters
 from muxkit.protocols.restream._stores._worker import Job, Worker
+from muxkit.runtime import protect_package, protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@asynccontextmanager
+@protected_manager
 async def open_sqlite(
     path: Path, rules: Rules[State, Data], *, connect: Connect = StandardConnection, journal: Journal = "auto"
 ) -> AsyncIterator[Store[State, Data]]:
@@ -179,3 +179,6 @@ def _again(error: StoreError) -> StoreError:
     if type(error) in (StoreFull, StoreFailed):
         return type(error)(str(error))
     return error
+
+
+protect_package("muxkit.protocols.restream")
