@@ -5,6 +5,7 @@ without a word.
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -208,6 +209,7 @@ class Peer:
     all_said: bool = True
     mentioned: set[int] = field(default_factory=set)
     live: bool = False
+    told: Callable[[], None] = lambda: None  # called when the other side has shut down, and when a connection is over
 
     # Commands
 
@@ -272,6 +274,7 @@ class Peer:
             self.live = False
             self.outbox.clear()
             await wire.cut()
+            self.told()
 
     async def _write(self, wire: Wire) -> None:
         while True:
@@ -407,6 +410,7 @@ class Peer:
             self.pongs += 1
         elif kind == SHUTDOWN:
             self.link.their_shutdown = True
+            self.told()
         elif kind == RESUME:
             if not self.resuming:
                 raise Violation("relink-R01", "a resume on a new link, or a second one")
