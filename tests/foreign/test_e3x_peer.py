@@ -315,36 +315,103 @@ async def test_a_lost_opening_costs_seconds_not_minutes(role: str, autojump_cloc
 
 
 @pytest.mark.clause("e3x-M06", "e3x-M07")
-async def test_a_lowered_window_holds_for_what_is_sent_again(autojump_clock: MockClock) -> None:
-    peer = Peer(is_odd=False)
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("lowered", [1, 10, 39])
+async def test_a_lowered_window_holds_for_what_is_sent_again(
+    role: str, lowered: int, autojump_clock: MockClock
+) -> None:
+    peer = Peer(is_odd=role == "server")
+    messages = [b"%d" % number for number in range(80)]
+    highest: list[int] = []
 
-    def only() -> Channel:
-        return next(each for each in peer.channels.values() if each.type == "test")
+    def only() -> Channel | None:
+        return next((each for each in peer.channels.values() if each.type == "test" and each.seen), None)
 
-    async def drive(session: e3x.Session) -> None:
-        async with session.open(type="test") as channel:
-            for number in range(40):
-                await channel.send(b"%d" % number)
-            await trio.sleep(0.5)
-            assert max(only().seen) > 20
-            peer.window = 10  # of 40 that are under way
-            peer.out.append(packet({"c": only().id, "ack": only().done, "miss": [10]}))
-            await trio.sleep(8)
-            peer.window = 50
-            peer.resume(only())
-            await channel.finish()
-            await channel.delivered()
+    async def pour(channel: muxkit.Channel) -> None:
+        for message in messages:
+            await channel.send(message)
+        await channel.finish()
 
-    async def pause() -> None:
-        while not any(each.type == "test" for each in peer.channels.values()):
-            await trio.lowlevel.checkpoint()
-        only().is_paused = True
+    async def lower(wire: Wire) -> None:
+        """Take nothing, lower the window under what is under way, and go on later."""
+        await wire.until(lambda: only() is not None)
+        channel = only()
+        assert channel is not None
+        channel.is_paused = True
+        await wire.until(lambda: len(channel.seen) > 40)
+        peer.window = lowered
+        peer.out.append(packet({"c": channel.id, "ack": channel.done, "miss": [lowered]}))
+        await wire.idle(8)
+        highest.append(max(channel.seen))
+        peer.window = 50
+        peer.resume(channel)
+        await wire.until(lambda: channel.has_ended)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(pause)
-        await plain_client(drive, peer)
+    if role == "client":
+        here, there = packets()
+        wire = Wire(peer, there)
+
+        async def talk() -> None:
+            await lower(wire)
+            await wire.until(lambda: False, math.inf)
+
+        with trio.fail_after(300):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(talk)
+                async with (
+                    e3x.session(here, role="connector", linger=60) as session,
+                    session.open(type="test") as channel,
+                ):
+                    await pour(channel)
+                    await channel.delivered()
+                nursery.cancel_scope.cancel()
+        noted("client", wire)
+    else:
+
+        async def handler(session: e3x.Session) -> None:
+            async for channel in session.incoming():
+                async with channel:
+                    await pour(channel)
+
+        async def ask(wire: Wire) -> None:
+            peer.end(peer.open())
+            await lower(wire)
+
+        await plain_server(handler, peer, ask)
     assert peer.refusals == []
-    assert only().messages == [b"%d" % number for number in range(40)]
+    channel_ = only()
+    assert channel_ is not None
+    assert channel_.messages == messages
+    assert highest[0] <= 51  # nothing new above the window that was known before
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_an_idle_session_says_nothing_that_the_document_forbids(role: str, autojump_clock: MockClock) -> None:
+    peer = Peer(is_odd=role == "server")
+    peer.echoes = True
+    if role == "client":
+
+        async def drive(session: e3x.Session) -> None:
+            async with session.open(type="test") as channel:
+                for message in (b"before", b"after"):
+                    await channel.send(message)
+                    assert await channel.receive() == message
+                    await trio.sleep(70)
+
+        wire = await plain_client(drive, peer)
+    else:
+
+        async def talk(wire: Wire) -> None:
+            channel = peer.open()
+            for number, message in enumerate((b"before", b"after"), 1):
+                peer.send(channel, message)
+                assert await wire.until(lambda number=number: len(channel.messages) == number)  # type: ignore[misc]
+                await wire.idle(70)
+
+        peer.echoes = False
+        wire = await plain_server(echo, peer, talk)
+    assert peer.refusals == []
+    assert wire.inward.count > 4
 
 
 @pytest.mark.clause("e3x-M06")
