@@ -4,6 +4,7 @@ It keeps 50 packets ahead of what was processed and drops what is above without 
 names what is missing, and sends its last packet again after two seconds of silence.
 """
 
+import contextlib
 import json
 import math
 import random
@@ -432,7 +433,7 @@ class Datagrams:
 
 
 class Packets(trio.abc.Channel[bytes]):
-    """One end of a line without a kernel: what was sent is there at once, so that a virtual clock cannot run ahead of it."""
+    """One end of a line in memory: what was sent is there at once, so that a virtual clock cannot run ahead of it."""
 
     def __init__(self, out: trio.MemorySendChannel[bytes], back: trio.MemoryReceiveChannel[bytes]) -> None:
         self._out, self._back = out, back
@@ -490,7 +491,5 @@ class Wire:
         for data in sent:
             for each in self.outward.through(data):
                 self.peer.delivered(each)
-                try:
+                with contextlib.suppress(trio.BrokenResourceError):  # nobody is there
                     await self.line.send(each)
-                except trio.BrokenResourceError:  # nobody is there
-                    pass

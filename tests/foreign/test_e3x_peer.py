@@ -241,14 +241,13 @@ async def test_our_client_speaks_over_udp() -> None:
         async with bound() as (socket, address), trio.open_nursery() as nursery:
             wire = Wire(peer, Datagrams(socket, None))
             nursery.start_soon(wire.until, lambda: False, math.inf)
-            async with (
-                muxkit.connect(f"e3x+udp://127.0.0.1:{address[1]}", linger=60) as session,
-                session.open(type="test") as channel,
-            ):
-                for message in OVER_UDP:
-                    await channel.send(message)
-                await channel.finish()
-                got.extend([message async for message in channel])
+            async with muxkit.connect(f"e3x+udp://127.0.0.1:{address[1]}", linger=60) as session:
+                assert isinstance(session, e3x.Session)
+                async with session.open(type="test") as channel:
+                    for message in OVER_UDP:
+                        await channel.send(message)
+                    await channel.finish()
+                    got.extend([message async for message in channel])
             nursery.cancel_scope.cancel()
     noted("client", wire)
     assert peer.refusals == []

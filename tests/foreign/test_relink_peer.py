@@ -106,7 +106,10 @@ async def against_our_listener(plan: Plan, tx: bool, late: bool) -> str:
 
         async def listen(task_status: trio.TaskStatus[relink.Listening]) -> None:
             await relink.listen(
-                {"": relink.Endpoint(handle, config(tx))}, "relink+tcp://127.0.0.1:0", linger=60, task_status=task_status
+                {"": relink.Endpoint(handle, config(tx))},
+                "relink+tcp://127.0.0.1:0",
+                linger=60,
+                task_status=task_status,
             )
 
         listening = await nursery.start(listen)

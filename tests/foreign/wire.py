@@ -47,7 +47,7 @@ def uncut(_: int) -> Cutting:
 
 
 def share(size: int, step: int, seed: int, *variant: object) -> range:
-    """Give each `step`th number from 1 to below `size`; the seeds 0 to `step` - 1 share out all, each variant in another order."""
+    """Give each `step`th number from 1 to below `size`, so that the seeds from 0 to below `step` share out all."""
     return range(1 + (seed + zlib.crc32(repr(variant).encode())) % step, size, step)
 
 
