@@ -362,16 +362,17 @@ async def test_our_server_refuses_what_the_document_forbids(clause: str, carrier
     ],
 )
 async def test_our_server_refuses_a_broken_carrier(data: bytes) -> None:
-    plain = Peer(is_client=False)
-    plain.receive(data)
-    assert len(plain.refusals) == 1
+    strict = Peer(is_client=False)
+    strict.receive(data)
+    assert len(strict.refusals) == 1
 
     async def talk(wire: Wire) -> None:
         wire.peer.out = bytearray(data)
         await wire.until(lambda: False)
 
-    plain.is_silent = True
-    raised = await with_server(take, plain, talk)
+    silent = Peer(is_client=True)
+    silent.is_silent = True
+    raised = await with_server(take, silent, talk)
     assert isinstance(raised, muxkit.LinkLost)
     assert isinstance(raised.__cause__, muxkit.RemoteProtocolError)
 
