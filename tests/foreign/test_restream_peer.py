@@ -158,6 +158,62 @@ async def test_a_plain_client_reads_from_our_server_with_cuts_at_every_byte(
     assert not faults, report(faults)
 
 
+@pytest.mark.clause("restream-S06", "restream-S16", "restream-S22")
+@pytest.mark.parametrize(("way", "bytes_"), [("sends", 300), ("takes", 300)])
+@pytest.mark.seeds(1, soak=11)
+async def test_our_client_reads_a_feed_that_grows_while_it_reads(way: str, bytes_: int, seed: int) -> None:
+    for size in share(bytes_, 11, seed, way, "feed"):
+        server = plain.Server(cuts(way, size))
+        session = server.sessions[UUID] = plain.Session({}, [], is_feed=True)
+        got: list[object] = []
+        async with trio.open_nursery() as nursery:
+            port = await nursery.start(server.serve)
+            with trio.fail_after(60):
+                config = restream.ClientConfig(ack_every=1)
+                async with restream.stream(f"restream+tcp://127.0.0.1:{port}", uuid=UUID, config=config) as reader:
+                    with contextlib.suppress(restream.StreamRefused):
+                        for number in range(8):
+                            session.append(100 + number)
+                            if number % 2:  # two at a time
+                                got += [(await reader.receive()).data for _ in range(2)]
+            nursery.cancel_scope.cancel()
+        noted(server)
+        assert not server.refusals, f"cut at {size}: {server.refusals}\n{server.wires}"
+        assert got == [{"value": 100 + number} for number in range(8)], f"cut at {size}: {got}\n{server.wires}"
+
+
+@pytest.mark.clause("restream-S06", "restream-S20", "restream-S22")
+@pytest.mark.parametrize(("way", "bytes_"), [("sends", 300), ("takes", 300)])
+@pytest.mark.parametrize("ack_every", [1, 3, None])
+@pytest.mark.seeds(1, soak=11)
+async def test_a_plain_client_reads_a_feed_of_our_server(
+    way: str, bytes_: int, ack_every: int | None, seed: int
+) -> None:
+    async with restream.open_store("memory:") as store, trio.open_nursery() as nursery:
+        serve = functools.partial(restream.serve, application=restream.Fed())
+        served = await nursery.start(serve, "restream+tcp://127.0.0.1:0", store)
+        for size in share(bytes_, 11, seed, way, ack_every, "feed"):
+            uuid = restream.new_uuid()
+            await store.register(uuid, {}, params={}, attached=False)
+            client = plain.Client(int(served.url.rpartition(":")[2]), uuid, 8, cuts(way, size), ack_every, is_feed=True)
+
+            async def feed(client: plain.Client, uuid: str) -> None:
+                for number in range(8):
+                    await store.append(uuid, {"value": 100 + number})
+                    while number % 2 and client.last <= number:  # the next two come when these have arrived
+                        await client.came.wait()
+
+            with trio.fail_after(60):
+                async with trio.open_nursery() as conversation:
+                    conversation.start_soon(feed, client, uuid)
+                    got = await client.run()
+                    conversation.cancel_scope.cancel()
+            note("restream", "server", client.refusals, sum(wire.was_cut for wire in client.wires))
+            assert not client.refusals, f"cut at {size}: {client.refusals}\n{client.wires}"
+            assert got == [100 + number for number in range(8)], f"cut at {size}: {got}"
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("way", ["sends", "takes"])
 async def test_the_plain_peers_find_nothing_in_each_other(way: str) -> None:
     for size in range(1, 300, 7):
