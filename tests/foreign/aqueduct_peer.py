@@ -225,7 +225,7 @@ class Peer:
             self._write(self._open(), bytes([ROUTE]) + varint(channel) + frame, last=True)
         elif how == "datagram":
             sequence = self._version() + bytes([ROUTE]) + varint(channel) + frame
-            self.out += bytes([DATAGRAM]) + varbytes(sequence)
+            self._put_datagram(sequence)
 
     def count(self, channel: int) -> None:
         """Tell how many datagrams have been sent since the last time."""
@@ -303,7 +303,16 @@ class Peer:
             return
         stream.ended = True
         if stream.number is not None:
-            self.out += bytes([RESET]) + varint(stream.number)
+            self._put_reset(stream.number)
+
+    def _put(self, number: int, part: bytes, *, last: bool) -> None:
+        self.out += bytes([LAST if last else DATA]) + varint(number) + varbytes(part)
+
+    def _put_reset(self, number: int) -> None:
+        self.out += bytes([RESET]) + varint(number)
+
+    def _put_datagram(self, sequence: bytes) -> None:
+        self.out += bytes([DATAGRAM]) + varbytes(sequence)
 
     def _pump(self) -> None:
         for stream in self._mine:
@@ -319,8 +328,7 @@ class Peer:
             stream.credit -= len(part)
             stream.ended = stream.is_last and not stream.buffer
             if part or stream.ended:
-                kind = LAST if stream.ended else DATA
-                self.out += bytes([kind]) + varint(stream.number) + varbytes(part)
+                self._put(stream.number, part, last=stream.ended)
 
     # ------------------------------------------------------------ the carrier
 
@@ -567,6 +575,9 @@ class Peer:
             raise Refused(f"aqueduct-E26: a second message on the oneshot channel {channel}")
         if stream.is_datagram and number in self.deaf:
             known.add(number)
+            return
+        if stream.is_datagram and number < state.reported:
+            known.add(number)  # it was overtaken by the count, and has been reported as lost
             return
         for attached, _ in attachments:
             if attached & 1 == self.me:

@@ -4,11 +4,13 @@ It keeps 50 packets ahead of what was processed and drops what is above without 
 names what is missing, and sends its last packet again after two seconds of silence.
 """
 
+import contextlib
 import json
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
@@ -97,7 +99,14 @@ class Channel:
 class Peer:
     """One end of a session as packets in and packets out; what it refuses stands in `refusals`."""
 
-    def __init__(self, *, is_odd: bool, now: Callable[[], float] = trio.current_time, knows_frag: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        is_odd: bool,
+        now: Callable[[], float] = trio.current_time,
+        knows_frag: bool = True,
+        settled: float = SETTLED,
+    ) -> None:
         self.out: list[bytes] = []
         self.refusals: list[str] = []
         self.channels: dict[int, Channel] = {}
@@ -107,6 +116,7 @@ class Peer:
         self.knows_frag = knows_frag
         self.resends = 0
         self._now = now
+        self._settled = settled  # endless where the other side may be slow, which excuses what came before it knew
         self._next = 1 if is_odd else 2
 
     # ------------------------------------------------------------ what the test says
@@ -238,7 +248,7 @@ class Peer:
             raise Refused(f"e3x-A08: a packet that says nothing, {head}")
 
     def _known(self, times: dict[int, float]) -> set[int]:
-        return {number for number, at in times.items() if self._now() - at > SETTLED}
+        return {number for number, at in times.items() if self._now() - at > self._settled}
 
     def _judge_acks(self, channel: Channel, head: dict[str, Any]) -> None:
         if "ack" not in head:
@@ -284,8 +294,8 @@ class Peer:
             raise Refused(f"e3x-S01: packet {number} behind the end, {channel.end_at}")
         if head.get("end"):
             channel.end_at = number
-        settled = [(ack, limit) for at, ack, limit in channel.told if self._now() - at > SETTLED]
-        fresh = [limit for at, _, limit in channel.told if self._now() - at <= SETTLED]
+        settled = [(ack, limit) for at, ack, limit in channel.told if self._now() - at > self._settled]
+        fresh = [limit for at, _, limit in channel.told if self._now() - at <= self._settled]
         latest = max(settled, key=lambda told: told[0], default=(0, BUFFER))
         lately = [limit for ack, limit in settled if ack == latest[0]][-1:] or [BUFFER]
         if number > max([*lately, *fresh]):
@@ -293,7 +303,7 @@ class Peer:
         if number <= latest[0]:
             raise Refused(f"e3x-M09: packet {number} again, {latest[0]} are confirmed")
         times = channel.seen_at.setdefault(number, [])
-        if len(times) > 1 and self._now() - times[-1] < REPEAT - SETTLED:
+        if len(times) > 1 and self._now() - times[-1] < REPEAT - self._settled:
             raise Refused(f"e3x-M10: packet {number} again after {self._now() - times[-1]:.3f} s")
         times.append(self._now())
 
@@ -399,18 +409,58 @@ class Weather:
         return [data] * (1 + (self._random.random() < self.twice)) + kept
 
 
-class Wire:
-    """Runs a peer on a datagram socket, through weather in both directions."""
+class Line(Protocol):
+    """What carries packets to the other side and back."""
 
-    def __init__(
-        self,
-        peer: Peer,
-        socket: trio.socket.SocketType,
-        address: tuple[str, int] | None = None,
-        out: Weather | None = None,
-        back: Weather | None = None,
-    ) -> None:
-        self.peer, self._socket, self._address = peer, socket, address
+    async def send(self, value: bytes, /) -> None: ...
+
+    async def receive(self) -> bytes: ...
+
+
+class Datagrams:
+    """A line over a UDP socket, to the address that was heard last."""
+
+    def __init__(self, socket: trio.socket.SocketType, address: tuple[str, int] | None) -> None:
+        self._socket, self._address = socket, address
+
+    async def send(self, value: bytes, /) -> None:
+        if self._address is not None:
+            await self._socket.sendto(value, self._address)
+
+    async def receive(self) -> bytes:
+        data, self._address = await self._socket.recvfrom(65536)
+        return data
+
+
+class Packets(trio.abc.Channel[bytes]):
+    """One end of a line in memory: what was sent is there at once, so that a virtual clock cannot run ahead of it."""
+
+    def __init__(self, out: trio.MemorySendChannel[bytes], back: trio.MemoryReceiveChannel[bytes]) -> None:
+        self._out, self._back = out, back
+
+    async def send(self, value: bytes, /) -> None:
+        await self._out.send(bytes(value))
+
+    async def receive(self) -> bytes:
+        return await self._back.receive()
+
+    async def aclose(self) -> None:
+        self._out.close()
+        self._back.close()
+        await trio.lowlevel.checkpoint()
+
+
+def packets() -> tuple[Packets, Packets]:
+    """Both ends of a line in memory."""
+    there, here = trio.open_memory_channel[bytes](math.inf), trio.open_memory_channel[bytes](math.inf)
+    return Packets(there[0], here[1]), Packets(here[0], there[1])
+
+
+class Wire:
+    """Runs a peer on a line, through weather in both directions."""
+
+    def __init__(self, peer: Peer, line: Line, out: Weather | None = None, back: Weather | None = None) -> None:
+        self.peer, self.line = peer, line
         self.outward, self.inward = out or Weather(), back or Weather()
 
     async def until(self, fact: Callable[[], bool], patience: float = 60.0) -> bool:
@@ -419,7 +469,10 @@ class Wire:
             await self.flush()
             while not fact():
                 with trio.move_on_after(0.25):
-                    data, self._address = await self._socket.recvfrom(65536)
+                    try:
+                        data = await self.line.receive()
+                    except trio.EndOfChannel:  # packets have no end: nothing comes any more
+                        await trio.sleep_forever()
                     self.peer.judge(data)
                     for each in self.inward.through(data):
                         self.peer.receive(each)
@@ -437,6 +490,6 @@ class Wire:
         sent, self.peer.out = self.peer.out, []
         for data in sent:
             for each in self.outward.through(data):
-                if self._address is not None:
-                    self.peer.delivered(each)
-                    await self._socket.sendto(each, self._address)
+                self.peer.delivered(each)
+                with contextlib.suppress(trio.BrokenResourceError):  # nobody is there
+                    await self.line.send(each)

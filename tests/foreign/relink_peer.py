@@ -5,6 +5,7 @@ without a word.
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -28,9 +29,14 @@ def general(kind: int) -> bytes:
     return bytes([kind << 5]) + bytes(7)
 
 
-def control(form: int, kind: int, channel: int, number: int | None = None) -> bytes:
-    head = struct.pack("<BBH", 1 | form << 2 | kind << 5, 0, channel)
-    return head + (bytes(4) if number is None else struct.pack("<I", number & NONE))
+LETTERS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # of struct, by the bytes of a channel id
+
+
+def control(form: int, kind: int, channel: int, number: int | None = None, *, size: int = 2) -> bytes:
+    head = struct.pack(f"<BB{LETTERS[size]}", 1 | form << 2 | kind << 5, 0, channel)
+    if number is not None:
+        head += bytes(-len(head) % 4) + struct.pack("<I", number & NONE)
+    return head + bytes(-len(head) % 8)
 
 
 def multicast(form: int, kind: int, channels: list[int]) -> bytes:
@@ -38,11 +44,12 @@ def multicast(form: int, kind: int, channels: list[int]) -> bytes:
     return data + bytes(-len(data) % 8)
 
 
-def message(channels: list[int], parts: list[bytes]) -> bytes:
+def message(channels: list[int], parts: list[bytes], *, size: int = 2) -> bytes:
     large, long = any(len(part) > 65535 for part in parts), len(parts) > 255
     head = bytes([1 | (len(channels) != 1) << 1 | MESSAGE << 2 | long << 5 | large << 6, 0 if long else len(parts)])
     count = struct.pack("<HI", 0, len(channels)) if len(channels) != 1 else b""
-    data = head + count + struct.pack(f"<{len(channels)}H", *channels)
+    data = head + count + struct.pack(f"<{len(channels)}{LETTERS[size]}", *channels)
+    data += bytes(-len(data) % 2)
     if long:
         data += struct.pack("<I", len(parts))
     if large:
@@ -63,10 +70,12 @@ class Packet:
 
 
 class Parser:
-    """Reads packets with 2-byte channel ids, and refuses padding that is not zero."""
+    """Reads packets, and refuses padding that is not zero."""
 
-    def __init__(self) -> None:
+    def __init__(self, theirs: int = 2, ours: int = 2) -> None:
+        """Take the bytes of a channel id for their channels, and for ours, which their acknowledgements name."""
         self.data = b""
+        self.theirs, self.ours = theirs, ours
 
     def _need(self, size: int) -> None:
         if len(self.data) < size:
@@ -105,9 +114,10 @@ class Parser:
             self._zero(2, 4)
             [count] = struct.unpack_from("<I", self.data, 4)
             at = 8
-        self._need(at + 2 * count)
-        packet = Packet(form, kind, list(struct.unpack_from(f"<{count}H", self.data, at)))
-        at += 2 * count
+        size = self.ours if form in (ACK, SEQ_ACK) else self.theirs
+        self._need(at + size * count)
+        packet = Packet(form, kind, list(struct.unpack_from(f"<{count}{LETTERS[size]}", self.data, at)))
+        at += size * count
         if form in (SEQ_OPERATION, SEQ_ACK):
             self._zero(at, up(at, 4))
             at = up(at, 4)
@@ -121,6 +131,8 @@ class Parser:
 
     def _parts(self, packet: Packet, at: int) -> int:
         count = self.data[1]
+        self._zero(at, up(at, 2))
+        at = up(at, 2)
         if packet.kind & 1:
             self._need(at + 4)
             [count] = struct.unpack_from("<I", self.data, at)
@@ -192,6 +204,7 @@ class Peer:
     our_transactions: bool = False
     their_transactions: bool = False
     name: bytes = b""
+    sizes: tuple[int, int] = (2, 2)  # bytes of a channel id: the connector's, the listener's
     plan: Plan = uncut
     late_resume: bool = False  # say our part of a resumption only when the other side's is complete
     refusals: list[Refusal] = field(default_factory=list)
@@ -202,12 +215,22 @@ class Peer:
     over: bool = False
     pongs: int = 0
     outbox: bytearray = field(default_factory=bytearray)
+    shared: list[list[bytes]] = field(default_factory=list)  # messages to several channels
     changed: trio.Event = field(default_factory=trio.Event)
     resuming: bool = False  # the other side's resume is due
     said: set[int] = field(default_factory=set)  # incoming channels that may carry messages in this connection
     all_said: bool = True
     mentioned: set[int] = field(default_factory=set)
     live: bool = False
+    told: Callable[[], None] = lambda: None  # called when the other side has shut down, and when a connection is over
+
+    @property
+    def _our_size(self) -> int:
+        return self.sizes[not self.connector]
+
+    @property
+    def _their_size(self) -> int:
+        return self.sizes[self.connector]
 
     # Commands
 
@@ -215,14 +238,22 @@ class Peer:
         out = self.link.out.setdefault(channel, Outgoing())
         out.messages.append(list(parts))
         if self.live and out.named and not self.resuming:
-            self._put(message([channel], list(parts)))
+            self._put(message([channel], list(parts), size=self._our_size))
+
+    def multicast(self, channels: list[int], *parts: bytes) -> None:
+        """Send one packet to channels that had no other messages; a resumption sends it again to those that miss it."""
+        shared = list(parts)
+        self.shared.append(shared)
+        for channel in channels:
+            self.link.out.setdefault(channel, Outgoing()).messages.append(shared)
+        assert not self.live
 
     def decide(self, channel: int, operation: int) -> None:
         out = self.link.out[channel]
         through = len(out.messages) - 1
         out.decisions.append((operation, through))
         if self.live and not self.resuming:
-            self._put(control(SEQ_OPERATION, operation, channel, through))
+            self._tell(SEQ_OPERATION, operation, channel, through)
 
     def close(self, channel: int) -> None:
         self.link.out.setdefault(channel, Outgoing()).closing = True
@@ -256,7 +287,7 @@ class Peer:
         wire = Wire(stream, self.plan(len(self.wires)))
         self.wires.append(wire)
         try:
-            parser = Parser()
+            parser = Parser(self._their_size, self._our_size)
             await (self._greet(wire, parser) if self.connector else self._answer(wire, parser))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write, wire)
@@ -272,6 +303,7 @@ class Peer:
             self.live = False
             self.outbox.clear()
             await wire.cut()
+            self.told()
 
     async def _write(self, wire: Wire) -> None:
         while True:
@@ -295,7 +327,7 @@ class Peer:
         if await self._exactly(wire, parser, 8) != bytes(8):
             raise Violation("relink-H06", "another version than 0")
         flags = self.our_transactions | self.their_transactions << 1
-        data = bytes([len(self.name)]) + self.name + bytes([2, 2, flags])
+        data = bytes([len(self.name)]) + self.name + bytes([*self.sizes, flags])
         await wire.send(data + bytes(-len(data) % 8) + struct.pack("<QQ", self.link.epoch, self.link.id))
         epoch, number = struct.unpack("<QQ", await self._exactly(wire, parser, 16))
         if not 0 < number < 1 << 63 or not epoch:
@@ -316,7 +348,9 @@ class Peer:
         size = (await self._exactly(wire, parser, 1))[0]
         if await self._exactly(wire, parser, size) != self.name:
             raise Violation("relink-H22", "another endpoint name")
-        if await self._exactly(wire, parser, 3) != bytes([2, 2, self.their_transactions | self.our_transactions << 1]):
+        if await self._exactly(wire, parser, 3) != bytes(
+            [*self.sizes, self.their_transactions | self.our_transactions << 1]
+        ):
             raise Violation("relink-H23", "other sizes or flags")
         if any(await self._exactly(wire, parser, -(size + 4) % 8)):
             raise Violation("relink-H17", "padding")
@@ -341,29 +375,44 @@ class Peer:
     def _say_all(self) -> None:
         for channel, one in self.link.incoming.items():
             self.said.add(channel)
-            self._put(control(SEQ_ACK, RECEIVED, channel, one.received))
-            self._put(control(SEQ_ACK, CONSUMED, channel, one.consumed))
+            self._tell(SEQ_ACK, RECEIVED, channel, one.received)
+            self._tell(SEQ_ACK, CONSUMED, channel, one.consumed)
             for outcome, through in one.outcomes:
-                self._put(control(SEQ_ACK, outcome, channel, through))
+                self._tell(SEQ_ACK, outcome, channel, through)
         self._put(general(RESUME))
         self.all_said = True
 
     def _resend(self) -> None:
+        starts = {}
         for channel, out in list(self.link.out.items()):
             for operation, through in out.decisions:
                 if through > out.cursors[COMMITTED] and through <= out.cursors[RECEIVED]:
-                    self._put(control(SEQ_OPERATION, operation, channel, through))
-            start = max(out.cursors[RECEIVED], out.cursors[CONSUMED]) + 1
-            for number in range(start, len(out.messages)):
-                self._put(message([channel], out.messages[number]))
+                    self._tell(SEQ_OPERATION, operation, channel, through)
+            starts[channel] = max(out.cursors[RECEIVED], out.cursors[CONSUMED]) + 1
+        for parts in self.shared:  # these are the first of their channels
+            missing = [
+                channel
+                for channel, out in self.link.out.items()
+                if any(each is parts for each in out.messages[starts[channel] :])
+            ]
+            if missing:
+                self._put(message(missing, parts, size=self._our_size))
+        for channel, out in list(self.link.out.items()):
+            for number in range(starts[channel], len(out.messages)):
+                if not any(out.messages[number] is parts for parts in self.shared):
+                    self._put(message([channel], out.messages[number], size=self._our_size))
                 for operation, through in out.decisions:
                     if through == number:
-                        self._put(control(SEQ_OPERATION, operation, channel, through))
+                        self._tell(SEQ_OPERATION, operation, channel, through)
             if out.close_sent:
-                self._put(control(OPERATION, CLOSE, channel))
+                self._tell(OPERATION, CLOSE, channel)
         if self.link.our_shutdown:
             self._put(general(SHUTDOWN))
         self._close_done()
+
+    def _tell(self, form: int, kind: int, channel: int, number: int | None = None) -> None:
+        size = self._their_size if form in (ACK, SEQ_ACK) else self._our_size
+        self._put(control(form, kind, channel, number, size=size))
 
     def _close_done(self) -> None:
         """Close what is consumed, and shut down when no channel is left."""
@@ -372,7 +421,7 @@ class Peer:
         for channel, out in self.link.out.items():
             if out.closing and not out.close_sent and out.settled(self.our_transactions) == len(out.messages):
                 out.close_sent = True
-                self._put(control(OPERATION, CLOSE, channel))
+                self._tell(OPERATION, CLOSE, channel)
         if self.want_shutdown and not self.link.out and not self.link.our_shutdown:
             self.link.our_shutdown = True
             self._put(general(SHUTDOWN))
@@ -407,6 +456,7 @@ class Peer:
             self.pongs += 1
         elif kind == SHUTDOWN:
             self.link.their_shutdown = True
+            self.told()
         elif kind == RESUME:
             if not self.resuming:
                 raise Violation("relink-R01", "a resume on a new link, or a second one")
@@ -431,21 +481,22 @@ class Peer:
         one.received += 1
         if self.their_transactions:
             one.held[one.received] = parts
-            self._put(control(SEQ_ACK, RECEIVED, channel, one.received))
+            self._tell(SEQ_ACK, RECEIVED, channel, one.received)
             return
         one.consumed = one.received
         self.got.setdefault(channel, []).append(parts)
         # Both forms of the acknowledgement in turn.
-        self._put(
-            control(SEQ_ACK, CONSUMED, channel, one.consumed) if one.consumed % 2 else control(ACK, CONSUMED, channel)
-        )
+        if one.consumed % 2:
+            self._tell(SEQ_ACK, CONSUMED, channel, one.consumed)
+        else:
+            self._tell(ACK, CONSUMED, channel)
 
     def _operation(self, channel: int, packet: Packet, many: bool) -> None:
         one = self.link.incoming.get(channel)
         if packet.kind == CLOSE:
             self.link.incoming.pop(channel, None)
             if one is not None or not many:
-                self._put(control(ACK, CLOSED, channel))
+                self._tell(ACK, CLOSED, channel)
             return
         if not self.their_transactions:
             raise Violation("relink-T06", f"operation {packet.kind} on channel {channel} without transactions")
@@ -462,8 +513,8 @@ class Peer:
                 if outcome == COMMITTED:
                     self.got.setdefault(channel, []).append(parts)
                 one.outcomes.append((outcome, number))
-                self._put(control(SEQ_ACK, outcome, channel, number))
-        self._put(control(SEQ_ACK, CONSUMED, channel, one.consumed))
+                self._tell(SEQ_ACK, outcome, channel, number)
+        self._tell(SEQ_ACK, CONSUMED, channel, one.consumed)
 
     def _ack(self, channel: int, packet: Packet) -> None:
         out = self.link.out.get(channel)

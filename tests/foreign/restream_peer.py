@@ -70,10 +70,18 @@ class Session:
     acked: int = 0
     resumed: int = 0
     wire: Wire | None = None
+    is_feed: bool = False  # it grows, and has no last message
+    grown: trio.Event = field(default_factory=trio.Event)
+
+    def append(self, value: int) -> None:
+        """Let a feed grow."""
+        self.values.append(value)
+        self.grown.set()
+        self.grown = trio.Event()
 
     def message(self, number: int) -> bytes:
         data = {"value": self.values[number - 1]}
-        if number == len(self.values):
+        if number == len(self.values) and not self.is_feed:
             data["crc"] = crc_of(self.values)
         return line_of({"id": number, "data": data})
 
@@ -183,8 +191,13 @@ class Server:
             self.finished.add(uuid)
 
     async def _stream(self, wire: Wire, uuid: str, session: Session, behind: int) -> None:
+        number = behind
         try:
-            for number in range(behind + 1, len(session.values) + 1):
+            while session.is_feed or number < len(session.values):
+                if number == len(session.values):
+                    await session.grown.wait()
+                    continue
+                number += 1
                 session.sent = max(session.sent, number)  # before, since a cut may come behind the line feed
                 await wire.send(session.message(number))
                 await trio.sleep(self.pause)
@@ -224,6 +237,8 @@ class Client:
     count: int
     plan: Plan = uncut
     ack_every: int | None = 1
+    is_feed: bool = False  # of a session that exists and has no last message; the client leaves behind `count`
+    came: trio.Event = field(default_factory=trio.Event)
     refusals: list[Refusal] = field(default_factory=list)
     wires: list[Wire] = field(default_factory=list)
     lines: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -241,13 +256,13 @@ class Client:
             except Violation as violation:
                 self.refusals.append(violation.refusal)
             except LineCut:
-                pass
+                self.done = self.is_feed and self.last == self.count  # nothing more would come
             finally:
                 await wire.cut()
         return [self.lines[number]["value"] for number in sorted(self.lines)]
 
     async def _converse(self, wire: Wire) -> None:
-        first = {"state": self.last} if self.last else {"params": {"count": self.count}}
+        first = {"state": self.last} if self.last or self.is_feed else {"params": {"count": self.count}}
         await wire.send(line_of({"uuid": self.uuid, **first}))
         lines = Lines(wire)
         expected = self.last + 1
@@ -257,8 +272,12 @@ class Client:
             self._check(message, expected)
             expected += 1
             self.last = max(self.last, message["id"])
+            self.came.set()
+            self.came = trio.Event()
             if self.ack_every and self.last % self.ack_every == 0:
                 await wire.send(line_of({"uuid": self.uuid, "ack": self.last}))
+            if self.is_feed and self.last == self.count:
+                break
         if self.last == self.count:
             self.done = True
         elif wire.cutting == Cutting():
@@ -272,9 +291,9 @@ class Client:
         if type(data) is not dict:
             raise Violation("restream-S07", f"data is {data!r}")
         uint(data, "value", U32, "restream-S07")
-        if ("crc" in data) != (number == self.count):
+        if ("crc" in data) != (number == self.count and not self.is_feed):
             raise Violation("restream-S10", f"message {number} of {self.count} is {message!r}")
         if self.lines.setdefault(number, data) != data:
             raise Violation("restream-S20", f"message {number} was {self.lines[number]!r} and is {data!r}")
-        if number == self.count and data["crc"] != crc_of([self.lines[n]["value"] for n in range(1, number + 1)]):
+        if "crc" in data and data["crc"] != crc_of([self.lines[n]["value"] for n in range(1, number + 1)]):
             raise Violation("restream-S12", f"crc {data['crc']} is wrong")

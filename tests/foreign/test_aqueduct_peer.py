@@ -1,6 +1,7 @@
-"""Our client and our server of Aqueduct over TCP against a plain peer that was written from the documents alone."""
+"""Our Aqueduct over TCP and QUIC against a plain peer that was written from the documents alone, in both roles."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
@@ -23,11 +24,14 @@ from tests.foreign.aqueduct_peer import (
     REPORT,
     ROUTE,
     VERSION,
+    Pairs,
     Peer,
     Wire,
     varbytes,
     varint,
 )
+from tests.foreign.aqueduct_quic import QuicPeer, QuicWire, certificates
+from tests.foreign.wire import note, share
 
 LARGE = bytes(range(256)) * 1200  # 300 KiB, above every first window
 
@@ -39,6 +43,8 @@ async def with_client(
     **cuts: int,
 ) -> tuple[Wire, Exception | None]:
     """Run `drive` with a client of ours and `talk`, or nothing but answers, with the plain server."""
+    if isinstance(peer, QuicPeer):
+        return await with_quic_client(drive, peer, talk)
     raised: Exception | None = None
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with listeners[0] as listener, trio.open_nursery() as nursery:
@@ -62,6 +68,7 @@ async def with_client(
                     await drive(client)
             except muxkit.LinkLost as error:
                 raised = error
+    note("aqueduct", "client", peer.refusals, bool(cuts))
     return wires[0], raised
 
 
@@ -72,6 +79,8 @@ async def with_server(
     **cuts: int,
 ) -> Exception | None:
     """Run `talk` with the plain client of a server of ours; what its handler raised comes back."""
+    if isinstance(peer, QuicPeer):
+        return await with_quic_server(handler, peer, talk)
     raised: Exception | None = None
     over = trio.Event()
 
@@ -96,7 +105,92 @@ async def with_server(
                 await wire.until(lambda: False)
                 await over.wait()
         nursery.cancel_scope.cancel()
+    note("aqueduct", "server", peer.refusals, bool(cuts))
     return raised
+
+
+@asynccontextmanager
+async def datagram_socket() -> AsyncIterator[trio.socket.SocketType]:
+    with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as socket:
+        socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 4 << 20)
+        await socket.bind(("127.0.0.1", 0))
+        yield socket
+
+
+async def with_quic_client(
+    drive: Callable[[aqueduct.Client], Awaitable[None]],
+    peer: QuicPeer,
+    talk: Callable[[Wire], Awaitable[None]] | None,
+) -> tuple[Wire, Exception | None]:
+    raised: Exception | None = None
+    async with datagram_socket() as socket, trio.open_nursery() as nursery:
+        wire = QuicWire(peer, socket)
+
+        async def serve() -> None:
+            if talk is not None:
+                await talk(wire)
+            await wire.until(lambda: False)
+
+        nursery.start_soon(serve)
+        url = f"aqueduct+quic://127.0.0.1:{socket.getsockname()[1]}"
+        with trio.fail_after(60):
+            try:
+                async with muxkit.connect(url, ca=certificates()["ca"], headers=[(b"user", b"ann")]) as client:
+                    assert isinstance(client, aqueduct.Client)
+                    await drive(client)
+            except muxkit.LinkLost as error:
+                raised = error
+    note("aqueduct over QUIC", "client", peer.refusals)
+    return wire, raised
+
+
+async def with_quic_server(
+    handler: Callable[[aqueduct.Server], Awaitable[None]],
+    peer: QuicPeer,
+    talk: Callable[[Wire], Awaitable[None]],
+) -> Exception | None:
+    raised: Exception | None = None
+    over = trio.Event()
+
+    async def handle(session: muxkit.Session) -> None:
+        nonlocal raised
+        assert isinstance(session, aqueduct.Server)
+        try:
+            await handler(session)
+        except Exception as error:
+            raised = error
+            raise
+        finally:
+            over.set()
+
+    serve = partial(
+        muxkit.serve,
+        handle,
+        "aqueduct+quic://127.0.0.1:0",
+        certificate=certificates()["certificate"],
+        key=certificates()["key"],
+        headers=[(b"host", b"bob")],
+    )
+    async with datagram_socket() as socket, trio.open_nursery() as nursery:
+        served = await nursery.start(serve)
+        with trio.fail_after(60):
+            wire = QuicWire(peer, socket, ("127.0.0.1", int(served.url.rpartition(":")[2])))
+            await talk(wire)
+            await wire.until(lambda: False)
+            await over.wait()
+        nursery.cancel_scope.cancel()
+    note("aqueduct over QUIC", "server", peer.refusals)
+    return raised
+
+
+def plain(carrier: str, *, is_client: bool, grant: int = 0, headers: Pairs = (), acks_version: bool = True) -> Peer:
+    if carrier == "quic":
+        return QuicPeer(is_client=is_client, headers=headers, acks_version=acks_version)
+    return Peer(is_client=is_client, headers=headers, acks_version=acks_version, grant=grant)
+
+
+CARRIERS = pytest.mark.parametrize("carrier", ["tcp", "quic"])
+GRANTS = pytest.mark.parametrize(("carrier", "grant"), [("tcp", 0), ("tcp", 100), ("quic", 0)])
 
 
 async def take(server: aqueduct.Server) -> None:
@@ -230,16 +324,26 @@ def test_the_plain_peer_refuses_what_the_document_forbids(clause: str) -> None:
     assert [refusal.split(":")[0] for refusal in peer.refusals] == [expected]
 
 
+@CARRIERS
 @pytest.mark.parametrize("clause", sorted(ILLEGAL.keys() - TOLERATED))
-async def test_our_server_refuses_what_the_document_forbids(clause: str) -> None:
-    peer = Peer(is_client=True)
+async def test_our_server_refuses_what_the_document_forbids(clause: str, carrier: str) -> None:
+    peer = plain(carrier, is_client=True)
     peer.is_silent = True
 
     async def talk(wire: Wire) -> None:
-        peer.out = bytearray(told(*ILLEGAL[clause]))
+        if carrier == "tcp":
+            peer.out = bytearray(told(*ILLEGAL[clause]))
+        else:
+            for sequence in ILLEGAL[clause]:
+                peer.raw(sequence)
         await wire.until(lambda: False)
 
     raised = await with_server(take, peer, talk)
+    if isinstance(peer, QuicPeer):  # the handler may have ended before, but the client is told
+        assert peer.ending is not None
+        assert peer.ending[0] == 1, peer.ending
+        assert raised is None or isinstance(raised, muxkit.LinkLost)
+        return
     assert isinstance(raised, muxkit.LinkLost), raised
     assert isinstance(raised.__cause__, muxkit.RemoteProtocolError)
     assert raised.__cause__.rule is not None
@@ -258,16 +362,17 @@ async def test_our_server_refuses_what_the_document_forbids(clause: str) -> None
     ],
 )
 async def test_our_server_refuses_a_broken_carrier(data: bytes) -> None:
-    plain = Peer(is_client=False)
-    plain.receive(data)
-    assert len(plain.refusals) == 1
+    strict = Peer(is_client=False)
+    strict.receive(data)
+    assert len(strict.refusals) == 1
 
     async def talk(wire: Wire) -> None:
         wire.peer.out = bytearray(data)
         await wire.until(lambda: False)
 
-    plain.is_silent = True
-    raised = await with_server(take, plain, talk)
+    silent = Peer(is_client=True)
+    silent.is_silent = True
+    raised = await with_server(take, silent, talk)
     assert isinstance(raised, muxkit.LinkLost)
     assert isinstance(raised.__cause__, muxkit.RemoteProtocolError)
 
@@ -299,11 +404,11 @@ def replies(peer: Peer) -> Callable[[Wire], Awaitable[None]]:
     return talk
 
 
-@pytest.mark.parametrize("grant", [0, 100])
+@GRANTS
 @pytest.mark.parametrize("acks_version", [True, False])
 @pytest.mark.clause("aqueduct-V01", "aqueduct-S02", "aqueduct-S03", "aqueduct-S10", "aqueduct-S11", "aqueduct-E22")
-async def test_our_client_speaks_as_the_document_says(grant: int, acks_version: bool) -> None:
-    peer = Peer(is_client=False, grant=grant, acks_version=acks_version, headers=((b"host", b"bob"),))
+async def test_our_client_speaks_as_the_document_says(carrier: str, grant: int, acks_version: bool) -> None:
+    peer = plain(carrier, is_client=False, grant=grant, acks_version=acks_version, headers=((b"host", b"bob"),))
     got: list[bytes] = []
 
     async def drive(client: aqueduct.Client) -> None:
@@ -339,7 +444,7 @@ async def test_our_client_speaks_as_the_document_says(grant: int, acks_version: 
     box = {message.payload: message for message in peer.inbox[0]}
     (letters, headers) = box[b"letters"].attachments[0]
     assert headers == ((b"a", b"b"),)
-    assert len(peer.inbox[letters]) == 25
+    assert len(peer.inbox[letters]) == 25 or (carrier == "quic" and len(peer.inbox[letters]) >= 17)
     assert peer.ends[letters] == "finished"
     once = box[b"once"].attachments[0][0]
     assert once >> 2 & 1
@@ -350,8 +455,9 @@ async def test_our_client_speaks_as_the_document_says(grant: int, acks_version: 
 
 
 @pytest.mark.clause("aqueduct-X01", "aqueduct-A07", "aqueduct-A09")
-async def test_our_client_learns_that_a_message_was_lost_in_transit() -> None:
-    peer = Peer(is_client=False)
+@CARRIERS
+async def test_our_client_learns_that_a_message_was_lost_in_transit(carrier: str) -> None:
+    peer = plain(carrier, is_client=False)
     peer.deaf = {1}
 
     async def drive(client: aqueduct.Client) -> None:
@@ -375,8 +481,9 @@ async def test_our_client_learns_that_a_message_was_lost_in_transit() -> None:
 
 
 @pytest.mark.clause("aqueduct-L11", "aqueduct-L16")
-async def test_our_client_is_told_that_nobody_listens() -> None:
-    peer = Peer(is_client=False)
+@CARRIERS
+async def test_our_client_is_told_that_nobody_listens(carrier: str) -> None:
+    peer = plain(carrier, is_client=False)
 
     async def drive(client: aqueduct.Client) -> None:
         await client.entrypoint.send(b"one")
@@ -396,11 +503,11 @@ async def test_our_client_is_told_that_nobody_listens() -> None:
 # ---------------------------------------------------------------- our server and a plain client
 
 
-@pytest.mark.parametrize("grant", [0, 100])
+@GRANTS
 @pytest.mark.parametrize("acks_version", [True, False])
 @pytest.mark.clause("aqueduct-V01", "aqueduct-H02", "aqueduct-A02", "aqueduct-A09", "aqueduct-L12", "aqueduct-L21")
-async def test_our_server_speaks_as_the_document_says(grant: int, acks_version: bool) -> None:
-    peer = Peer(is_client=True, grant=grant, acks_version=acks_version)
+async def test_our_server_speaks_as_the_document_says(carrier: str, grant: int, acks_version: bool) -> None:
+    peer = plain(carrier, is_client=True, grant=grant, acks_version=acks_version)
     back: list[int] = []
 
     async def talk(wire: Wire) -> None:
@@ -420,7 +527,10 @@ async def test_our_server_speaks_as_the_document_says(grant: int, acks_version: 
         peer.finish(there)
         assert await wire.until(lambda: peer.ends.get(back[-1]) == "finished" and peer.ends.get(there) == "closed")
         assert peer.unacked[there] == 0
-        assert [got for got, _ in peer.reports[there]] == [True] * 8 + [False]
+        arrived = [got for got, _ in peer.reports[there]]
+        if carrier == "tcp":
+            assert arrived == [True] * 8 + [False]
+        assert (len(arrived), arrived[-1]) == (9, False)
         unread = peer.channel(i_send=True)
         peer.send(0, b"", [peer.channel(i_send=False), unread])
         peer.send(unread, b"begun")
@@ -443,12 +553,14 @@ async def test_our_server_speaks_as_the_document_says(grant: int, acks_version: 
         b"small",
         LARGE[:50_000],
     ]
-    assert len(peer.inbox[back[3]]) == 25
+    arrived = [got for got, _ in peer.reports[next(iter(peer.reports))]]
+    assert len(peer.inbox[back[3]]) == 17 + sum(arrived)
 
 
 @pytest.mark.clause("aqueduct-X01", "aqueduct-L03")
-async def test_our_server_takes_a_message_lost_in_transit_for_what_it_is() -> None:
-    peer = Peer(is_client=True)
+@CARRIERS
+async def test_our_server_takes_a_message_lost_in_transit_for_what_it_is(carrier: str) -> None:
+    peer = plain(carrier, is_client=True)
 
     async def talk(wire: Wire) -> None:
         lost = peer.channel(i_send=True)
@@ -468,8 +580,9 @@ async def test_our_server_takes_a_message_lost_in_transit_for_what_it_is() -> No
 
 
 @pytest.mark.clause("aqueduct-L02")
-async def test_our_server_is_asked_for_a_channel_that_it_never_made() -> None:
-    peer = Peer(is_client=True)
+@CARRIERS
+async def test_our_server_is_asked_for_a_channel_that_it_never_made(carrier: str) -> None:
+    peer = plain(carrier, is_client=True)
 
     async def talk(wire: Wire) -> None:
         await wire.until(lambda: peer.peer_headers is not None)
@@ -486,7 +599,8 @@ async def test_our_server_is_asked_for_a_channel_that_it_never_made() -> None:
 
 
 @pytest.mark.parametrize("direction", ["cut_read", "cut_write"])
-async def test_our_client_survives_a_cut_at_every_byte(direction: str) -> None:
+@pytest.mark.seeds(1, soak=3)
+async def test_our_client_survives_a_cut_at_every_byte(direction: str, seed: int) -> None:
     async def converse(**cuts: int) -> tuple[Wire, list[bytes], Exception | None]:
         peer, got = Peer(is_client=False), []
 
@@ -502,14 +616,15 @@ async def test_our_client_survives_a_cut_at_every_byte(direction: str) -> None:
     whole, got, raised = await converse()
     assert (got, raised) == ([b"ask"], None)
     size = whole.read if direction == "cut_read" else whole.written
-    for at in range(size):
+    for at in [0, *share(size, 3, seed, direction, "client")]:
         _, got, raised = await converse(**{direction: at})
         assert isinstance(raised, muxkit.LinkLost) or (got == [b"ask"] and raised is None), at
         assert got in ([], [b"ask"])
 
 
 @pytest.mark.parametrize("direction", ["cut_read", "cut_write"])
-async def test_our_server_survives_a_cut_at_every_byte(direction: str) -> None:
+@pytest.mark.seeds(1, soak=3)
+async def test_our_server_survives_a_cut_at_every_byte(direction: str, seed: int) -> None:
     async def converse(**cuts: int) -> tuple[Wire, Peer, Exception | None]:
         peer = Peer(is_client=True)
         wires: list[Wire] = []
@@ -528,7 +643,7 @@ async def test_our_server_survives_a_cut_at_every_byte(direction: str) -> None:
     whole, peer, raised = await converse()
     assert raised is None
     size = whole.read if direction == "cut_read" else whole.written
-    for at in range(size):
+    for at in [0, *share(size, 3, seed, direction, "server")]:
         _, peer, raised = await converse(**{direction: at})
         assert raised is None or isinstance(raised, muxkit.LinkLost), at
         assert [message.payload for box in peer.inbox.values() for message in box] in ([], [b"ask"])
@@ -538,8 +653,9 @@ async def test_our_server_survives_a_cut_at_every_byte(direction: str) -> None:
 
 
 @pytest.mark.clause("aqueduct-H04")
-async def test_our_server_is_understood_by_a_client_that_takes_each_sequence_in_order() -> None:
-    peer = Peer(is_client=True)
+@CARRIERS
+async def test_our_server_is_understood_by_a_client_that_takes_each_sequence_in_order(carrier: str) -> None:
+    peer = plain(carrier, is_client=True)
     peer.in_order = True
 
     async def talk(wire: Wire) -> None:

@@ -1,5 +1,6 @@
 """Our client and our server of e3x against a plain peer that was written from the document alone."""
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -10,19 +11,17 @@ from trio.testing import MockClock
 
 import muxkit
 from muxkit.protocols import e3x
-from tests.foreign.e3x_peer import Channel, Peer, Weather, Wire, packet
+from tests.foreign.e3x_peer import Channel, Datagrams, Peer, Weather, Wire, packet, packets
+from tests.foreign.wire import note
 
 ROLES = ["client", "server"]
 # A plain conversation has so many packets in each direction at the most; what is beyond the last one is not lost.
 PACKETS = 24
 
 
-@asynccontextmanager
-async def bound() -> AsyncIterator[tuple[trio.socket.SocketType, tuple[str, int]]]:
-    with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as socket:
-        socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 4 << 20)
-        await socket.bind(("127.0.0.1", 0))
-        yield socket, socket.getsockname()
+def noted(role: str, wire: Wire) -> Wire:
+    note("e3x", role, wire.peer.refusals, wire.outward.drops + wire.inward.drops)
+    return wire
 
 
 async def plain_client(
@@ -33,8 +32,9 @@ async def plain_client(
     config: e3x.Config | None = None,
 ) -> Wire:
     """Run `drive` with a session of ours that is connected to the peer."""
-    async with bound() as (socket, address), trio.open_nursery() as nursery:
-        wire = Wire(peer, socket, None, out, back)
+    here, there = packets()
+    wire = Wire(peer, there, out, back)
+    async with trio.open_nursery() as nursery:
 
         async def listen() -> None:
             await wire.until(lambda: False, 1000.0)
@@ -42,18 +42,15 @@ async def plain_client(
 
         nursery.start_soon(listen)
         with trio.fail_after(300):
-            async with muxkit.connect(
-                f"e3x+udp://127.0.0.1:{address[1]}", linger=60, config=config or e3x.Config()
-            ) as session:
-                assert isinstance(session, e3x.Session)
+            async with e3x.session(here, role="connector", linger=60, config=config) as session:
                 await drive(session)
             await trio.sleep(0.5)  # what has left is still to be read and judged
         nursery.cancel_scope.cancel()
-    return wire
+    return noted("client", wire)
 
 
 async def plain_server(
-    handler: Callable[[muxkit.Session], Awaitable[None]],
+    handler: Callable[[e3x.Session], Awaitable[None]],
     peer: Peer,
     talk: Callable[[Wire], Awaitable[None]],
     out: Weather | None = None,
@@ -61,19 +58,19 @@ async def plain_server(
     config: e3x.Config | None = None,
 ) -> Wire:
     """Run `talk` with the peer connected to a server of ours."""
-    async with bound() as (socket, _), trio.open_nursery() as nursery:
+    here, there = packets()
+    wire = Wire(peer, there, out, back)
+    async with trio.open_nursery() as nursery:
 
-        async def start(task_status: trio.TaskStatus[muxkit.Served]) -> None:
-            await muxkit.serve(
-                handler, "e3x+udp://127.0.0.1:0", config=config or e3x.Config(), linger=60, task_status=task_status
-            )
+        async def serve() -> None:
+            async with e3x.session(here, role="listener", linger=60, config=config) as session:
+                await handler(session)
 
-        served = await nursery.start(start)
-        wire = Wire(peer, socket, ("127.0.0.1", int(served.url.rpartition(":")[2])), out, back)
+        nursery.start_soon(serve)
         with trio.fail_after(300):
             await talk(wire)
         nursery.cancel_scope.cancel()
-    return wire
+    return noted("server", wire)
 
 
 async def echo(session: muxkit.Session) -> None:
@@ -224,6 +221,61 @@ async def test_messages_of_all_sizes_come_back(role: str, autojump_clock: MockCl
     await converse(role, [b"m" * size for size in sizes])
 
 
+@asynccontextmanager
+async def bound() -> AsyncIterator[tuple[trio.socket.SocketType, tuple[str, int]]]:
+    with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as socket:
+        socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 4 << 20)
+        await socket.bind(("127.0.0.1", 0))
+        yield socket, socket.getsockname()
+
+
+OVER_UDP = [b"", b"one", b"m" * 1300, *(b"%d" % number for number in range(100))]
+
+
+@pytest.mark.clause("e3x-S01", "e3x-S03", "e3x-A01", "e3x-A03", "e3x-M02")
+async def test_our_client_speaks_over_udp() -> None:
+    peer = Peer(is_odd=False, settled=math.inf)
+    peer.echoes = True
+    got: list[bytes] = []
+    with trio.fail_after(60):
+        async with bound() as (socket, address), trio.open_nursery() as nursery:
+            wire = Wire(peer, Datagrams(socket, None))
+            nursery.start_soon(wire.until, lambda: False, math.inf)
+            async with muxkit.connect(f"e3x+udp://127.0.0.1:{address[1]}", linger=60) as session:
+                assert isinstance(session, e3x.Session)
+                async with session.open(type="test") as channel:
+                    for message in OVER_UDP:
+                        await channel.send(message)
+                    await channel.finish()
+                    got.extend([message async for message in channel])
+            nursery.cancel_scope.cancel()
+    noted("client", wire)
+    assert peer.refusals == []
+    assert got == OVER_UDP
+
+
+@pytest.mark.clause("e3x-S01", "e3x-S03", "e3x-A01", "e3x-A03", "e3x-M02")
+async def test_our_server_speaks_over_udp() -> None:
+    peer = Peer(is_odd=True, settled=math.inf)
+
+    async def start(task_status: trio.TaskStatus[muxkit.Served]) -> None:
+        await muxkit.serve(echo, "e3x+udp://127.0.0.1:0", linger=60, task_status=task_status)
+
+    with trio.fail_after(60):
+        async with bound() as (socket, _), trio.open_nursery() as nursery:
+            served = await nursery.start(start)
+            wire = Wire(peer, Datagrams(socket, ("127.0.0.1", int(served.url.rpartition(":")[2]))))
+            channel = peer.open()
+            for message in OVER_UDP:
+                peer.send(channel, message)
+            peer.end(channel)
+            await wire.until(lambda: channel.has_ended and not channel.kept, math.inf)
+            nursery.cancel_scope.cancel()
+    noted("server", wire)
+    assert peer.refusals == []
+    assert channel.messages == OVER_UDP
+
+
 @pytest.mark.parametrize("role", ROLES)
 async def test_three_hundred_messages_pass_a_buffer_of_fifty(role: str, autojump_clock: MockClock) -> None:
     await converse(role, [b"%d" % number for number in range(300)])
@@ -262,36 +314,103 @@ async def test_a_lost_opening_costs_seconds_not_minutes(role: str, autojump_cloc
 
 
 @pytest.mark.clause("e3x-M06", "e3x-M07")
-async def test_a_lowered_window_holds_for_what_is_sent_again(autojump_clock: MockClock) -> None:
-    peer = Peer(is_odd=False)
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("lowered", [1, 10, 39])
+async def test_a_lowered_window_holds_for_what_is_sent_again(
+    role: str, lowered: int, autojump_clock: MockClock
+) -> None:
+    peer = Peer(is_odd=role == "server")
+    messages = [b"%d" % number for number in range(80)]
+    highest: list[int] = []
 
-    def only() -> Channel:
-        return next(each for each in peer.channels.values() if each.type == "test")
+    def only() -> Channel | None:
+        return next((each for each in peer.channels.values() if each.type == "test" and each.seen), None)
 
-    async def drive(session: e3x.Session) -> None:
-        async with session.open(type="test") as channel:
-            for number in range(40):
-                await channel.send(b"%d" % number)
-            await trio.sleep(0.5)
-            assert max(only().seen) > 20
-            peer.window = 10  # of 40 that are under way
-            peer.out.append(packet({"c": only().id, "ack": only().done, "miss": [10]}))
-            await trio.sleep(8)
-            peer.window = 50
-            peer.resume(only())
-            await channel.finish()
-            await channel.delivered()
+    async def pour(channel: muxkit.Channel) -> None:
+        for message in messages:
+            await channel.send(message)
+        await channel.finish()
 
-    async def pause() -> None:
-        while not any(each.type == "test" for each in peer.channels.values()):
-            await trio.lowlevel.checkpoint()
-        only().is_paused = True
+    async def lower(wire: Wire) -> None:
+        """Take nothing, lower the window under what is under way, and go on later."""
+        await wire.until(lambda: only() is not None)
+        channel = only()
+        assert channel is not None
+        channel.is_paused = True
+        await wire.until(lambda: len(channel.seen) > 40)
+        peer.window = lowered
+        peer.out.append(packet({"c": channel.id, "ack": channel.done, "miss": [lowered]}))
+        await wire.idle(8)
+        highest.append(max(channel.seen))
+        peer.window = 50
+        peer.resume(channel)
+        await wire.until(lambda: channel.has_ended)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(pause)
-        await plain_client(drive, peer)
+    if role == "client":
+        here, there = packets()
+        wire = Wire(peer, there)
+
+        async def talk() -> None:
+            await lower(wire)
+            await wire.until(lambda: False, math.inf)
+
+        with trio.fail_after(300):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(talk)
+                async with (
+                    e3x.session(here, role="connector", linger=60) as session,
+                    session.open(type="test") as channel,
+                ):
+                    await pour(channel)
+                    await channel.delivered()
+                nursery.cancel_scope.cancel()
+        noted("client", wire)
+    else:
+
+        async def handler(session: e3x.Session) -> None:
+            async for channel in session.incoming():
+                async with channel:
+                    await pour(channel)
+
+        async def ask(wire: Wire) -> None:
+            peer.end(peer.open())
+            await lower(wire)
+
+        await plain_server(handler, peer, ask)
     assert peer.refusals == []
-    assert only().messages == [b"%d" % number for number in range(40)]
+    channel_ = only()
+    assert channel_ is not None
+    assert channel_.messages == messages
+    assert highest[0] <= 51  # nothing new above the window that was known before
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_an_idle_session_says_nothing_that_the_document_forbids(role: str, autojump_clock: MockClock) -> None:
+    peer = Peer(is_odd=role == "server")
+    peer.echoes = True
+    if role == "client":
+
+        async def drive(session: e3x.Session) -> None:
+            async with session.open(type="test") as channel:
+                for message in (b"before", b"after"):
+                    await channel.send(message)
+                    assert await channel.receive() == message
+                    await trio.sleep(70)
+
+        wire = await plain_client(drive, peer)
+    else:
+
+        async def talk(wire: Wire) -> None:
+            channel = peer.open()
+            for number, message in enumerate((b"before", b"after"), 1):
+                peer.send(channel, message)
+                assert await wire.until(lambda number=number: len(channel.messages) == number)  # type: ignore[misc]
+                await wire.idle(70)
+
+        peer.echoes = False
+        wire = await plain_server(echo, peer, talk)
+    assert peer.refusals == []
+    assert wire.inward.count > 4
 
 
 @pytest.mark.clause("e3x-M06")
@@ -317,7 +436,7 @@ async def test_a_peer_that_processes_nothing_is_sent_its_window_and_no_more(
 
     if role == "server":
 
-        async def handler(session: muxkit.Session) -> None:
+        async def handler(session: e3x.Session) -> None:
             async for channel in session.incoming():
                 await flood(channel)
                 await channel.aclose()
@@ -364,7 +483,7 @@ async def test_an_application_that_takes_its_time_confirms_what_it_took(role: st
 
     if role == "server":
 
-        async def handler(session: muxkit.Session) -> None:
+        async def handler(session: e3x.Session) -> None:
             async for channel in session.incoming():
                 await slowly(channel)
                 await channel.aclose()
@@ -478,8 +597,7 @@ async def test_packets_that_say_nothing_disturb_nothing(role: str, autojump_cloc
             for number, data in enumerate(junk):
                 peer.send(channel, b"message")
                 await wire.flush()
-                assert wire._address is not None
-                await wire._socket.sendto(data, wire._address)
+                await wire.line.send(data)
                 assert await wire.until(lambda number=number: len(channel.messages) > number, 5)  # type: ignore[misc]
 
         await plain_server(echo, peer, talk)
@@ -536,7 +654,7 @@ async def test_an_err_of_ours_is_the_last_of_the_channel(role: str, autojump_clo
         await plain_client(drive, peer)
     else:
 
-        async def handler(session: muxkit.Session) -> None:
+        async def handler(session: e3x.Session) -> None:
             async for channel in session.incoming():
                 await give_up(channel)
                 await trio.sleep(3)

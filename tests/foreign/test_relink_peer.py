@@ -9,15 +9,21 @@ import trio
 from muxkit.protocols import relink
 from muxkit.runtime import Backoff
 from tests.foreign import relink_peer as plain
-from tests.foreign.wire import Cutting, LineCut, Plan, Wire, uncut
+from tests.foreign.wire import Cutting, LineCut, Plan, Wire, note, share, uncut
 
 MESSAGES = [[b"one"], [], [b"two", b"", b"three"]]
 SOON = Backoff(first=0.001, most=0.01)
 LATE = pytest.mark.parametrize("late", [False, True], ids=["", "late-resume"])
 
 
-def config(tx: bool) -> relink.Config:
-    return relink.Config(connector_transactions=tx, listener_transactions=tx, ack_delay=0.001)
+def config(tx: bool, sizes: tuple[int, int] = (2, 2)) -> relink.Config:
+    return relink.Config(
+        connector_transactions=tx,
+        listener_transactions=tx,
+        connector_id_size=sizes[0],
+        listener_id_size=sizes[1],
+        ack_delay=0.001,
+    )
 
 
 def cuts(way: str, size: int, depth: int = 3) -> Plan:
@@ -71,40 +77,41 @@ def fault_of(peer: plain.Peer, got: list[list[bytes]], failed: str) -> str:
     return "\n".join([head, *map(str, peer.wires)])
 
 
-async def against_our_connector(plan: Plan, tx: bool, late: bool) -> str:
-    peer = plain.Peer(False, tx, tx, plan=plan, late_resume=late)
-    prepare(peer, tx)
-    got: list[list[bytes]] = []
+async def with_our_connector(
+    peer: plain.Peer, settings: relink.Config, ours: Callable[[relink.Link], Awaitable[None]]
+) -> str:
+    """Run `ours` on our link to the plain listener; gives what ended it if that was not in order."""
     failed = ""
     async with trio.open_nursery() as nursery:
         port = await nursery.start(peer.listen)
         try:
             with trio.fail_after(60):
                 url = f"relink+tcp://127.0.0.1:{port}"
-                async with relink.link(url, config=config(tx), backoff=SOON, linger=1) as link:
-                    await our_side(link, tx, got)
+                async with relink.link(url, config=settings, backoff=SOON, linger=60) as link:
+                    await ours(link)
         except (Exception, BaseExceptionGroup) as error:  # the referee's words are the better report
             failed = repr(error)
         nursery.cancel_scope.cancel()
-    return fault_of(peer, got, failed)
+    note("relink", "connector", peer.refusals, sum(wire.was_cut for wire in peer.wires))
+    return failed
 
 
-async def against_our_listener(plan: Plan, tx: bool, late: bool) -> str:
-    peer = plain.Peer(True, tx, tx, plan=plan, late_resume=late)
-    prepare(peer, tx)
-    got: list[list[bytes]] = []
+async def with_our_listener(
+    peer: plain.Peer, settings: relink.Config, ours: Callable[[relink.Link], Awaitable[None]]
+) -> str:
+    """Run `ours` on our link from the plain connector; gives what ended it if that was not in order."""
     failed = ""
     async with trio.open_nursery() as nursery:
 
         async def handle(link: relink.Link) -> None:
             try:
-                await our_side(link, tx, got)
+                await ours(link)
             except* trio.BrokenResourceError:
                 pass
 
         async def listen(task_status: trio.TaskStatus[relink.Listening]) -> None:
             await relink.listen(
-                {"": relink.Endpoint(handle, config(tx))}, "relink+tcp://127.0.0.1:0", linger=1, task_status=task_status
+                {"": relink.Endpoint(handle, settings)}, "relink+tcp://127.0.0.1:0", linger=60, task_status=task_status
             )
 
         listening = await nursery.start(listen)
@@ -114,13 +121,38 @@ async def against_our_listener(plan: Plan, tx: bool, late: bool) -> str:
         except (Exception, BaseExceptionGroup) as error:
             failed = repr(error)
         nursery.cancel_scope.cancel()
+    note("relink", "listener", peer.refusals, sum(wire.was_cut for wire in peer.wires))
+    return failed
+
+
+async def against(peer: plain.Peer, tx: bool) -> str:
+    prepare(peer, tx)
+    got: list[list[bytes]] = []
+    with_ours = with_our_listener if peer.connector else with_our_connector
+    failed = await with_ours(peer, config(tx, peer.sizes), lambda link: our_side(link, tx, got))
     return fault_of(peer, got, failed)
+
+
+async def against_our_connector(plan: Plan, tx: bool, late: bool) -> str:
+    return await against(plain.Peer(False, tx, tx, plan=plan, late_resume=late), tx)
+
+
+async def against_our_listener(plan: Plan, tx: bool, late: bool) -> str:
+    return await against(plain.Peer(True, tx, tx, plan=plan, late_resume=late), tx)
 
 
 async def plain_pair(plan: Plan, tx: bool, late: bool) -> str:
     # Two that wait for each other's resume would wait for ever.
     peers = [plain.Peer(connector, tx, tx, late_resume=late and connector) for connector in (True, False)]
+    over = trio.Event()
+
+    def told() -> None:
+        # A shutdown is the last word behind all channels: when both have heard it, nothing is under way.
+        if any(peer.refusals for peer in peers) or all(peer.link.their_shutdown for peer in peers):
+            over.set()
+
     for peer, channel in zip(peers, (1, 7), strict=True):
+        peer.told = told
         for parts in MESSAGES:
             peer.send(channel, *parts)
             if tx:
@@ -128,36 +160,26 @@ async def plain_pair(plan: Plan, tx: bool, late: bool) -> str:
         peer.close(channel)
         peer.shutdown()
     peers[0].plan = plan
-    failed = ""
     async with trio.open_nursery() as nursery:
         port = await nursery.start(peers[1].listen)
+        nursery.start_soon(peers[0].dial, port)
         with trio.move_on_after(60) as scope:
-            nursery.start_soon(hang_up_when_over, peers)
-            await peers[0].dial(port)
-        failed = "time" if scope.cancelled_caught else ""
+            await over.wait()
         nursery.cancel_scope.cancel()
-    peers[0].refusals += peers[1].refusals
+    failed = "time" if scope.cancelled_caught else ""
     return fault_of(peers[1], peers[0].got.get(7, []), failed) + "; ".join(map(str, peers[0].refusals))
 
 
-async def hang_up_when_over(peers: list[plain.Peer]) -> None:
-    while not all(peer.link.our_shutdown and peer.link.their_shutdown for peer in peers):  # noqa: ASYNC110
-        await trio.sleep(0.001)
-    for peer in peers:
-        peer.over = True
-        await peer.wires[-1].cut()
-
-
 Against = Callable[[Plan, bool, bool], Awaitable[str]]
-ROLES = pytest.mark.parametrize("against", [against_our_connector, against_our_listener, plain_pair])
+ROLES = pytest.mark.parametrize("talk", [against_our_connector, against_our_listener, plain_pair])
 TX = pytest.mark.parametrize("tx", [False, True], ids=["plain", "transactions"])
 
 
 @pytest.mark.clause("relink-F01", "relink-K02", "relink-T02", "relink-S03")
 @ROLES
 @TX
-async def test_a_conversation_without_cuts(against: Against, tx: bool) -> None:
-    assert not await against(uncut, tx, False)
+async def test_a_conversation_without_cuts(talk: Against, tx: bool) -> None:
+    assert not await talk(uncut, tx, False)
 
 
 @pytest.mark.clause("relink-R02", "relink-R03", "relink-H35", "relink-K02")
@@ -165,14 +187,149 @@ async def test_a_conversation_without_cuts(against: Against, tx: bool) -> None:
 @TX
 @LATE
 @pytest.mark.parametrize("way", ["sends", "takes"])
-async def test_three_cuts_at_every_byte(against: Against, tx: bool, late: bool, way: str) -> None:
+@pytest.mark.seeds(1, soak=10)
+async def test_three_cuts_at_every_byte(talk: Against, tx: bool, late: bool, way: str, seed: int) -> None:
     faults = {}
-    for size in range(1, 230, 1 if not late and not tx else 11):
-        if fault := await against(cuts(way, size), tx, late):
+    for size in share(230, 10, seed, talk.__name__, tx, late, way):
+        if fault := await talk(cuts(way, size), tx, late):
             faults[size] = fault
             if len(faults) == 3:
                 break
     assert not faults, f"{len(faults)} cuts: {sorted(faults)}\n" + "\n".join(faults.values())
+
+
+CONNECTOR = pytest.mark.parametrize("connector", [True, False], ids=["our-listener", "our-connector"])
+CUTS = pytest.mark.parametrize("way", ["sends", "takes"])
+
+
+def words(peer: plain.Peer, failed: str) -> str:
+    """Give what is wrong, with the bytes."""
+    said = "; ".join([*map(str, peer.refusals), *([failed] if failed else [])])
+    return said and "\n".join([said, *map(str, peer.wires)])
+
+
+@CONNECTOR
+@pytest.mark.parametrize("sizes", [(1, 1), (4, 4), (1, 4), (4, 1), (8, 2)], ids=str)
+@TX
+@CUTS
+@pytest.mark.seeds(1, soak=40)
+async def test_channel_ids_of_other_sizes(
+    connector: bool, sizes: tuple[int, int], tx: bool, way: str, seed: int
+) -> None:
+    for size in share(260, 40, seed, connector, sizes, tx, way):
+        fault = await against(plain.Peer(connector, tx, tx, sizes=sizes, plan=cuts(way, size)), tx)
+        assert not fault, f"cut at {size}: {fault}"
+
+
+@pytest.mark.clause("relink-R02", "relink-R03", "relink-K02")
+@CONNECTOR
+@CUTS
+@pytest.mark.seeds(1, soak=8)
+async def test_a_message_right_before_its_close_is_not_lost(connector: bool, way: str, seed: int) -> None:
+    async def ours(link: relink.Link) -> None:
+        for channel in (1, 2, 3):
+            sender = link.sender(channel)
+            await sender.send(b"last of %d" % channel)
+            sender.close()
+
+    for size in share(200, 8, seed, connector, way):
+        peer = plain.Peer(connector, plan=cuts(way, size))
+        peer.shutdown()
+        with_ours = with_our_listener if connector else with_our_connector
+        fault = words(peer, await with_ours(peer, config(False), ours))
+        assert not fault, f"cut at {size}: {fault}"
+        assert peer.got == {n: [[b"last of %d" % n]] for n in (1, 2, 3)}, f"cut at {size}: {peer.got}\n{peer.wires}"
+
+
+@pytest.mark.clause("relink-C05", "relink-R03")
+@CONNECTOR
+@CUTS
+@pytest.mark.seeds(1, soak=8)
+async def test_messages_to_several_channels(connector: bool, way: str, seed: int) -> None:
+    channels = (1, 2, 300)
+    for size in share(300, 8, seed, connector, way):
+        got: dict[int, list[list[bytes]]] = {}
+
+        async def take(link: relink.Link, channel: int) -> None:
+            async with link.receiver(channel) as receiver:
+                async for message in receiver:
+                    got.setdefault(channel, []).append([bytes(part) for part in message.parts])  # noqa: B023 - awaited
+
+        async def ours(link: relink.Link) -> None:
+            async with trio.open_nursery() as nursery:
+                for channel in channels:
+                    nursery.start_soon(take, link, channel)
+                senders = [link.sender(channel) for channel in channels]
+                await link.multicast(senders, b"to", b"all")
+                await senders[1].send(b"to one")
+                receipts = await link.multicast([senders[0], senders[2]], b"to two")
+                for receipt in receipts:
+                    await receipt.consumed()
+                for sender in senders:
+                    await sender.finish()
+
+        peer = plain.Peer(connector, plan=cuts(way, size))
+        peer.multicast(list(channels), b"to", b"all")
+        peer.multicast([1, 300], b"to two")
+        peer.send(2, b"to one")
+        for channel in channels:
+            peer.close(channel)
+        peer.shutdown()
+        with_ours = with_our_listener if connector else with_our_connector
+        fault = words(peer, await with_ours(peer, config(False), ours))
+        assert not fault, f"cut at {size}: {fault}"
+        two = [[b"to", b"all"], [b"to two"]]
+        expected = {1: two, 2: [[b"to", b"all"], [b"to one"]], 300: two}
+        assert peer.got == expected, f"cut at {size}: {peer.got}\n{peer.wires}"
+        assert got == expected, f"cut at {size}: {got}\n{peer.wires}"
+
+
+@pytest.mark.clause("relink-T02", "relink-R03")
+@CONNECTOR
+@CUTS
+@pytest.mark.seeds(1, soak=8)
+async def test_what_is_rolled_back_and_what_is_not_committed(connector: bool, way: str, seed: int) -> None:
+    for size in share(400, 8, seed, connector, way):
+        got: list[bytes] = []
+        answers: list[str] = []
+
+        async def take(link: relink.Link) -> None:
+            async with link.receiver(7) as receiver:
+                async for message in receiver:
+                    got.append(bytes(message.data))  # noqa: B023 - awaited in the same turn
+                    message.uncommitted() if got[-1] == b"bad" else message.committed()  # noqa: B023
+
+        async def ours(link: relink.Link) -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take, link)
+                async with link.sender(1) as sender:
+                    receipts = []
+                    for payload in (b"good", b"back", b"bad", b"fine"):
+                        receipts.append(await sender.send(payload))
+                        sender.rollback() if payload == b"back" else sender.commit()
+                    for receipt in (receipts[0], *receipts[2:]):
+                        try:
+                            await receipt.committed()
+                            answers.append("committed")  # noqa: B023 - awaited in the same turn
+                        except relink.NotCommitted:
+                            answers.append("uncommitted")  # noqa: B023
+                    await sender.finish()
+
+        peer = plain.Peer(connector, True, True, plan=cuts(way, size))
+        for payload in (b"good", b"back", b"bad", b"fine"):
+            peer.send(7, payload)
+            peer.decide(7, plain.ROLLBACK if payload == b"back" else plain.COMMIT)
+        out = peer.link.out[7]
+        peer.close(7)
+        peer.shutdown()
+        with_ours = with_our_listener if connector else with_our_connector
+        fault = words(peer, await with_ours(peer, config(True), ours))
+        assert not fault, f"cut at {size}: {fault}"
+        assert peer.got == {1: [[b"good"], [b"fine"]]}, f"cut at {size}: {peer.got}\n{peer.wires}"
+        assert got == [b"good", b"bad", b"fine"], f"cut at {size}: {got}\n{peer.wires}"
+        assert answers == ["committed", "uncommitted", "committed"], f"cut at {size}: {answers}\n{peer.wires}"
+        assert out.outcomes[2] == plain.UNCOMMITTED, out.outcomes
+        assert (out.outcomes[0], out.outcomes[3]) == (plain.COMMITTED, plain.COMMITTED), out.outcomes
 
 
 def rows(table: list[tuple[str, bytes]]) -> pytest.MarkDecorator:

@@ -10,7 +10,7 @@ import trio.testing
 
 from muxkit.protocols import restream
 from tests.foreign import restream_peer as plain
-from tests.foreign.wire import Cutting, Plan, Wire, uncut
+from tests.foreign.wire import Cutting, Plan, Wire, note, share, uncut
 
 UUID = "bf575c35-c25b-4386-8430-d5e2a93f3b1a"
 COUNT = 4
@@ -35,7 +35,12 @@ async def our_client(server: plain.Server, ack_every: int | None = 1, count: int
                     async for value in reader:
                         got.append(value)  # noqa: PERF401 - what came before a refusal counts
         nursery.cancel_scope.cancel()
+    noted(server)
     return got
+
+
+def noted(server: plain.Server) -> None:
+    note("restream", "client", server.refusals, sum(wire.was_cut for wire in server.wires))
 
 
 async def our_server(nursery: trio.Nursery, store: Any, pace: float | None = None) -> int:  # noqa: ANN401
@@ -79,9 +84,11 @@ async def test_our_client_reads_from_a_plain_server(ack_every: int | None) -> No
 @pytest.mark.clause("restream-S16", "restream-S18", "restream-S37", "restream-S39", "restream-C08")
 @pytest.mark.parametrize("ack_every", [1, 2, 16, None])
 @pytest.mark.parametrize(("way", "bytes_"), [("sends", 165), ("takes", 310)])
-async def test_our_client_survives_three_cuts_at_every_byte(way: str, bytes_: int, ack_every: int | None) -> None:
-    step = 1 if ack_every == 1 else 11
-    faults = await sweep_client(way, range(1, bytes_, step), ack_every)
+@pytest.mark.seeds(1, soak=11)
+async def test_our_client_survives_three_cuts_at_every_byte(
+    way: str, bytes_: int, ack_every: int | None, seed: int
+) -> None:
+    faults = await sweep_client(way, share(bytes_, 11, seed, way, ack_every), ack_every)
     assert not faults, report(faults)
 
 
@@ -109,6 +116,7 @@ async def test_a_reader_that_is_behind_acknowledges_nothing_below_what_the_recon
                 with contextlib.suppress(trio.EndOfChannel, restream.StreamRefused):
                     await reader.receive()
         nursery.cancel_scope.cancel()
+    noted(server)
     fault = wrong(server, got)
     assert not fault, fault
 
@@ -123,28 +131,87 @@ async def test_our_client_resumes_a_stateless_stream(size: int) -> None:
             async with restream.integers(f"restream+tcp://127.0.0.1:{port}") as reader:
                 assert [await reader.receive() for _ in range(24)] == [2**power for power in range(24)]
         nursery.cancel_scope.cancel()
+    noted(server)
     assert not server.refusals
 
 
 @pytest.mark.clause("restream-S06", "restream-S12", "restream-S20", "restream-S22")
 @pytest.mark.parametrize("ack_every", [1, 2, None])
-@pytest.mark.parametrize(("way", "bytes_"), [("sends", 320), ("takes", 165), ("none", 2)])
+@pytest.mark.parametrize(("way", "bytes_"), [("sends", 320), ("takes", 165), ("none", 12)])
+@pytest.mark.seeds(1, soak=11)
 async def test_a_plain_client_reads_from_our_server_with_cuts_at_every_byte(
-    way: str, bytes_: int, ack_every: int | None
+    way: str, bytes_: int, ack_every: int | None, seed: int
 ) -> None:
     faults = {}
     async with restream.open_store("memory:") as store, trio.open_nursery() as nursery:
         port = await our_server(nursery, store)
-        for size in range(1, bytes_, 1 if ack_every == 1 else 11):
+        for size in share(bytes_, 11, seed, way, ack_every):
             plan = uncut if way == "none" else cuts(way, size)
             client = plain.Client(port, restream.new_uuid(), COUNT, plan, ack_every)
             with trio.fail_after(60):
                 got = await client.run()
+            note("restream", "server", client.refusals, sum(wire.was_cut for wire in client.wires))
             if client.refusals or len(got) != COUNT:
                 said = "; ".join(map(str, client.refusals))
                 faults[size] = said + "\n" + "\n".join(repr(wire.transcript) for wire in client.wires)
         nursery.cancel_scope.cancel()
     assert not faults, report(faults)
+
+
+@pytest.mark.clause("restream-S06", "restream-S16", "restream-S22")
+@pytest.mark.parametrize(("way", "bytes_"), [("sends", 300), ("takes", 300)])
+@pytest.mark.seeds(1, soak=11)
+async def test_our_client_reads_a_feed_that_grows_while_it_reads(way: str, bytes_: int, seed: int) -> None:
+    for size in share(bytes_, 11, seed, way, "feed"):
+        server = plain.Server(cuts(way, size))
+        session = server.sessions[UUID] = plain.Session({}, [], is_feed=True)
+        got: list[object] = []
+        async with trio.open_nursery() as nursery:
+            port = await nursery.start(server.serve)
+            with trio.fail_after(60):
+                config = restream.ClientConfig(ack_every=1)
+                async with restream.stream(f"restream+tcp://127.0.0.1:{port}", uuid=UUID, config=config) as reader:
+                    with contextlib.suppress(restream.StreamRefused):
+                        for number in range(8):
+                            session.append(100 + number)
+                            if number % 2:  # two at a time
+                                got += [(await reader.receive()).data for _ in range(2)]
+            nursery.cancel_scope.cancel()
+        noted(server)
+        assert not server.refusals, f"cut at {size}: {server.refusals}\n{server.wires}"
+        assert got == [{"value": 100 + number} for number in range(8)], f"cut at {size}: {got}\n{server.wires}"
+
+
+@pytest.mark.clause("restream-S06", "restream-S20", "restream-S22")
+@pytest.mark.parametrize(("way", "bytes_"), [("sends", 300), ("takes", 300)])
+@pytest.mark.parametrize("ack_every", [1, 3, None])
+@pytest.mark.seeds(1, soak=11)
+async def test_a_plain_client_reads_a_feed_of_our_server(
+    way: str, bytes_: int, ack_every: int | None, seed: int
+) -> None:
+    async with restream.open_store("memory:") as store, trio.open_nursery() as nursery:
+        serve = functools.partial(restream.serve, application=restream.Fed())
+        served = await nursery.start(serve, "restream+tcp://127.0.0.1:0", store)
+        for size in share(bytes_, 11, seed, way, ack_every, "feed"):
+            uuid = restream.new_uuid()
+            await store.register(uuid, {}, params={}, attached=False)
+            client = plain.Client(int(served.url.rpartition(":")[2]), uuid, 8, cuts(way, size), ack_every, is_feed=True)
+
+            async def feed(client: plain.Client, uuid: str) -> None:
+                for number in range(8):
+                    await store.append(uuid, {"value": 100 + number})
+                    while number % 2 and client.last <= number:  # the next two come when these have arrived
+                        await client.came.wait()
+
+            with trio.fail_after(60):
+                async with trio.open_nursery() as conversation:
+                    conversation.start_soon(feed, client, uuid)
+                    got = await client.run()
+                    conversation.cancel_scope.cancel()
+            note("restream", "server", client.refusals, sum(wire.was_cut for wire in client.wires))
+            assert not client.refusals, f"cut at {size}: {client.refusals}\n{client.wires}"
+            assert got == [100 + number for number in range(8)], f"cut at {size}: {got}"
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("way", ["sends", "takes"])
@@ -197,6 +264,10 @@ async def say(port: int, connections: list[list[tuple[bytes, int]]], *, closes: 
     lines = plain.Lines(Wire(await trio.open_tcp_stream("127.0.0.1", port)))
     for number, pieces in enumerate(connections):
         if number:
+            if not closes:  # a plain server takes no second connection beside the first; it ends one that is ended
+                await lines.wire.end()
+                while await lines.next() is not None:
+                    pass
             await lines.wire.cut()
             lines = plain.Lines(Wire(await trio.open_tcp_stream("127.0.0.1", port)))
         for data, messages in pieces:

@@ -1,6 +1,7 @@
 """A loopback connection that ends after a number of bytes, and what a referee writes down, without muxkit."""
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import trio
@@ -45,6 +46,31 @@ def uncut(_: int) -> Cutting:
     return Cutting()
 
 
+def share(size: int, step: int, seed: int, *variant: object) -> range:
+    """Give each `step`th number from 1 to below `size`, so that the seeds from 0 to below `step` share out all."""
+    return range(1 + (seed + zlib.crc32(repr(variant).encode())) % step, size, step)
+
+
+@dataclass
+class Count:
+    """What one protocol showed with muxkit in one role."""
+
+    conversations: int = 0
+    cuts: int = 0  # connections that were cut as planned, or packets that were lost
+    refusals: list[str] = field(default_factory=list)
+
+
+LEDGER: dict[tuple[str, str], Count] = {}  # by protocol and our role
+
+
+def note(protocol: str, role: str, refusals: Iterable[object], cuts: int = 0) -> None:
+    """Write a conversation of muxkit's with a plain peer into the ledger."""
+    count = LEDGER.setdefault((protocol, role), Count())
+    count.conversations += 1
+    count.cuts += cuts
+    count.refusals += map(str, refusals)
+
+
 @dataclass
 class Wire:
     """A TCP connection with its planned end; `transcript` has every byte that passed, with `>` for ours."""
@@ -52,6 +78,7 @@ class Wire:
     stream: trio.SocketStream
     cutting: Cutting = Cutting()
     gone: bool = False
+    was_cut: bool = False  # as planned
     transcript: list[tuple[str, bytes]] = field(default_factory=list)
     sent: int = 0
     taken: int = 0
@@ -70,6 +97,7 @@ class Wire:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise LineCut from None
         if len(part) < len(data):
+            self.was_cut = True
             await self.cut()
             raise LineCut
 
@@ -78,6 +106,7 @@ class Wire:
         bound = self.cutting.takes
         size = 65536 if bound is None else min(65536, bound - self.taken)
         if size == 0:
+            self.was_cut = True
             await self.cut()
             raise LineCut
         try:
