@@ -1,0 +1,207 @@
+"""The layout and the words of the library, measured: `python tests/house.py [FOLDER]` lists what breaks a rule."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import statistics
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("muxkit", "adapters/muxkit_adapters", "adapters/pyspark_muxkit")
+MODULES_IN_A_FOLDER = 15
+LONGEST = 1200  # lines
+SHORTEST_WITH_ONE_IMPORTER = 120  # lines
+SHARED_PREFIX = 3  # files
+
+# Words that hide what acts, and what is acted on. `\b` stands around each.
+WORDS = {
+    r"whoever|whomever|whosoever": "name the thing: the peer, the task, the caller",
+    r"he|him|his|himself|she|her|hers": "a peer or a task is `it`",
+    r"for (?:the )?(?:many|few)": "say how many, of what",
+    r"nobody else's|everybody's|somebody's|nobody's": "name the thing",
+    r"everybody|somebody|nobody": "name the thing: no task, each reader, a peer",
+    r"thereof|whereupon|hitherto|henceforth|lest|thither|whence|thence": "say it in today's words",
+}
+NAMES = re.compile(r"^_?[a-z0-9]+")
+
+
+@attrs.frozen
+class Module:
+    """A source file: where it is, what it is called, and which modules it imports anywhere in its text."""
+
+    path: Path
+    name: str
+    is_package: bool
+    tree: ast.Module
+    lines: int
+
+    @property
+    def is_private(self) -> bool:
+        return any(part.startswith("_") for part in self.name.split("."))
+
+    @property
+    def package(self) -> str:
+        return self.name if self.is_package else self.name.rpartition(".")[0]
+
+
+def modules_in(root: Path = ROOT) -> dict[str, Module]:
+    """Read every module of the library."""
+    found = {}
+    for source in SOURCES:
+        base = root / source
+        for path in sorted(base.rglob("*.py")):
+            parts = path.relative_to(base.parent).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if is_package else parts)
+            text = path.read_text()
+            found[name] = Module(path, name, is_package, ast.parse(text), text.count("\n"))
+    return found
+
+
+def imports_of(module: Module, modules: dict[str, Module]) -> set[str]:
+    """Give the modules that this one imports: at the top, for type checkers only, or inside a function."""
+    found = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name in modules}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in modules else node.module)
+    return {name for name in found if name in modules and name != module.name}
+
+
+def circles_of(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Give each group of modules in which every one imports every other, by way of others or at once."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in sorted(graph[name]):
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            at = stack.index(name)
+            group = stack[at:]
+            del stack[at:]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for name in sorted(graph):
+        if name not in index:
+            visit(name)
+    return found
+
+
+def layout_faults(modules: dict[str, Module]) -> list[str]:
+    """Give a line for each break of the rules on folders, sizes, circles and private imports."""
+    graph = {name: imports_of(module, modules) for name, module in modules.items()}
+    faults = [f"circle: {' '.join(group)}" for group in circles_of(graph)]
+    importers = Counter(other for others in graph.values() for other in others)
+    folders: dict[str, list[Module]] = defaultdict(list)
+    for module in modules.values():
+        folders[str(module.path.parent.relative_to(ROOT))].append(module)
+        if module.lines > LONGEST:
+            faults.append(f"long: {module.name} has {module.lines} lines")
+        last = module.name.rpartition(".")[2]
+        is_shard = last.startswith("_") and not module.is_package and module.lines < SHORTEST_WITH_ONE_IMPORTER
+        if is_shard and importers[module.name] == 1 and not last.startswith("__"):
+            [importer] = [name for name in graph if module.name in graph[name]]
+            faults.append(f"shard: {module.name} has {module.lines} lines and one importer, {importer}")
+    for folder, inside in folders.items():
+        named = [module for module in inside if not module.is_package]
+        if len(named) > MODULES_IN_A_FOLDER:
+            faults.append(f"crowded: {folder} has {len(named)} modules")
+        prefixes = Counter(found[0] for module in named if (found := NAMES.match(module.path.stem)))
+        faults += [f"prefix: {folder}/{p}* are {n} files" for p, n in prefixes.items() if n >= SHARED_PREFIX]
+    for name, others in graph.items():
+        for other in others:
+            parts = other.split(".")
+            at = next((n for n, part in enumerate(parts) if part.startswith("_")), None)
+            if at is None or other.endswith("__main__"):
+                continue
+            home = ".".join(parts[:at])
+            if not (name == home or name.startswith(home + ".")):
+                faults.append(f"private: {name} imports {other}")
+    return sorted(faults)
+
+
+def prose_of(text: str) -> list[tuple[int, str]]:
+    """Give the comments and the docstrings of a source file, and its other strings that hold a sentence."""
+    found = [
+        (token.start[0], token.string)
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            found.append((node.lineno, node.value))
+    return sorted(found)
+
+
+def word_faults(path: Path) -> list[str]:
+    """Give a line for each word of the list that a source file or a page uses, and for a module docstring that asks."""
+    text = path.read_text()
+    shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    faults = []
+    if path.suffix == ".py":
+        prose = prose_of(text)
+        docstring = ast.get_docstring(ast.parse(text)) or ""
+        first = docstring.partition("\n")[0]
+        if "?" in first:
+            faults.append(f"{shown}:1: the docstring asks: {first}")
+        for line, said in prose:
+            faults += [f"{shown}:{line}: {fault}" for fault in _words_in(said)]
+    else:
+        for line, said in enumerate(text.splitlines(), 1):
+            faults += [f"{shown}:{line}: {fault}" for fault in _words_in(said)]
+    return faults
+
+
+def _words_in(said: str) -> list[str]:
+    return [
+        f"{found.group(0)!r}: {instead} | {' '.join(said.split())[:100]}"
+        for pattern, instead in WORDS.items()
+        if (found := re.search(rf"(?<![\w'])(?:{pattern})(?![\w'])", said, re.IGNORECASE))
+    ]
+
+
+def main(folders: list[str]) -> int:
+    modules = modules_in()
+    chosen = [str(ROOT / folder) for folder in folders] or [str(ROOT)]
+    files = [path for folder in chosen for path in sorted(Path(folder).rglob("*.py")) if ".venv" not in path.parts]
+    files += [path for folder in chosen for path in sorted(Path(folder).rglob("*.md")) if ".venv" not in path.parts]
+    words = [fault for path in files if path.name != "house.py" for fault in word_faults(path)]
+    names = {name for name, module in modules.items() if any(str(module.path).startswith(each) for each in chosen)}
+    dotted = [".".join(Path(folder).parts).replace("adapters.muxkit", "muxkit") for folder in folders] or [""]
+    layout = [
+        fault
+        for fault in layout_faults(modules)
+        if any(each in fault or each.replace(".", "/") in fault for each in dotted)
+    ]
+    print(*words, *layout, sep="\n")
+    lines = [modules[name].lines for name in names]
+    if lines:
+        print(
+            f"{len(lines)} modules, {sum(lines)} lines, median {statistics.median(lines):.0f};"
+            f" {len(layout)} faults of layout, {len(words)} of words"
+        )
+    return 1 if words or layout else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
