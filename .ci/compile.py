@@ -42,14 +42,14 @@ def _plain(requirement: str) -> str:
 
 
 def sources(root: Path) -> list[str]:
-    """The modules without I/O, by their paths below the root."""
+    """Give the modules without I/O, by their paths below the root."""
     package = root / "muxkit"
-    files = [package / "_errors.py", *(file for name in PACKAGES for file in sorted((package / name).glob("_*.py")))]
+    files = [package / "_errors.py", *(file for name in PACKAGES for file in sorted((package / name).rglob("*.py")))]
     return [
         str(file.relative_to(root))
         for file in files
         if file.name not in ("__init__.py", "_config.py")
-        and not file.name.startswith("_session")
+        and not any(part.startswith("_session") for part in file.parts)
         and str(file.relative_to(package)) not in NOT_COMPILED
     ]
 

@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING
 
 from muxkit._lazy import lazily
 from muxkit.protocols.bpmux._config import Config as Config
-from muxkit.protocols.bpmux._engine import Engine as Engine
-from muxkit.protocols.bpmux._entities import Entity as Entity
-from muxkit.protocols.bpmux._entities import Kind as Kind
-from muxkit.protocols.bpmux._events import Confirmed as Confirmed
-from muxkit.protocols.bpmux._events import Declined as Declined
-from muxkit.protocols.bpmux._events import Ended as Ended
-from muxkit.protocols.bpmux._events import Event as Event
-from muxkit.protocols.bpmux._events import Failed as Failed
-from muxkit.protocols.bpmux._events import HungUp as HungUp
-from muxkit.protocols.bpmux._events import Message as Message
-from muxkit.protocols.bpmux._events import Opened as Opened
-from muxkit.protocols.bpmux._events import Pinged as Pinged
-from muxkit.protocols.bpmux._events import Ponged as Ponged
-from muxkit.protocols.bpmux._events import Probed as Probed
-from muxkit.protocols.bpmux._events import Responded as Responded
-from muxkit.protocols.bpmux._events import Silent as Silent
-from muxkit.protocols.bpmux._events import Writable as Writable
+from muxkit.protocols.bpmux._engine.engine import Engine as Engine
+from muxkit.protocols.bpmux._engine.entities import Entity as Entity
+from muxkit.protocols.bpmux._engine.entities import Kind as Kind
+from muxkit.protocols.bpmux._engine.events import Confirmed as Confirmed
+from muxkit.protocols.bpmux._engine.events import Declined as Declined
+from muxkit.protocols.bpmux._engine.events import Ended as Ended
+from muxkit.protocols.bpmux._engine.events import Event as Event
+from muxkit.protocols.bpmux._engine.events import Failed as Failed
+from muxkit.protocols.bpmux._engine.events import HungUp as HungUp
+from muxkit.protocols.bpmux._engine.events import Message as Message
+from muxkit.protocols.bpmux._engine.events import Opened as Opened
+from muxkit.protocols.bpmux._engine.events import Pinged as Pinged
+from muxkit.protocols.bpmux._engine.events import Ponged as Ponged
+from muxkit.protocols.bpmux._engine.events import Probed as Probed
+from muxkit.protocols.bpmux._engine.events import Responded as Responded
+from muxkit.protocols.bpmux._engine.events import Silent as Silent
+from muxkit.protocols.bpmux._engine.events import Writable as Writable
 from muxkit.protocols.bpmux._frames import Chunk as Chunk
 from muxkit.protocols.bpmux._frames import Partial as Partial
 from muxkit.protocols.bpmux._frames import Type as Type
@@ -31,25 +31,25 @@ from muxkit.protocols.bpmux._frames import encode_partial as encode_partial
 from muxkit.protocols.bpmux._frames import parse_chunk as parse_chunk
 
 if TYPE_CHECKING:
-    from muxkit.protocols.bpmux._session import Session as Session
-    from muxkit.protocols.bpmux._session import protocol as protocol
-    from muxkit.protocols.bpmux._session import session as session
-    from muxkit.protocols.bpmux._session_channels import Duplex as Duplex
-    from muxkit.protocols.bpmux._session_channels import Sink as Sink
-    from muxkit.protocols.bpmux._session_channels import Source as Source
-    from muxkit.protocols.bpmux._session_requests import IncomingRequest as IncomingRequest
-    from muxkit.protocols.bpmux._session_requests import Request as Request
+    from muxkit.protocols.bpmux._session.channels import Duplex as Duplex
+    from muxkit.protocols.bpmux._session.channels import Sink as Sink
+    from muxkit.protocols.bpmux._session.channels import Source as Source
+    from muxkit.protocols.bpmux._session.requests import IncomingRequest as IncomingRequest
+    from muxkit.protocols.bpmux._session.requests import Request as Request
+    from muxkit.protocols.bpmux._session.session import Session as Session
+    from muxkit.protocols.bpmux._session.session import protocol as protocol
+    from muxkit.protocols.bpmux._session.session import session as session
 
 # The engine works without Trio; what needs it is fetched when it is first asked for.
 _LAZY = {
-    "Duplex": "_session_channels",
-    "IncomingRequest": "_session_requests",
-    "Request": "_session_requests",
-    "Session": "_session",
-    "Sink": "_session_channels",
-    "Source": "_session_channels",
-    "protocol": "_session",
-    "session": "_session",
+    "Duplex": "_session.channels",
+    "IncomingRequest": "_session.requests",
+    "Request": "_session.requests",
+    "Session": "_session.session",
+    "Sink": "_session.channels",
+    "Source": "_session.channels",
+    "protocol": "_session.session",
+    "session": "_session.session",
 }
 
 __getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from muxkit._errors import RemoteProtocolError
     from muxkit._limits import Limits
-    from muxkit.protocols.bpmux._entities import Parts
+    from muxkit.protocols.bpmux._engine.entities import Parts
 
 U64_MAX = 2**64 - 1
 

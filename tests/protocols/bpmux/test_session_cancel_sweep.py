@@ -15,7 +15,7 @@ import muxkit
 from muxkit import Limits, LinkLost
 from muxkit.protocols import bpmux
 from muxkit.protocols.bpmux import Duplex, IncomingRequest, Request, Session, Sink, Source
-from muxkit.protocols.bpmux._session_channels import Opening
+from muxkit.protocols.bpmux._session.channels import Opening
 from muxkit.runtime import Backlog, ByteStream
 from muxkit.testing import cancel_sweep, weather_pair
 from muxkit_adapters import memory

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muxkit.core import Outbox, Reassembly, ReceiveBudget, ReceiveWindow, Scheduler, TokenBucket
-from muxkit.protocols.bpmux._control import Control
-from muxkit.protocols.bpmux._entities import OURS, RECEIVERS, Entity, Kind, Parts
-from muxkit.protocols.bpmux._events import Declined, Event, Writable
-from muxkit.protocols.bpmux._outgoing import OVERHEAD, Outgoing
+from muxkit.protocols.bpmux._engine.control import Control
+from muxkit.protocols.bpmux._engine.entities import OURS, RECEIVERS, Entity, Kind, Parts
+from muxkit.protocols.bpmux._engine.events import Declined, Event, Writable
+from muxkit.protocols.bpmux._engine.outgoing import OVERHEAD, Outgoing
 
 if TYPE_CHECKING:
     from muxkit._limits import Limits

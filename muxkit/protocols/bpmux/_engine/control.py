@@ -12,7 +12,7 @@ from muxkit.core import Buffer, encode_varu64
 from muxkit.protocols.bpmux._frames import ACK_END, CREDIT, PING, head
 
 if TYPE_CHECKING:
-    from muxkit.protocols.bpmux._entities import Entity
+    from muxkit.protocols.bpmux._engine.entities import Entity
 
 
 class Control:

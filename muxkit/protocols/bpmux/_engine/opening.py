@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import U64_MAX
-from muxkit.protocols.bpmux._entities import Entity, Kind
+from muxkit.protocols.bpmux._engine.entities import Entity, Kind
 from muxkit.protocols.bpmux._frames import Type
 
 if TYPE_CHECKING:
-    from muxkit.protocols.bpmux._state import State
+    from muxkit.protocols.bpmux._engine.state import State
 
 
 class Openings:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from muxkit.protocols.bpmux._engine import Engine
-from muxkit.protocols.bpmux._entities import Kind
-from muxkit.protocols.bpmux._events import (
+from muxkit.protocols.bpmux._engine.engine import Engine
+from muxkit.protocols.bpmux._engine.entities import Kind
+from muxkit.protocols.bpmux._engine.events import (
     Confirmed,
     Declined,
     Ended,
@@ -25,8 +25,8 @@ from muxkit.protocols.bpmux._events import (
     Silent,
     Writable,
 )
-from muxkit.protocols.bpmux._session_channels import Sink, Source
-from muxkit.protocols.bpmux._session_requests import Request
+from muxkit.protocols.bpmux._session.channels import Sink, Source
+from muxkit.protocols.bpmux._session.requests import Request
 from muxkit.runtime import ChannelCancelled, ChannelStopped, Room, StreamPump
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from muxkit._limits import Limits
     from muxkit._observer import Observer
     from muxkit.protocols.bpmux._config import Config
-    from muxkit.protocols.bpmux._entities import Entity
+    from muxkit.protocols.bpmux._engine.entities import Entity
 
 REASON_MOST = 4096  # bytes of an end payload that are kept for the error that tells of it
 

@@ -8,7 +8,7 @@ import attrs
 
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
-    from muxkit.protocols.bpmux._entities import Entity
+    from muxkit.protocols.bpmux._engine.entities import Entity
 
 
 @attrs.define(eq=False)

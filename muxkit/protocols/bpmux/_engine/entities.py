@@ -9,7 +9,7 @@ from muxkit.core import Credit, Pieces, ReceiveWindow
 from muxkit.protocols.bpmux._frames import Type, label
 
 if TYPE_CHECKING:
-    from muxkit.protocols.bpmux._outgoing import Outgoing
+    from muxkit.protocols.bpmux._engine.outgoing import Outgoing
 
 
 class Kind(IntEnum):

@@ -8,15 +8,15 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving, Sending
-from muxkit.protocols.bpmux._entities import OURS
+from muxkit.protocols.bpmux._engine.entities import OURS
 from muxkit.runtime import ByteStream, Channel, ReceiveHalf, SendHalf
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from types import TracebackType
 
-    from muxkit.protocols.bpmux._entities import Entity
-    from muxkit.protocols.bpmux._session_connection import Connection
+    from muxkit.protocols.bpmux._engine.entities import Entity
+    from muxkit.protocols.bpmux._session.connection import Connection
     from muxkit.runtime import Reading
 
 

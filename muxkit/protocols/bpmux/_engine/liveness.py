@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Deadlines
-from muxkit.protocols.bpmux._events import Failed, Probed, Silent
+from muxkit.protocols.bpmux._engine.events import Failed, Probed, Silent
 
 if TYPE_CHECKING:
-    from muxkit.protocols.bpmux._entities import Entity
-    from muxkit.protocols.bpmux._reader import Reader
-    from muxkit.protocols.bpmux._state import State
+    from muxkit.protocols.bpmux._engine.entities import Entity
+    from muxkit.protocols.bpmux._engine.reader import Reader
+    from muxkit.protocols.bpmux._engine.state import State
 
 
 class Timer(Enum):

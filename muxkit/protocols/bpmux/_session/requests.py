@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.bpmux._session_channels import Sink
+from muxkit.protocols.bpmux._session.channels import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from muxkit.protocols.bpmux._entities import Entity
-    from muxkit.protocols.bpmux._session_connection import Connection
+    from muxkit.protocols.bpmux._engine.entities import Entity
+    from muxkit.protocols.bpmux._session.connection import Connection
 
 
 class Request:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore, Pieces
-from muxkit.protocols.bpmux._entities import Entity, Kind
-from muxkit.protocols.bpmux._events import Message
+from muxkit.protocols.bpmux._engine.entities import Entity, Kind
+from muxkit.protocols.bpmux._engine.events import Message
+from muxkit.protocols.bpmux._engine.receiving import Receiving
 from muxkit.protocols.bpmux._frames import PAYLOAD, Chunk, Type, parse_chunk
-from muxkit.protocols.bpmux._receiving import Receiving
 
 if TYPE_CHECKING:
-    from muxkit.protocols.bpmux._state import State
+    from muxkit.protocols.bpmux._engine.state import State
 
 EVENT_FRAMES = 4  # chunks that take as long as what is done about an opening or an end
 ROOM = 16  # bytes in which the head of a usual payload chunk ends

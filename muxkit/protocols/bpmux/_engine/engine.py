@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.bpmux._config import Config
-from muxkit.protocols.bpmux._entities import OURS, Entity, Kind
-from muxkit.protocols.bpmux._events import Event, Failed, HungUp
-from muxkit.protocols.bpmux._liveness import Liveness
-from muxkit.protocols.bpmux._opening import Openings
-from muxkit.protocols.bpmux._outgoing import OVERHEAD
-from muxkit.protocols.bpmux._reader import Reader
-from muxkit.protocols.bpmux._state import State
-from muxkit.protocols.bpmux._tracing import observe_written
+from muxkit.protocols.bpmux._engine.entities import OURS, Entity, Kind
+from muxkit.protocols.bpmux._engine.events import Event, Failed, HungUp
+from muxkit.protocols.bpmux._engine.liveness import Liveness
+from muxkit.protocols.bpmux._engine.opening import Openings
+from muxkit.protocols.bpmux._engine.outgoing import OVERHEAD
+from muxkit.protocols.bpmux._engine.reader import Reader
+from muxkit.protocols.bpmux._engine.state import State
+from muxkit.protocols.bpmux._engine.tracing import observe_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import U64_MAX, ReceiveWindow
-from muxkit.protocols.bpmux._entities import ADDRESSED, Entity, Kind, Parts
-from muxkit.protocols.bpmux._events import Confirmed, Ended, Message, Opened, Pinged, Ponged, Responded
+from muxkit.protocols.bpmux._engine.entities import ADDRESSED, Entity, Kind, Parts
+from muxkit.protocols.bpmux._engine.events import Confirmed, Ended, Message, Opened, Pinged, Ponged, Responded
+from muxkit.protocols.bpmux._engine.tracing import observe_chunk
 from muxkit.protocols.bpmux._frames import ACK_END, END, PAYLOAD, PING, Chunk, Partial, Type
-from muxkit.protocols.bpmux._tracing import observe_chunk
 
 if TYPE_CHECKING:
-    from muxkit.protocols.bpmux._state import State
+    from muxkit.protocols.bpmux._engine.state import State
 
 CREATING = frozenset({Type.OUT_REQUEST, Type.OUT_SINK, Type.OUT_STREAM, Type.DUPLEX})
 PAYLOAD_TYPES = frozenset({Type.IN_REQUEST, Type.IN_SINK, Type.OUT_SINK})

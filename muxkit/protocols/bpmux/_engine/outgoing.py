@@ -6,7 +6,7 @@ from collections import deque
 from typing import Protocol
 
 from muxkit.core import Buffer, Credit, encode_varu64
-from muxkit.protocols.bpmux._entities import Entity, Kind
+from muxkit.protocols.bpmux._engine.entities import Entity, Kind
 from muxkit.protocols.bpmux._frames import CREDIT, END, PAYLOAD, Type, encode_partial, head
 
 

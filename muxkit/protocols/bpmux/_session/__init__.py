@@ -1,0 +1,1 @@
+"""The Trio side of bpmux/rel: sessions, and the channels and requests that applications hold."""
