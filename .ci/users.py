@@ -116,7 +116,7 @@ def compiled(reader: Reader) -> None:
     where = "import muxkit.{0} as part; print(part.__file__); assert part.__file__.endswith(('.so', '.pyd'))"
     for module in (
         "core._windows",
-        "protocols.bpmux._engine.engine",
+        "protocols.bpmux.engine.engine",
         "protocols.relink._engine",
         "protocols.e3x._engine",
     ):

@@ -5,30 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muxkit._lazy import lazily
-from muxkit.protocols.bpmux._config import Config as Config
-from muxkit.protocols.bpmux._engine.engine import Engine as Engine
-from muxkit.protocols.bpmux._engine.entities import Entity as Entity
-from muxkit.protocols.bpmux._engine.entities import Kind as Kind
-from muxkit.protocols.bpmux._engine.events import Confirmed as Confirmed
-from muxkit.protocols.bpmux._engine.events import Declined as Declined
-from muxkit.protocols.bpmux._engine.events import Ended as Ended
-from muxkit.protocols.bpmux._engine.events import Event as Event
-from muxkit.protocols.bpmux._engine.events import Failed as Failed
-from muxkit.protocols.bpmux._engine.events import HungUp as HungUp
-from muxkit.protocols.bpmux._engine.events import Message as Message
-from muxkit.protocols.bpmux._engine.events import Opened as Opened
-from muxkit.protocols.bpmux._engine.events import Pinged as Pinged
-from muxkit.protocols.bpmux._engine.events import Ponged as Ponged
-from muxkit.protocols.bpmux._engine.events import Probed as Probed
-from muxkit.protocols.bpmux._engine.events import Responded as Responded
-from muxkit.protocols.bpmux._engine.events import Silent as Silent
-from muxkit.protocols.bpmux._engine.events import Writable as Writable
-from muxkit.protocols.bpmux._frames import Chunk as Chunk
-from muxkit.protocols.bpmux._frames import Partial as Partial
-from muxkit.protocols.bpmux._frames import Type as Type
-from muxkit.protocols.bpmux._frames import encode_chunk as encode_chunk
-from muxkit.protocols.bpmux._frames import encode_partial as encode_partial
-from muxkit.protocols.bpmux._frames import parse_chunk as parse_chunk
+from muxkit.protocols.bpmux.config import Config as Config
+from muxkit.protocols.bpmux.engine import Confirmed as Confirmed
+from muxkit.protocols.bpmux.engine import Declined as Declined
+from muxkit.protocols.bpmux.engine import Ended as Ended
+from muxkit.protocols.bpmux.engine import Engine as Engine
+from muxkit.protocols.bpmux.engine import Entity as Entity
+from muxkit.protocols.bpmux.engine import Event as Event
+from muxkit.protocols.bpmux.engine import Failed as Failed
+from muxkit.protocols.bpmux.engine import HungUp as HungUp
+from muxkit.protocols.bpmux.engine import Kind as Kind
+from muxkit.protocols.bpmux.engine import Message as Message
+from muxkit.protocols.bpmux.engine import Opened as Opened
+from muxkit.protocols.bpmux.engine import Pinged as Pinged
+from muxkit.protocols.bpmux.engine import Ponged as Ponged
+from muxkit.protocols.bpmux.engine import Probed as Probed
+from muxkit.protocols.bpmux.engine import Responded as Responded
+from muxkit.protocols.bpmux.engine import Silent as Silent
+from muxkit.protocols.bpmux.engine import Writable as Writable
+from muxkit.protocols.bpmux.frames import Chunk as Chunk
+from muxkit.protocols.bpmux.frames import Partial as Partial
+from muxkit.protocols.bpmux.frames import Type as Type
+from muxkit.protocols.bpmux.frames import encode_chunk as encode_chunk
+from muxkit.protocols.bpmux.frames import encode_partial as encode_partial
+from muxkit.protocols.bpmux.frames import parse_chunk as parse_chunk
 
 if TYPE_CHECKING:
     from muxkit.protocols.bpmux._session.channels import Duplex as Duplex

@@ -8,7 +8,7 @@ from muxkit.core import Cursor, Pieces
 from muxkit.protocols.bpmux import Chunk, Engine, Entity, Kind, Partial, Type, parse_chunk
 
 if TYPE_CHECKING:
-    from muxkit.protocols.bpmux._engine.state import State
+    from muxkit.protocols.bpmux.engine.state import State
 
 OPENINGS = frozenset({Type.OUT_REQUEST, Type.OUT_STREAM, Type.DUPLEX})
 
@@ -121,8 +121,8 @@ def _check_parts(state: State, entities: list[Entity]) -> None:
     for entity in entities:
         assert entity.window.unfinished == sum(one.partial for one in in_parts if state.payer(one) is entity)
         if entity.direct:
-            assert entity.live
+            assert entity.is_wanted
             assert not entity.partial
             assert not entity.opening
-        elif entity.live and not entity.opening:
+        elif entity.is_wanted and not entity.opening:
             assert entity.partial or entity.window.unfinished

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from muxkit._errors import RemoteProtocolError
     from muxkit._limits import Limits
-    from muxkit.protocols.bpmux._engine.entities import Parts
+    from muxkit.protocols.bpmux.engine.entities import Parts
 
 U64_MAX = 2**64 - 1
 
@@ -161,7 +161,7 @@ def state_of(engine: Engine) -> object:
                 entity.end_out,
                 entity.partial,
                 entity.opening,
-                entity.live,
+                entity.is_wanted,
                 entity.direct,
                 entity.announced,
             ),
@@ -178,12 +178,12 @@ def state_of(engine: Engine) -> object:
         (state.budget.used, state.budget.windows),
         (state.reassembly.left, [one.label for one in state.reassembly._waiting]),
         (bytes(state.control.acks), state.control.leaving, state.control.pongs_owed),
-        engine._reader._receiving.announced,
+        engine._reader.rules.announced,
     )
 
 
 def _parts_of(parts: Parts) -> object:
-    return (parts.ends, [one.label for one in parts.pinged], None if parts.pieces is None else parts.pieces.size)
+    return (parts.is_end, [one.label for one in parts.pinged], None if parts.pieces is None else parts.pieces.size)
 
 
 def _queue_of(entity: Entity) -> object:

@@ -84,7 +84,7 @@ def test_request_0_of_the_peer_is_an_ordinary_request() -> None:
 def test_ids_of_ours_never_reach_0_when_they_start_over() -> None:
     pair = pair_of()
     engine = pair.engines[0]
-    engine._openings._next_id = 2**64 - 1
+    engine._next_id = 2**64 - 1
     assert [engine.open_sink().id for _ in range(3)] == [2**64 - 1, 1, 2]
 
 

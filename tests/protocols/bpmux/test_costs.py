@@ -222,14 +222,14 @@ def test_a_small_message_beside_a_large_one_waits_for_one_quantum_at_most() -> N
 def test_ids_near_the_end_of_their_range_go_on(first: int) -> None:
     pair = pair_of()
     engine = pair.engines[0]
-    engine._openings._next_id = first
+    engine._next_id = first
     for _ in range(6):
         sink = engine.open_sink(b"hello")
         engine.end(sink)
         pair.run_until_quiet()
         pair.engines[1].consumed_opening(5)
         assert sink.gone
-    assert engine._openings._next_id == (first + 6 if first + 6 < 2**64 else first + 6 - 2**64 + 1)
+    assert engine._next_id == (first + 6 if first + 6 < 2**64 else first + 6 - 2**64 + 1)
 
 
 @pytest.mark.requirement("R-70")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from muxkit._limits import Limits
 from muxkit.core import encode_varu64
 from muxkit.protocols.bpmux import Engine, Failed
-from muxkit.protocols.bpmux._engine.entities import Kind
+from muxkit.protocols.bpmux.engine.entities import Kind
 from muxkit.testing._pair import EngineCase, check_every_split, check_stream_engine, drain, feed
 from tests.protocols.bpmux._helpers import automatic, by_hand, fed, state_of, told
 from tests.protocols.bpmux._world import TIGHT, World

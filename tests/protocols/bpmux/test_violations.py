@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from muxkit._limits import Limits
 from muxkit.core import encode_varu64
 from muxkit.protocols.bpmux import Chunk, Engine, Failed, Type, encode_chunk, encode_partial
-from muxkit.protocols.bpmux._engine.entities import Kind
+from muxkit.protocols.bpmux.engine.entities import Kind
 from muxkit.testing._pair import check_every_split, feed
 from tests.protocols.bpmux._helpers import by_hand, fed, state_of, told, violation, written
 

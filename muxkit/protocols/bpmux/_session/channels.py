@@ -8,15 +8,15 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving, Sending
-from muxkit.protocols.bpmux._engine.entities import OURS
+from muxkit.protocols.bpmux.engine import OURS
 from muxkit.runtime import ByteStream, Channel, ReceiveHalf, SendHalf
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from types import TracebackType
 
-    from muxkit.protocols.bpmux._engine.entities import Entity
     from muxkit.protocols.bpmux._session.connection import Connection
+    from muxkit.protocols.bpmux.engine import Entity
     from muxkit.runtime import Reading
 
 
@@ -56,7 +56,7 @@ class Sink(SendHalf):
     def has_spoken(self) -> bool:
         """Did we say anything on it that the peer should hear?"""
         outgoing, entity = self.entity.outgoing, self.entity
-        return (outgoing is not None and outgoing.spoken) or (
+        return (outgoing is not None and outgoing.has_sent) or (
             not entity.is_top and (outgoing is not None or entity.kind in OURS)
         )
 

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from muxkit.protocols.bpmux._engine.engine import Engine
-from muxkit.protocols.bpmux._engine.entities import Kind
-from muxkit.protocols.bpmux._engine.events import (
+from muxkit.protocols.bpmux._session.channels import Sink, Source
+from muxkit.protocols.bpmux._session.requests import Request
+from muxkit.protocols.bpmux.engine import (
     Confirmed,
     Declined,
     Ended,
+    Engine,
     Event,
     Failed,
     HungUp,
+    Kind,
     Message,
     Opened,
     Ponged,
@@ -25,8 +27,6 @@ from muxkit.protocols.bpmux._engine.events import (
     Silent,
     Writable,
 )
-from muxkit.protocols.bpmux._session.channels import Sink, Source
-from muxkit.protocols.bpmux._session.requests import Request
 from muxkit.runtime import ChannelCancelled, ChannelStopped, Room, StreamPump
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from muxkit._limits import Limits
     from muxkit._observer import Observer
-    from muxkit.protocols.bpmux._config import Config
-    from muxkit.protocols.bpmux._engine.entities import Entity
+    from muxkit.protocols.bpmux.config import Config
+    from muxkit.protocols.bpmux.engine import Entity
 
 REASON_MOST = 4096  # bytes of an end payload that are kept for the error that tells of it
 

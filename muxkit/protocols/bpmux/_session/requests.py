@@ -12,8 +12,8 @@ from muxkit.protocols.bpmux._session.channels import Sink
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from muxkit.protocols.bpmux._engine.entities import Entity
     from muxkit.protocols.bpmux._session.connection import Connection
+    from muxkit.protocols.bpmux.engine import Entity
 
 
 class Request:

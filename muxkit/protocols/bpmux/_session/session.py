@@ -9,11 +9,11 @@ import trio
 
 from muxkit._limits import Limits
 from muxkit.core import Receiving, Sending
-from muxkit.protocols.bpmux._config import Config
-from muxkit.protocols.bpmux._engine.entities import Kind
 from muxkit.protocols.bpmux._session.channels import Duplex, Opening, Sink, Source
 from muxkit.protocols.bpmux._session.connection import Connection
 from muxkit.protocols.bpmux._session.requests import IncomingRequest, Request
+from muxkit.protocols.bpmux.config import Config
+from muxkit.protocols.bpmux.engine import Kind
 from muxkit.runtime import (
     Backlog,
     ChannelStopped,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
-    from muxkit.protocols.bpmux._engine.events import Opened
+    from muxkit.protocols.bpmux.engine import Opened
 
 MadeT = TypeVar("MadeT")
 

@@ -1,39 +1,241 @@
-"""May the peer do that, and what follows? The rules of "Receiving Chunks" and "Partial Mode", check first, then act."""
+"""Receiving: split bytes into chunks, check each against the rules, and apply it to the state."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import U64_MAX, ReceiveWindow
-from muxkit.protocols.bpmux._engine.entities import ADDRESSED, Entity, Kind, Parts
-from muxkit.protocols.bpmux._engine.events import Confirmed, Ended, Message, Opened, Pinged, Ponged, Responded
-from muxkit.protocols.bpmux._engine.tracing import observe_chunk
-from muxkit.protocols.bpmux._frames import ACK_END, END, PAYLOAD, PING, Chunk, Partial, Type
+from muxkit.core import U64_MAX, Cursor, NeedMore, Pieces, ReceiveWindow
+from muxkit.protocols.bpmux.engine.entities import ADDRESSED, Entity, Kind, Parts
+from muxkit.protocols.bpmux.engine.events import Confirmed, Ended, Message, Opened, Pinged, Ponged, Responded
+from muxkit.protocols.bpmux.frames import (
+    ACK_END,
+    END,
+    PAYLOAD,
+    PING,
+    Chunk,
+    Partial,
+    Type,
+    observe_chunk,
+    parse_chunk,
+)
 
 if TYPE_CHECKING:
-    from muxkit.protocols.bpmux._engine.state import State
+    from muxkit.protocols.bpmux.engine.state import State
+
+EVENT_FRAMES = 4  # frames that an event counts as, because acting on an opening or an end takes that much longer
+HEAD_MOST = 16  # bytes; the head of a usual payload chunk is shorter
+OWN_SINK = Type.OUT_SINK << 5 | PAYLOAD
+PEERS_SINK = Type.IN_SINK << 5 | PAYLOAD
+LEAST = (0, 248, 1 << 8, 1 << 16, 1 << 24)  # the least number whose VarU64 has so many bytes behind the first
 
 CREATING = frozenset({Type.OUT_REQUEST, Type.OUT_SINK, Type.OUT_STREAM, Type.DUPLEX})
 PAYLOAD_TYPES = frozenset({Type.IN_REQUEST, Type.IN_SINK, Type.OUT_SINK})
 
-BREAKABLE = frozenset({Kind.REQUEST_IN, Kind.SINK_IN})  # made by the peer, answered by us
+BREAKABLE = frozenset({Kind.REQUEST_IN, Kind.SINK_IN})  # opened by the peer; this side sends on them
 
 
-class Receiving:
-    """One chunk at a time: the checks run while it is parsed, `apply` once it is whole and legal."""
+class ChunkReader:
+    """Splits received bytes into chunks, checks them and applies them.
+
+    It holds the beginning of an incomplete chunk, never more than the credit that covers it.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.rules = ChunkRules(state)
+        self._held = Pieces()
+        self._wanted = 0  # bytes to hold before parsing is tried again
+        self._owner: Entity | None = None  # the entity of an incomplete payload whose chunk head was parsed
+        self._missing = 0  # bytes missing of that payload
+        self._pieces = Pieces()  # the beginning of that payload
+        self._rest = b""  # bytes not parsed from `_at` on, because `frames_at_once` chunks were parsed
+        self._at = 0
+        self._left = 0  # frames that this call may still parse; events count as several
+        self.frames_at_once = sys.maxsize
+        self.offset = 0  # bytes parsed or held, in all
+        self.unparsed = 0  # bytes left for the next call
+        self.is_mid_chunk = False
+
+    def feed(self, data: bytes) -> RemoteProtocolError | None:
+        """Parse and apply received bytes; return the violation, if any, after which no more may be fed."""
+        if self._state.observer is not None and data:
+            self._state.observer.transport("in", data)
+        start = 0
+        if self._rest:
+            if data:
+                data = self._rest[self._at :] + data
+            else:  # keep the position, because each step of a turn would copy the rest
+                data, start = self._rest, self._at
+            self._rest, self._at = b"", 0
+        self._left = self.frames_at_once
+        base = self.offset - start
+        try:
+            position = self._continue_chunk(data, start, base) if self._owner is not None or self._held.size else start
+            position = self._parse(data, position, base)
+        except RemoteProtocolError as error:
+            return error
+        self.offset = base + position
+        self.unparsed = len(data) - position
+        if self.unparsed:
+            self._rest, self._at = data, position
+        self.is_mid_chunk = self._held.size > 0 or self._owner is not None or self.rules.announced > 0
+        return None
+
+    def _continue_chunk(self, data: bytes, position: int, base: int) -> int:
+        """Add to the incomplete chunk; return the position in `data` behind it. `base` is the offset of `data`."""
+        while self._held.size:
+            missing = self._wanted - self._held.size
+            self._held.append(data[position : position + missing])
+            position += missing
+            if self._held.size < self._wanted:
+                return len(data)
+            held = self._held.join()  # one chunk; it stays held while it is incomplete
+            self._parse(held, 0, base + position - len(held))
+        if self._owner is not None and position < len(data):
+            position = self._continue_payload(self._owner, data, position)
+        return position
+
+    def _continue_payload(self, owner: Entity, data: bytes, position: int) -> int:
+        """Add to the incomplete payload of an entity; return the position in `data` behind it."""
+        pieces, missing = self._pieces, self._missing
+        if len(data) - position < missing:
+            pieces.append(data[position:])
+            self._missing = missing - (len(data) - position)
+            return len(data)
+        pieces.append(memoryview(data)[position : position + missing])
+        payload = pieces.join()
+        self._owner = None
+        if owner.direct and len(payload) <= owner.window.credit:
+            owner.window.credit -= len(payload)
+            owner.window.held += len(payload)
+            self._state.events.append(Message(owner, payload))
+            if self._state.observer is not None:
+                self._state.observer.frame("in", owner.label, "payload", len(payload))
+        else:  # the entity has changed since the head was parsed
+            type = Type.OUT_SINK if owner.kind is Kind.STREAM_IN else Type.IN_SINK
+            self.rules.header(type, owner.id, PAYLOAD)
+            self.rules.payload(len(payload))
+            self.rules.apply(Chunk(type, owner.id, payload))
+        self._left -= 1
+        return position + missing
+
+    def _parse(self, data: bytes, position: int, base: int) -> int:
+        """Parse and apply chunks in `data` from `position` on; hold an incomplete one. `base` is the offset of `data`.
+
+        Returns the position behind the last: the end, unless this call may parse no more frames.
+        """
+        size = len(data)
+        while position < size and self._left > 0:
+            if not self.rules.announced and size - position > HEAD_MOST:
+                position = self._parse_payloads(data, position)
+                if position >= size or self._left <= 0:
+                    break
+            cursor = Cursor(data, position)
+            try:
+                chunk = parse_chunk(cursor, self.rules)
+            except NeedMore as need:
+                self._held.append(data[position:])
+                self._wanted = size - position + need.missing
+                return size
+            except RemoteProtocolError as error:
+                error.offset = base + position
+                raise
+            events = self._state.events
+            before = len(events)
+            self.rules.apply(chunk)
+            self._left -= 1 + EVENT_FRAMES * (len(events) - before)
+            position = cursor.position
+        return position
+
+    def _parse_payloads(self, data: bytes, position: int) -> int:
+        """Parse the usual chunks fast: a message on a known entity, with small numbers and enough credit.
+
+        Returns the position of the first chunk that is anything else; `_parse` handles that one with all checks.
+        """
+        size = len(data)
+        last = size - HEAD_MOST
+        maps, events = self._state.maps, self._state.events
+        append, observer = events.append, self._state.observer
+        largest = self._state.limits.message
+        sinks, streams = maps[Kind.STREAM_IN], maps[Kind.STREAM_OUT]
+        before = len(events)
+        for _ in range(self._left):
+            if position >= last:
+                break
+            tag = data[position]
+            if tag == OWN_SINK:
+                entities = sinks
+            elif tag == PEERS_SINK:
+                entities = streams
+            else:
+                break
+            id = data[position + 1]
+            start = position + 2
+            if id >= 248:
+                if id == 0xF8:
+                    id = data[start]
+                    start += 1
+                    if id < 248:
+                        break
+                elif id == 0xF9:
+                    id = data[start] << 8 | data[start + 1]
+                    start += 2
+                    if id < 256:
+                        break
+                else:
+                    break
+            entity = entities.get(id)
+            if entity is None or not entity.direct:
+                break
+            length = data[start]
+            start += 1
+            if length >= 248:
+                bytes_ = length - 247
+                if bytes_ > 4:
+                    break
+                length = int.from_bytes(data[start : start + bytes_], "big")
+                if length < LEAST[bytes_]:
+                    break
+                start += bytes_
+            end = start + length
+            window = entity.window
+            if length > window.credit or length > largest:
+                break
+            if end > size:  # the rest is not here yet
+                self._owner, self._missing = entity, end - size
+                self._pieces.append(memoryview(data)[start:])
+                position = size
+                break
+            window.credit -= length
+            window.held += length
+            append(Message(entity, data[start:end]))
+            if observer is not None:
+                observer.frame("in", entity.label, "payload", length)
+            position = end
+        self._left -= len(events) - before
+        return position
+
+
+class ChunkRules:
+    """The rules of "Receiving Chunks" and "Partial Mode" for one chunk at a time.
+
+    The checks run while a chunk is parsed; they raise and change nothing but the notes about this chunk. `apply` runs
+    once the chunk is complete and legal.
+    """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._maps = state.maps
-        self.announced = 0  # by a Partial chunk, for the entity of the next one
-        # About the chunk that is being parsed.
+        self.announced = 0  # total size in the Partial chunk before this one
+        # Notes about the chunk that is being parsed.
         self._entity: Entity | None = None
-        self._payer = state.top_stream  # whose credit its payload takes
-        self._left = 0  # of a message in parts, before this chunk; 0 when it is not in parts
-        self._charged = 0  # by this chunk's payload, on the entity's own window
+        self._payer = state.top_stream  # the entity whose credit its payload uses
+        self._left = 0  # bytes missing of its message in parts, before this chunk; 0 if not in parts
+        self._charged = 0  # bytes of the entity's own credit that its payload uses
 
-    # --- checks: they raise, and change nothing but the notes above
+    # --- checks
 
     def partial(self, total_size: int) -> None:
         if self.announced:
@@ -67,7 +269,7 @@ class Receiving:
             self._check_loan(self._payer.window, type, id)
         if flags & PING and self._state.control.pongs_owed >= self._state.limits.pongs:
             raise RemoteProtocolError(
-                f"{type.label} {id}: {self._state.control.pongs_owed} pings not answered yet because nobody reads",
+                f"{type.label} {id}: {self._state.control.pongs_owed} pings not answered yet, the peer does not read",
                 limit="pongs",
             )
 
@@ -127,8 +329,8 @@ class Receiving:
                     f"{type.label} {id}: a Partial with {entity.partial} bytes of the last one to come",
                     rule="bpmux-P08",
                 )
-            ends = entity.parts.ends
-            if (flags & END and ends is False) or (flags & PAYLOAD and ends is True):
+            is_end = entity.parts.is_end
+            if (flags & END and is_end is False) or (flags & PAYLOAD and is_end is True):
                 raise RemoteProtocolError(
                     f"{type.label} {id}: payload and end payload mixed in partial mode", rule="bpmux-P14"
                 )
@@ -136,15 +338,16 @@ class Receiving:
             self._check_reset(type, id)
 
     def _is_reset(self, entity: Entity) -> bool:
-        """Would an end break off what we do for the peer? Legal, but not without bound.
+        """Whether an end cancels work that this side does for the peer; the rate of these is limited.
 
-        Its goodbye does not count, nor that it wants no answer on a duplex whose own half it has ended in order.
+        Ends after the peer closed its top level do not count, nor the end of a duplex whose other half the peer has
+        ended without an error.
         """
         is_goodbye = self._state.top_stream.gone and not entity.late
         return entity.kind in BREAKABLE and not entity.ending and not entity.orderly and not is_goodbye
 
     def _check_loan(self, window: ReceiveWindow, type: Type, id: int) -> None:
-        """Could what the peer has begun on this window ever be lent? Otherwise it would wait for ever."""
+        """Check that a message in parts could ever be lent enough credit; otherwise it would wait for ever."""
         need, total = window.unfinished + self.announced - window.credit, self._state.limits.reassembly
         if need > total:
             raise RemoteProtocolError(
@@ -177,7 +380,7 @@ class Receiving:
             self._charged = size
 
     def _check_message(self, size: int) -> None:
-        """A payload or an end payload, after its credit."""
+        """Check the size of a payload or an end payload."""
         if self._left and size > self._left:
             raise RemoteProtocolError(f"{size} bytes in parts with {self._left} of the total to come", rule="bpmux-P11")
         if size > self._state.limits.message:
@@ -199,9 +402,10 @@ class Receiving:
             raise RemoteProtocolError(f"{name}: end payload of {size} bytes against {available} granted", rule=rule)
         self._check_message(size)
 
-    # --- what follows
+    # --- actions
 
     def apply(self, chunk: Chunk | Partial) -> None:
+        """Change the state as a complete and legal chunk demands, and report events."""
         if isinstance(chunk, Partial):
             self.announced = chunk.total_size
             return
@@ -227,7 +431,7 @@ class Receiving:
         elif chunk.payload is None and chunk.credit is None and not chunk.ping and chunk.end is None:
             self._take_pong(entity)
         if payer.window.unfinished:
-            state.top_up(payer)
+            state.lend_shortfall(payer)
 
     def _create(self, chunk: Chunk) -> Entity:
         state = self._state
@@ -237,7 +441,7 @@ class Receiving:
             entity.twin.twin = entity
         entity.opening = True
         entity.late = state.top_stream.gone
-        state.refresh(entity)
+        state.update_direct(entity)
         state.count_channel(entity)
         return entity
 
@@ -246,27 +450,27 @@ class Receiving:
         state.payer(entity).window.arrived(len(payload))
         parts = entity.parts
         if parts is not None:
-            parts.ends = False
+            parts.is_end = False
             whole = state.add_part(entity, parts, payload)
             if whole is None:
                 return
             payload = whole
         if entity.opening:
-            self._opened(entity, payload, parts)
+            self._finish_opening(entity, payload, parts)
         elif entity.kind is Kind.REQUEST_OUT:
             self._take_response(entity, payload)
-        elif entity.live:
+        elif entity.is_wanted:
             state.events.append(Message(entity, payload))
         else:
             state.consume(entity, len(payload))
 
-    def _opened(self, entity: Entity, payload: bytes, parts: Parts | None) -> None:
+    def _finish_opening(self, entity: Entity, payload: bytes, parts: Parts | None) -> None:
         state = self._state
         entity.opening = False
-        state.refresh(entity)
+        state.update_direct(entity)
         receiving = entity if entity.receives else entity.twin
         if receiving is not None:
-            state.renew(receiving, receiving.window.start(self._state.now))
+            state.grant(receiving, receiving.window.start(state.now))
         source = receiving if receiving is not entity else None
         state.events.append(Opened(entity, payload, source))
         if parts is not None:
@@ -274,12 +478,12 @@ class Receiving:
 
     def _take_response(self, entity: Entity, payload: bytes) -> None:
         state = self._state
-        if not entity.live:
+        if not entity.is_wanted:
             state.consume(entity, len(payload))
         if not entity.end_out:
             state.acknowledge(entity)
         state.remove(entity)
-        state.events.append(Responded(entity, payload) if entity.live else Ended(entity, b""))
+        state.events.append(Responded(entity, payload) if entity.is_wanted else Ended(entity, b""))
 
     def _take_credit(self, entity: Entity, amount: int) -> None:
         state = self._state
@@ -290,9 +494,9 @@ class Receiving:
         if outgoing is None:
             return
         if entity is state.top_sink:
-            state.top_credit_came()
+            state.top_credit_arrived()
         state.schedule(entity)
-        state.writable(outgoing)
+        state.report_writable(outgoing)
 
     def _take_ping(self, entity: Entity) -> None:
         if self._state.config.pongs and not entity.end_out:
@@ -312,7 +516,7 @@ class Receiving:
         entity.window.arrived(len(payload))
         size = len(payload)
         if entity.parts is not None:
-            entity.parts.ends = True
+            entity.parts.is_end = True
             whole = state.add_part(entity, entity.parts, payload)
             if whole is None:
                 return
@@ -328,11 +532,11 @@ class Receiving:
         state.remove(entity)
         state.events.append(Ended(entity, payload))
         if entity is state.top_sink:
-            state.decline(begun=True)
+            state.decline_openings(begun=True)
 
 
 def _opening_of(entity: Entity) -> Parts | None:
-    """Its opening, or its twin's, if that still comes in parts, so that the application does not know it."""
+    """Return the parts of its or its twin's opening while that is incomplete and the application does not know it."""
     if entity.opening:
         return entity.parts
     return entity.twin.parts if entity.twin is not None and entity.twin.opening else None

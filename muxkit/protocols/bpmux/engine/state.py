@@ -1,23 +1,31 @@
-"""What does one end of a connection know? Its maps, budgets and queues, and the steps that both directions share."""
+"""The state of one end of a connection, with the steps that receiving and sending share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muxkit.core import Outbox, Reassembly, ReceiveBudget, ReceiveWindow, Scheduler, TokenBucket
-from muxkit.protocols.bpmux._engine.control import Control
-from muxkit.protocols.bpmux._engine.entities import OURS, RECEIVERS, Entity, Kind, Parts
-from muxkit.protocols.bpmux._engine.events import Declined, Event, Writable
-from muxkit.protocols.bpmux._engine.outgoing import OVERHEAD, Outgoing
+from muxkit.core import (
+    Buffer,
+    Outbox,
+    Reassembly,
+    ReceiveBudget,
+    ReceiveWindow,
+    Scheduler,
+    TokenBucket,
+    encode_varu64,
+)
+from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, RECEIVERS, Entity, Kind, Outgoing, Parts
+from muxkit.protocols.bpmux.engine.events import Declined, Event, Writable
+from muxkit.protocols.bpmux.frames import ACK_END, CREDIT, PING, head
 
 if TYPE_CHECKING:
     from muxkit._limits import Limits
     from muxkit._observer import Observer
-    from muxkit.protocols.bpmux._config import Config
+    from muxkit.protocols.bpmux.config import Config
 
 
 class State:
-    """Everything that receiving and sending both change."""
+    """The maps, budgets, queues and counters that both directions change."""
 
     def __init__(self, config: Config, limits: Limits, observer: Observer | None) -> None:
         self.config = config
@@ -32,16 +40,16 @@ class State:
         self.resets = TokenBucket(limits.resets_per_second, limits.resets_burst)
         self.outbox = Outbox()
         self.messages_sent = 0
-        self.ours = 0  # live channels that we opened
+        self.ours = 0  # live channels that this side opened
         self.theirs = 0  # live channels that the peer opened
-        self.unread: set[Entity] = set()  # those that it ended, and of which the application has not taken everything
-        self.unfinished = 0  # messages in parts that somebody waits for
+        self.unread: set[Entity] = set()  # gone, opened by the peer, with messages not consumed
+        self.unfinished = 0  # incomplete messages that the application wants
         self.now = 0.0
-        self._openings: dict[Entity, None] = {}
-        self._starved: dict[Entity, None] = {}  # of these, the ones that wait for top-level credit
+        self._openings: dict[Entity, None] = {}  # entities whose opening is not written completely
+        self._starved: dict[Entity, None] = {}  # of these, the ones without top-level credit
         self.top_sink = self._top(Kind.SINK_OUT)
         self.top_stream = self._top(Kind.STREAM_OUT)
-        self.renew(self.top_stream, self.top_stream.window.start(self.now))
+        self.grant(self.top_stream, self.top_stream.window.start(self.now))
 
     def _top(self, kind: Kind) -> Entity:
         size = self.limits.channel_bytes if self.config.grants and kind is Kind.STREAM_OUT else 0
@@ -49,23 +57,23 @@ class State:
         self.maps[kind][0] = entity
         return entity
 
-    # --- life and death of entities
+    # --- entities
 
     def add(self, kind: Kind, id: int, *, window: int | None = None) -> Entity:
-        """A new entity in its map. `window` None means the automatic one, 0 grants by hand."""
+        """Add an entity to its map. `window` None makes an automatic window, 0 one with grants by hand."""
         size = self.limits.channel_bytes if window is None and self.config.grants else window or 0
         entity = Entity(kind, id, ReceiveWindow(size, self.budget) if kind in RECEIVERS else None)
         self.maps[kind][id] = entity
         return entity
 
     def acknowledge(self, entity: Entity) -> None:
-        """The peer ended it: say so. It is to be removed at once."""
+        """Acknowledge the peer's end; the caller removes the entity at once."""
         self.control.acknowledge(entity)
         if entity.kind not in OURS and entity.twin is None:
             self.control.leaving += 1
 
     def remove(self, entity: Entity) -> None:
-        """The entity is gone: nothing may be sent or received on it any more."""
+        """Remove an entity: nothing is sent or received on it any more."""
         if entity is self.top_stream:
             self._drop_half_opened()
         del self.maps[entity.kind][entity.id]
@@ -79,7 +87,7 @@ class State:
             self.unread.add(entity)
         if entity.outgoing is not None:
             entity.outgoing.accepts = False
-            self._forget_outgoing(entity.outgoing)
+            self._drop_queue(entity.outgoing)
         if entity.twin is not None:
             entity.twin.twin = None
             entity.twin = None
@@ -89,20 +97,20 @@ class State:
             self.observer.state(entity.label, "gone")
 
     def remove_channel(self, entity: Entity) -> None:
-        """Both halves, if there are two."""
+        """Remove an entity and its twin, if it has one."""
         twin = entity.twin
         self.remove(entity)
         if twin is not None:
             self.remove(twin)
 
     def _drop_half_opened(self) -> None:
-        """Nobody pays for the rest of openings in parts once the top level is gone; the application never saw them."""
+        """Remove entities whose opening is incomplete, because it used the top level's window; none was reported."""
         half_opened = [entity for entities in self.maps for entity in entities.values() if entity.opening]
         for entity in half_opened:
             self.remove_channel(entity)
 
     def count_channel(self, entity: Entity) -> None:
-        """One more live channel, a duplex is one."""
+        """Count a new live channel; a duplex is one."""
         self._count_channel(entity, 1)
         if self.observer is not None:
             self.observer.state(entity.label, "open")
@@ -113,49 +121,49 @@ class State:
         else:
             self.theirs += change
 
-    # --- credit that we give
+    # --- grants
 
-    def renew(self, entity: Entity, amount: int) -> None:
-        """Tell the peer of credit that its window has counted already."""
+    def grant(self, entity: Entity, amount: int) -> None:
+        """Queue a grant of credit that the window has counted already."""
         if amount:
             self.control.owe_grant(entity, amount)
             if self.observer is not None:
                 self.observer.credit("out", entity.label, amount)
 
     def consume(self, entity: Entity, size: int) -> bool:
-        """The application, or the waste bin, has taken `size` bytes that came for this entity's window.
+        """Count `size` bytes of an entity's messages as taken by the application, or as discarded.
 
-        Gives whether there is something to grant because of it.
+        Harmless after the entity is gone. Returns whether there may be something to write because of it.
         """
         window = entity.window
         grant, repaid = window.consumed(size, self.now)
         if not (grant or repaid or window.unfinished or (self.unread and entity in self.unread)):
             return False
-        self.renew(entity, grant)
+        self.grant(entity, grant)
         if not window.held:
             self.unread.discard(entity)
         if repaid:
             self._repay(repaid)
         if window.unfinished:
-            self.top_up(entity)
+            self.lend_shortfall(entity)
         return True
 
     # --- messages in parts
 
     def payer(self, entity: Entity) -> Entity:
-        """Whose window pays for what comes: its own, or the top level's while it is being opened."""
+        """Return the entity whose window its payload uses: the top level while it is being opened, otherwise itself."""
         return self.top_stream if entity.opening else entity
 
     def begin_parts(self, entity: Entity, total: int) -> None:
-        """The entity enters partial mode."""
-        entity.parts = Parts(total, is_wanted=entity.live)
-        if entity.live:
+        """Begin a message in parts on an entity."""
+        entity.parts = Parts(total, is_wanted=entity.is_wanted)
+        if entity.is_wanted:
             self.unfinished += 1
             self.payer(entity).own_window().unfinished += total
-        self.refresh(entity)
+        self.update_direct(entity)
 
     def add_part(self, entity: Entity, parts: Parts, data: bytes) -> bytes | None:
-        """One more part, already charged; the whole message once it is complete."""
+        """Add a part that the window has counted; return the message once it is complete, b"" if it was discarded."""
         payer = self.payer(entity)
         parts.left -= len(data)
         if not parts.left:
@@ -168,11 +176,11 @@ class State:
         if parts.left:
             return None
         self.unfinished -= 1
-        self.refresh(entity)
+        self.update_direct(entity)
         return parts.pieces.join()
 
     def _drop_parts(self, entity: Entity) -> None:
-        """Throw away what came of an unfinished message."""
+        """Discard what arrived of an incomplete message."""
         parts = entity.parts
         if parts is None or parts.pieces is None:
             return
@@ -180,35 +188,35 @@ class State:
         payer.window.unfinished -= parts.left
         parts.pieces = None
         self.unfinished -= 1
-        self.refresh(entity)
+        self.update_direct(entity)
         self.consume(payer, size)
-        self.top_up(payer)
+        self.lend_shortfall(payer)
 
-    def refresh(self, entity: Entity) -> None:
-        """May payloads take the short way? Not beside a message in parts, whose loan they might use up."""
+    def update_direct(self, entity: Entity) -> None:
+        """Set `direct` again; it is False beside a message in parts, whose loan other payloads might use up."""
         for one in (entity, self.payer(entity)):
-            one.direct = one.live and not one.opening and one.parts is None and not one.window.unfinished
+            one.direct = one.is_wanted and not one.opening and one.parts is None and not one.window.unfinished
 
-    def silence(self, entity: Entity) -> None:
-        """The application wants nothing more of what comes: what is on its way goes to the waste bin."""
-        entity.live = entity.direct = False
+    def discard_incoming(self, entity: Entity) -> None:
+        """Discard from now on what arrives on an entity."""
+        entity.is_wanted = entity.direct = False
         entity.window.quiet()
         self._drop_parts(entity)
 
     # --- loans
 
-    def top_up(self, entity: Entity) -> None:
-        """Lend what begun messages need beyond the credit that is out; wait in line for it; or leave the line."""
+    def lend_shortfall(self, entity: Entity) -> None:
+        """Lend what incomplete messages need beyond the granted credit, or put the entity in line for it."""
         need = 0 if entity.end_out else entity.window.shortfall()
         if self.reassembly.waits(entity):
             if need == 0:
                 self.reassembly.leave(entity)
-            self._serve()  # also when he only needs less than before
+            self._serve()  # also if it only needs less than before
         elif need and self.reassembly.borrow(entity, need):
             self._lend(entity, need)
 
-    def is_peer_to_go_on(self) -> bool:
-        """Is there a message in parts whose rest the peer has the credit for?"""
+    def can_peer_continue(self) -> bool:
+        """Whether the peer has credit for the rest of some message in parts."""
         return self.unfinished > 0 and any(
             entity.parts is not None and entity.parts.pieces is not None and not self.payer(entity).window.shortfall()
             for entities in self.maps
@@ -216,7 +224,7 @@ class State:
         )
 
     def _repay(self, amount: int) -> None:
-        """Loans came back: serve those who wait, in order."""
+        """Return loans to the budget and serve the entities in line."""
         self.reassembly.repay(amount)
         self._serve()
 
@@ -229,30 +237,30 @@ class State:
 
     def _lend(self, entity: Entity, amount: int) -> None:
         entity.window.lend(amount)
-        self.renew(entity, amount)
+        self.grant(entity, amount)
 
-    # --- what we send
+    # --- sending
 
     def outgoing(self, entity: Entity) -> Outgoing:
-        """The queue of an entity, made when it is first needed."""
+        """Return the queue of an entity, made at the first call."""
         if entity.outgoing is None:
             entity.outgoing = Outgoing(entity, self.top_sink.credit, self)
         return entity.outgoing
 
     def schedule(self, entity: Entity) -> None:
-        """The entity may have something to write."""
+        """Put an entity in line for writing if it has something to write."""
         if entity.outgoing is not None and entity.outgoing.is_ready():
             self.scheduler.add(entity.outgoing)
 
     def push(self, outgoing: Outgoing, payload: bytes) -> None:
-        """Queue a message that was admitted."""
+        """Queue a message that `admits` allowed."""
         counted = outgoing.counted
         outgoing.push(payload)
         self.outbox.used += outgoing.counted - counted
         self.messages_sent += 1
 
     def push_covered(self, outgoing: Outgoing, payloads: list[bytes], size: int) -> None:
-        """The same for some that credit covers as a whole; they may be written as soon as it is their turn."""
+        """Queue messages of `size` bytes in all that credit covers, and put the entity in line for writing."""
         count = len(payloads)
         counted = size + OVERHEAD * count
         outgoing.ready_queue().extend(payloads)
@@ -263,77 +271,78 @@ class State:
         if not outgoing.scheduled and outgoing.is_ready():
             self.scheduler.add(outgoing)
 
-    def ending(self, entity: Entity) -> None:
-        """We have queued our last word on the entity. Until it is out, grants and pongs go on."""
+    def end_queued(self, entity: Entity) -> None:
+        """Act on a queued end. Grants and pongs go on until it is written."""
         if entity.receives:
-            self.silence(entity)
+            self.discard_incoming(entity)
         self.schedule(entity)
 
-    def count(self, outgoing: Outgoing, counted: int) -> None:
-        """Keep the outbox right when what is queued has changed."""
+    def recount(self, outgoing: Outgoing, counted: int) -> None:
+        """Count `counted` bytes of a queue in the outbox from now on."""
         self.outbox.used += counted - outgoing.counted
         outgoing.counted = counted
 
-    def writable(self, outgoing: Outgoing) -> None:
-        """Wake who watches, if there is room by now."""
+    def report_writable(self, outgoing: Outgoing) -> None:
+        """Report `Writable` if it was asked for and a message fits."""
         if outgoing.watched and outgoing.admits(outgoing.wanted):
             outgoing.watched = False
             self.events.append(Writable(outgoing.entity))
 
-    # --- openings: those that are not out yet, or only in part
+    # --- openings that are not written completely
 
-    def claim(self, entity: Entity) -> None:
-        """An opening was queued; it may have to wait for top-level credit."""
+    def opening_queued(self, entity: Entity) -> None:
+        """Claim top-level credit for a queued opening and put it in line."""
         opening, top = self.outgoing(entity), self.outgoing(self.top_sink)
         top.claimed += opening.opening_left
         top.openings += 1
         self._openings[entity] = None
         self.scheduler.add(opening)  # it was admitted, so there is credit for its first part
 
-    def top_credit_came(self) -> None:
+    def top_credit_arrived(self) -> None:
+        """Put openings that had no top-level credit in line again."""
         starved, self._starved = self._starved, {}
         for entity in starved:
             self.schedule(entity)
 
-    def decline(self, *, begun: bool) -> None:
-        """The openings will not be; those that the peer has a part of only if `begun`."""
+    def decline_openings(self, *, begun: bool) -> None:
+        """Remove entities whose opening is not written; with `begun` also those whose opening was written in part."""
         for entity in [*self._openings]:
             if begun or (entity.outgoing is not None and entity.outgoing.is_untold):
                 twin = entity.twin
                 self.remove_channel(entity)
                 self.events.append(Declined(entity, twin))
 
-    def _forget_outgoing(self, outgoing: Outgoing) -> None:
-        self.count(outgoing, 0)
+    def _drop_queue(self, outgoing: Outgoing) -> None:
+        self.recount(outgoing, 0)
         if outgoing.entity in self._openings:
             self.paid(outgoing.opening_left)
-            self._opening_over(outgoing.entity)
+            self._remove_opening(outgoing.entity)
 
-    def _opening_over(self, entity: Entity) -> None:
+    def _remove_opening(self, entity: Entity) -> None:
         del self._openings[entity]
         self._starved.pop(entity, None)
         top = self.outgoing(self.top_sink)
         top.openings -= 1
         self.schedule(self.top_sink)
 
-    # --- what the queues report (their `Owner`)
+    # --- callbacks of the queues
 
     def wrote(self, outgoing: Outgoing) -> None:
         entity = outgoing.entity
         if entity.end_out:
             self.control.forget(entity)
-            self.top_up(entity)
+            self.lend_shortfall(entity)
         if not entity.announced and outgoing.opening_left and not outgoing.is_ready():
             self._starved[entity] = None
         if outgoing.queue:
-            self.count(outgoing, outgoing.waits_for_transport())
+            self.recount(outgoing, outgoing.waits_for_transport())
         else:
             self.outbox.used -= outgoing.counted
             outgoing.counted = 0
         if outgoing.watched:
-            self.writable(outgoing)
+            self.report_writable(outgoing)
 
-    def first_grant(self, entity: Entity) -> int:
+    def take_first_grant(self, entity: Entity) -> int:
         receiving = entity if entity.receives else entity.twin
         if receiving is None:
             return 0
@@ -344,14 +353,100 @@ class State:
         if amount:
             top = self.outgoing(self.top_sink)
             top.claimed -= amount
-            self.writable(top)
+            self.report_writable(top)
 
     def announced(self, entity: Entity) -> None:
-        self._opening_over(entity)
+        self._remove_opening(entity)
         for half in (entity, entity.twin):
             if half is not None:
                 half.announced = True
                 if half.outgoing is not None and half.outgoing.is_idle:
-                    half.outgoing = None  # made again if anything is ever sent
+                    half.outgoing = None  # made again when it is needed
                 self.control.touch(half)
                 self.schedule(half)
+
+
+class Control:
+    """The control chunks to write before any payload: grants, pings, pongs and acknowledgements.
+
+    They are merged until they are written: a grant is one integer an entity, pings and pongs are counters, an
+    acknowledgement is the two to ten bytes of its chunk. So reading never waits for writing, whatever the peer sends.
+    There is something to write while `acks` or `dirty` hold anything.
+    """
+
+    __slots__ = ("acks", "dirty", "leaving", "pongs_owed")
+
+    def __init__(self) -> None:
+        self.dirty: dict[Entity, None] = {}  # announced entities with something to write
+        self.acks = bytearray()
+        self.leaving = 0  # channels of the peer that ended and whose acknowledgement was not written yet
+        self.pongs_owed = 0  # pongs to write, on all entities
+
+    def acknowledge(self, entity: Entity) -> None:
+        """Queue the acknowledgement of the peer's end, the last chunk about that entity."""
+        self.acks += head(entity.type, entity.id, ACK_END)
+
+    def owe_grant(self, entity: Entity, amount: int) -> None:
+        """Queue a grant of credit."""
+        entity.grant += amount
+        self.touch(entity)
+
+    def owe_pong(self, entity: Entity) -> None:
+        """Queue a pong."""
+        entity.pongs += 1
+        self.pongs_owed += 1
+        self.touch(entity)
+
+    def owe_ping(self, entity: Entity) -> None:
+        """Queue a ping."""
+        entity.pings += 1
+        self.touch(entity)
+
+    def touch(self, entity: Entity) -> None:
+        """Put an entity with control chunks in line, once its opening is written."""
+        if entity.announced and (entity.grant or entity.pings or entity.pongs):
+            self.dirty.setdefault(entity)
+
+    def forget(self, entity: Entity) -> None:
+        """Drop the control chunks of an entity."""
+        self.pongs_owed -= entity.pongs
+        entity.grant = entity.pings = entity.pongs = 0
+
+    def write(self, limit: int, out: list[Buffer]) -> int:
+        """Append control chunks to `out`, about `limit` bytes; return their size."""
+        written = self._write_acks(out)
+        while self.dirty and written < limit:
+            entity = next(iter(self.dirty))
+            written += self._write_entity(entity, limit - written, out)
+            if not (entity.grant or entity.pings or entity.pongs):
+                del self.dirty[entity]
+        return written
+
+    def _write_acks(self, out: list[Buffer]) -> int:
+        if not self.acks:
+            return 0
+        size = len(self.acks)
+        out.append(bytes(self.acks))
+        self.acks.clear()
+        self.leaving = 0
+        return size
+
+    def _write_entity(self, entity: Entity, limit: int, out: list[Buffer]) -> int:
+        written = 0
+        if entity.grant:
+            flags = CREDIT | PING if entity.pings else CREDIT
+            chunk = head(entity.type, entity.id, flags) + encode_varu64(entity.grant)
+            entity.grant = 0
+            entity.pings -= 1 if entity.pings else 0
+            out.append(chunk)
+            written += len(chunk)
+        if entity.pings or entity.pongs:
+            ping, pong = head(entity.type, entity.id, PING), head(entity.type, entity.id, 0)
+            pings = min(entity.pings, limit // len(ping) + 1)
+            pongs = min(entity.pongs, limit // len(pong) + 1)
+            entity.pings -= pings
+            entity.pongs -= pongs
+            self.pongs_owed -= pongs
+            out.append(ping * pings + pong * pongs)
+            written += len(ping) * pings + len(pong) * pongs
+        return written

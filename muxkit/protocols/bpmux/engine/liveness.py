@@ -1,4 +1,4 @@
-"""Is the peer still there, and does it get on with what it began? Keepalive, and the least speed of a message."""
+"""Timers of a connection: keepalive, and the least speed of an incomplete message."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Deadlines
-from muxkit.protocols.bpmux._engine.events import Failed, Probed, Silent
+from muxkit.protocols.bpmux.engine.events import Failed, Probed, Silent
 
 if TYPE_CHECKING:
-    from muxkit.protocols.bpmux._engine.entities import Entity
-    from muxkit.protocols.bpmux._engine.reader import Reader
-    from muxkit.protocols.bpmux._engine.state import State
+    from muxkit.protocols.bpmux.engine.entities import Entity
+    from muxkit.protocols.bpmux.engine.receiving import ChunkReader
+    from muxkit.protocols.bpmux.engine.state import State
 
 
 class Timer(Enum):
     """The deadlines of a connection."""
 
     KEEPALIVE = "keepalive"
-    """When to ping because nothing came for a while."""
+    """When to ping because nothing was received."""
     ANSWER = "answer"
-    """When to give up on a peer that is silent after that ping."""
+    """When to end the connection because nothing was received after that ping."""
     STALL = "stall"
-    """When to look whether an unfinished message made progress."""
+    """When to check that an incomplete message made progress."""
 
 
 class Liveness:
-    """The clock of a connection. Silence of `keepalive` brings a ping, `keepalive_timeout` more brings the end."""
+    """Sends a ping after `keepalive` of silence, and ends the connection after another `keepalive_timeout`."""
 
-    def __init__(self, state: State, reader: Reader) -> None:
+    def __init__(self, state: State, reader: ChunkReader) -> None:
         self._state = state
         self._reader = reader
         self._config = state.config
@@ -39,15 +39,15 @@ class Liveness:
         self._probing = False  # ANSWER runs
         self._watching = False  # STALL runs
         self._heard_at = 0.0
-        self._mark = 0  # bytes received when the present span of a stall began
-        self._loans = 0  # and loans that somebody had waited for
+        self._mark = 0  # bytes received when STALL was set
+        self._loans = 0  # loans that had to be waited for, then
 
     def next(self) -> float | None:
-        """When to call `handle`; at once, as long as nobody has said what time it is."""
+        """When to call `handle`; at once until the first call, which tells the time."""
         return self._deadlines.next if self._started else float("-inf")
 
     def heard(self, now: float) -> None:
-        """Something came."""
+        """Bytes were received."""
         self._heard_at = now
         if self._probing:
             self._probing = False
@@ -61,7 +61,7 @@ class Liveness:
             self._watch_progress(now)
 
     def handle(self, now: float) -> Failed | Silent | None:
-        """Act on what is due; gives the last event if the connection is over."""
+        """Act on the timers that are due; return the last event if the connection is over."""
         if not self._started:
             self._started = True
             self._heard_at = now
@@ -88,27 +88,27 @@ class Liveness:
 
     def _keep_alive(self, now: float) -> None:
         interval = self._config.keepalive or 0.0
-        if now < self._heard_at + interval:  # something came since the timer was set
+        if now < self._heard_at + interval:  # bytes were received since the timer was set
             self._wait_for_silence()
             return
-        witness = self._witness()
-        if witness is None:
+        entity = self._pingable_entity()
+        if entity is None:
             self._deadlines.set(Timer.KEEPALIVE, now + interval)
             return
-        self._state.control.owe_ping(witness)
-        self._state.events.append(Probed(witness))
+        self._state.control.owe_ping(entity)
+        self._state.events.append(Probed(entity))
         self._probing = True
         self._deadlines.set(Timer.ANSWER, now + self._config.keepalive_timeout)
 
-    def _witness(self) -> Entity | None:
-        """An entity that a ping can be about; the top level while there is one."""
+    def _pingable_entity(self) -> Entity | None:
+        """Return an entity to send a ping about: the top level while there is one."""
         for entity in (self._state.top_stream, self._state.top_sink):
             if not entity.gone and not entity.ending:
                 return entity
         alive = (entity for entities in self._state.maps for entity in entities.values())
         return next((entity for entity in alive if entity.announced and not entity.ending), None)
 
-    # --- the least speed
+    # --- least speed
 
     def _watch_progress(self, now: float) -> None:
         self._mark = self._reader.offset
@@ -119,10 +119,10 @@ class Liveness:
     def _check_progress(self, now: float) -> Failed | Silent | None:
         self._watching = False
         came = self._reader.offset - self._mark
-        is_blamed = self._reader.is_mid_chunk or self._state.is_peer_to_go_on()
+        is_due_from_peer = self._reader.is_mid_chunk or self._state.can_peer_continue()
         # Credit granted late in the interval shortens the measured time.
-        if is_blamed and came < self._limits.stall_bytes and self._loans == self._state.reassembly.served:
-            if not came:  # a dead line looks the same, and the peer must not be blamed for it
+        if is_due_from_peer and came < self._limits.stall_bytes and self._loans == self._state.reassembly.served:
+            if not came:  # a broken network looks the same, so this is no violation
                 return Silent(now - self._heard_at)
             return Failed(
                 RemoteProtocolError(
@@ -132,6 +132,6 @@ class Liveness:
                     limit="stall",
                 )
             )
-        if is_blamed or self._state.unfinished:
+        if is_due_from_peer or self._state.unfinished:
             self._watch_progress(now)
         return None

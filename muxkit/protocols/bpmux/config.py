@@ -1,4 +1,4 @@
-"""What can be chosen for one bpmux connection, apart from the limits?"""
+"""Settings of a bpmux engine beside the limits."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class Config:
     """The settings of an engine; times in seconds."""
 
     letter: bool = False
-    """Opening payloads must be empty, as the document has it; otherwise they are paid from top-level credit."""
+    """Require empty opening payloads, as the document does; otherwise they use top-level credit."""
     grants: bool = True
-    """Grant credit by itself as the application consumes; otherwise every grant is made by hand."""
+    """Grant credit automatically as the application consumes; otherwise the application makes every grant."""
     pongs: bool = True
-    """Answer pings by itself."""
+    """Answer pings automatically."""
     keepalive: float | None = 20.0
-    """Ping when nothing came for so long; None never pings."""
+    """Ping after this long without received bytes; None never pings."""
     keepalive_timeout: float = 20.0
-    """Give up when nothing comes for so long after such a ping."""
+    """End the connection after this long without received bytes behind such a ping."""
     first_id: int = 1
-    """Where the ids of our entities begin."""
+    """The first id that this engine assigns."""
 
     def __attrs_post_init__(self) -> None:
         for name, span in (("keepalive", self.keepalive), ("keepalive_timeout", self.keepalive_timeout)):

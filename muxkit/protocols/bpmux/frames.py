@@ -1,14 +1,20 @@
-"""What do bytes on the wire mean? Chunks of bpmux/rel, parsed and serialised; no state, no rules."""
+"""Parse, serialise and trace the chunks of bpmux/rel; legality in a state is not checked here."""
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import Cursor, encode_varu64
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from muxkit._observer import Direction, Observer
+    from muxkit.core import Buffer
 
 PAYLOAD = 0x10
 CREDIT = 0x08
@@ -16,11 +22,11 @@ PING = 0x04
 END = 0x02
 ACK_END = 0x01
 
-CANONICAL = "bpmux-G12"  # the rule that a number in a longer form breaks
+CANONICAL = "bpmux-G12"  # the rule that a number in a longer form than needed breaks
 
 
 class Type(IntEnum):
-    """The three high bits of a tag: which kind of entity, as the sender of the chunk sees it."""
+    """The three high bits of a tag: the kind of entity, from the view of the chunk's sender."""
 
     OUT_REQUEST = 0
     IN_REQUEST = 1
@@ -56,16 +62,16 @@ class Chunk:
 
 @attrs.define
 class Partial:
-    """The announcement that the next chunk begins a message of `total_size` bytes in parts."""
+    """Announces that the next chunk begins a message of `total_size` bytes in parts."""
 
     total_size: int
 
 
 class Checks(Protocol):
-    """Told about a chunk while it is parsed, before the bytes that a length announces have come.
+    """Checks each field of a chunk while it is parsed, before the bytes that a length announces are required.
 
-    Each method raises `RemoteProtocolError` when the chunk is illegal; none changes any state, since a chunk
-    whose rest has not come yet is parsed again from its start.
+    Each method raises `RemoteProtocolError` when the chunk is illegal. None changes any state, because an incomplete
+    chunk is parsed again from its start.
     """
 
     def partial(self, total_size: int) -> None: ...
@@ -76,7 +82,7 @@ class Checks(Protocol):
 
 
 class _NoChecks:
-    """Takes every chunk that can be parsed."""
+    """Accepts every chunk that can be parsed."""
 
     def partial(self, total_size: int) -> None: ...
     def header(self, type: Type, id: int, flags: int) -> None: ...
@@ -89,7 +95,7 @@ NO_CHECKS = _NoChecks()
 
 
 def parse_chunk(cursor: Cursor, checks: Checks = NO_CHECKS) -> Chunk | Partial:
-    """The next chunk; raises `NeedMore` while it is incomplete, `RemoteProtocolError` when it cannot be one."""
+    """Parse the next chunk; raises `NeedMore` while it is incomplete, `RemoteProtocolError` when it is malformed."""
     tag = cursor.byte()
     if tag >= Type.PARTIAL << 5:
         total_size = _parse_total_size(cursor, (tag & 7) + 1)
@@ -126,7 +132,7 @@ def _parse_total_size(cursor: Cursor, length: int) -> int:
 
 
 def encode_chunk(chunk: Chunk) -> bytes:
-    """The chunk as bytes."""
+    """Return the chunk as bytes."""
     if chunk.type is Type.PARTIAL:
         raise LocalProtocolError("a Partial chunk has no id and no flags: use encode_partial")
     flags = (
@@ -147,7 +153,7 @@ def encode_chunk(chunk: Chunk) -> bytes:
 
 
 def encode_partial(total_size: int) -> bytes:
-    """The announcement of a message in parts."""
+    """Return the announcement of a message in parts as bytes."""
     if not 0 < total_size < 2**64:
         raise LocalProtocolError(f"a message in parts has 1 to 2^64-1 bytes, not {total_size}")
     length = (total_size.bit_length() + 7) // 8
@@ -155,11 +161,50 @@ def encode_partial(total_size: int) -> bytes:
 
 
 def head(type: Type, id: int, flags: int) -> bytes:
-    """Tag and identifier."""
+    """Return the tag and the id of a chunk as bytes."""
     return TAGS[type << 5 | flags] + encode_varu64(id)
 
 
 def label(type: Type, id: int) -> str:
-    """What a chunk is about, for people: `out-sink 7`. No In-Sink or In-Stream but the top level's has the id 0."""
+    """Name the entity of a chunk, as in `out-sink 7`; only the top level has In-Sink and In-Stream chunks with id 0."""
     is_top = id == 0 and type in (Type.IN_SINK, Type.IN_STREAM)
     return f"top-level {type.label}" if is_top else f"{type.label} {id}"
+
+
+# --- tracing
+
+
+def observe_chunk(observer: Observer, direction: Direction, channel: str, chunk: Chunk, *, in_parts: bool) -> None:
+    """Report the parts of a chunk; `in_parts` if a Partial chunk preceded it."""
+    if in_parts:
+        observer.frame(direction, channel, "partial", 0)
+    for name, size in _fields(chunk):
+        observer.frame(direction, channel, name, size)
+
+
+def observe_written(observer: Observer, buffers: Sequence[Buffer]) -> None:
+    """Report chunks that leave the engine; they are parsed again, so that writing costs nothing without an observer."""
+    cursor = Cursor(b"".join(buffers))
+    in_parts = False
+    while cursor.remaining:
+        chunk = parse_chunk(cursor)
+        if isinstance(chunk, Partial):
+            in_parts = True
+            continue
+        observe_chunk(observer, "out", label(chunk.type, chunk.id), chunk, in_parts=in_parts)
+        in_parts = False
+
+
+def _fields(chunk: Chunk) -> Iterator[tuple[str, int]]:
+    if chunk.payload is not None:
+        yield "payload", len(chunk.payload)
+    if chunk.credit is not None:
+        yield "credit", 0
+    if chunk.ping:
+        yield "ping", 0
+    if chunk.end is not None:
+        yield "end", len(chunk.end)
+    if chunk.ack_end:
+        yield "ack-end", 0
+    elif chunk.payload is None and chunk.credit is None and not chunk.ping and chunk.end is None:
+        yield "pong", 0

@@ -1,4 +1,4 @@
-"""The rules of bpmux/rel as one object: bytes and commands in, events and bytes out; no Trio, no clock."""
+"""The bpmux/rel engine: received bytes and commands go in, events and bytes to send come out."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.bpmux._config import Config
-from muxkit.protocols.bpmux._engine.entities import OURS, Entity, Kind
-from muxkit.protocols.bpmux._engine.events import Event, Failed, HungUp
-from muxkit.protocols.bpmux._engine.liveness import Liveness
-from muxkit.protocols.bpmux._engine.opening import Openings
-from muxkit.protocols.bpmux._engine.outgoing import OVERHEAD
-from muxkit.protocols.bpmux._engine.reader import Reader
-from muxkit.protocols.bpmux._engine.state import State
-from muxkit.protocols.bpmux._engine.tracing import observe_written
+from muxkit.core import U64_MAX
+from muxkit.protocols.bpmux.config import Config
+from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, Entity, Kind
+from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp
+from muxkit.protocols.bpmux.engine.liveness import Liveness
+from muxkit.protocols.bpmux.engine.receiving import ChunkReader
+from muxkit.protocols.bpmux.engine.state import State
+from muxkit.protocols.bpmux.frames import Type, observe_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,14 +22,15 @@ if TYPE_CHECKING:
     from muxkit.core import Buffer, Outbox
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
+ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means that messages are missing
 
 
 class Engine:
     """One end of a bpmux/rel connection; a `StreamEngine`.
 
-    Commands take and give `Entity` objects. A command either does all of its work or raises
-    `LocalProtocolError` and changes nothing. `consumed` must be called for every `Message` that the application
-    has taken, or the peer's credit is never renewed.
+    Commands take and return `Entity` objects. A command either does all of its work, or raises `LocalProtocolError`
+    and changes nothing. Call `consumed` for every `Message` that the application has taken, or the peer's credit is
+    never renewed.
     """
 
     def __init__(
@@ -40,52 +40,52 @@ class Engine:
         self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self._observer = observer
         self._state = State(self.config, self.limits, observer)
-        self._reader = Reader(self._state)
-        self._openings = Openings(self._state)
+        self._reader = ChunkReader(self._state)
         self._liveness = Liveness(self._state, self._reader)
         self._largest = self.limits.message
         self.consumed = self._state.consume
-        """The application has taken so many bytes of an entity's messages; harmless after the entity is gone.
+        """Count bytes of an entity's messages as taken by the application; harmless after the entity is gone.
 
-        Gives whether that makes something to write.
+        Returns whether there may be something to write because of it.
         """
+        self._next_id = self.config.first_id
         self.over = False
         self.hung_up_cleanly = False
 
-    # --- what is known
+    # --- state
 
     @property
     def top_sink(self) -> Entity:
-        """Where top-level messages to the peer go."""
+        """The entity for top-level messages to the peer."""
         return self._state.top_sink
 
     @property
     def top_stream(self) -> Entity:
-        """Where top-level messages of the peer come from."""
+        """The entity for top-level messages of the peer."""
         return self._state.top_stream
 
     def entities(self, kind: Kind) -> dict[int, Entity]:
-        """One of the six maps of the document; to look at, not to change."""
+        """One of the six maps of the document, read-only."""
         return self._state.maps[kind]
 
     @property
     def channels(self) -> int:
-        """Live channels of both sides, requests included, the top level not."""
+        """Number of live channels of both sides, with requests and without the top level."""
         return self._state.ours + self._state.theirs
 
     @property
     def places(self) -> int:
-        """How many more channels of ours the limit leaves room for."""
+        """Number of channels that this side may still open under its limit."""
         return self.limits.channels - self._state.ours
 
     @property
     def outbox(self) -> int:
-        """Bytes that are queued and wait only for the transport."""
+        """Queued bytes that wait only for the transport."""
         return self._state.outbox.used
 
     @property
     def waiting(self) -> Outbox:
-        """`outbox` as an object, for those who ask often."""
+        """The counter behind `outbox`, for frequent reads."""
         return self._state.outbox
 
     @property
@@ -98,17 +98,17 @@ class Engine:
 
     @property
     def unread(self) -> int:
-        """Channels that the peer opened and ended, and of which not everything was consumed."""
+        """Number of channels that the peer opened, that are gone, and whose messages were not all consumed."""
         return len(self._state.unread)
 
     @property
     def unparsed(self) -> int:
-        """Bytes that came beyond `frames_at_once` chunks; `receive_bytes(b"", now)` goes on with them."""
+        """Received bytes behind the first `frames_at_once` chunks; `receive_bytes(b"", now)` parses more of them."""
         return 0 if self.over else self._reader.unparsed
 
     @property
     def frames_at_once(self) -> int:
-        """Chunks that one call of `receive_bytes` parses at most."""
+        """The most chunks that one call of `receive_bytes` parses."""
         return self._reader.frames_at_once
 
     @frames_at_once.setter
@@ -117,18 +117,18 @@ class Engine:
 
     @property
     def live(self) -> int:
-        """Live entities, those of the top level and both halves of duplexes included."""
+        """Number of live entities, with those of the top level and both halves of duplexes."""
         return sum(map(len, self._state.maps))
 
     @property
     def is_quiet(self) -> bool:
-        """Is nothing alive, the top level included?"""
+        """Whether no entity is alive, not even the top level."""
         return not any(self._state.maps)
 
     # --- the stream
 
     def receive_bytes(self, data: bytes, now: float) -> None:
-        """Take in what came; never raises."""
+        """Parse and apply received bytes; never raises."""
         if self.over:
             return
         self._state.now = now
@@ -139,13 +139,14 @@ class Engine:
             self._liveness.heard(now)
 
     def receive_eof(self, now: float) -> None:
-        """The peer will send nothing more."""
+        """End the connection: the peer closed its direction of the stream."""
         if not self.over:
             clean = not self._reader.is_mid_chunk and self.channels == 0
             self.hung_up_cleanly = clean
             self._stop(HungUp(clean))
 
     def events(self) -> Sequence[Event]:
+        """Take the events since the last call, oldest first."""
         events = self._state.events
         if not events:
             return ()
@@ -153,10 +154,12 @@ class Engine:
         return events
 
     def has_output(self) -> bool:
+        """Whether there is something to write."""
         control = self._state.control
         return bool(control.dirty or control.acks or self._state.scheduler.line) and not self.over
 
     def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
+        """Take about `limit` bytes to write now."""
         out: list[Buffer] = []
         if not self.over:
             control = self._state.control
@@ -170,9 +173,11 @@ class Engine:
     # --- time
 
     def next_deadline(self) -> float | None:
+        """When to call `handle_deadline`; None if no timer runs."""
         return None if self.over else self._liveness.next()
 
     def handle_deadline(self, now: float) -> None:
+        """Act on the timers that are due."""
         if not self.over:
             last = self._liveness.handle(now)
             if last is not None:
@@ -187,34 +192,95 @@ class Engine:
     # --- opening
 
     def open_sink(self, payload: bytes = b"", *, id: int | None = None) -> Entity:
-        """A new entity that we send messages on. The opening is queued at once."""
-        self._check_alive()
-        return self._openings.sink(payload, id)
+        """Open an entity that this side sends messages on. The opening is queued at once."""
+        self._check_opening(payload, None)
+        sink = self._state.add(Kind.SINK_OUT, self._take_id(id, Kind.SINK_OUT))
+        return self._announce(sink, Type.OUT_SINK, payload)
 
     def open_stream(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Entity:
-        """A new entity that the peer sends messages on. `credit` grants by hand instead of automatically."""
-        self._check_alive()
-        return self._openings.stream(payload, id, credit)
+        """Open an entity that the peer sends messages on. With `credit` all further grants are made by hand."""
+        self._check_opening(payload, credit)
+        stream = self._add_receiving(Kind.STREAM_OUT, self._take_id(id, Kind.STREAM_OUT), credit)
+        return self._announce(stream, Type.OUT_STREAM, payload)
 
     def open_duplex(
         self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None
     ) -> tuple[Entity, Entity]:
-        """A sink and a stream with one id."""
-        self._check_alive()
-        return self._openings.duplex(payload, id, credit)
+        """Open a sink and a stream with one id."""
+        self._check_opening(payload, credit)
+        id = self._take_id(id, Kind.SINK_OUT, Kind.STREAM_OUT)
+        sink = self._state.add(Kind.SINK_OUT, id)
+        stream = self._add_receiving(Kind.STREAM_OUT, id, credit)
+        sink.twin, stream.twin = stream, sink
+        return self._announce(sink, Type.DUPLEX, payload), stream
 
     def open_request(self, payload: bytes = b"", *, id: int | None = None, credit: int | None = None) -> Entity:
-        """A question that the peer answers once. `credit` is what the answer may need."""
+        """Send a request that the peer answers once. `credit` is the largest response, in bytes."""
+        self._check_opening(payload, credit)
+        request = self._add_receiving(Kind.REQUEST_OUT, self._take_id(id, Kind.REQUEST_OUT, lowest=0), credit)
+        return self._announce(request, Type.OUT_REQUEST, payload)
+
+    def _check_opening(self, payload: bytes, credit: int | None) -> None:
         self._check_alive()
-        return self._openings.request(payload, id, credit)
+        state = self._state
+        if state.top_sink.gone or state.top_sink.ending:
+            raise LocalProtocolError("nothing can be opened after the top level was closed")
+        if state.ours >= state.limits.channels:
+            raise LocalProtocolError(
+                f"{state.ours} channels are open; raise Limits({state.limits.bound_of_channels}=…) on both sides"
+            )
+        if payload:
+            self._check_opening_payload(len(payload))
+        if credit is not None and not 0 <= credit <= U64_MAX:
+            raise LocalProtocolError(f"credit of {credit} is outside 0..2^64-1")
+
+    def _check_opening_payload(self, size: int) -> None:
+        if self.config.letter:
+            raise LocalProtocolError(f"an opening payload of {size} bytes; with letter=True it must be empty")
+        self._check_size(size, "an opening payload")
+        if not self._state.outgoing(self.top_sink).admits(size):
+            raise LocalProtocolError(
+                f"an opening payload of {size} bytes against {self.top_sink.credit_out} of top-level credit"
+            )
+
+    def _take_id(self, id: int | None, *kinds: Kind, lowest: int = 1) -> int:
+        maps = [self._state.maps[kind] for kind in kinds]
+        if id is None:
+            return self._allocate_id(maps)
+        if not lowest <= id <= U64_MAX or any(id in ids for ids in maps):
+            raise LocalProtocolError(f"id {id} is in use, reserved, or not in {lowest}..2^64-1")
+        return id
+
+    def _allocate_id(self, maps: list[dict[int, Entity]]) -> int:
+        id = self._next_id
+        while id in maps[0] or id in maps[-1]:
+            id = id + 1 if id < U64_MAX else 1
+        self._next_id = id + 1 if id < U64_MAX else 1
+        return id
+
+    def _add_receiving(self, kind: Kind, id: int, credit: int | None) -> Entity:
+        entity = self._state.add(kind, id, window=None if credit is None else 0)
+        if credit is None:
+            credit = entity.window.start(self._state.now)
+        else:
+            entity.window.grant(credit)
+        entity.announced = False  # so the grant is written with the opening
+        self._state.grant(entity, credit)
+        return entity
+
+    def _announce(self, entity: Entity, type: Type, payload: bytes) -> Entity:
+        self._state.outgoing(entity).open(type, payload)
+        self._state.count_channel(entity)
+        self._state.opening_queued(entity)
+        return entity
 
     # --- sending
 
     def admits(self, entity: Entity, size: int) -> bool:
-        """May a message of `size` bytes be sent now?
+        """Whether a message of `size` bytes may be sent now.
 
-        Yes if credit covers it beside what is queued, or if nothing is queued and there is some credit: then
-        the engine keeps the tail and sends it in parts as credit comes.
+        It may if credit covers it beside what is queued, or if nothing is queued and there is some credit: then the
+        engine keeps the rest and sends it in parts as credit arrives.
         """
         outgoing = entity.outgoing
         if outgoing is None:
@@ -222,11 +288,11 @@ class Engine:
         return outgoing.admits(size)
 
     def watch(self, entity: Entity, size: int = 1) -> None:
-        """Tell me with `Writable` when a message of `size` bytes may fit; an empty one needs no credit."""
+        """Report `Writable` when a message of `size` bytes may fit; an empty one needs no credit."""
         self._state.outgoing(entity).watch(size)
 
     def send(self, entity: Entity, payload: bytes, *, end: bytes | None = None) -> None:
-        """Queue a message, and with it perhaps the end of the entity; all of it or nothing."""
+        """Queue a message, and with `end` also the end of the entity; both or nothing."""
         self._check_sending(entity, "send on")
         answers = entity.kind is Kind.REQUEST_IN
         if answers and end is not None:
@@ -249,18 +315,18 @@ class Engine:
         if end is not None:
             outgoing.close(end)
         if answers or end is not None:
-            self._state.ending(entity)
+            self._state.end_queued(entity)
         elif not outgoing.scheduled and outgoing.is_ready():
             self._state.scheduler.add(outgoing)
 
     def try_send(self, entity: Entity, payload: bytes) -> bool:
-        """`send` for what most messages are: short, and covered by credit. False, and nothing done, if it is not."""
+        """Queue a message that credit covers as a whole; otherwise do nothing and return False. Faster than `send`."""
         outgoing, size = entity.outgoing, len(payload)
         if outgoing is None or not outgoing.accepts or size > self._largest or self.over:
             return False
         if size > entity.credit.available - outgoing.queued - outgoing.claimed:
             return False
-        state, queue = self._state, outgoing.queue  # `push_covered`, without its calls: this runs for each message
+        state, queue = self._state, outgoing.queue  # `push_covered` inlined: this runs for each message
         (queue or outgoing.ready_queue()).append(payload)
         outgoing.queued += size
         outgoing.counted += size + OVERHEAD
@@ -271,7 +337,7 @@ class Engine:
         return True
 
     def try_send_all(self, entity: Entity, payloads: list[bytes]) -> bool:
-        """The same for several: all or none."""
+        """Queue messages that credit covers as a whole; otherwise do nothing and return False."""
         outgoing = entity.outgoing
         if outgoing is None or not outgoing.accepts or self.over:
             return False
@@ -283,7 +349,7 @@ class Engine:
         return True
 
     def send_many(self, entity: Entity, payloads: Iterable[bytes]) -> int:
-        """Queue messages as long as they are admitted; gives how many were. It raises only if the first is refused."""
+        """Queue messages as long as they are admitted; return their number. Raises only if the first is illegal."""
         self._check_sending(entity, "send on")
         count = 0
         for payload in payloads:
@@ -296,10 +362,10 @@ class Engine:
         return count
 
     def end(self, entity: Entity, payload: bytes = b"") -> None:
-        """Say that we are done with an entity: close what we send on, or cancel what the peer sends on.
+        """End an entity: close one that this side sends on, or cancel one that the peer sends on.
 
-        A payload is paid from the entity's credit. Messages queued before are sent first, and before the end of
-        the top level all openings.
+        A payload uses the entity's credit. Messages queued before are sent first, and before the end of the top level
+        all openings.
         """
         self._check_sending(entity, "end")
         if payload:
@@ -309,13 +375,13 @@ class Engine:
                 f"{entity.label}: an end payload of {len(payload)} bytes against {entity.credit_out} of credit"
             )
         self._state.outgoing(entity).close(payload)
-        self._state.ending(entity)
+        self._state.end_queued(entity)
 
     def abort(self, entity: Entity) -> None:
-        """Forget what was not begun, also if its end is queued already, then end; harmless once the end is out.
+        """Drop the messages of which nothing was written, then end the entity; harmless once the end was written.
 
-        On a sink, and for a request that is not answered, the end has a payload, by custom an error. It may have
-        to wait for a byte of credit, since without it the peer would take the messages for complete.
+        On a sink, and for a request without a response, the end has a payload, which by convention means an error. It
+        may wait for a byte of credit, because without it the peer would take the messages for complete.
         """
         self._check_alive()
         if entity.gone:
@@ -323,20 +389,20 @@ class Engine:
         if entity.end_out:
             return
         if entity is self.top_sink:
-            self._state.decline(begun=False)
+            self._state.decline_openings(begun=False)
         outgoing = self._state.outgoing(entity)
         lost = outgoing.drop_unbegun()
         if lost:
             outgoing.reopen()
         if not entity.ending:
-            # The end of a request without an answer cannot be taken for one, so it need not wait for credit.
+            # The end of a request cannot be taken for a response, so it need not wait for credit.
             can_explain = entity.kind is not Kind.REQUEST_IN or entity.credit_out > 0
             outgoing.close(b"" if entity.receives or not can_explain else ABORTED)
-        self._state.count(outgoing, outgoing.waits_for_transport())
-        self._state.ending(entity)
+        self._state.recount(outgoing, outgoing.waits_for_transport())
+        self._state.end_queued(entity)
 
     def refuse(self, entity: Entity) -> None:
-        """End both halves of what the peer has just opened; too many of these end the connection.
+        """End both halves of an entity that the peer has just opened; too many of these end the connection.
 
         Harmless when the entity, or the connection, is over already.
         """
@@ -350,7 +416,7 @@ class Engine:
                 self.end(half)
 
     def blame(self, entity: Entity) -> None:
-        """Work for the peer failed: too many of these on channels that it made end the connection."""
+        """Count a failure of local work on a channel that the peer opened; too many of these end the connection."""
         if self.over or entity.kind in OURS or self._state.resets.take(self._state.now):
             return
         burst, rate = self.limits.resets_burst, self.limits.resets_per_second
@@ -375,25 +441,22 @@ class Engine:
     # --- control
 
     def give_credit(self, entity: Entity, amount: int) -> None:
-        """Grant by hand, beside what is granted automatically."""
+        """Grant credit beside the automatic grants."""
         self._check_sending(entity, "give credit for")
         entity.own_window().grant(amount)
-        self._state.renew(entity, amount)
-        self._state.top_up(entity)
+        self._state.grant(entity, amount)
+        self._state.lend_shortfall(entity)
 
     def consumed_opening(self, size: int) -> None:
-        """The application has taken an opening payload."""
+        """Count an opening payload as taken by the application."""
         self._state.consume(self.top_stream, size)
 
     def ping(self, entity: Entity) -> None:
-        """Ask for a sign of life; the answer is a `Ponged`."""
+        """Send a ping; the pong is reported as `Ponged`."""
         self._check_sending(entity, "ping")
         self._state.control.owe_ping(entity)
 
     def pong(self, entity: Entity) -> None:
-        """Answer a ping by hand (with `Config(pongs=False)`)."""
+        """Send a pong, for `Config(pongs=False)`."""
         self._check_sending(entity, "pong")
         self._state.control.owe_pong(entity)
-
-
-ABORTED = b"\x01"  # any payload but an empty one means that the sender failed

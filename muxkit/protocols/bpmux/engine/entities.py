@@ -1,0 +1,457 @@
+"""The entities of a connection, each with its credit, its window and its queue of what waits to be sent."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import IntEnum
+from typing import Protocol
+
+from muxkit.core import Buffer, Credit, Pieces, ReceiveWindow, encode_varu64
+from muxkit.protocols.bpmux.frames import CREDIT, END, PAYLOAD, Type, encode_partial, head, label
+
+
+class Kind(IntEnum):
+    """The six maps of the document; the number is the type of the chunks that this side sends about such an entity."""
+
+    REQUEST_OUT = 0
+    REQUEST_IN = 1
+    SINK_OUT = 2
+    SINK_IN = 3
+    STREAM_OUT = 4
+    STREAM_IN = 5
+
+
+# The table under "Receiving Chunks": the map that a received chunk type addresses.
+ADDRESSED = (
+    Kind.REQUEST_IN,  # Out-Request
+    Kind.REQUEST_OUT,  # In-Request
+    Kind.STREAM_IN,  # Out-Sink
+    Kind.STREAM_OUT,  # In-Sink
+    Kind.SINK_IN,  # Out-Stream
+    Kind.SINK_OUT,  # In-Stream
+    Kind.SINK_IN,  # Duplex: this map and STREAM_IN
+)
+
+RECEIVERS = frozenset({Kind.REQUEST_OUT, Kind.STREAM_OUT, Kind.STREAM_IN})  # the peer sends the payload
+OURS = frozenset({Kind.REQUEST_OUT, Kind.SINK_OUT, Kind.STREAM_OUT})  # opened by this side
+TOP = frozenset({Kind.SINK_OUT, Kind.STREAM_OUT})  # the maps whose id 0 is the top level
+OF_OTHERS = tuple(Type(kind) for kind in Kind)
+OF_TOP = tuple(Type(kind + 1) if kind in TOP else Type(kind) for kind in Kind)
+
+# Shared by all entities that need no credit, or no window, against their direction; these two never change.
+NO_CREDIT = Credit()
+NO_WINDOW = ReceiveWindow()
+
+
+class Parts:
+    """A message that arrives in parts."""
+
+    __slots__ = ("is_end", "left", "pieces", "pinged")
+
+    def __init__(self, total: int, *, is_wanted: bool) -> None:
+        self.left = total
+        self.pieces = Pieces() if is_wanted else None  # None: the parts are discarded
+        self.is_end: bool | None = None  # whether these are parts of an end payload; None before the first part
+        self.pinged: list[Entity] = []  # pings to report when the opening is complete
+
+
+class Entity:
+    """One half of a channel, or a request: payload in one direction, credit and ends in both."""
+
+    __slots__ = (
+        "announced",
+        "credit",
+        "direct",
+        "end_in",
+        "end_out",
+        "gone",
+        "grant",
+        "half",
+        "id",
+        "is_wanted",
+        "kind",
+        "late",
+        "opening",
+        "orderly",
+        "outgoing",
+        "parts",
+        "pings",
+        "pongs",
+        "twin",
+        "window",
+    )
+
+    def __init__(self, kind: Kind, id: int, window: ReceiveWindow | None) -> None:
+        self.kind = kind
+        self.id = id
+        # The state that the document names: credit_out, credit_in and the end flags.
+        self.credit = NO_CREDIT if kind in RECEIVERS else Credit()
+        self.window = window or NO_WINDOW
+        self.end_out = False
+        self.end_in = False
+        # Receiving.
+        self.is_wanted = True  # the application receives what arrives; otherwise it is discarded
+        self.direct = True  # payloads need no check beside credit: wanted, and nothing in parts on its window
+        self.opening = False  # its opening payload arrives in parts and is incomplete
+        self.parts: Parts | None = None
+        # Sending.
+        self.announced = True  # its opening has been written completely
+        self.outgoing: Outgoing | None = None
+        # Control chunks to write, merged: a grant in bytes, and numbers of pings and pongs.
+        self.grant = 0
+        self.pings = 0
+        self.pongs = 0
+        # Life.
+        self.half: object = None  # the session's object for it; the engine does not use it
+        self.gone = False
+        self.orderly = False  # the peer ended the other half of this duplex without an error
+        self.late = False  # the peer opened it after it had closed its top level
+        self.twin: Entity | None = None  # the other half of a duplex, while both are alive
+
+    def own_credit(self) -> Credit:
+        """Return credit that may be changed; a receiving entity uses some only for an end payload."""
+        if self.credit is NO_CREDIT:
+            self.credit = Credit()
+        return self.credit
+
+    def own_window(self) -> ReceiveWindow:
+        """Return a window that may be changed; a sending entity uses one only for the peer's end payload."""
+        if self.window is NO_WINDOW:
+            self.window = ReceiveWindow()
+        return self.window
+
+    @property
+    def type(self) -> Type:
+        """The type of chunks about it. Both sides have the top level as an out-entity and address it as the peer's."""
+        return OF_TOP[self.kind] if self.id == 0 else OF_OTHERS[self.kind]
+
+    @property
+    def receives(self) -> bool:
+        """Whether the peer sends its payload."""
+        return self.kind in RECEIVERS
+
+    @property
+    def credit_out(self) -> int:
+        return self.credit.available
+
+    @property
+    def credit_in(self) -> int:
+        return self.window.credit
+
+    @property
+    def partial(self) -> int:
+        """Bytes missing of a message in parts."""
+        return 0 if self.parts is None else self.parts.left
+
+    @property
+    def ending(self) -> bool:
+        """Whether this side has ended it: the end was written or is queued."""
+        return self.end_out or (self.outgoing is not None and self.outgoing.closing)
+
+    @property
+    def is_top(self) -> bool:
+        return self.id == 0 and self.kind in TOP
+
+    @property
+    def label(self) -> str:
+        """Its name in logs and errors, as this side addresses it: `out-sink 7`."""
+        return label(self.type, self.id)
+
+    def __repr__(self) -> str:
+        return f"<{self.label} credit_out={self.credit_out} credit_in={self.credit_in}>"
+
+
+class QueueOwner(Protocol):
+    """The callbacks of a queue."""
+
+    def wrote(self, outgoing: Outgoing) -> None:
+        """One turn of writing is over: count what left the queue, and report what became writable."""
+
+    def take_first_grant(self, entity: Entity) -> int:
+        """Take the credit to write into the opening chunk."""
+
+    def paid(self, amount: int) -> None:
+        """An opening used top-level credit that it had claimed."""
+
+    def announced(self, entity: Entity) -> None:
+        """The opening was written completely: control chunks about the entity may follow."""
+
+
+BYTES = tuple(bytes((number,)) for number in range(248))  # the VarU64 of small numbers
+NO_QUEUE: deque[bytes] = deque()  # shared by all empty queues and never changed: an empty deque takes 760 bytes
+OVERHEAD = 16  # bytes that a queued message counts in the outbox beside its payload
+
+
+class Outgoing:
+    """The queue of one entity: its opening, its messages and its end, encoded when the scheduler calls `write`.
+
+    A message larger than a piece, or than the available credit, is written in parts.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_head",
+        "_opening",
+        "_overhead",
+        "_owner",
+        "_top",
+        "accepts",
+        "claimed",
+        "counted",
+        "deficit",
+        "end",
+        "entity",
+        "has_sent",
+        "openings",
+        "queue",
+        "queued",
+        "scheduled",
+        "wanted",
+        "watched",
+    )
+
+    def __init__(self, entity: Entity, top: Credit, owner: QueueOwner) -> None:
+        self.entity = entity
+        self._top = top
+        self._owner = owner
+        self._head = head(entity.type, entity.id, PAYLOAD)
+        self._overhead = len(self._head) + 1  # bytes of a chunk beside its payload, at least
+        self._opening: tuple[Type, bytes] | None = None
+        self.queue = NO_QUEUE
+        self._begun = 0  # bytes of the first item that were written in parts
+        self.end: bytes | None = None
+        self.accepts = not entity.receives and entity.kind is not Kind.REQUEST_IN  # any number of messages
+        self.has_sent = False  # a message was queued on it, ever
+        self.queued = 0  # payload bytes that use the entity's own credit
+        self.claimed = 0  # on the top level: bytes of queued openings, which use its credit as well
+        self.openings = 0  # on the top level: openings not written completely; its end is written after them
+        self.counted = 0  # bytes that it counts in the connection's outbox
+        self.watched = False  # a `Writable` event was asked for
+        self.wanted = 1  # bytes of credit that it needs, 0 for an empty message
+        self.deficit = 0
+        self.scheduled = False
+
+    @property
+    def closing(self) -> bool:
+        """Whether the end, or the response, is queued."""
+        return self.end is not None or (self.entity.kind is Kind.REQUEST_IN and bool(self.queue))
+
+    @property
+    def opening_left(self) -> int:
+        """Bytes of the opening payload that will use top-level credit."""
+        return 0 if self._opening is None else len(self._opening[1]) - self._begun
+
+    @property
+    def is_untold(self) -> bool:
+        """Whether no part of the opening was written."""
+        return self._opening is not None and not self._begun
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it can be replaced by a new queue without losing anything."""
+        return not (self.queue or self.has_sent or self.watched or self.closing or self._opening or self._begun)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a message, or the end, was written in part."""
+        return self._begun > 0 and self._opening is None
+
+    def watch(self, size: int) -> None:
+        """Report `Writable` when a message of this size fits; an empty one needs no credit."""
+        self.watched = True
+        self.wanted = min(size, 1)
+
+    def open(self, type: Type, payload: bytes) -> None:
+        """Queue the opening."""
+        self.entity.announced = False
+        self._opening = (type, payload)
+
+    def push(self, message: bytes) -> None:
+        """Queue a message; only the part that credit covers counts in the outbox."""
+        size = len(message)
+        covered = self.entity.credit.available - self.queued
+        self.counted += OVERHEAD + (size if size <= covered else max(covered, 0))
+        self.queued += size
+        self.ready_queue().append(message)
+
+    def ready_queue(self) -> deque[bytes]:
+        """Return the queue to append a message to."""
+        self.has_sent = True
+        if self.queue is NO_QUEUE:
+            self.queue = deque()
+        return self.queue
+
+    def close(self, payload: bytes) -> None:
+        """Queue the end; no message may follow."""
+        self.accepts = False
+        self.end = payload
+        self.queued += len(payload)
+
+    def reopen(self) -> None:
+        """Remove an end of which nothing was written."""
+        if self.end is not None:
+            self.queued -= len(self.end)
+            self.end = None
+
+    def waits_for_transport(self) -> int:
+        """Bytes to count in the outbox now: at most what was counted before, and only what credit covers."""
+        if not self.queue or (self.queue[0] and not self.entity.credit.available):
+            return 0
+        return min(self.counted, min(self.queued, self.entity.credit.available) + OVERHEAD * len(self.queue))
+
+    def drop_unbegun(self) -> int:
+        """Drop the messages of which nothing was written; return their number."""
+        keep = 1 if self.is_begun and self.queue else 0
+        dropped = len(self.queue) - keep
+        while len(self.queue) > keep:
+            self.queued -= len(self.queue.pop())
+        return dropped
+
+    def admits(self, size: int) -> bool:
+        """Whether a message of this size may be queued: credit covers it, or it is alone and there is some credit."""
+        available = self.entity.credit.available
+        waiting = self.queued + self.claimed
+        return available - waiting >= size or (waiting == 0 and available > 0)
+
+    def is_ready(self) -> bool:
+        """Whether `write` would write anything."""
+        if self.entity.gone:
+            return False
+        if self._opening is not None:
+            return self.opening_left == 0 or self._top.available > 0
+        if not self.entity.announced:
+            return False
+        if self.queue:
+            return self.entity.credit.available > 0 or not self.queue[0]
+        return self.end is not None and not self.openings and (self.entity.credit.available > 0 or not self.end)
+
+    def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
+        """Append about `budget` bytes of chunks to `out`, no payload above `piece`; return their size."""
+        if not self.is_ready():
+            return 0
+        written = 0
+        if self.accepts and not self._begun and self._opening is None:
+            written = self._write_whole(budget, piece, out)  # usually all that is queued
+        if self.queue or self._opening is not None or self.end is not None:
+            written += self._write_all(budget - written, piece, out)
+        if not self.queue:
+            self.queue = NO_QUEUE
+        self._owner.wrote(self)
+        return written
+
+    def _write_all(self, budget: int, piece: int, out: list[Buffer]) -> int:
+        """Write the opening, then the messages, then the end, as far as credit allows."""
+        written = 0
+        if self._opening is not None:
+            written = self._write_opening(self._opening[0], self._opening[1], budget, piece, out)
+        if self._opening is None:
+            written += self._write_messages(budget - written, piece, out)
+            if self.end is not None and not self.queue and not self.openings:
+                written += self._write_end(self.end, budget - written, piece, out)
+        return written
+
+    def _write_messages(self, budget: int, piece: int, out: list[Buffer]) -> int:
+        """Write messages, in parts where they must be split."""
+        queue, credit = self.queue, self.entity.credit
+        written = 0
+        while queue and written < budget:
+            if not self._begun:
+                written += self._write_whole(budget - written, piece, out)
+                if not queue or written >= budget:
+                    break
+            before = self._begun
+            written += self._write_part(queue[0], self._head, credit, piece, out)
+            self.queued -= self._begun - before
+            if self._begun == before:
+                break
+            if self._begun == len(queue[0]):
+                queue.popleft()
+                self._begun = 0
+        if self.entity.kind is Kind.REQUEST_IN and not queue and written:
+            self.entity.end_out = True  # a response ends its request in this direction
+        return written
+
+    def _write_whole(self, budget: int, piece: int, out: list[Buffer]) -> int:
+        """Write messages up to the first that must be split."""
+        queue, start, small, append = self.queue, self._head, BYTES, out.append
+        available = credit = self.entity.credit.available
+        written = 0
+        while queue and written < budget:
+            message = queue[0]
+            size = len(message)
+            if size > piece or size > available:
+                break
+            queue.popleft()
+            append(start + (small[size] if size < 248 else encode_varu64(size)))
+            if size:
+                append(message)
+            available -= size
+            written += size + self._overhead
+        self.entity.credit.available = available
+        self.queued -= credit - available
+        return written
+
+    def _write_part(self, payload: bytes, start: bytes, credit: Credit, piece: int, out: list[Buffer]) -> int:
+        """Write the next part of a payload, as much as credit and `piece` allow."""
+        size = min(piece, credit.available, len(payload) - self._begun)
+        if size <= 0:
+            return 0
+        if not self._begun:
+            out.append(encode_partial(len(payload)))
+        out.append(start + encode_varu64(size))
+        out.append(memoryview(payload)[self._begun : self._begun + size])
+        self._begun += size
+        credit.available -= size
+        return size + self._overhead
+
+    def _write_end(self, payload: bytes, budget: int, piece: int, out: list[Buffer]) -> int:
+        """Write the end, in parts if its payload must be split."""
+        start = head(self.entity.type, self.entity.id, END)
+        credit = self.entity.credit
+        written = 0
+        if not self._begun and len(payload) <= min(piece, credit.available):
+            out.append(start + encode_varu64(len(payload)) + payload)
+            credit.available -= len(payload)
+            self.queued -= len(payload)
+            self._begun = len(payload)
+            written = len(payload) + self._overhead
+        while self._begun < len(payload) and written < budget:
+            before = self._begun
+            written += self._write_part(payload, start, credit, piece, out)
+            self.queued -= self._begun - before
+            if self._begun == before:
+                return written
+        if self._begun == len(payload):
+            self.end, self._begun = None, 0
+            self.entity.end_out = True
+        return written
+
+    def _write_opening(self, type: Type, payload: bytes, budget: int, piece: int, out: list[Buffer]) -> int:
+        """Write the chunk that opens the entity, with the first grant; its payload uses top-level credit."""
+        top, written = self._top, 0
+        if not self._begun:
+            size = min(len(payload), piece, top.available)
+            if size < len(payload):
+                out.append(encode_partial(len(payload)))
+            grant = self._owner.take_first_grant(self.entity)
+            flags = PAYLOAD | CREDIT if grant else PAYLOAD
+            out.append(head(type, self.entity.id, flags) + encode_varu64(size))
+            if size:
+                out.append(payload if size == len(payload) else memoryview(payload)[:size])
+            if grant:
+                out.append(encode_varu64(grant))
+            top.available -= size
+            self._owner.paid(size)
+            self._begun = size
+            written = size + self._overhead
+        start = head(type, self.entity.id, PAYLOAD)
+        while self._begun < len(payload) and written < budget:
+            before = self._begun
+            written += self._write_part(payload, start, top, piece, out)
+            if self._begun == before:
+                break
+            self._owner.paid(self._begun - before)
+        if self._begun == len(payload):
+            self._opening, self._begun = None, 0
+            self._owner.announced(self.entity)
+        return written
