@@ -32,10 +32,10 @@ from muxkit.protocols.bpmux.frames import parse_chunk as parse_chunk
 
 if TYPE_CHECKING:
     from muxkit.protocols.bpmux._session.channels import Duplex as Duplex
+    from muxkit.protocols.bpmux._session.channels import IncomingRequest as IncomingRequest
+    from muxkit.protocols.bpmux._session.channels import Request as Request
     from muxkit.protocols.bpmux._session.channels import Sink as Sink
     from muxkit.protocols.bpmux._session.channels import Source as Source
-    from muxkit.protocols.bpmux._session.requests import IncomingRequest as IncomingRequest
-    from muxkit.protocols.bpmux._session.requests import Request as Request
     from muxkit.protocols.bpmux._session.session import Session as Session
     from muxkit.protocols.bpmux._session.session import protocol as protocol
     from muxkit.protocols.bpmux._session.session import session as session
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 # The engine works without Trio; what needs it is fetched when it is first asked for.
 _LAZY = {
     "Duplex": "_session.channels",
-    "IncomingRequest": "_session.requests",
-    "Request": "_session.requests",
+    "IncomingRequest": "_session.channels",
+    "Request": "_session.channels",
     "Session": "_session.session",
     "Sink": "_session.channels",
     "Source": "_session.channels",

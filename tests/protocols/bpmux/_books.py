@@ -1,4 +1,4 @@
-"""What must add up, inside one engine and between two: the sums it keeps, and the chunks on their way."""
+"""Check the sums that an engine keeps, and the credit and payload in transit between two engines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ OPENINGS = frozenset({Type.OUT_REQUEST, Type.OUT_STREAM, Type.DUPLEX})
 
 
 class Wire:
-    """All chunks that went one way, and which of them the other engine has taken in."""
+    """The chunks of one direction, and which of them the other engine has parsed."""
 
     def __init__(self) -> None:
         self._rest = Pieces()
         self._seen = 0  # bytes looked at
         self._parsed = 0  # offset behind the last chunk
-        self._begun: dict[tuple[Type, int], int] = {}  # openings in parts: what is still to come
-        self._known: set[int] = set()  # ids of sinks that were opened; none comes twice in these tests
+        self._begun: dict[tuple[Type, int], int] = {}  # openings in parts: the bytes missing
+        self._known: set[int] = set()  # ids of sinks that were opened; no id is used twice in these tests
         self._total = 0
         self.chunks: list[tuple[int, tuple[Kind, int], int, int, int]] = []  # end, entity, paid, top paid, credit
 
@@ -57,7 +57,7 @@ class Wire:
                 if chunk.type in (Type.OUT_SINK, Type.DUPLEX):
                     self._known.add(chunk.id)
         self._total = 0
-        # The sender's entity: what the type says, the top level's In-* apart.
+        # The type names the sender's entity, except for In-* of the top level.
         kind = Kind.STREAM_OUT if chunk.type is Type.DUPLEX else Kind(chunk.type)
         if chunk.id == 0 and chunk.type in (Type.IN_SINK, Type.IN_STREAM):
             kind = Kind(chunk.type - 1)
@@ -70,7 +70,7 @@ class Wire:
 
 
 def check_books(engine: Engine, inbox: dict[Entity, list[int]]) -> None:
-    """The sums that one engine keeps are what adding up gives; `inbox` is what its application did not consume."""
+    """Check the sums that an engine keeps against its entities; `inbox` holds what its application did not consume."""
     entities = [entity for kind in Kind for entity in engine.entities(kind).values()]
     _check_queues(engine, entities)
     _check_windows(engine, entities, [entity for entity in inbox if entity.gone and inbox[entity]])
@@ -100,7 +100,7 @@ def _check_queues(engine: Engine, entities: list[Entity]) -> None:
 def _check_windows(engine: Engine, entities: list[Entity], gone: list[Entity]) -> None:
     state = engine._state
     windows = [entity.window for entity in [*entities, *gone]]
-    if not engine.top_stream.gone:  # else openings that nobody consumed count there
+    if not engine.top_stream.gone:  # otherwise openings that were not consumed count there
         floor = state.budget.floor
         assert state.budget.used == sum(max(0, window.own - floor) for window in windows if window.budget is not None)
     for window in windows:
@@ -114,7 +114,7 @@ def _check_parts(state: State, entities: list[Entity]) -> None:
     in_parts = [entity for entity in entities if entity.parts is not None and entity.parts.pieces is not None]
     for waiting in state.reassembly._waiting:
         assert not waiting.gone
-        assert waiting.window.shortfall() > 0, f"{waiting.label} stands in line and needs nothing"
+        assert waiting.window.shortfall() > 0, f"{waiting.label} waits in line and needs nothing"
     if state.reassembly.waiting:
         assert next(iter(state.reassembly._waiting)).window.shortfall() > state.reassembly.left
     assert state.unfinished == len(in_parts)

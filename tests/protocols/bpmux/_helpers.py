@@ -1,4 +1,4 @@
-"""Engines for tests: fed with hexadecimal, asked for what they wrote, compared by what they hold."""
+"""Helpers for tests of engines: feed hexadecimal, read what they write, compare their state."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ WINDOW = ("by_hand", "credit", "held", "lent", "renewed_at", "renews", "size", "
 
 
 def by_hand(*, limits: Limits | None = None, letter: bool = False, pongs: bool = True) -> Engine:
-    """An engine that says nothing by itself but pongs: every grant is made by hand."""
+    """Make an engine that writes nothing by itself but pongs: every grant is made by hand."""
     return Engine(Config(grants=False, keepalive=None, letter=letter, pongs=pongs), limits=limits)
 
 
 def automatic(*, limits: Limits | None = None, letter: bool = False) -> Engine:
-    """An engine as applications have it, without the keepalive."""
+    """Make an engine with automatic grants and without keepalive."""
     return Engine(Config(keepalive=None, letter=letter), limits=limits)
 
 
 def with_top_credit(credit: int = 1000, *, limits: Limits | None = None, letter: bool = False) -> Engine:
-    """`by_hand`, and the peer has top-level credit to open things with."""
+    """Make an engine with `by_hand` that has granted the peer top-level credit for openings."""
     engine = by_hand(limits=limits, letter=letter)
     engine.give_credit(engine.top_stream, credit)
     drain(engine)
@@ -58,19 +58,19 @@ def with_top_credit(credit: int = 1000, *, limits: Limits | None = None, letter:
 
 
 def allowed_to_open(credit: int = 1000, *, limits: Limits | None = None, letter: bool = False) -> Engine:
-    """`by_hand`, and we have top-level credit from the peer."""
+    """Make an engine with `by_hand` that has top-level credit from the peer."""
     engine = by_hand(limits=limits, letter=letter)
     grant(engine, "in-stream 0", credit)
     return engine
 
 
 def fed(engine: Engine, *chunks: str, now: float = 0.0) -> list[tuple[object, ...]]:
-    """Feed hexadecimal; what the engine tells, made comparable."""
+    """Feed hexadecimal; return the events as tuples."""
     return [told(event) for event in feed(engine, [bytes.fromhex(chunk) for chunk in chunks], now=now)]
 
 
 def written(engine: Engine) -> str:
-    """All that the engine has to write, in hexadecimal with a space after each chunk."""
+    """Return all that the engine writes, in hexadecimal with a space after each chunk."""
     return " ".join(chunk.hex() for chunk in split(drain(engine)))
 
 
@@ -91,7 +91,7 @@ def parsed(data: bytes) -> list[Chunk | Partial]:
 
 
 def violation(engine: Engine, *chunks: str, now: float = 0.0) -> RemoteProtocolError:
-    """Feed what must end in a violation: exactly one Failed, and then silence."""
+    """Feed a violation; check that exactly one Failed is reported and that the engine does nothing afterwards."""
     events = feed(engine, [bytes.fromhex(chunk) for chunk in chunks], now=now)
     assert events, "no violation"
     *before, last = events
@@ -109,7 +109,7 @@ def violation(engine: Engine, *chunks: str, now: float = 0.0) -> RemoteProtocolE
 
 
 def told(event: Event) -> tuple[object, ...]:
-    """An event as a tuple: its name, the entity as we address it, and the rest."""
+    """Return an event as a tuple: its name, the label of its entity, and the rest."""
     name = type(event).__name__
     match event:
         case Message() | Ended() | Responded():
@@ -130,7 +130,7 @@ def told(event: Event) -> tuple[object, ...]:
 
 
 def grant(engine: Engine, channel: str, credit: int) -> None:
-    """The peer gives credit: `grant(engine, "in-stream 3", 10)`."""
+    """Let the peer grant credit: `grant(engine, "in-stream 3", 10)`."""
     types = ("out-request", "in-request", "out-sink", "in-sink", "out-stream", "in-stream")
     name, _, id = channel.partition(" ")
     tag = types.index(name) << 5 | 0x08
@@ -143,12 +143,12 @@ def the(engine: Engine, kind: Kind, id: int) -> Entity:
 
 
 def ids(engine: Engine) -> dict[str, list[int]]:
-    """Who is in which map; empty maps are left out."""
+    """Return the ids in each map; empty maps are left out."""
     return {kind.name.lower(): sorted(engine.entities(kind)) for kind in Kind if engine.entities(kind)}
 
 
 def state_of(engine: Engine) -> object:
-    """Everything that a command or a chunk may change, as one value: maps, credit, queues, budgets, what is owed."""
+    """Return all that a command or a chunk may change, as one value: maps, credit, queues, budgets, control chunks."""
     state = engine._state
     entities = [
         (
@@ -211,7 +211,7 @@ def pair_of(
     letter: bool = False,
     listener: Callable[[int, Event], None] | None = None,
 ) -> EnginePair[Engine, Event]:
-    """Two automatic engines that have exchanged their first grants."""
+    """Make two automatic engines that have exchanged their first grants."""
     pair: EnginePair[Engine, Event] = EnginePair(
         automatic(limits=limits, letter=letter),
         automatic(limits=limits, letter=letter),
@@ -224,5 +224,5 @@ def pair_of(
 
 
 def seen(pair: EnginePair[Engine, Event], side: int) -> list[tuple[object, ...]]:
-    """What one side was told since the last look."""
+    """Return the events of one side since the last call, as tuples."""
     return [told(event) for event in pair.take_events(side)]

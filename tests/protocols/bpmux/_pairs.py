@@ -1,4 +1,4 @@
-"""Pairs of bpmux sessions, and small things that many tests of sessions do."""
+"""Pairs of bpmux sessions, and helpers that many tests of sessions share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TINY = Limits(channel_bytes=1000, channel_floor=100, outbox=2000)  # windows tha
 
 @attrs.frozen
 class Pair:
-    """Two sessions that talk to each other."""
+    """Two sessions on the ends of one link."""
 
     one: Session
     other: Session
@@ -44,7 +44,7 @@ async def sessions(
     linger: float = 5.0,
     observer: Observer | None = None,
 ) -> AsyncIterator[Pair]:
-    """Both must be left in good order."""
+    """Run two sessions; both must be left in order."""
     here, there = links or memory.pair()
     async with (
         bpmux.session(here, limits=limits, config=config, linger=linger, observer=observer) as one,
@@ -57,7 +57,7 @@ async def sessions(
 async def rough_sessions(
     links: Links | None = None, *, limits: Limits | None = None, config: Config | None = None
 ) -> AsyncIterator[Pair]:
-    """The same for tests that leave things unsaid: at the end the link is cut."""
+    """Run two sessions for tests that leave channels open: the link is cut at the end."""
     with suppress(LinkLost):
         async with sessions(links, limits=limits, config=config, linger=0.1) as pair:
             yield pair
@@ -88,7 +88,7 @@ async def next_request(session: Session) -> IncomingRequest:
 
 
 async def echo_each(session: Session) -> None:
-    """Send back what comes on each channel, until the peer opens no more."""
+    """Echo the messages of each channel, until the peer opens no more."""
 
     async def echo(channel: Duplex) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
@@ -103,7 +103,7 @@ async def echo_each(session: Session) -> None:
 
 
 async def answer_each(session: Session) -> None:
-    """Answer each request with its question, doubled."""
+    """Answer each request with its payload, doubled."""
 
     async def answer(request: IncomingRequest) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
@@ -117,7 +117,7 @@ async def answer_each(session: Session) -> None:
 
 
 async def canary(pair: Pair) -> None:
-    """A round trip on a new channel, each way: the connection is sound."""
+    """Send a message on a new channel in each direction, to check that the connection works."""
     for session, peer in ((pair.one, pair.other), (pair.other, pair.one)):
         async with session.open_sink() as sink:
             await sink.send(b"canary")
@@ -131,7 +131,7 @@ async def at_rest() -> None:
 
 
 class SilentStream(trio.abc.HalfCloseableStream):
-    """A peer that takes everything and never says a word, nor hangs up."""
+    """A stream that takes everything, never receives anything and is not closed by the peer."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -158,7 +158,7 @@ T = TypeVar("T")
 
 
 def once(values: list[T]) -> T:
-    """The only value."""
+    """Return the only value."""
     (value,) = values
     return value
 

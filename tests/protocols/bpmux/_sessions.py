@@ -1,4 +1,4 @@
-"""What must two sessions have in common when nothing moves, and what did a cancelled call do?"""
+"""Check that two idle sessions agree on their channels, and record what a cancelled call did."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Watched(Generic[ResultT]):
-    """A call, and whether it came back; to be made once."""
+    """A call to make once, and whether it returned."""
 
     def __init__(self, call: Callable[[], Awaitable[ResultT]]) -> None:
         self._call = call
@@ -41,7 +41,7 @@ class Watched(Generic[ResultT]):
 
 
 def check_agreement(pair: Pair) -> None:
-    """With all tasks at rest both sides know the same entities, and the same credit for each."""
+    """Check that both sides know the same entities and the same credit for each; all tasks must be blocked."""
     for here, there in ((pair.one, pair.other), (pair.other, pair.one)):
         ours, theirs = here.connection.engine, there.connection.engine
         assert _credit(ours.top_sink, out=True) == _credit(theirs.top_stream, out=False)
@@ -61,7 +61,7 @@ def _credit(entity: Entity, *, out: bool) -> int:
 
 
 def tasks_alive() -> set[trio.lowlevel.Task]:
-    """Every task of the run."""
+    """Return every task of the run."""
     found: set[trio.lowlevel.Task] = set()
     root = trio.lowlevel.current_root_task()
     rest = [] if root is None else [root]
@@ -73,14 +73,14 @@ def tasks_alive() -> set[trio.lowlevel.Task]:
     return found
 
 
-# --- what the other side does meanwhile
+# --- actions of the other side
 
-LATER = 1.0  # s of virtual time: everything has come to rest by then
+LATER = 1.0  # s of virtual time, after which all tasks are blocked
 
 
 @asynccontextmanager
 async def reading_later(session: Session) -> AsyncIterator[list[bytes]]:
-    """The messages of the next source, read to its end some time later; the block ends when that is done."""
+    """Read the next source to its end some time later; the block ends when that is done."""
     source, _ = await anext(session.sources())
     got: list[bytes] = []
 
@@ -94,14 +94,14 @@ async def reading_later(session: Session) -> AsyncIterator[list[bytes]]:
 
 
 async def answer_later(asked: IncomingRequest) -> None:
-    """The question, doubled."""
+    """Answer the next request with its payload, doubled, some time later."""
     await trio.sleep(LATER)
     with suppress(ChannelStopped):
         await asked.respond(asked.payload * 2)
 
 
 async def close_what_comes(session: Session) -> None:
-    """Take everything that the peer opens, and be done with it at once."""
+    """Accept everything that the peer opens, and close it at once."""
 
     async def close_each(ones: AsyncIterator[Duplex | IncomingRequest]) -> None:
         async for one in ones:
@@ -119,14 +119,14 @@ async def close_what_comes(session: Session) -> None:
 
 
 async def both(*calls: Callable[[], Awaitable[object]]) -> None:
-    """All of them at once."""
+    """Run all calls at once."""
     async with trio.open_nursery() as nursery:
         for call in calls:
             nursery.start_soon(call)
 
 
 async def round_trip(here: Duplex, there: Duplex) -> None:
-    """There and back, on a channel that is open at both ends."""
+    """Echo a message on a channel that is open at both ends."""
     for sender, receiver in ((here, there), (there, here)):
         await sender.send(b"round trip")
         assert await receiver.receive() == b"round trip"

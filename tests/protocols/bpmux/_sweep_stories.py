@@ -1,4 +1,4 @@
-"""What may be cancelled on a channel, and what must hold after it: told as stories, for the cancel sweep."""
+"""Stories for the cancel sweep: calls on a channel that are cancelled, and what must hold afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALONE: dict[str, tuple[LonelyStory, tuple[str, ...]]] = {}
 
 
 def sweeps(*names: str, limits: Limits | None = None) -> Callable[[Story], Story]:
-    """A story gives the call to cancel, then looks at what it did; `names` are the coroutines that it covers."""
+    """Register a story: it yields the call to cancel, then checks its effects. It covers the coroutines `names`."""
 
     def add(story: Story) -> Story:
         STORIES[story.__name__] = story, names, limits
@@ -41,7 +41,7 @@ def sweeps(*names: str, limits: Limits | None = None) -> Callable[[Story], Story
 
 
 def sweeps_alone(*names: str) -> Callable[[LonelyStory], LonelyStory]:
-    """The same for one that makes its own sessions."""
+    """Register a story that makes its own sessions."""
 
     def add(story: LonelyStory) -> LonelyStory:
         ALONE[story.__name__] = story, names
@@ -140,7 +140,7 @@ async def a_finish_that_waits_for_room(pair: Pair) -> Steps:
         await sink.send(FULL)
         yield partial(sink.finish, bytes(500))
         is_open = sink.state is Sending.OPEN
-        if is_open:  # cancelled before it had its turn: nothing was ended
+        if is_open:  # cancelled while it waited: nothing was ended
             await sink.send(b"next")
             assert await source.receive() == b"next"
         await sink.aclose()
@@ -222,7 +222,7 @@ async def a_conversation(pair: Pair) -> Steps:
             nursery.start_soon(echo)
             yield talk
             here.sink.close()
-            with suppress(trio.ClosedResourceError):  # it may be over for us by now
+            with suppress(trio.ClosedResourceError):  # it may be over on this side already
                 came_back.extend([message async for message in here])
         assert heard == [b"1", b"2", b"3"][: len(heard)]
         assert heard[: len(sent)] == sent
@@ -312,7 +312,7 @@ async def a_question(pair: Pair) -> Steps:
         yield question
         assert question.results in ([], [b"aa"])
         for asked in heard:
-            await asked.cancelled()  # the peer knows that no answer is needed any more
+            await asked.cancelled()  # the peer knows that no response is needed
         assert await pair.one.request(b"b") == b"bb"
         nursery.cancel_scope.cancel()
 
@@ -322,7 +322,7 @@ async def waiting_for_an_answer(pair: Pair) -> Steps:
     async with pair.one.open_request(b"a") as request, trio.open_nursery() as nursery:
         nursery.start_soon(answer_later, await next_request(pair.other))
         yield request.response
-        assert await request.response() == b"aa"  # whoever stops waiting has not taken the question back
+        assert await request.response() == b"aa"  # a task that stops waiting does not cancel the request
         await request.aclose()
 
 
@@ -334,7 +334,7 @@ async def an_answer(pair: Pair) -> Steps:
         async def grant() -> None:
             await trio.sleep(LATER)
             pair.one.connection.engine.give_credit(request.entity, 10)
-            pair.one.connection.ring()
+            pair.one.connection.request_write()
 
         nursery.start_soon(grant)
         first = Watched(partial(asked.respond, b"first"))

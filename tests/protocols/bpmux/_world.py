@@ -1,4 +1,4 @@
-"""Two engines, random commands on both, a model of what each sent, and everything that must hold at every moment."""
+"""Two engines, random commands on both, a model of what each sent, and the invariants of every moment."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Line:
 
     sent: list[bytes] = attrs.Factory(list)
     came: int = 0
-    torn: bool = False  # aborted, or the other side wanted no more
+    torn: bool = False  # aborted, or stopped by the other side
 
 
 class World:
-    """Random life of one connection."""
+    """A connection with random commands on both ends."""
 
     def __init__(self, seed: int, limits: Limits = TIGHT, *, config: Config | None = None) -> None:
         self.dice = random.Random(seed)
@@ -67,10 +67,10 @@ class World:
         self.wires = (Wire(), Wire())
         self.lines: dict[Entity, Line] = {}  # by the sender's entity
         self.first: dict[Entity, bytes] = {}  # opening payloads, by each half of the opener
-        self.known: tuple[list[Entity], list[Entity]] = ([], [])  # what the application of each side holds
+        self.known: tuple[list[Entity], list[Entity]] = ([], [])  # to the application of each side
         self.inbox: tuple[dict[Entity, list[int]], ...] = (defaultdict(list), defaultdict(list))
         self.openings: tuple[list[int], list[int]] = ([], [])
-        self.announced: dict[tuple[int, Kind, int], Entity] = {}  # the sender's entity, for who receives
+        self.announced: dict[tuple[int, Kind, int], Entity] = {}  # the sender's entity of each receiving one
         self.stops: set[Entity] = set()
         self.serial = 0
         self.refused = 0
@@ -82,10 +82,10 @@ class World:
             self.announced[side, Kind.SINK_OUT, 0] = engine.top_sink
             self.lines[engine.top_sink] = Line()
 
-    # --- what comes
+    # --- events
 
     def _partner(self, side: int, entity: Entity) -> Entity:
-        """The sender's entity for one of ours that receives."""
+        """Return the sender's entity of a receiving one."""
         if entity.is_top:
             return self.engines[1 - side].top_sink
         return self.announced[1 - side, MIRROR[entity.kind], entity.id]
@@ -93,7 +93,7 @@ class World:
     def _hear(self, side: int, event: Event) -> None:
         match event:
             case Failed() | Silent():
-                raise AssertionError(f"an honest peer was told off: {event}")
+                raise AssertionError(f"a legal peer was reported: {event}")
             case Opened():
                 opener = self.announced[1 - side, MIRROR[event.entity.kind], event.entity.id]
                 assert event.payload == self.first[opener], "an opening payload was changed"
@@ -133,10 +133,10 @@ class World:
     def _gone(self, side: int, entity: Entity) -> None:
         self.known[side].remove(entity)
 
-    # --- what we do
+    # --- commands
 
     def act(self) -> None:
-        """One random command on one side; it is carried out or refused as a whole."""
+        """Run one random command on one side; it succeeds or is refused as a whole."""
         side = self.dice.randrange(2)
         command = self.dice.choice(self._commands)
         before = _numbers(self.engines[side])
@@ -261,7 +261,7 @@ class World:
         _refuse, _consume, _consume, _consume, _move, _move, _move, _move,
     )  # fmt: skip
 
-    # --- what holds
+    # --- invariants
 
     def check(self) -> None:
         for side in (0, 1):
@@ -273,7 +273,7 @@ class World:
             self._check_credit(side)
 
     def _check_credit(self, side: int) -> None:
-        """What the receiver still allows = what the sender may send + payload and grants on their way + grants owed."""
+        """Check: receiver's credit = sender's credit + payload and grants in transit + grants not written."""
         here, there = self.engines[side], self.engines[1 - side]
         paid: dict[tuple[Kind, int], int] = defaultdict(int)
         granted: dict[tuple[Kind, int], int] = defaultdict(int)
@@ -299,7 +299,7 @@ class World:
                 )
 
     def close(self) -> None:
-        """Consume everything, end everything, and see that nothing is left."""
+        """Consume everything, end everything, and check that nothing is left."""
         for _ in range(1000):
             self.pair.run_until_quiet()
             for side in (0, 1):
@@ -317,7 +317,7 @@ class World:
                         self._tear_other(side, entity)
                     engine.end(entity)
                 elif not entity.gone and not entity.credit_out:
-                    # An end with a payload may wait for credit that nobody will give.
+                    # An end with a payload may wait for credit that is never granted.
                     other = self._other(side, entity)
                     if other is not None and not other.ending:
                         self.engines[1 - side].give_credit(other, 3000)
@@ -348,7 +348,7 @@ class World:
 
 
 def _numbers(engine: Engine) -> tuple[object, ...]:
-    """A quick look at what a refused command must not change."""
+    """Return the values that a refused command must not change, cheaply."""
     state = engine._state
     return (
         state.outbox.used, state.ours, state.theirs, state.budget.used, state.budget.windows, state.reassembly.left,

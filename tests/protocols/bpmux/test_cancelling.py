@@ -1,4 +1,4 @@
-"""Channels that are broken off: how often a peer may do that, and what does not count as it."""
+"""Channels that the peer cancels: how many it may cancel, and what does not count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.protocols.bpmux._helpers import by_hand, fed, the, violation, written
 
 
 def churn(engine: Engine, chunks: str, count: int, *, now: float = 0.0) -> int:
-    """Open and cancel so often, answers read; gives how many were allowed."""
+    """Open and cancel so many channels and read the answers; return how many were allowed."""
     for done in range(count):
         engine.receive_bytes(bytes.fromhex(chunks), now)
         drain(engine)

@@ -25,7 +25,7 @@ from tests.protocols.bpmux._helpers import (
 
 
 def reading(credit: int, *, limits: Limits | None = None) -> Engine:
-    """An engine whose own stream 5 has allowed the peer this much."""
+    """Make an engine whose stream 5 has granted the peer so much credit."""
     engine = by_hand(limits=limits)
     engine.open_stream(id=5, credit=credit)
     written(engine)

@@ -1,4 +1,4 @@
-"""The section "Receiving Chunks": chunks for an entity that is there, its ends and acknowledgements."""
+"""The section "Receiving Chunks": chunks for an existing entity, its ends and acknowledgements."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_a_chunk_without_flags_is_told_and_changes_nothing() -> None:
 
 @pytest.mark.clause("bpmux-R37")
 def test_an_in_request_may_also_end_grant_ping_and_pong() -> None:
-    """The sentence about its special handling has no end; beside the three rules it is a chunk like any other."""
+    """The document's sentence about its special handling is incomplete; beside three rules it is like any other."""
     engine = by_hand()
     request = engine.open_request(id=3, credit=2)
     written(engine)

@@ -1,4 +1,4 @@
-"""The section "Sending Chunks": what goes out, and what is refused before it could."""
+"""The section "Sending Chunks": what is written, and which commands are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def with_sink(credit: int = 0, *, limits: Limits | None = None) -> tuple[Engine, Entity]:
-    """An engine whose sink 3 is announced and has this much credit."""
+    """Make an engine whose sink 3 is announced and has so much credit."""
     engine = by_hand(limits=limits)
     sink = engine.open_sink(id=3)
     written(engine)
@@ -37,7 +37,7 @@ def with_sink(credit: int = 0, *, limits: Limits | None = None) -> tuple[Engine,
 
 
 def refused(engine: Engine, command: Callable[[], object], match: str) -> None:
-    """The command raises, nothing goes out and nothing has changed."""
+    """Check that a command raises, writes nothing and changes nothing."""
     before = state_of(engine)
     with pytest.raises(LocalProtocolError, match=match):
         command()

@@ -1,4 +1,4 @@
-"""The section "State": what an endpoint knows."""
+"""The section "State": the state of an endpoint."""
 
 from __future__ import annotations
 

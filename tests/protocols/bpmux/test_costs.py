@@ -1,4 +1,4 @@
-"""What it costs to listen to a peer: memory and time, for chunks that cost it nothing and numbers that are huge."""
+"""Memory and time that a peer can cost with chunks that use no credit, and with huge numbers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.protocols.bpmux._helpers import (
 KIB = 1024
 
 
-# --- what costs the peer nothing
+# --- chunks that use no credit
 
 
 def memory_of(engine: Engine, chunk: bytes, count: int, *, at_once: int = 1000) -> int:
-    """Bytes that stay behind when this comes so many times and the events are taken."""
+    """Return the bytes that stay allocated after these chunks, received so many times, and their events are taken."""
     tracemalloc.start()
     try:
         for _ in range(count // at_once):

@@ -1,4 +1,4 @@
-"""Messages larger than the window: who is lent what, who waits in line, and that the line always moves."""
+"""Messages larger than the window: what is lent, which entities wait in line, and that the line always moves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.protocols.bpmux._helpers import by_hand, fed, grant, pair_of, seen, t
 
 
 def two_streams(*, reassembly: int = 100, message: int = 100, credit: int = 10) -> tuple[Engine, Entity, Entity]:
-    """Streams 1 and 3 of the peer, with this much credit each."""
+    """Make an engine with streams 1 and 3 of the peer, with so much credit each."""
     engine = by_hand(limits=Limits(message=message, reassembly=reassembly))
     fed(engine, "50 01 00", "50 03 00")
     one, other = (the(engine, Kind.STREAM_IN, id) for id in (1, 3))
@@ -125,7 +125,7 @@ def test_openings_in_parts_share_the_top_level_window() -> None:
 
 @pytest.mark.requirement("R-22")
 def test_a_top_level_message_that_uses_up_the_loan_of_an_opening_does_not_stop_it() -> None:
-    """No peer of ours does so, but the document allows it."""
+    """This library never sends that, but the document allows it."""
     engine = by_hand(limits=Limits(message=100, reassembly=100))
     engine.give_credit(engine.top_stream, 10)
     fed(engine, "e0 64 50 09 0a" + "61" * 10)
@@ -170,7 +170,7 @@ def test_two_ends_with_payloads_above_the_credit_do_not_wait_for_each_other() ->
     grant(engine, "in-stream 3", 1)
     engine.end(sink, b"ours is long")
     assert written(engine) == "e00c 4203016f"
-    # The peer has ended it as well, in parts; its credit for that comes from us, though our end is queued.
+    # The peer has ended it as well, in parts; it gets credit for that although the local end is queued.
     assert fed(engine, "e0 03", "a2 03 01 61") == []
     assert written(engine) == "480302"
     assert fed(engine, "a2 03 02 62 63") == [("Ended", "out-sink 3", b"abc")]

@@ -1,4 +1,4 @@
-"""What one peer can cost: every limit that concerns an engine, reached and not passed."""
+"""Every limit that concerns an engine, reached and not passed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 KIB = 1024
 
-# Which test meets which field. Those of other floors: listeners and transports, sessions, the core's channel table.
+# The test of each field. Fields of other layers: listeners and transports, sessions, the core's channel table.
 MET_HERE = {
     "channels": "test_the_peer_cannot_have_more_channels_than_the_limit",
     "channel_memory": "test_more_openings_than_the_limit_end_the_session_and_name_the_knob",
@@ -104,7 +104,7 @@ def test_no_other_chunk_makes_a_channel(tag: str) -> None:
 @pytest.mark.requirement("R-02", "R-06")
 @pytest.mark.parametrize("chunk", ["52 {} 00 00", "92 {} 00 00", "12 {} 00 00"])
 def test_channels_that_ended_count_until_the_peer_could_know(chunk: str) -> None:
-    """Otherwise a peer that never reads could make us owe acknowledgements without end."""
+    """Otherwise a peer that never reads could make the engine queue acknowledgements without bound."""
     engine = by_hand(limits=Limits(channels=20))
     events = feed(engine, [bytes.fromhex(chunk.format("09"))] * 200)
     assert isinstance(events[-1], Failed)
@@ -180,7 +180,7 @@ def test_channels_share_what_the_connection_has() -> None:
     for id in range(1, 20):
         fed(engine, f"50 {id:02x} 00")
     windows = [entity.credit_in for entity in engine.entities(Kind.STREAM_IN).values()]
-    assert windows == [5000] + [10] * 18  # first grants stop at half, and the top level had one
+    assert windows == [5000] + [10] * 18  # first grants stop at half of the budget, and the top level had one
     assert sum(windows) + engine.top_stream.credit_in <= 20_000 + 19 * 10
 
 
@@ -245,7 +245,7 @@ def test_dribbling_is_over_at_the_limit() -> None:
     assert event.error.limit == "stall"
 
 
-# --- what waits to be sent
+# --- queues
 
 
 @pytest.mark.requirement("R-01", "R-07", "R-08")

@@ -1,4 +1,4 @@
-"""Silence, dribbling and clocks that jump: every deadline at its exact moment, in virtual time."""
+"""Silent peers, slow peers and clocks that jump: every deadline at its exact time, in virtual time."""
 
 from __future__ import annotations
 
@@ -122,11 +122,11 @@ def test_with_nobody_left_to_ask_about_there_is_no_ping() -> None:
     assert engine.next_deadline() == 140.0
 
 
-# --- the least speed of a message
+# --- least speed of a message
 
 
 def stalling(**limits: float) -> Engine:
-    """An engine with `stall` of 30 s and 1024 bytes, that has lent to stream 9 what its message needs."""
+    """Make an engine with `stall` of 30 s and 1024 bytes that has lent stream 9 what its message needs."""
     engine = Engine(Config(keepalive=None), limits=Limits(**limits))  # type: ignore[arg-type]  # numbers, as declared
     engine.handle_deadline(0.0)
     fed(engine, "50 09 00")
@@ -190,7 +190,7 @@ def test_the_beginning_of_a_chunk_is_a_message_that_is_unfinished(chunks: str) -
 
 @pytest.mark.requirement("R-29")
 def test_a_line_that_dies_inside_a_message_is_silence_and_no_broken_rule() -> None:
-    # It was: "broke a rule ... 0 bytes in 30.0 s while a message is unfinished", by the peer.
+    # This was reported as a violation by the peer: "0 bytes in 30.0 s while a message is unfinished".
     engine = stalling()
     fed(engine, "50 09 f9 10 00 61", now=10.0)
     engine.handle_deadline(40.0)
@@ -205,13 +205,13 @@ def test_who_waits_for_a_loan_is_not_blamed() -> None:
     engine = Engine(Config(keepalive=None), limits=limits)
     engine.handle_deadline(0.0)
     fed(engine, "50 01 00", "50 03 00")
-    # The first has got all that may be lent, is complete and waits to be consumed; the second has used its window.
+    # The first stream has all that may be lent, and its message waits to be consumed; the second has used its window.
     fed(engine, "e1 07 d0 50 01 0a" + "00" * 10, "e1 07 d0 50 03 0a" + "00" * 10)
     fed(engine, "50 01 f9 07 c6" + "00" * 1990, now=1.0)
     engine.handle_deadline(30.0)
     engine.handle_deadline(60.0)
     assert not engine.over
-    # Served at last, he has a whole span from the next look on.
+    # Once lent, the second stream has a whole interval from the next check on.
     engine.consumed(engine.entities(Kind.STREAM_IN)[1], 2000)
     engine.handle_deadline(90.0)
     assert not engine.over

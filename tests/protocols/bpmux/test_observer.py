@@ -1,4 +1,4 @@
-"""What an observer is told, and that it hears every chunk in both directions."""
+"""What an observer of an engine receives: every chunk in both directions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Diary:
-    """An observer that keeps everything."""
+    """An observer that records every call."""
 
     def __init__(self) -> None:
         self.frames: list[str] = []

@@ -1,4 +1,4 @@
-"""What must hold whatever happens: random lives of a connection, random bytes, random cuts."""
+"""Properties of connections under random commands, random bytes and random splits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STARVED = Limits(
 @pytest.mark.seeds(10, soak=2500)
 @pytest.mark.parametrize("limits", [TIGHT, ROOMY, POOR, STARVED], ids=["tight", "roomy", "poor", "starved"])
 def test_a_random_life_keeps_the_books_and_loses_nothing(seed: int, limits: Limits) -> None:
-    """Ten thousand calls in all: credit is conserved, order kept, nothing lost, and at the end nothing is left."""
+    """Run ten thousand calls: credit is conserved, order is kept, nothing is lost, and nothing is left at the end."""
     world = World(seed, limits)
     for _ in range(250):
         world.act()
@@ -73,7 +73,7 @@ def _survive(dice: random.Random, count: int) -> None:
 
 
 def _nearly_right(dice: random.Random) -> bytes:
-    """Chunks with random flags and small numbers: many are legal."""
+    """Generate chunks with random flags and small numbers; many are legal."""
     data = bytearray()
     for _ in range(dice.randrange(1, 8)):
         tag = dice.choice((0x10, 0x50, 0x90, 0xD0, 0x70, 0x60, 0x64, 0xA8, 0xE0, dice.randrange(256)))
@@ -92,7 +92,7 @@ def _nearly_right(dice: random.Random) -> bytes:
 
 
 def streams() -> Engine:
-    """Two streams of the peer and one of ours with little credit, and small messages only."""
+    """Make an engine with two streams of the peer and a local one, little credit and small messages only."""
     engine = by_hand(limits=Limits(message=50, reassembly=50))
     engine.give_credit(engine.top_stream, 200)
     fed(engine, "50 01 00", "50 f9 01 00 00")
@@ -114,7 +114,7 @@ RUNS = st.lists(st.one_of(st.tuples(CHANNELS, PAYLOADS).map(b"".join), OTHERS), 
 @pytest.mark.clause("bpmux-G13")
 @given(RUNS)
 def test_the_short_way_for_payloads_gives_what_the_long_way_gives(data: bytes) -> None:
-    """Fed byte by byte every chunk takes the long way."""
+    """Fed byte by byte, every chunk takes the general path."""
     whole, bytewise = streams(), streams()
     events = [told(event) for event in feed(whole, [data])]
     assert events == [told(event) for event in feed(bytewise, [data[i : i + 1] for i in range(len(data))])]

@@ -1,4 +1,4 @@
-"""What waits to be sent: admission, the order of openings and ends, giving up and refusing."""
+"""The queues of an engine: admission, the order of openings and ends, aborts and refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.protocols.bpmux._helpers import (
 
 
 def with_sink(credit: int = 0, *, limits: Limits | None = None) -> tuple[Engine, Entity]:
-    """An engine whose sink 3 is announced and has this much credit."""
+    """Make an engine whose sink 3 is announced and has so much credit."""
     engine = by_hand(limits=limits)
     sink = engine.open_sink(id=3)
     written(engine)
@@ -53,7 +53,7 @@ def test_many_answers_are_one() -> None:
     assert engine.send_many(the(engine, Kind.REQUEST_IN, 3), [b"", b""]) == 1
 
 
-# --- waiting for room
+# --- waiting for credit
 
 
 def test_who_watches_is_told_once_when_there_is_room() -> None:
@@ -139,7 +139,7 @@ def test_who_stops_the_top_level_forgets_openings_that_will_not_be_completed() -
     assert seen(pair, 0) == [("Ended", "top-level in-sink", b""), ("Declined", "out-sink 1", "out-stream 1")]
 
 
-# --- giving up
+# --- aborts
 
 
 def test_giving_up_drops_what_was_not_begun_and_says_that_something_is_missing() -> None:
@@ -240,7 +240,7 @@ def test_giving_up_the_top_level_takes_back_openings_of_which_nothing_went_out()
     assert begun.announced
 
 
-# --- refusing
+# --- refusals
 
 
 def test_a_refusal_ends_both_halves() -> None:

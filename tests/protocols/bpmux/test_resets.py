@@ -1,4 +1,4 @@
-"""What counts as breaking off? Leaving in order never does, however often; stopping an answer does."""
+"""What counts as a reset: closing in order never does, stopping a response does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUIET = Config(keepalive=None)
 
 
 class Pair:
-    """A client's engine and a server's, and all bytes delivered after each step."""
+    """The engines of a client and a server; all bytes are delivered after each step."""
 
     def __init__(self) -> None:
         self.client = Engine(QUIET)

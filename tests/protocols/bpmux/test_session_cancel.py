@@ -1,4 +1,4 @@
-"""Is a session as good as new after a cancellation at any moment?"""
+"""A session works like a new one after a cancellation at any moment."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     Operation = Callable[[], Awaitable[object]]
     Arrange = Callable[[Pair, AsyncExitStack], Awaitable[Operation]]
 
-LARGE = bytes(5000)  # beyond the window: it needs the peer to read
+LARGE = bytes(5000)  # above the window, so the peer must read
 
 
 async def read_on(channel: bpmux.Duplex | bpmux.Session) -> None:
-    """Read whatever comes, for as long as the test lasts."""
+    """Read all messages until the test ends."""
     with suppress(trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
         while True:
             await channel.receive()
 
 
 class Arrangements:
-    """How to get to the operation that is cancelled; what the peer does runs in the scenario's nursery."""
+    """Prepares the operation that is cancelled; the peer's part runs in the scenario's nursery."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
@@ -207,7 +207,7 @@ async def test_a_cancellation_at_any_step_leaves_the_session_sound(name: str, au
 
 
 async def _drained(pair: Pair, nursery: trio.Nursery) -> None:
-    """What was opened by the operation may lie in the backlog before the canary."""
+    """Accept channels that the operation has opened before the canary's."""
     for session in (pair.one, pair.other):
         nursery.start_soon(echo_each, session)
     for session in (pair.one, pair.other):

@@ -1,4 +1,4 @@
-"""May any call be cancelled at any of its steps? Nothing is torn, nothing lost, and the connection goes on."""
+"""Cancel every call at each of its steps: no frame is cut, nothing is lost, and the connection works."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 CLASSES = (Session, Sink, Source, Duplex, Request, IncomingRequest, Opening, Backlog, ByteStream, muxkit.Served)
 FUNCTIONS = {"bpmux.session", "muxkit.connect"}
 FOR_THE_SESSION = {"Sink.wait_turn"}  # public for the session that owns the half, not for applications
-GIVES = ("AbstractAsyncContextManager", "AsyncIterator", "Coroutine")  # what is awaited a moment later
+GIVES = ("AbstractAsyncContextManager", "AsyncIterator", "Coroutine")  # awaited a moment later
 ENTERED = {"__aenter__", "__aexit__", "__anext__"}
 
-# --- pings: an answer that nobody waits for any more is nobody else's
+# --- pings: the pong of a cancelled ping belongs to no other ping
 
 
 @sweeps("Session.ping", "Sink.ping", "Source.ping", "Duplex.ping", "Request.ping", "IncomingRequest.ping")
@@ -76,7 +76,7 @@ async def pings_of_every_kind(pair: Pair) -> Steps:
         await there.aclose()
 
 
-# --- opening, and taking what the peer opens
+# --- opening and accepting
 
 
 @sweeps(
@@ -100,7 +100,7 @@ async def openings(pair: Pair) -> Steps:
         nursery.start_soon(close_what_comes, pair.other)
         yield open_each
         await at_rest()
-        assert pair.one.connection.engine.channels == pair.other.connection.engine.channels == 1  # the spare one
+        assert pair.one.connection.engine.channels == pair.other.connection.engine.channels == 1  # the spare channel
         nursery.cancel_scope.cancel()
 
 
@@ -171,7 +171,7 @@ async def taking_what_the_peer_opens(pair: Pair) -> Steps:
                 await anext(line)
 
 
-# --- what makes its own sessions
+# --- stories that make their own sessions
 
 
 @sweeps_alone("Sink.send")
@@ -199,7 +199,7 @@ async def a_send_that_others_wait_behind() -> Steps:
             nursery.start_soon(clear)
             yield large
             await at_rest()
-            assert small.done  # at once: there was room for it, and nobody in front any more
+            assert small.done  # at once: there was room for it, and no task in line before it
             await trio.sleep(2 * LATER)
             await sink.finish()
         assert got[-1] == b"small"
@@ -318,7 +318,7 @@ def test_the_sweep_covers_every_public_coroutine() -> None:
 
 def _is_awaited(owner: type, name: str) -> bool:
     member = inspect.getattr_static(owner, name)
-    # What Trio adds, such as `async with` around a half, only calls what is swept.
+    # What Trio adds, such as `async with` around a half, only calls coroutines that are swept.
     if not inspect.isfunction(member) or not member.__module__.startswith("muxkit"):
         return False
     if name.startswith("_") and name not in ENTERED:

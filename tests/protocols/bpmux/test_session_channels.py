@@ -1,4 +1,4 @@
-"""Can a program do with a session everything that bpmux offers?"""
+"""Every feature of bpmux as a program uses it on a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does every call let the others run, as often as it promises, also when it fails?"""
+"""Every call yields as often as it promises, also when it fails."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.requirement("R-34")
 
 
 class Steps(trio.abc.Instrument):
-    """Counts the steps that the task which made it has taken since."""
+    """Counts the steps of the task that made it."""
 
     def __init__(self) -> None:
         self._task = trio.lowlevel.current_task()
@@ -44,7 +44,7 @@ class Steps(trio.abc.Instrument):
 
 
 async def calls_that_yield(pair: Pair, here: Duplex, there: Duplex) -> AsyncIterator[tuple[str, Call]]:
-    """Each call in a state in which it succeeds without waiting longer than it must."""
+    """Calls in states in which they succeed without waiting longer than necessary."""
     ours, theirs = here.as_stream(), there.as_stream()
     yield "session.ping", pair.one.ping
     yield "duplex.ping", here.ping
@@ -105,7 +105,7 @@ async def test_these_calls_yield_every_time() -> None:
                 raise AssertionError(f"{name} is no checkpoint") from error
 
 
-# --- calls that fail: a loop around them must neither keep everybody waiting nor be deaf to a cancellation
+# --- calls that fail: a loop around them must let other tasks run and notice a cancellation
 
 
 ON_A_DUPLEX: dict[str, Callable[[Duplex], Awaitable[object]]] = {
@@ -152,7 +152,7 @@ async def test_calls_on_a_closed_duplex_yield(name: str, check: Callable[[Call],
     async with sessions() as pair, pair.one.open() as here:
         await here.aclose()
         await at_rest()
-        if name != "receive_some":  # which gives an end to whoever closed the writing side
+        if name != "receive_some":  # which makes a closed writing side read an end
             await check(partial(ON_A_DUPLEX[name], here))
 
 

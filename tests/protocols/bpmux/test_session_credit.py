@@ -1,4 +1,4 @@
-"""Who may send how much, and who opens channels? Windows, grants by hand, messages in parts, and waiting in line."""
+"""Credit in sessions: windows, grants by hand, messages in parts, and senders and openers in line."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_openings_with_payloads_stand_in_line_with_top_level_messages() ->
 
 async def test_an_opening_does_not_take_what_a_woken_sender_was_promised() -> None:
     class Watcher:
-        """Lets the opening go in the very turn in which the grant arrives."""
+        """Cancels the opening in the turn in which the grant arrives."""
 
         granted = trio.Event()
 

@@ -1,4 +1,4 @@
-"""What if both sides act at the same moment? Every pair of actions ends, and both sides know the same afterwards."""
+"""Both sides act at the same moment: every pair of actions ends, and both sides agree afterwards."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
     from muxkit.protocols.bpmux import Duplex, IncomingRequest, Request, Session
 
-PATIENCE = 60.0  # s of virtual time; nothing here takes any, unless it hangs
+PATIENCE = 60.0  # s of virtual time; only a call that hangs takes any
 
-# What an action may meet when the other side was a moment ahead. That the link is lost is none of it.
+# Errors of an action when the other side acted first. A lost link is none of them.
 CROSSED = (ChannelStopped, ChannelCancelled, trio.ClosedResourceError, trio.EndOfChannel)
 
 
 @attrs.define
 class Side:
-    """What one of the two holds when the race begins."""
+    """The channels and requests of one side when the race begins."""
 
     session: Session
     channel: Duplex
@@ -100,7 +100,7 @@ ACTIONS: dict[str, Callable[[Side], Awaitable[None]]] = {
 
 
 class Race:
-    """Two sides with a channel between them and a question each way, and what they do at the same moment."""
+    """Two sides with a channel between them and a request each way, which act at the same moment."""
 
     def __init__(self) -> None:
         self._sessions: list[Session] = []
@@ -146,7 +146,7 @@ class Race:
             await action(side)
 
     def _check_halves(self) -> None:
-        """What one side has sent its last word on, the other does not wait for."""
+        """A channel that one side has ended is not waited for by the other."""
         for here, there in (self.sides, self.sides[::-1]):
             sink, source = here.channel.sink, there.channel.source
             if sink.state is Sending.OPEN:

@@ -1,4 +1,4 @@
-"""Does an error come out as it was raised, and an interrupt as an interrupt?"""
+"""Errors and interrupts leave a session as they were raised."""
 
 from __future__ import annotations
 

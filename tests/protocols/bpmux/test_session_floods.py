@@ -1,4 +1,4 @@
-"""What if one sends more than the other takes, or only what costs nothing? Memory, turns and neighbours are counted."""
+"""A peer sends more than this side takes, or frames that cost no credit: memory, turns and neighbours are measured."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ONE_BYTE = encode_chunk(Chunk(Type.OUT_SINK, 1, payload=b"x"))
 
 @asynccontextmanager
 async def against_a_flood(*, capacity: int = 16 * KIB) -> AsyncIterator[tuple[Session, Flood]]:
-    """A session whose peer says what the test makes it say, and listens; `capacity` is what the link holds."""
+    """Run a session whose peer writes bytes of the test's choice and reads; `capacity` is what the link holds."""
     here, there = memory.pair(capacity=capacity)
 
     async def listen() -> None:
@@ -55,7 +55,7 @@ async def against_a_flood(*, capacity: int = 16 * KIB) -> AsyncIterator[tuple[Se
 
 @asynccontextmanager
 async def traced() -> AsyncIterator[list[int]]:
-    """Bytes that are held at the end of the block, and did not exist at its beginning; then the peak."""
+    """Measure the bytes that the block allocates and still holds at its end, and the peak."""
     found: list[int] = []
     gc.collect()
     tracemalloc.start()
@@ -67,7 +67,7 @@ async def traced() -> AsyncIterator[list[int]]:
         tracemalloc.stop()
 
 
-# --- messages that nobody takes
+# --- messages that the application does not take
 
 
 @pytest.mark.requirement("R-05")
@@ -129,11 +129,11 @@ async def test_a_session_at_rest_does_not_hold_what_it_read_last() -> None:
         assert held[0] <= 64 * KIB
 
 
-# --- sending to somebody who does not take it
+# --- sending to a peer that does not read
 
 
 PIECE = 10_000  # bytes
-WRITE = 256 * KIB  # what a pump takes out of an engine at once
+WRITE = 256 * KIB  # that a pump takes from an engine at once
 
 
 async def push_bulk(session: Session, accepted: list[int]) -> None:
@@ -148,10 +148,10 @@ async def test_sending_into_a_link_that_stands_still_stops_at_the_outbox() -> No
     limits = Limits(outbox=256 * KIB)
     here, there = weather_pair(1)
     async with rough_sessions((here, there), limits=limits) as pair:
-        for _ in range(20):  # so that there is far more credit than room
+        for _ in range(20):  # far more credit than the outbox holds
             await pair.one.open_sink().__aenter__()
         await at_rest()
-        sinks = [sink for sink in pair.one.connection.senders.values() if not sink.entity.is_top]
+        sinks = [sink for sink in pair.one._all_sinks() if not sink.entity.is_top]
         assert sum(sink.entity.credit_out for sink in sinks) > 4 * limits.outbox
         here.clog()
         accepted = 0
@@ -169,7 +169,7 @@ async def test_sending_into_a_link_that_stands_still_stops_at_the_outbox() -> No
                 await at_rest()
         assert pair.one.stats().queued <= 2 * limits.outbox
         assert accepted <= 2 * limits.outbox + 64 * KIB  # what the link itself holds
-        # What is joined for one write is there twice for a moment; the rest is 20 lines of waiting senders.
+        # Buffers joined for one write exist twice for a moment; the rest is 20 waiting senders with their queues.
         assert held[1] <= 2 * limits.outbox + WRITE + 160 * KIB
 
 
@@ -203,12 +203,12 @@ FLOODS = {
     "messages of a byte": OPENING + ONE_BYTE * 50_000,
     "parts of a byte": OPENING + encode_partial(50_000) + ONE_BYTE * 50_000,
 }
-TURN_BYTES = 64 * KIB  # that a reader takes in at most before it gives way
+TURN_BYTES = 64 * KIB  # that a reader takes at most before other tasks run
 TURN_FRAMES = 4096  # the same, once it has seen that they are small
 
 
 class Turns(trio.abc.Instrument):
-    """How many bytes a session took in, in each step of any task."""
+    """Records how many bytes a session takes in each step of any task."""
 
     def __init__(self, session: Session) -> None:
         self._engine = session.connection.engine
@@ -274,9 +274,9 @@ KERNEL = 128 * KIB  # bytes that the link holds
 
 
 async def ping_pong(session: Session, trips: list[float], until: float, pace: float = 0.0) -> None:
-    """One small message there and back at a time, the next one not before its turn."""
+    """Echo one small message at a time, each at its time."""
     async with session.open() as channel:
-        await channel.send(b"")  # so that the first trip does not wait for the first credit
+        await channel.send(b"")  # the first trip does not wait for the first credit
         await channel.receive()
         turn = trio.current_time()
         while turn < until:
@@ -312,13 +312,13 @@ async def test_a_small_channel_beside_a_bulk_one_keeps_its_round_trip(autojump_c
         before = pair.other.stats().bytes_received
         await ping_pong(pair.one, beside, trio.current_time() + 2)
         bulk = pair.other.stats().bytes_received - before
-        assert bulk > BANDWIDTH  # half of what the link can take: it is one
-        # What the link itself holds is ahead of every message, whoever sends it.
+        assert bulk > BANDWIDTH  # half of what the link carries
+        # What the link itself holds is ahead of every message of every channel.
         assert percentile(beside, 0.99) <= KERNEL / BANDWIDTH + 4 * (percentile(alone, 0.99) + QUANTUM / BANDWIDTH)
 
 
 async def rates(pair_of: tuple[trio.abc.Stream, trio.abc.Stream], *, seconds: float, beside: str) -> int:
-    """Round trips of 99 channels that send ten a second each."""
+    """Measure round trips on 99 channels that send ten messages a second each."""
     trips: list[float] = []
     async with rough_sessions(pair_of) as pair, background() as nursery:
         if beside == "unread":

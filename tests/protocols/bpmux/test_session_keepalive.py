@@ -1,4 +1,4 @@
-"""Is a peer that is gone noticed, exactly when it should be, and is nobody pinged without need? On virtual time."""
+"""Keepalive: a silent peer is detected at the exact time, and no ping is sent without need; virtual time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LATENCY = 0.05
 
 
 class Pings:
-    """An observer that notes when pings left, and which timers fired."""
+    """An observer that records when pings were written and which timers fired."""
 
     def __init__(self) -> None:
         self.sent: list[float] = []
@@ -58,7 +58,7 @@ async def over_weather(
         yield pair, here
 
 
-# --- a peer that is gone without a word
+# --- silent peers
 
 
 @pytest.mark.requirement("R-46")
@@ -143,13 +143,13 @@ async def test_a_link_that_is_slow_for_less_than_the_timeout_is_kept(autojump_cl
 @pytest.mark.requirement("R-46")
 async def test_an_idle_link_is_pinged_once_an_interval(autojump_clock: MockClock) -> None:
     pings = Pings()
-    # One side alone: each would otherwise hear the other's pings, and keep quiet.
+    # Only one side has a keepalive: otherwise each side's pings would count as traffic for the other.
     here, there = weather_pair(1, latency=LATENCY)
     quiet = Config(keepalive=None)
     async with bpmux.session(here, observer=pings) as _one, bpmux.session(there, config=quiet) as _other:
         began = trio.current_time()
         await trio.sleep(10 * (INTERVAL + 2 * LATENCY) + LATENCY)
-        turn = INTERVAL + 2 * LATENCY  # the answer comes, and the silence begins again
+        turn = INTERVAL + 2 * LATENCY  # the pong arrives, and the silence begins again
         assert pings.sent == pytest.approx([began + LATENCY + INTERVAL + turn * number for number in range(10)])
 
 

@@ -1,4 +1,4 @@
-"""Is nothing left of what is over: tasks, entities, descriptors, memory?"""
+"""Nothing is left of ended channels and sessions: no tasks, entities, descriptors or memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.requirement("R-43")
 
 
 def tasks() -> int:
-    """Live tasks of this run."""
+    """Count the live tasks of this run."""
     root = trio.lowlevel.current_root_task()
     assert root is not None
     todo, count = [root], 0
@@ -78,12 +78,12 @@ CYCLES = [duplex_cycle, abort_cycle, cancelled_cycle, ping_cycle, request_cycle]
 
 
 async def check_cycles(cycle: Callable[[Pair], Awaitable[None]], count: int) -> None:
-    # Every cycle cancels channels; here that is no attack.
+    # Every cycle cancels channels, more than the limit on resets allows.
     limits = Limits(resets_burst=1_000_000)
     async with sessions(limits=limits) as pair, trio.open_nursery() as nursery:
         nursery.start_soon(answer_each, pair.other)
         await at_rest()
-        gc.collect()  # what earlier tests have left is not ours
+        gc.collect()  # earlier tests may have left objects
         before = tasks(), descriptors()
         for number in range(count):
             if number == count // 2:
@@ -100,8 +100,7 @@ async def check_cycles(cycle: Callable[[Pair], Awaitable[None]], count: int) -> 
         for session in (pair.one, pair.other):
             connection = session.connection
             assert session.stats().channels == 0
-            assert len(connection.senders) == len(connection.receivers) == 1  # the top level
-            assert not connection.requests
+            assert session._halves() == [session.top, session.messages]
             assert not connection._pings
             assert connection.engine.outbox == 0
         nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""Does a session end in good order, in time, and with nothing accepted that is lost?"""
+"""Sessions end in order and in time, and nothing that was accepted is lost."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_leaving_delivers_everything_and_hangs_up(autojump_clock: MockCloc
 async def test_both_may_leave_at_once(autojump_clock: MockClock) -> None:
     async def use(link: trio.abc.Stream) -> None:
         async with bpmux.session(link) as session, session.open() as channel:
-            with suppress(ChannelStopped):  # the other may have left before our first credit came
+            with suppress(ChannelStopped):  # the other may have left before the first credit arrived
                 await channel.send(b"x")
 
     start = trio.current_time()
@@ -94,7 +94,7 @@ async def test_leaving_with_openings_that_were_heard_is_no_error_when_the_link_b
         cut(pair)
         unheard = None
         try:
-            await pair.one.connection.leave(1)
+            await pair.one._leave(1)
         except LinkLost as error:
             unheard = error
         assert unheard is None
@@ -117,7 +117,7 @@ async def test_a_channel_that_was_given_up_does_not_hold_up_the_leave(autojump_c
         async with pair.one.open_sink() as sink:
             await next_source(pair.other)
             await at_rest()
-            await sink.send(bytes(sink.entity.credit_out))  # no credit left to say why
+            await sink.send(bytes(sink.entity.credit_out))  # no credit is left for an end payload
             sink.abort()
         start = trio.current_time()
     assert trio.current_time() - start < 1
@@ -161,7 +161,7 @@ async def ping_without_end(link: trio.abc.Stream) -> None:
 async def test_leaving_takes_no_longer_than_the_linger_whatever_the_peer_does(
     behave: Callable[[trio.abc.Stream], Awaitable[None]], leave_by: str, autojump_clock: MockClock
 ) -> None:
-    here, there = weather_pair(1, latency=0.01, bandwidth=100_000)  # so that a flood takes virtual time
+    here, there = weather_pair(1, latency=0.01, bandwidth=100_000)  # a flood takes virtual time
 
     async def use() -> None:
         async with bpmux.session(here, linger=2) as session, session.open() as channel:
@@ -199,7 +199,7 @@ async def test_nothing_is_written_after_the_goodbye_even_if_the_peer_opens_chann
     async with trio.open_nursery() as nursery:
 
         async def talk_on() -> None:
-            # A peer that answers our goodbye as it should, and goes on to open channels in the same breath.
+            # A peer that confirms every end, and opens channels in the same bytes.
             await there.receive_some()
             await there.send_all(bytes.fromhex("620000a20000a1006100") + bytes((0b01010000, 5, 0)) * 10)
             with suppress(trio.BrokenResourceError):
@@ -268,7 +268,7 @@ async def test_what_had_come_before_the_shutdown_is_still_handled(autojump_clock
 
 
 async def test_shutdown_refuses_thousands_of_openings_that_were_under_way(autojump_clock: MockClock) -> None:
-    """They crossed the news of the shutdown, so they are not counted as an attack."""
+    """Openings that crossed the end of the top level do not count as refused."""
     limits = Limits(resets_burst=10, resets_per_second=1)
     here, there = weather_pair(1, latency=0.5)
     async with sessions((here, there), limits=limits) as pair:

@@ -1,4 +1,4 @@
-"""What does everybody hear when the link breaks, wherever it breaks?"""
+"""The error that each waiting task receives when the link breaks, at any point."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Waiters:
-    """Tasks that wait, and the error that each got."""
+    """Tasks that wait, and the error that each received."""
 
     def __init__(self, nursery: trio.Nursery, pair: Pair) -> None:
         self.nursery = nursery
@@ -70,7 +70,7 @@ async def push(channel: bpmux.Duplex | bpmux.Sink | bpmux.Session) -> None:
 
 @asynccontextmanager
 async def one_of_each(links: tuple[trio.abc.Stream, trio.abc.Stream] | None = None) -> AsyncIterator[Waiters]:
-    """Somebody waits in every public coroutine that can wait; the block breaks the link of `pair.one`."""
+    """Run a task in every public coroutine that can wait; the block breaks the link of `pair.one`."""
     limits = Limits(channels=7, channel_bytes=1000, channel_floor=100)
     config = bpmux.Config(pongs=False, keepalive=None)
     async with rough_sessions(links, limits=limits, config=config) as pair, AsyncExitStack() as stack:
@@ -136,7 +136,7 @@ async def test_a_loss_says_how_much_was_not_sent(autojump_clock: MockClock) -> N
     async with rough_sessions((here, there)) as pair, pair.one.open_sink() as sink:
         await at_rest()
         here.clog()
-        await sink.send(bytes(100_000))  # the window covers a part of it, the link takes 10,000 bytes of that
+        await sink.send(bytes(100_000))  # the window covers a part of it, of which the link takes 10,000 bytes
         await at_rest()
         here.reset()
         await at_rest()
@@ -198,7 +198,7 @@ async def test_waiters_in_other_tasks_wake_when_the_session_is_left() -> None:
         nursery.start_soon(wait, "incoming", partial(all_of, one.incoming()))
         nursery.start_soon(wait, "receive at the top", one.receive)
         await at_rest()
-        stack.pop_all()  # nobody closes the duplex but the session itself
+        stack.pop_all()  # only the session closes the duplex
     assert isinstance(errors["receive"], trio.ClosedResourceError)
     assert isinstance(errors["response"], trio.ClosedResourceError)
     assert isinstance(errors["receive at the top"], trio.ClosedResourceError | trio.EndOfChannel)
@@ -206,7 +206,7 @@ async def test_waiters_in_other_tasks_wake_when_the_session_is_left() -> None:
 
 
 class Failing(trio.abc.HalfCloseableStream):
-    """A stream whose `k`-th call breaks, and each one after it."""
+    """A stream whose `k`-th call fails, and each call after it."""
 
     def __init__(self, inner: trio.abc.HalfCloseableStream, k: int) -> None:
         self.inner = inner
@@ -276,7 +276,7 @@ SMALL = Limits(channel_bytes=100, channel_floor=100)
 
 
 async def _transcript() -> tuple[int, list[bytes]]:
-    """How many bytes the whole session takes, and the messages that it carries."""
+    """Return the number of bytes of a whole session, and the messages that it carries."""
     messages = [b"short", b"", bytes(range(80)), b"p" * 250, b"last"]
     here, there = weather_pair(1)
     async with sessions((here, there), limits=SMALL) as pair, pair.one.open_sink(b"opening") as sink:
@@ -325,7 +325,7 @@ async def test_a_loss_at_any_byte_delivers_no_short_message(how: str, autojump_c
         assert got == messages[: len(got)]
         assert end != "EndOfChannel" or got == messages
     assert ends["LinkLost"] > total * 0.9
-    assert ends.get("EndOfChannel", 0) < 40  # the goodbye behind the last message
+    assert ends.get("EndOfChannel", 0) < 40  # the ends behind the last message
 
 
 @pytest.mark.requirement("R-40")

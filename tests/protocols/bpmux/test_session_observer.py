@@ -1,4 +1,4 @@
-"""What can be watched on a session, and does it cost nothing when nobody watches?"""
+"""What an observer sees of a session, and that a session without one pays nothing for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.define
 class Watcher:
-    """Remembers everything."""
+    """An observer that records every call."""
 
     frames: list[tuple[str, str, str, int]] = attrs.Factory(list)
     credits: list[tuple[str, str, int]] = attrs.Factory(list)

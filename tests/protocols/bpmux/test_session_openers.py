@@ -1,4 +1,4 @@
-"""Does who waits for room under the limit on channels get it in his turn, and hear when there will be none?"""
+"""Openers that wait under the limit on channels: they open in order, or fail when nothing can be opened any more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAITING = 60
 
 
 class Steps(trio.abc.Instrument):
-    """How often was each task stepped?"""
+    """Counts the steps of each task."""
 
     def __init__(self) -> None:
         self.of: Counter[str] = Counter()
@@ -32,7 +32,7 @@ class Steps(trio.abc.Instrument):
 
 @asynccontextmanager
 async def full(pair: Pair, *, places: int = 2) -> AsyncIterator[trio.Event]:
-    """All places are taken, until the event is set or the block is left."""
+    """Keep all channels under the limit open, until the event is set or the block is left."""
     leave = trio.Event()
 
     async def hold() -> None:
@@ -87,7 +87,7 @@ async def test_who_waits_for_credit_at_the_top_level_does_not_keep_those_behind_
     async with rough_sessions(limits=attrs.evolve(TINY, channels=2)) as pair, full(pair) as leave:
         with trio.move_on_after(0):
             while True:
-                await pair.one.send(bytes(100))  # nobody receives them, so there is no credit left
+                await pair.one.send(bytes(100))  # they are not received, so no credit is left
         async with trio.open_nursery() as nursery:
             for task in (open_with_payload, open_without):
                 nursery.start_soon(task)
@@ -143,9 +143,9 @@ async def test_all_who_wait_hear_that_nothing_can_be_opened_any_more(how: str, e
             if how == "cut":
                 cut(pair)
             elif how == "peer leaves":
-                nursery.start_soon(pair.other.connection.leave, 5.0)
+                nursery.start_soon(pair.other._leave, 5.0)
             else:
                 pair.one.top.close()
-                await visit()  # who comes now hears it, too
+                await visit()  # a later opener fails, too
                 heard -= 1
     assert heard == WAITING

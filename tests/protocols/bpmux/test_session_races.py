@@ -1,4 +1,4 @@
-"""What if both ends do something to the same channel at once? All pairs of actions, in all orders of arrival."""
+"""Two ends act on the same channel at once: all pairs of actions, in all orders of arrival."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def try_to(action: Action, channel: bpmux.Duplex) -> None:
 
 
 async def check_agreement(pair: Pair) -> None:
-    """Both know of the same channels, and the connection is sound."""
+    """Check that both ends know the same channels and that new channels work."""
     await trio.sleep(2)
     await at_rest()
     assert pair.one.stats().channels == pair.other.stats().channels
@@ -162,7 +162,7 @@ async def test_an_answer_and_a_cancellation_may_cross(end: str, gap: float, auto
             with trio.move_on_after(gap), suppress(*OVER):
                 await pair.one.request(b"")
             await trio.sleep(1)
-            nursery.cancel_scope.cancel()  # one that was cancelled before it left never comes
+            nursery.cancel_scope.cancel()  # one that was cancelled before it was written never arrives
         assert pair.one.stats().channels == pair.other.stats().channels == 0
         await canary(pair)
 

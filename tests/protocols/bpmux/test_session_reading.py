@@ -1,4 +1,4 @@
-"""What if a receiver that reads for all is cancelled, closed or cut off, at whatever moment?"""
+"""A receiver that reads for the whole session is cancelled, closed or cut off at any moment."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 OVER = (trio.ClosedResourceError, trio.EndOfChannel, muxkit.ChannelCancelled, LinkLost)
 NEVER = 1e9
-PATIENCE = 30.0  # s of real time: nothing that these tests wait for takes long
+PATIENCE = 30.0  # s of real time, far more than these tests take
 
 
 async def echo(channel: muxkit.Channel) -> None:
-    """A number is answered with so many messages, anything else with itself."""
+    """Answer a number with so many messages, and anything else with itself."""
     with suppress(*OVER, muxkit.ChannelStopped):
         async with channel:
             async for message in channel:
@@ -52,7 +52,7 @@ async def serve(session: bpmux.Session, nursery: trio.Nursery) -> None:
 
 
 class Canceller:
-    """Receives under scopes of every kind, which it cancels while others are at work."""
+    """Receive under cancel scopes of every kind, which are cancelled while other tasks run."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -69,7 +69,7 @@ class Canceller:
                 await trio.lowlevel.checkpoint()
 
     async def receive(self, channel: muxkit.Channel) -> list[bytes]:
-        """Perhaps something."""
+        """Receive with some likelihood of a cancellation."""
         how = self._dice.randrange(5)
         outer = trio.CancelScope(deadline=self._moment() if how == 1 else NEVER)
         inner = trio.CancelScope(deadline=self._moment() if how in (2, 3) else NEVER, shield=how == 3)
@@ -91,7 +91,7 @@ class Canceller:
 
 
 async def talk(session: bpmux.Session, canceller: Canceller, count: int) -> None:
-    """There and back, `count` times."""
+    """Send a message and receive its echo, `count` times."""
     async with session.open() as channel:
         for number in range(count):
             message = b"m%d" % number
@@ -103,14 +103,14 @@ async def talk(session: bpmux.Session, canceller: Canceller, count: int) -> None
 
 
 async def take(session: bpmux.Session, canceller: Canceller, count: int, takers: int) -> None:
-    """`count` messages, which several tasks share."""
+    """Receive `count` messages in several tasks."""
     got: list[list[int]] = [[] for _ in range(takers)]
     async with session.open() as channel:
         await channel.send(b"%d" % count)
 
         async def receive(mine: list[int]) -> None:
             while sum(map(len, got)) < count:
-                with trio.move_on_after(0.01):  # the last message may be another's
+                with trio.move_on_after(0.01):  # another task may have the last message
                     mine += map(int, await canceller.receive(channel))
 
         async with trio.open_nursery() as nursery:
@@ -160,7 +160,7 @@ def abort(pair: Pair, channel: bpmux.Duplex) -> None:
 
 
 def abort_all_of_the_peers(pair: Pair, channel: bpmux.Duplex) -> None:
-    pair.other.connection.abort_all()
+    pair.other._abort_all()
 
 
 def lose(pair: Pair, channel: bpmux.Duplex) -> None:
@@ -172,7 +172,7 @@ def lose_the_peer(pair: Pair, channel: bpmux.Duplex) -> None:
 
 
 def say_goodbye(pair: Pair, channel: bpmux.Duplex) -> None:
-    pair.one.connection.goodbye()
+    pair.one._close_all()
 
 
 ENDS = (close, abort, abort_all_of_the_peers, lose, lose_the_peer, say_goodbye)
@@ -223,7 +223,7 @@ async def test_a_guest_is_told_of_a_peer_that_fell_silent(autojump_clock: MockCl
 def test_a_guest_who_survives_an_interrupt_leaves_the_session_whole() -> None:
     @trio.lowlevel.enable_ki_protection
     async def interrupt_when_all_wait() -> None:
-        """This task cannot be interrupted, so it is the main task, our guest."""
+        """The main task is the receiver that reads for the session, because only the main task is interrupted."""
         await trio.testing.wait_all_tasks_blocked()
         signal.raise_signal(signal.SIGINT)
 

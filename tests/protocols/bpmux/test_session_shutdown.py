@@ -1,4 +1,4 @@
-"""Does a shutdown finish what lives, refuse what is new so that the peer knows, and lose nothing that was taken?"""
+"""A shutdown lets live channels finish, refuses new ones visibly, and loses nothing that was accepted."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.requirement("R-42")
 
-GRACE = 60.0  # s of virtual time, more than anything here needs
-UNKNOWN = encode_chunk(Chunk(Type.IN_REQUEST, 77, payload=b""))  # an answer to a question that nobody asked
+GRACE = 60.0  # s of virtual time, more than these tests need
+UNKNOWN = encode_chunk(Chunk(Type.IN_REQUEST, 77, payload=b""))  # a response to a request that does not exist
 
 
-# --- what lives
+# --- live channels
 
 
 async def test_live_channels_go_on_until_they_end(autojump_clock: MockClock) -> None:
@@ -135,7 +135,7 @@ async def test_a_peer_that_goes_away_meanwhile_ends_it(autojump_clock: MockClock
     assert trio.current_time() - began < GRACE
 
 
-# --- what is new
+# --- new channels
 
 
 async def test_a_peer_that_has_heard_of_it_cannot_open_any_more() -> None:
@@ -203,7 +203,7 @@ async def test_a_peer_that_breaks_a_rule_meanwhile_loses_the_link_and_nothing_el
         here, there = memory.pair()
         async with bpmux.session(here) as session:
             await session.shutdown(grace=0)
-            # What has to be refused, and in the same breath what ends the connection.
+            # Openings to refuse, and in the same bytes a violation.
             await there.send_all(encode_chunk(Chunk(Type.OUT_SINK, 1, payload=b"")) + UNKNOWN)
             with pytest.raises(LinkLost, match="there is no such request"):
                 await session.ping()
@@ -217,7 +217,7 @@ async def test_a_peer_that_breaks_a_rule_meanwhile_loses_the_link_and_nothing_el
 
 @attrs.define
 class Count:
-    """What became of the questions."""
+    """The outcomes of requests."""
 
     taken: set[bytes] = attrs.Factory(set)
     answered: set[bytes] = attrs.Factory(set)
@@ -225,7 +225,7 @@ class Count:
 
 
 async def ask_until_refused(session: Session | muxkit.Session, dice: random.Random, name: bytes, count: Count) -> None:
-    """Question after question, a few at a time, on channels of their own, until no more can be opened."""
+    """Send questions, a few at a time, each on its own channel, until no more can be opened."""
 
     async def ask(question: bytes) -> None:
         try:
@@ -328,7 +328,7 @@ async def test_a_server_waits_for_its_sessions_then_returns(autojump_clock: Mock
 async def test_a_server_gives_up_on_sessions_that_do_not_end(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         served = await nursery.start(muxkit.serve, echo_each, "bpmux+mem://shutdown")
-        with suppress(LinkLost):  # nobody confirms any more what this side said
+        with suppress(LinkLost):  # the peer confirms nothing any more
             async with muxkit.connect(served.url) as session, session.open() as channel:
                 await channel.send(b"1")
                 assert await channel.receive() == b"1"

@@ -1,4 +1,4 @@
-"""Is a duplex a byte stream that other code can stand on?"""
+"""A duplex as a byte stream, tested with Trio's own checks."""
 
 from __future__ import annotations
 

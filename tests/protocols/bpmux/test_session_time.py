@@ -1,4 +1,4 @@
-"""Does a session notice a peer that is gone, when it should and not before? On virtual time, so exact."""
+"""A session detects a silent peer at the exact time, and not before; virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row of the collected vectors, as its `expect` says."""
+"""Every row of the collected vectors gives what its `expect` says."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_number(row: Row) -> None:
 
 
 def check_bad_number(row: Row) -> None:
-    """One that is cut short waits for more, a longer form than needed is refused."""
+    """A number that is cut short needs more bytes, a longer form than needed is refused."""
     expected = NeedMore if row["meaning"] == "eof" else RemoteProtocolError
     with pytest.raises(expected):
         Cursor(bytes.fromhex(row["hex"])).varu64()
@@ -55,7 +55,7 @@ def check_violation(row: Row) -> None:
 
 
 def check_overruled(row: Row) -> None:
-    """What these rows call the top level is an entity that may not exist."""
+    """These rows address the top level, which may not exist."""
     violation(with_top_credit(), row["hex"])
 
 

@@ -1,4 +1,4 @@
-"""Every violation: one Failed that says which rule, where and how much; nothing goes out, nothing has changed."""
+"""Every violation: one Failed with the rule, the offset and the numbers; nothing is written, nothing has changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMITS = Limits(
 
 
 def rich(*, letter: bool = False) -> Engine:
-    """One of everything: ours with even ids, the peer's with odd ones, some of them in parts."""
+    """Make an engine with entities of every kind: local ones with even ids, the peer's with odd ones, some in parts."""
     engine = by_hand(limits=LIMITS, letter=letter)
     engine.give_credit(engine.top_stream, 20)
     feed(engine, [bytes.fromhex("a8 00 10")])
@@ -47,7 +47,7 @@ def rich(*, letter: bool = False) -> Engine:
 
 @attrs.frozen
 class Case:
-    """Chunks that are fine, one that is not, and what is said about it."""
+    """Legal chunks, an illegal one, and its error."""
 
     name: str
     before: str

@@ -1,4 +1,4 @@
-"""What does an application hold? Sinks to send on, sources to receive from, and duplexes that are both."""
+"""What applications hold of a session: sinks, sources, duplexes and requests."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ if TYPE_CHECKING:
 
     from muxkit.protocols.bpmux._session.connection import Connection
     from muxkit.protocols.bpmux.engine import Entity
-    from muxkit.runtime import Reading
+    from muxkit.runtime import ErrorMaker, Reading
 
 
 class Sink(SendHalf):
-    """Where messages to the peer go."""
+    """The sending half of a channel."""
 
     __slots__ = ("_connection", "entity")
 
     def __init__(self, connection: Connection, entity: Entity) -> None:
-        super().__init__(connection.room, connection.ring)
+        super().__init__(connection.budget, connection.request_write)
         self._connection = connection
         self.entity = entity
         entity.half = self
 
     async def ping(self) -> float:
-        """One round trip about this channel, in seconds."""
+        """Wait for one round trip about this channel; return its seconds."""
         if self.state is not Sending.OPEN:
             await trio.lowlevel.checkpoint_if_cancelled()
             await self._refuse()
         return await self._connection.ping(self.entity)
 
     def blame(self) -> None:
-        """For a channel that the peer opened: its handler failed, and a peer may make only so many of them fail."""
+        """Count a failure of the local handler of a channel that the peer opened; too many of these end the session."""
         self._connection.engine.blame(self.entity)
         self._connection.pump.dispatch_events()
 
     def give_credit(self, amount: int) -> None:
-        """Let the peer explain itself when it stops us: what it may put into its end payload, in bytes.
+        """Let the peer send an end payload of so many bytes when it stops this half.
 
-        Harmless once either side is done with the channel.
+        Harmless once either side has ended the channel.
         """
         if self.state is Sending.OPEN:
             self._connection.engine.give_credit(self.entity, amount)
             self._request_write()
 
     @property
-    def has_spoken(self) -> bool:
-        """Did we say anything on it that the peer should hear?"""
+    def needs_confirmation(self) -> bool:
+        """Whether this side has opened the channel or sent on it, so that leaving waits for the peer's confirmation."""
         outgoing, entity = self.entity.outgoing, self.entity
         return (outgoing is not None and outgoing.has_sent) or (
             not entity.is_top and (outgoing is not None or entity.kind in OURS)
@@ -80,15 +80,6 @@ class Sink(SendHalf):
         if size > allowed:
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={allowed})")
 
-    def _close(self, payload: bytes) -> None:
-        super()._close(payload)
-        if self.entity.is_top:
-            self._connection.on_gone()  # nobody can open anything any more, and who waits has to hear it
-
-    def may_go(self, size: int) -> bool:
-        """Would `wait_turn` return at once?"""
-        return self.may_send(size)
-
     def _finish(self, payload: bytes) -> None:
         self._connection.engine.end(self.entity, payload)
 
@@ -101,34 +92,34 @@ class Sink(SendHalf):
 
 
 class Source(ReceiveHalf):
-    """Where messages of the peer come from."""
+    """The receiving half of a channel."""
 
     __slots__ = ("_connection", "entity")
 
     def __init__(self, connection: Connection, entity: Entity) -> None:
-        super().__init__(connection.ring)
+        super().__init__(connection.request_write)
         self._connection = connection
         self.entity = entity
         entity.half = self
 
     async def ping(self) -> float:
-        """One round trip about this channel, in seconds."""
+        """Wait for one round trip about this channel; return its seconds."""
         if self.state is not Receiving.OPEN:
             await trio.lowlevel.checkpoint()
             raise self._error()
         return await self._connection.ping(self.entity)
 
     def give_credit(self, amount: int) -> None:
-        """Let the peer send so many bytes more, beside what is granted automatically.
+        """Grant the peer so many bytes beside the automatic grants.
 
-        Harmless once either side is done with the channel.
+        Harmless once either side has ended the channel.
         """
         if self.state is Receiving.OPEN:
             self._connection.engine.give_credit(self.entity, amount)
             self._request_write()
 
     def abort(self) -> None:
-        """The same as `close`: to a reader, giving up and wanting no more are one thing."""
+        """The same as `close`."""
         self.close()
 
     def _consumed(self, size: int) -> bool:
@@ -145,7 +136,7 @@ class Source(ReceiveHalf):
 
 
 class Duplex(Channel):
-    """A sink and a source with one id: the common two-way channel."""
+    """A two-way channel: a sink and a source with one id."""
 
     __slots__ = ("opening", "sink", "source")
 
@@ -154,7 +145,7 @@ class Duplex(Channel):
         self.source = source
         self.opening = opening
 
-    # These give the half's own coroutine instead of waiting for it in one of theirs: they are called for each message.
+    # These return the half's own coroutine, because one more coroutine for each message takes time.
 
     def send(self, message: bytes) -> Coroutine[object, object, None]:
         return self.sink.send(message)
@@ -172,7 +163,7 @@ class Duplex(Channel):
         await self.sink.finish(payload)
 
     async def aclose(self) -> None:
-        self.sink.close()  # first: a peer counts the other order as breaking off
+        self.sink.close()  # first: the peer counts the other order as a cancellation
         await self.source.aclose()
 
     def abort(self) -> None:
@@ -181,19 +172,148 @@ class Duplex(Channel):
         self.sink.blame()
 
     async def ping(self) -> float:
-        """One round trip about this channel, in seconds."""
+        """Wait for one round trip about this channel; return its seconds."""
         return await (self.sink if self.sink.state is Sending.OPEN else self.source).ping()
 
     def as_stream(self) -> ByteStream:
-        """The same channel as a `trio.abc.HalfCloseableStream`; use one face or the other."""
+        """Return the channel as a `trio.abc.HalfCloseableStream`; use either that or the methods of the channel."""
         return ByteStream(self.sink, self.source)
 
     def __repr__(self) -> str:
         return f"<bpmux.Duplex {self.sink!r} {self.source!r}>"
 
 
+class Request:
+    """A request of this side, which the peer answers with one response."""
+
+    __slots__ = ("_connection", "_error", "_over", "_response", "entity")
+
+    def __init__(self, connection: Connection, entity: Entity) -> None:
+        self._connection = connection
+        self._over = trio.Event()
+        self._response: bytes | None = None
+        self._error: ErrorMaker | None = None
+        self.entity = entity
+        entity.half = self
+
+    async def response(self) -> bytes:
+        """Wait for the response; every call returns the same one.
+
+        Raises `ChannelStopped` when the peer declined, `LinkLost` when the connection is gone,
+        `trio.ClosedResourceError` after `abort`.
+        """
+        await self._over.wait()
+        if self._response is None:
+            raise (self._error() if self._error is not None else trio.ClosedResourceError("the request was cancelled"))
+        return self._response
+
+    def abort(self) -> None:
+        """Tell the peer that no response is needed; harmless after the response has arrived."""
+        if not self._over.is_set():
+            self._over.set()
+            if not self._connection.pump.is_lost:
+                self._connection.engine.end(self.entity)
+                self._connection.request_write()
+
+    async def aclose(self) -> None:
+        """`abort`, with a checkpoint."""
+        self.abort()
+        await trio.lowlevel.checkpoint()
+
+    async def ping(self) -> float:
+        """Wait for one round trip about this request; return its seconds."""
+        return await self._connection.ping(self.entity)
+
+    def responded(self, payload: bytes) -> None:
+        """Called by the session when the response has arrived."""
+        self._response = payload
+        self._over.set()
+        self._connection.engine.consumed(self.entity, len(payload))
+
+    def failed(self, error: ErrorMaker) -> None:
+        """Called by the session when no response will arrive."""
+        if not self._over.is_set():
+            self._error = error
+            self._over.set()
+
+
+class _Answer(Sink):
+    """The sending half of a request of the peer: one message, which is also its end."""
+
+    __slots__ = ("answered", "on_cancelled")
+
+    def __init__(self, connection: Connection, entity: Entity) -> None:
+        super().__init__(connection, entity)
+        self.answered = False
+        self.on_cancelled = trio.Event()
+
+    def confirmed(self) -> None:
+        self.on_cancelled.set()
+        super().confirmed()
+
+    def stopped(self, error: ErrorMaker) -> None:
+        self.on_cancelled.set()
+        super().stopped(error)
+
+    def lost(self, error: ErrorMaker) -> None:
+        self.on_cancelled.set()
+        super().lost(error)
+
+    def _push(self, message: bytes) -> None:
+        super()._push(message)
+        self.answered = True
+
+    def _finish(self, payload: bytes) -> None:
+        if not self.answered:
+            super()._finish(payload)
+
+
+class IncomingRequest:
+    """A request of the peer; leaving an `async with` block around it declines it if it has no response."""
+
+    __slots__ = ("_answer", "entity", "payload")
+
+    def __init__(self, connection: Connection, entity: Entity, payload: bytes) -> None:
+        self._answer = _Answer(connection, entity)
+        self.entity = entity
+        self.payload = payload
+
+    async def respond(self, payload: bytes) -> None:
+        """Send the response; returns when the session has accepted it. Cancelled means not sent.
+
+        Raises `ChannelStopped` when the peer needs no response any more, `LocalProtocolError` in a second call.
+        """
+        if self._answer.answered:
+            await trio.lowlevel.checkpoint()
+            raise LocalProtocolError(f"{self.entity.label}: it was answered before")
+        await self._answer.send(payload)
+        self._answer.close()
+
+    async def decline(self, payload: bytes = b"") -> None:
+        """End the request without a response, and wait until the peer has confirmed that."""
+        await self._answer.finish(payload)
+
+    async def cancelled(self) -> None:
+        """Wait until the peer needs no response any more: it cancelled, has the response, or is gone."""
+        await self._answer.on_cancelled.wait()
+
+    async def ping(self) -> float:
+        """Wait for one round trip about this request; return its seconds."""
+        return await self._answer.ping()
+
+    def abort(self) -> None:
+        """Decline without waiting, if there is no response."""
+        self._answer.close()
+
+    async def __aenter__(self) -> IncomingRequest:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._answer.close()
+
+
 class Openable(Protocol):
-    """What an `Opening` can close."""
+    """A channel or a half that an `Opening` closes or aborts."""
 
     async def aclose(self) -> None: ...
     def abort(self) -> None: ...
@@ -203,9 +323,9 @@ OpenedT = TypeVar("OpenedT", bound=Openable)
 
 
 class Opening(Generic[OpenedT]):
-    """Opens when the block is entered; closes when it is left normally, aborts when by an error.
+    """Opens a channel on entry; closes it on a normal exit, aborts it on an error.
 
-    It is kept as long as its channel, so it does without `AbstractAsyncContextManager` and the `__dict__` of that.
+    It lives as long as its channel, so it saves the `__dict__` of an `AbstractAsyncContextManager`.
     """
 
     __slots__ = ("_open", "_opened")
@@ -217,7 +337,7 @@ class Opening(Generic[OpenedT]):
     async def __aenter__(self) -> OpenedT:
         if self._open is None:
             raise RuntimeError("this block was entered before; open another channel")
-        open, self._open = self._open, None  # and with it let go of what it was made from
+        open, self._open = self._open, None  # the opening payload is not kept
         self._opened = await open()
         return self._opened
 

@@ -1,53 +1,119 @@
-"""What ties the engine to Trio? One connection: its pump, the halves that wait for events, leaving and losing it."""
+"""A bpmux engine on a byte stream, with what all channels of a session share: the pump, the outbox and the pings."""
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
 import trio
 
-from muxkit.protocols.bpmux._session.channels import Sink, Source
-from muxkit.protocols.bpmux._session.requests import Request
-from muxkit.protocols.bpmux.engine import (
-    Confirmed,
-    Declined,
-    Ended,
-    Engine,
-    Event,
-    Failed,
-    HungUp,
-    Kind,
-    Message,
-    Opened,
-    Ponged,
-    Probed,
-    Responded,
-    Silent,
-    Writable,
-)
-from muxkit.runtime import ChannelCancelled, ChannelStopped, OutboxBudget, StreamPump
+from muxkit.protocols.bpmux.engine import Engine, Event, Kind
+from muxkit.runtime import ChannelStopped, OutboxBudget, StreamPump
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from muxkit._limits import Limits
     from muxkit._observer import Observer
     from muxkit.protocols.bpmux.config import Config
     from muxkit.protocols.bpmux.engine import Entity
+    from muxkit.runtime import ErrorMaker
 
-REASON_MOST = 4096  # bytes of an end payload that are kept for the error that tells of it
-
-_log = logging.getLogger("muxkit")
+SENDING = (Kind.SINK_OUT, Kind.SINK_IN, Kind.REQUEST_OUT, Kind.REQUEST_IN)  # entities whose queues hold payload
 
 
-def _ended_before_the_pong() -> Exception:
-    return ChannelStopped("the channel ended before the answer to the ping came")
+class Connection:
+    """Runs an engine over a byte stream; `on_events` receives the engine's events, `on_lost` is called once."""
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        config: Config,
+        limits: Limits,
+        observer: Observer | None,
+        *,
+        on_events: Callable[[Sequence[Event]], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.engine = Engine(config, limits=limits, observer=observer)
+        self.budget = OutboxBudget(limits.outbox, self.engine.waiting)
+        self.pump: StreamPump[Event] = StreamPump(
+            stream,
+            self.engine,
+            on_events=on_events,
+            on_written=self.budget.wake_waiting,
+            on_lost=on_lost,
+            queued=self._queued,
+            outbox=self.engine.waiting,
+            observer=observer,
+        )
+        self.request_write = self.pump.request_write
+        self.round_trip: float | None = None
+        """Seconds, smoothed; None before the first pong."""
+        self._pings: dict[Entity, deque[_Ping]] = {}
+
+    def _queued(self) -> int:
+        """Return the bytes of messages that the engine holds, with those that wait for credit."""
+        queues = (entity.outgoing for kind in SENDING for entity in self.engine.entities(kind).values())
+        return sum(queue.queued + queue.opening_left for queue in queues if queue is not None)
+
+    # --- pings
+
+    async def ping(self, entity: Entity) -> float:
+        """Send a ping about an entity and wait for the pong; return the seconds between them."""
+        if self.pump.is_lost or entity.gone:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        if self.pump.is_lost:
+            raise self.pump.loss()
+        answer = trio.Event()
+        self.engine.ping(entity)
+        ping = self.expect_pong(entity, answer)
+        self.request_write()
+        await answer.wait()
+        if ping.took is None:
+            raise ping.error()
+        return ping.took
+
+    def expect_pong(self, entity: Entity, answer: trio.Event | None = None) -> _Ping:
+        """Measure the time until the next pong about an entity that is not expected yet."""
+        ping = _Ping(answer)
+        self._pings.setdefault(entity, deque()).append(ping)
+        return ping
+
+    def pong_arrived(self, entity: Entity) -> None:
+        """Match a pong with the oldest ping about its entity."""
+        waiting = self._pings.get(entity)
+        if not waiting:
+            return
+        ping = waiting.popleft()
+        if not waiting:
+            del self._pings[entity]
+        ping.took = took = trio.current_time() - ping.sent_at
+        self.round_trip = took if self.round_trip is None else 0.875 * self.round_trip + 0.125 * took
+        if ping.answer is not None:
+            ping.answer.set()
+
+    def fail_pings(self, entity: Entity) -> None:
+        """Wake the tasks that wait for a pong about an entity that is gone."""
+        if entity in self._pings:
+            self._fail_pings(entity, _ended_before_the_pong)
+
+    def fail_all_pings(self, error: ErrorMaker) -> None:
+        """Wake all tasks that wait for a pong."""
+        for entity in [*self._pings]:
+            self._fail_pings(entity, error)
+
+    def _fail_pings(self, entity: Entity, error: ErrorMaker) -> None:
+        for ping in self._pings.pop(entity):
+            ping.error = error
+            if ping.answer is not None:
+                ping.answer.set()
 
 
 class _Ping:
-    """One ping on its way; those that the engine sends by itself have nobody who waits."""
+    """A ping without its pong yet; `answer` is None for a keepalive ping of the engine."""
 
     __slots__ = ("answer", "error", "sent_at", "took")
 
@@ -55,283 +121,8 @@ class _Ping:
         self.answer = answer
         self.sent_at = trio.current_time()
         self.took: float | None = None
-        self.error: Callable[[], Exception] = _ended_before_the_pong
+        self.error: ErrorMaker = _ended_before_the_pong
 
 
-class Connection:
-    """An engine at work, and who is interested in which entity."""
-
-    def __init__(
-        self,
-        stream: trio.abc.Stream,
-        *,
-        config: Config,
-        limits: Limits,
-        observer: Observer | None,
-        on_opened: Callable[[Opened], None],
-        on_goodbye: Callable[[Callable[[], Exception] | None], None],
-        on_gone: Callable[[], None],
-    ) -> None:
-        self.engine = Engine(config, limits=limits, observer=observer)
-        self.room = OutboxBudget(limits.outbox, self.engine.waiting)
-        self.pump: StreamPump[Event] = StreamPump(
-            stream,
-            self.engine,
-            on_events=self._dispatch,
-            on_written=self.room.wake_waiting,
-            on_lost=self._lost,
-            queued=self.queued,
-            outbox=self.engine.waiting,
-            observer=observer,
-        )
-        self.ring = self.pump.request_write
-        self.gone = trio.lowlevel.ParkingLot()  # those who wait for channels to go away
-        self.round_trip: float | None = None
-        self.messages_received = 0
-        self._on_opened = on_opened
-        self._on_goodbye = on_goodbye
-        self.on_gone = on_gone
-        self._pings: dict[Entity, deque[_Ping]] = {}
-        self._actions: dict[type, Callable[..., None]] = {
-            Message: self._on_message,
-            Opened: lambda event: self._on_opened(event),
-            Responded: self._on_responded,
-            Ended: self._on_ended,
-            Confirmed: self._on_confirmed,
-            Declined: self._on_declined,
-            Writable: self._on_writable,
-            Ponged: self._on_ponged,
-            Probed: self._on_probed,
-            HungUp: self._on_hung_up,
-            Silent: lambda event: self.pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network"),
-            Failed: self._on_failed,
-        }
-
-    # --- the halves of live entities, to go through all of them
-
-    @property
-    def senders(self) -> dict[Entity, Sink]:
-        return {entity: half for entity in self._live() if isinstance(half := entity.half, Sink)}
-
-    @property
-    def receivers(self) -> dict[Entity, Source]:
-        return {entity: half for entity in self._live() if isinstance(half := entity.half, Source)}
-
-    @property
-    def requests(self) -> dict[Entity, Request]:
-        ours = self.engine.entities(Kind.REQUEST_OUT).values()
-        return {entity: half for entity in ours if isinstance(half := entity.half, Request)}
-
-    def _live(self) -> Iterator[Entity]:
-        return (entity for kind in Kind for entity in self.engine.entities(kind).values())
-
-    # --- pings
-
-    async def ping(self, entity: Entity) -> float:
-        """One round trip about an entity, in seconds."""
-        if self.pump.is_lost or entity.gone:
-            await trio.lowlevel.checkpoint()
-        else:
-            await trio.lowlevel.checkpoint_if_cancelled()
-        self.raise_if_lost()
-        answer = trio.Event()
-        self.engine.ping(entity)
-        ping = self._expect_pong(entity, answer)
-        self.ring()
-        await answer.wait()
-        if ping.took is None:
-            raise ping.error()
-        return ping.took
-
-    def _expect_pong(self, entity: Entity, answer: trio.Event | None) -> _Ping:
-        ping = _Ping(answer)
-        self._pings.setdefault(entity, deque()).append(ping)
-        return ping
-
-    def _on_probed(self, event: Probed) -> None:
-        self._expect_pong(event.entity, None)
-
-    def _on_ponged(self, event: Ponged) -> None:
-        waiting = self._pings.get(event.entity)
-        if not waiting:
-            return
-        ping = waiting.popleft()
-        if not waiting:
-            del self._pings[event.entity]
-        ping.took = took = trio.current_time() - ping.sent_at
-        self.round_trip = took if self.round_trip is None else 0.875 * self.round_trip + 0.125 * took
-        if ping.answer is not None:
-            ping.answer.set()
-
-    # --- loss
-
-    def raise_if_lost(self) -> None:
-        if self.pump.is_lost:
-            raise self.pump.loss()
-
-    def _lost(self) -> None:
-        loss = self.pump.loss
-        for sender in [*self.senders.values()]:
-            sender.lost(loss)
-        for receiver in [*self.receivers.values()]:
-            receiver.ended(loss)
-        for request in [*self.requests.values()]:
-            request.failed(loss)
-        for entity in [*self._pings]:
-            self._forget_pings(entity, loss)
-        self._on_goodbye(loss)
-        self.gone.unpark_all()
-
-    def _forget_pings(self, entity: Entity, error: Callable[[], Exception] = _ended_before_the_pong) -> None:
-        for ping in self._pings.pop(entity, ()):
-            ping.error = error
-            if ping.answer is not None:
-                ping.answer.set()
-
-    def queued(self) -> int:
-        """Bytes of messages that the engine holds, those that wait for credit among them."""
-        queues = (entity.outgoing for entity in (*self.senders, *self.requests))
-        return sum(queue.queued + queue.opening_left for queue in queues if queue is not None)
-
-    # --- leaving
-
-    async def leave(self, linger: float) -> None:
-        """Finish everything, wait until the peer has heard it, hang up; at most `linger` seconds.
-
-        A rule that the peer broke is told here at the latest: behind its orderly end no other call raises.
-        """
-        told = [half for half in self.senders.values() if half.has_spoken]
-        with trio.move_on_after(linger) as scope:
-            self.goodbye()
-            while not self.pump.is_lost and self.engine.live > sum(half.given_up for half in self.senders.values()):
-                await self.gone.park()
-            await self.pump.flushed()
-            unheard = [half for half in told if half.is_unheard]
-            if not unheard:
-                await self.pump.hang_up()
-        if scope.cancelled_caught:
-            self.pump.lose(f"the peer did not take leave within {linger} s", by="peer")
-        if self.pump.is_violated or any(half.is_unheard for half in told):
-            raise self.pump.loss()
-
-    def goodbye(self) -> None:
-        """Finish what we send, stop what we receive, close the top level."""
-        if self.pump.is_lost:
-            return
-        self._on_goodbye(None)
-        for sender in [*self.senders.values()]:
-            sender.close()
-        for receiver in [*self.receivers.values()]:
-            receiver.close()
-        for request in [*self.requests.values()]:
-            request.abort()
-        self.ring()
-
-    def abort_all(self) -> None:
-        """Give up every channel that is still alive, the top level apart."""
-        for entity, sender in [*self.senders.items()]:
-            if not entity.is_top:
-                sender.abort()
-        for entity, receiver in [*self.receivers.items()]:
-            if not entity.is_top:
-                receiver.close()
-        for request in [*self.requests.values()]:
-            request.abort()
-        self.ring()
-
-    # --- events
-
-    def _dispatch(self, events: Sequence[Event]) -> None:
-        actions = self._actions
-        for event in events:
-            action = actions.get(type(event))
-            if action is not None:
-                action(event)
-
-    def _on_message(self, event: Message) -> None:
-        self.messages_received += 1
-        # Messages come on nothing else; a `cast` would be one more call for each.
-        receiver: Source | None = event.entity.half  # type: ignore[assignment]
-        if receiver is not None:
-            receiver.deliver(event.payload)
-        else:
-            self.engine.consumed(event.entity, len(event.payload))
-
-    def _on_responded(self, event: Responded) -> None:
-        self.messages_received += 1
-        request = _let_go(event.entity)
-        if isinstance(request, Request):
-            request.responded(event.payload)
-        self._entity_gone(event.entity)
-
-    def _on_ended(self, event: Ended) -> None:
-        entity, payload = event.entity, event.payload
-        half = _let_go(entity)
-        if isinstance(half, Source):
-            half.ended(_end_of(payload))
-        elif isinstance(half, Sink):
-            half.stopped(lambda: ChannelStopped("the peer does not receive on this channel any more", payload=payload))
-        elif isinstance(half, Request):
-            half.failed(lambda: ChannelStopped("the peer declined to answer this request", payload=payload))
-        if entity is self.engine.top_stream:
-            self._on_goodbye(None)
-        self._entity_gone(entity)
-
-    def _on_confirmed(self, event: Confirmed) -> None:
-        half = _let_go(event.entity)
-        if isinstance(half, Sink):
-            half.confirmed()
-        self._entity_gone(event.entity)
-
-    def _on_declined(self, event: Declined) -> None:
-        def error() -> Exception:
-            return ChannelStopped("the peer takes no new channels")
-
-        for entity in (event.entity, event.twin):
-            if entity is None:
-                continue
-            half = _let_go(entity)
-            if isinstance(half, Sink):
-                half.stopped(error)
-            elif isinstance(half, Source):
-                half.ended(error)
-            elif isinstance(half, Request):
-                half.failed(error)
-            self._entity_gone(entity)
-
-    def _on_writable(self, event: Writable) -> None:
-        sender = event.entity.half
-        if isinstance(sender, Sink):
-            sender.window_changed()
-
-    def _on_failed(self, event: Failed) -> None:
-        # The protocol has no error frame: the peer sees a closed connection, and only this log can say why.
-        _log.warning("%s broke a rule, the session was closed: %s", self.pump.peer or "a peer", event.error)
-        self.pump.lose(str(event.error), by="peer", cause=event.error)
-
-    def _on_hung_up(self, event: HungUp) -> None:
-        channels = self.engine.channels
-        what = "" if event.clean else f" while {channels} channels were open" if channels else " in mid-message"
-        self.pump.lose(f"the peer hung up{what}", by="peer")
-
-    def _entity_gone(self, entity: Entity) -> None:
-        self.room.wake_waiting()  # what it had queued is not any more
-        if entity in self._pings:
-            self._forget_pings(entity)
-        if self.gone:
-            self.gone.unpark_all()
-        self.on_gone()
-
-
-def _let_go(entity: Entity) -> object:
-    """The half of an entity that is gone."""
-    half, entity.half = entity.half, None
-    return half
-
-
-def _end_of(payload: bytes) -> Callable[[], Exception]:
-    """By the custom of bpmux an end payload that is not empty means an error."""
-    if not payload:
-        return trio.EndOfChannel
-    reason = payload[:REASON_MOST]  # nobody may ever ask for it, so it must not be what a peer likes to store here
-    return lambda: ChannelCancelled("the peer gave up on this channel before it was done", payload=reason)
+def _ended_before_the_pong() -> Exception:
+    return ChannelStopped("the channel ended before the answer to the ping came")

@@ -1,7 +1,8 @@
-"""How does a program use bpmux? A session on a byte stream, with everything that the protocol offers."""
+"""bpmux sessions: open and accept channels, dispatch the engine's events to them, and leave in order."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -9,13 +10,28 @@ import trio
 
 from muxkit._limits import Limits
 from muxkit.core import Receiving, Sending
-from muxkit.protocols.bpmux._session.channels import Duplex, Opening, Sink, Source
+from muxkit.protocols.bpmux._session.channels import Duplex, IncomingRequest, Opening, Request, Sink, Source
 from muxkit.protocols.bpmux._session.connection import Connection
-from muxkit.protocols.bpmux._session.requests import IncomingRequest, Request
 from muxkit.protocols.bpmux.config import Config
-from muxkit.protocols.bpmux.engine import Kind
+from muxkit.protocols.bpmux.engine import (
+    Confirmed,
+    Declined,
+    Ended,
+    Event,
+    Failed,
+    HungUp,
+    Kind,
+    Message,
+    Opened,
+    Ponged,
+    Probed,
+    Responded,
+    Silent,
+    Writable,
+)
 from muxkit.runtime import (
     Backlog,
+    ChannelCancelled,
     ChannelStopped,
     SessionInfo,
     SessionStats,
@@ -27,15 +43,28 @@ from muxkit.runtime import (
 from muxkit.runtime import Session as CommonSession
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
-    from muxkit.protocols.bpmux.engine import Opened
+    from muxkit.protocols.bpmux.engine import Entity
+    from muxkit.runtime import ErrorMaker
 
 MadeT = TypeVar("MadeT")
 
-LINGER = 5.0  # s, for taking leave
+LINGER = 5.0  # s to leave in order
+REASON_MOST = 4096  # bytes of an end payload that are kept for the error that holds it
+# In this order halves are closed: those to send on, those to receive from, requests.
+CLOSING_ORDER = (
+    Kind.REQUEST_IN,
+    Kind.SINK_OUT,
+    Kind.SINK_IN,
+    Kind.STREAM_OUT,
+    Kind.STREAM_IN,
+    Kind.REQUEST_OUT,
+)
+
+_log = logging.getLogger("muxkit")
 
 
 @protected_manager
@@ -47,11 +76,11 @@ async def session(
     observer: Observer | None = None,
     linger: float = LINGER,
 ) -> AsyncGenerator[Session, None]:
-    """A bpmux session on a connected byte stream, which it owns from now on.
+    """Run a bpmux session on a connected byte stream, which the session owns from now on.
 
-    Leaving the block normally finishes all channels, waits until the peer has heard it and hangs up, all within
-    `linger` seconds; if it cannot be known that the peer got everything, that raises `LinkLost`. Leaving by an
-    error or a cancellation hangs up at once.
+    Leaving the block normally finishes all channels, waits until the peer has confirmed that, and hangs up, all within
+    `linger` seconds. It raises `LinkLost` if the peer may not have received everything. Leaving by an error or a
+    cancellation hangs up at once.
     """
     mux = Session(stream, config or Config(), limits or Limits(), observer)
     async with background() as nursery:
@@ -61,11 +90,11 @@ async def session(
         except BaseException:
             mux.connection.pump.lose("the session was left by an error", by="local")
             raise
-        await mux.connection.leave(linger)
+        await mux._leave(linger)
 
 
 class Session(CommonSession):
-    """One bpmux connection at work; made by `session`."""
+    """A bpmux session; made by `session`."""
 
     def __init__(self, stream: trio.abc.Stream, config: Config, limits: Limits, observer: Observer | None) -> None:
         self._duplexes: Backlog[Duplex] = Backlog(lambda duplex: self._took(duplex.opening))
@@ -74,45 +103,52 @@ class Session(CommonSession):
         self._requests: Backlog[IncomingRequest] = Backlog(lambda request: self._took(request.payload))
         self._backlogs = (self._duplexes, self._sources, self._sinks, self._requests)
         self._draining = False
-        self._openers = SlotQueue(self._places)
-        self.connection = Connection(
-            stream,
-            config=config,
-            limits=limits,
-            observer=observer,
-            on_opened=self._opened,
-            on_goodbye=self._goodbye,
-            on_gone=self._openers.wake_waiters,
-        )
+        self._openers = SlotQueue(self._free_slots)
+        self._gone = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
+        self._messages_received = 0
+        self._actions: dict[type, Callable[..., None]] = {
+            Opened: self._on_opened,
+            Responded: self._on_responded,
+            Ended: self._on_ended,
+            Confirmed: self._on_confirmed,
+            Declined: self._on_declined,
+            Writable: self._on_writable,
+            Ponged: lambda event: self.connection.pong_arrived(event.entity),
+            Probed: self._on_probed,
+            HungUp: self._on_hung_up,
+            Silent: self._on_silent,
+            Failed: self._on_failed,
+        }
+        self.connection = Connection(stream, config, limits, observer, on_events=self._dispatch, on_lost=self._on_lost)
         self._engine = self.connection.engine
         self._limits = self._engine.limits
         self.messages = Source(self.connection, self._engine.top_stream)
-        """The peer's top-level messages."""
-        self.top = Sink(self.connection, self._engine.top_sink)
-        """Where top-level messages go; `send` is a short form."""
+        """The half that receives the peer's top-level messages."""
+        self.top = _TopSink(self.connection, self._engine.top_sink, self._openers)
+        """The half that sends top-level messages."""
 
     # --- the top level
 
     async def send(self, message: bytes) -> None:
-        """Send a top-level message, as `Sink.send` does."""
+        """Send a top-level message; the same as `top.send`."""
         await self.top.send(message)
 
     async def receive(self) -> bytes:
-        """The peer's next top-level message, as `Source.receive` gives it."""
+        """Receive the peer's next top-level message; the same as `messages.receive`."""
         return await self.messages.receive()
 
     async def request(self, payload: bytes) -> bytes:
-        """Ask, and wait for the answer; cancelled, the peer is told that it is not needed any more."""
+        """Send a request and wait for the response; a cancellation cancels the request."""
         async with self.open_request(payload) as request:
             return await request.response()
 
-    # --- opening: waits only for room under the limits, and for top-level credit if there is a payload
+    # --- opening: waits for a slot under the limits, and for top-level credit if there is a payload
 
     def open(self) -> AbstractAsyncContextManager[Duplex]:
         return self.open_duplex()
 
     def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> AbstractAsyncContextManager[Duplex]:
-        """A channel in both directions. The peer hears of it at once; `credit` grants by hand."""
+        """Open a two-way channel, which is announced at once. With `credit` all further grants are made by hand."""
 
         def make() -> Duplex:
             sink, stream = self._engine.open_duplex(payload, credit=credit)
@@ -121,11 +157,11 @@ class Session(CommonSession):
         return Opening(lambda: self._make(make, payload))
 
     def open_sink(self, payload: bytes = b"") -> AbstractAsyncContextManager[Sink]:
-        """A channel to the peer."""
+        """Open a channel to send on."""
         return Opening(lambda: self._make(lambda: Sink(self.connection, self._engine.open_sink(payload)), payload))
 
     def open_source(self, payload: bytes = b"", *, credit: int | None = None) -> AbstractAsyncContextManager[Source]:
-        """A channel from the peer, which may send as soon as it knows; `credit` grants by hand."""
+        """Open a channel to receive from. With `credit` all further grants are made by hand."""
 
         def make() -> Source:
             return Source(self.connection, self._engine.open_stream(payload, credit=credit))
@@ -133,7 +169,7 @@ class Session(CommonSession):
         return Opening(lambda: self._make(make, payload))
 
     def open_request(self, payload: bytes = b"", *, credit: int | None = None) -> AbstractAsyncContextManager[Request]:
-        """A question; `credit` is how long the answer may be, in bytes, if not up to the usual window."""
+        """Send a request. `credit` is the largest response, in bytes; without it that is the usual window."""
 
         def make() -> Request:
             return Request(self.connection, self._engine.open_request(payload, credit=credit))
@@ -142,27 +178,27 @@ class Session(CommonSession):
 
     async def _make(self, make: Callable[[], MadeT], payload: bytes) -> MadeT:
         try:
-            await self._may_open(payload)
+            await self._wait_to_open(payload)
             try:
                 return make()
             finally:
-                self.connection.ring()
+                self.connection.request_write()
                 if payload:
                     self.top.end_turn()
         finally:
             self._openers.wake_waiters()
 
-    async def _may_open(self, payload: bytes) -> None:
-        """Wait for room under the limits; the caller must open before his next checkpoint."""
+    async def _wait_to_open(self, payload: bytes) -> None:
+        """Wait until a channel may be opened; the caller must open it before its next checkpoint."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        # Payloads are paid from the top level's credit, so they stand in line with the messages there.
+        # Opening payloads use top-level credit, so they wait in line with the top-level messages.
         waits_for_credit = bool(payload) and not self._engine.config.letter
         while True:
             await self._openers.wait_for_slot()
             await self._check_open()
-            if not waits_for_credit or self.top.may_go(len(payload)):
+            if not waits_for_credit or self.top.may_send(len(payload)):
                 return
-            self._openers.wake_waiters()  # those behind us may need no credit
+            self._openers.wake_waiters()  # the next openers in line may need no credit
             try:
                 await self.top.wait_turn(len(payload))
             except ChannelStopped:
@@ -177,12 +213,12 @@ class Session(CommonSession):
             await trio.lowlevel.cancel_shielded_checkpoint()
             raise error
 
-    def _places(self) -> int:
-        """How many may open now; those who wait in vain come out as well, and hear why."""
+    def _free_slots(self) -> int:
+        """Return how many channels may be opened now; once none ever may, more than wait, so that all wake."""
         return self._engine.places if self._closed() is None else sys.maxsize
 
     def _closed(self) -> Exception | None:
-        """Why nothing can be opened any more, or None."""
+        """Return why no channel can be opened any more, or None."""
         if self.connection.pump.is_lost:
             return self.connection.pump.loss()
         top = self._engine.top_sink
@@ -192,31 +228,31 @@ class Session(CommonSession):
             return ChannelStopped("no channel can be opened any more: the peer is closing the session")
         return None
 
-    # --- what the peer opens
+    # --- channels that the peer opens
 
     def incoming(self) -> AsyncIterator[Duplex]:
         return self._duplexes
 
     def sources(self) -> AsyncIterator[tuple[Source, bytes]]:
-        """The sinks that the peer opens, as sources for us, each with its opening payload."""
+        """Iterate over the sinks that the peer opens: a source on this side, and the opening payload."""
         return self._sources
 
     def sinks(self) -> AsyncIterator[tuple[Sink, bytes]]:
-        """The streams that the peer opens, as sinks for us, each with its opening payload."""
+        """Iterate over the streams that the peer opens: a sink on this side, and the opening payload."""
         return self._sinks
 
     def requests(self) -> AsyncIterator[IncomingRequest]:
-        """The questions of the peer."""
+        """Iterate over the requests of the peer."""
         return self._requests
 
-    def _opened(self, event: Opened) -> None:
+    def _on_opened(self, event: Opened) -> None:
         if self._draining and not self._engine.top_stream.gone:
-            # It cannot have heard of it yet, so this is not counted against it.
+            # The peer cannot know yet that this side accepts no channels, so this does not count as refused.
             self._engine.consumed_opening(len(event.payload))
             self._decline(event)
             return
         waiting = sum(len(backlog) for backlog in self._backlogs)
-        # What the application has not read stays in memory when its channel has ended; so that counts as well.
+        # Messages that the application has not taken stay in memory after their channel, so such channels count, too.
         if self._draining or waiting >= self._limits.backlog or self._engine.unread >= self._limits.channels:
             self._engine.consumed_opening(len(event.payload))
             self._engine.refuse(event.entity)
@@ -238,16 +274,166 @@ class Session(CommonSession):
                 self._engine.end(half)
 
     def _took(self, opening: bytes) -> None:
+        """Renew the credit of an opening payload that the application has taken."""
         self._engine.consumed_opening(len(opening))
-        self.connection.ring()
+        self.connection.request_write()
 
-    def _goodbye(self, error: Callable[[], Exception] | None) -> None:
-        """Nothing more is opened: one of us said so or the peer hung up in order, or the link is lost."""
+    def _stop_opening(self, error: ErrorMaker | None) -> None:
+        """End the iterators over new channels and fail the waiting openers; `error` is None if that is in order."""
         orderly = error is None or self._engine.hung_up_cleanly
         self._draining = True
         for backlog in self._backlogs:
             backlog.ended(None if orderly else error)
         self._openers.wake_waiters()
+
+    # --- events
+
+    def _dispatch(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if type(event) is Message:
+                self._messages_received += 1
+                # Messages arrive on nothing else; a `cast` would be one more call for each.
+                source: Source | None = event.entity.half  # type: ignore[assignment]
+                if source is not None:
+                    source.deliver(event.payload)
+                else:
+                    self._engine.consumed(event.entity, len(event.payload))
+            else:
+                action = self._actions.get(type(event))
+                if action is not None:
+                    action(event)
+
+    def _on_responded(self, event: Responded) -> None:
+        self._messages_received += 1
+        request = _detach_half(event.entity)
+        if isinstance(request, Request):
+            request.responded(event.payload)
+        self._entity_gone(event.entity)
+
+    def _on_ended(self, event: Ended) -> None:
+        entity, payload = event.entity, event.payload
+        half = _detach_half(entity)
+        if isinstance(half, Source):
+            half.ended(_end_error(payload))
+        elif isinstance(half, Sink):
+            half.stopped(lambda: ChannelStopped("the peer does not receive on this channel any more", payload=payload))
+        elif isinstance(half, Request):
+            half.failed(lambda: ChannelStopped("the peer declined to answer this request", payload=payload))
+        if entity is self._engine.top_stream:
+            self._stop_opening(None)
+        self._entity_gone(entity)
+
+    def _on_confirmed(self, event: Confirmed) -> None:
+        half = _detach_half(event.entity)
+        if isinstance(half, Sink):
+            half.confirmed()
+        self._entity_gone(event.entity)
+
+    def _on_declined(self, event: Declined) -> None:
+        def error() -> Exception:
+            return ChannelStopped("the peer takes no new channels")
+
+        for entity in (event.entity, event.twin):
+            if entity is not None:
+                half = _detach_half(entity)
+                if isinstance(half, Sink):
+                    half.stopped(error)
+                elif isinstance(half, Source):
+                    half.ended(error)
+                elif isinstance(half, Request):
+                    half.failed(error)
+                self._entity_gone(entity)
+
+    def _on_writable(self, event: Writable) -> None:
+        sink = event.entity.half
+        if isinstance(sink, Sink):
+            sink.window_changed()
+
+    def _on_probed(self, event: Probed) -> None:
+        self.connection.expect_pong(event.entity)
+
+    def _on_silent(self, event: Silent) -> None:
+        self.connection.pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
+
+    def _on_failed(self, event: Failed) -> None:
+        # The protocol has no error frame: the peer sees a closed connection, and only this log tells why.
+        _log.warning("%s broke a rule, the session was closed: %s", self.connection.pump.peer or "a peer", event.error)
+        self.connection.pump.lose(str(event.error), by="peer", cause=event.error)
+
+    def _on_hung_up(self, event: HungUp) -> None:
+        channels = self._engine.channels
+        what = "" if event.clean else f" while {channels} channels were open" if channels else " in mid-message"
+        self.connection.pump.lose(f"the peer hung up{what}", by="peer")
+
+    def _on_lost(self) -> None:
+        loss = self.connection.pump.loss
+        for half in self._halves():
+            if isinstance(half, Sink):
+                half.lost(loss)
+            elif isinstance(half, Source):
+                half.ended(loss)
+            else:
+                half.failed(loss)
+        self.connection.fail_all_pings(loss)
+        self._stop_opening(loss)
+        self._gone.unpark_all()
+
+    def _entity_gone(self, entity: Entity) -> None:
+        self.connection.budget.wake_waiting()  # its queue no longer counts
+        self.connection.fail_pings(entity)
+        if self._gone:
+            self._gone.unpark_all()
+        self._openers.wake_waiters()
+
+    # --- leaving
+
+    def _halves(self) -> list[Sink | Source | Request]:
+        """Return the halves and the requests of all live entities, in the order in which they are closed."""
+        entities = (entity for kind in CLOSING_ORDER for entity in self._engine.entities(kind).values())
+        return [half for entity in entities if isinstance(half := entity.half, (Sink, Source, Request))]
+
+    def _all_sinks(self) -> list[Sink]:
+        return [half for half in self._halves() if isinstance(half, Sink)]
+
+    async def _leave(self, linger: float) -> None:
+        """Close everything, wait until the peer has confirmed it, hang up; at most `linger` seconds.
+
+        Raises also for a violation by the peer that came after its orderly end, which no other call reports.
+        """
+        pump, engine = self.connection.pump, self._engine
+        told = [sink for sink in self._all_sinks() if sink.needs_confirmation]
+        with trio.move_on_after(linger) as scope:
+            self._close_all()
+            while not pump.is_lost and engine.live > sum(
+                half.given_up for half in self._halves() if isinstance(half, Sink)
+            ):
+                await self._gone.park()
+            await pump.flushed()
+            if not any(half.is_unheard for half in told):
+                await pump.hang_up()
+        if scope.cancelled_caught:
+            pump.lose(f"the peer did not take leave within {linger} s", by="peer")
+        if pump.is_violated or any(half.is_unheard for half in told):
+            raise pump.loss()
+
+    def _close_all(self) -> None:
+        """Finish all sinks, close all sources, abort all requests; the top level with them."""
+        if self.connection.pump.is_lost:
+            return
+        self._stop_opening(None)
+        for half in self._halves():
+            if isinstance(half, Request):
+                half.abort()
+            else:
+                half.close()
+        self.connection.request_write()
+
+    def _abort_all(self) -> None:
+        """Abort every live channel and request; the top level stays."""
+        for half in self._halves():
+            if not half.entity.is_top:
+                half.abort()
+        self.connection.request_write()
 
     # --- the connection
 
@@ -256,20 +442,20 @@ class Session(CommonSession):
         return await half.ping()
 
     async def shutdown(self, *, grace: float) -> None:
-        """Take no new channels, let the live ones end for up to `grace` seconds, then give them up.
+        """Accept no new channels, let the live ones end for up to `grace` seconds, then abort them.
 
-        The peer is told at once that it should open nothing more; what it opens before it has heard that is
-        refused, so that it knows. `incoming` ends after what had come before.
+        The peer is told at once. Channels that it opens before it knows are refused. `incoming` ends after the channels
+        that arrived before.
         """
         await trio.lowlevel.checkpoint()
         if not self.connection.pump.is_lost:
-            self._goodbye(None)
+            self._stop_opening(None)
             self.messages.close()
         with trio.move_on_after(grace):
             while self._engine.channels and not self.connection.pump.is_lost:
-                await self.connection.gone.park()
+                await self._gone.park()
         if not self.connection.pump.is_lost:
-            self.connection.abort_all()
+            self._abort_all()
 
     @property
     def limits(self) -> Limits:
@@ -284,7 +470,7 @@ class Session(CommonSession):
         return SessionStats(
             bytes_received=self._engine.bytes_received,
             bytes_sent=connection.pump.bytes_sent,
-            messages_received=connection.messages_received,
+            messages_received=self._messages_received,
             messages_sent=self._engine.messages_sent,
             channels=self._engine.channels,
             queued=self._engine.outbox + connection.pump.unsent,
@@ -296,8 +482,36 @@ class Session(CommonSession):
         return f"<bpmux.Session {self.connection.pump.peer or 'on a stream'}: {state}>"
 
 
+class _TopSink(Sink):
+    """The half that sends top-level messages; once it is closed, no channel can be opened."""
+
+    __slots__ = ("_openers",)
+
+    def __init__(self, connection: Connection, entity: Entity, openers: SlotQueue) -> None:
+        super().__init__(connection, entity)
+        self._openers = openers
+
+    def _close(self, payload: bytes) -> None:
+        super()._close(payload)
+        self._openers.wake_waiters()
+
+
+def _detach_half(entity: Entity) -> object:
+    """Return the half of an entity that is gone, and drop the reference to it."""
+    half, entity.half = entity.half, None
+    return half
+
+
+def _end_error(payload: bytes) -> ErrorMaker:
+    """Return what a source raises at its end; by convention an end payload that is not empty means an error."""
+    if not payload:
+        return trio.EndOfChannel
+    reason = payload[:REASON_MOST]  # kept for as long as the source lives, so its size is bounded
+    return lambda: ChannelCancelled("the peer gave up on this channel before it was done", payload=reason)
+
+
 class _Protocol:
-    """What `muxkit.connect` and `muxkit.serve` find under the name `bpmux`."""
+    """The protocol plugin that `muxkit.connect` and `muxkit.serve` load under the name `bpmux`."""
 
     options = frozenset({"config"})
 

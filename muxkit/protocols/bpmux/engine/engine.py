@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit.core import U64_MAX
 from muxkit.protocols.bpmux.config import Config
-from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, Entity, Kind
+from muxkit.protocols.bpmux.engine.entities import NO_QUEUE, OURS, OVERHEAD, Entity, Kind
 from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp
 from muxkit.protocols.bpmux.engine.liveness import Liveness
 from muxkit.protocols.bpmux.engine.receiving import ChunkReader
@@ -326,8 +327,12 @@ class Engine:
             return False
         if size > entity.credit.available - outgoing.queued - outgoing.claimed:
             return False
-        state, queue = self._state, outgoing.queue  # `push_covered` inlined: this runs for each message
-        (queue or outgoing.ready_queue()).append(payload)
+        state, queue = self._state, outgoing.queue  # `State.push_covered` inlined: this runs for each message
+        if not queue:
+            outgoing.has_sent = True
+            if queue is NO_QUEUE:
+                queue = outgoing.queue = deque()
+        queue.append(payload)
         outgoing.queued += size
         outgoing.counted += size + OVERHEAD
         state.outbox.used += size + OVERHEAD

@@ -73,7 +73,10 @@ class ChunkReader:
         base = self.offset - start
         try:
             position = self._continue_chunk(data, start, base) if self._owner is not None or self._held.size else start
-            position = self._parse(data, position, base)
+            if len(data) - position > HEAD_MOST and not self.rules.announced:
+                position = self._parse_payloads(data, position)
+            if position < len(data):
+                position = self._parse(data, position, base)
         except RemoteProtocolError as error:
             return error
         self.offset = base + position
@@ -128,10 +131,6 @@ class ChunkReader:
         """
         size = len(data)
         while position < size and self._left > 0:
-            if not self.rules.announced and size - position > HEAD_MOST:
-                position = self._parse_payloads(data, position)
-                if position >= size or self._left <= 0:
-                    break
             cursor = Cursor(data, position)
             try:
                 chunk = parse_chunk(cursor, self.rules)
@@ -147,6 +146,8 @@ class ChunkReader:
             self.rules.apply(chunk)
             self._left -= 1 + EVENT_FRAMES * (len(events) - before)
             position = cursor.position
+            if size - position > HEAD_MOST and not self.rules.announced:
+                position = self._parse_payloads(data, position)
         return position
 
     def _parse_payloads(self, data: bytes, position: int) -> int:
