@@ -118,7 +118,7 @@ def compiled(reader: Reader) -> None:
         "core._windows",
         "protocols.bpmux.engine.engine",
         "protocols.relink._engine",
-        "protocols.e3x._engine",
+        "protocols.e3x.engine.engine",
     ):
         print(reader.runs(python, "-c", where.format(module), folder=reader.folder).strip())
     reader.runs(python, reader.clone / ".ci" / "smoke.py", folder=reader.folder)

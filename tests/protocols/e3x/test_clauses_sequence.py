@@ -7,8 +7,8 @@ import pytest
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Config, Engine
-from muxkit.protocols.e3x._packets import Packet
-from muxkit.protocols.e3x._receiving import Arrival, Incoming
+from muxkit.protocols.e3x.engine.receiving import Arrival, Incoming
+from muxkit.protocols.e3x.packets import Packet
 from tests.protocols.e3x._helpers import (
     SEQ_MOST,
     acks,

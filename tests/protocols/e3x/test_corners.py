@@ -7,9 +7,9 @@ import pytest
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Config, Engine, Packet, encode_chunks, join_packet
-from muxkit.protocols.e3x._congestion import Congestion
-from muxkit.protocols.e3x._receiving import Incoming
-from muxkit.protocols.e3x._state import UsedIds
+from muxkit.protocols.e3x.engine.congestion import Congestion
+from muxkit.protocols.e3x.engine.receiving import Incoming
+from muxkit.protocols.e3x.engine.state import UsedIds
 from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, raw, sending, sent, seqs, told, wait
 from tests.protocols.e3x.test_channels import Log
 from tests.protocols.e3x.test_chunked import chunked

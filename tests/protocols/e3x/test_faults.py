@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Engine, EngineChannel, encode_packet, join_packet
-from muxkit.protocols.e3x._packets import TYPE_MOST, Packet
-from muxkit.protocols.e3x._state import OVERHEAD, UsedIds
+from muxkit.protocols.e3x.engine.state import OVERHEAD, UsedIds
+from muxkit.protocols.e3x.packets import TYPE_MOST, Packet
 from tests.protocols.e3x._helpers import (
     acks,
     connector,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Config, Engine, encode_packet
-from muxkit.protocols.e3x._fragments import Assembly, Reassembly, cut, pieces_after
+from muxkit.protocols.e3x.fragments import Assembly, Reassembly, cut, pieces_after
 from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, sent, told
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muxkit.protocols.e3x import Config, Engine
-from muxkit.protocols.e3x._congestion import Congestion, Extreme
+from muxkit.protocols.e3x.engine.congestion import Congestion, Extreme
 from tests.protocols.e3x._world import LINE, Shared, goodput, jain
 
 # Share of the line that an application gets at least, by round trip and loss; the figures of a run are in

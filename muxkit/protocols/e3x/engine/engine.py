@@ -9,20 +9,20 @@ import attrs
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.core import queue_of
-from muxkit.protocols.e3x._arrivals import Arrivals
-from muxkit.protocols.e3x._config import LEAST_PACKET, Config
-from muxkit.protocols.e3x._departures import Departures, admits, overhead
-from muxkit.protocols.e3x._events import Cause, Event
-from muxkit.protocols.e3x._fragments import cut, pieces_after
-from muxkit.protocols.e3x._packets import ID_MOST, SEQ_MOST, TYPE_MOST, Packet, encode_packet, quoted
-from muxkit.protocols.e3x._sending import Piece
-from muxkit.protocols.e3x._state import State
+from muxkit.protocols.e3x.config import LEAST_PACKET, Config
+from muxkit.protocols.e3x.engine.channel import Piece
+from muxkit.protocols.e3x.engine.events import Cause, Event
+from muxkit.protocols.e3x.engine.reader import Arrivals
+from muxkit.protocols.e3x.engine.state import State
+from muxkit.protocols.e3x.engine.writer import Departures, admits, overhead
+from muxkit.protocols.e3x.fragments import cut, pieces_after
+from muxkit.protocols.e3x.packets import ID_MOST, SEQ_MOST, TYPE_MOST, Packet, encode_packet, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from muxkit._observer import Observer
-    from muxkit.protocols.e3x._channel import EngineChannel
+    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
 
 ERR_MOST = 128  # characters of an err that we send
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muxkit.core import Ceiling
-from muxkit.protocols.e3x._miss import LISTED_MOST
+from muxkit.protocols.e3x.miss import LISTED_MOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

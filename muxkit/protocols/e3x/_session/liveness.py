@@ -21,9 +21,9 @@ from muxkit.runtime import LinkLost
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from muxkit.protocols.e3x._channel import EngineChannel
-    from muxkit.protocols.e3x._config import Config
-    from muxkit.protocols.e3x._session_connection import Connection
+    from muxkit.protocols.e3x._session.connection import Connection
+    from muxkit.protocols.e3x.config import Config
+    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
 
 PING: Final = "muxkit.ping"
 BYE: Final = "muxkit.bye"

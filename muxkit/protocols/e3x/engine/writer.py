@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muxkit.protocols.e3x._events import Writable
-from muxkit.protocols.e3x._packets import ack_part, head_of, join_packet, quoted
+from muxkit.protocols.e3x.engine.events import Writable
+from muxkit.protocols.e3x.packets import ack_part, head_of, join_packet, quoted
 
 if TYPE_CHECKING:
-    from muxkit.protocols.e3x._channel import EngineChannel
-    from muxkit.protocols.e3x._receiving import Incoming
-    from muxkit.protocols.e3x._sending import Piece
-    from muxkit.protocols.e3x._state import State
+    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
+    from muxkit.protocols.e3x.engine.channel import Piece
+    from muxkit.protocols.e3x.engine.receiving import Incoming
+    from muxkit.protocols.e3x.engine.state import State
 
 MOST = 256  # packets to give out at once
 ACK_SIZE = len(b',"ack":4294967295')

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import NO_QUEUE, ChannelTable, Ids, Ranges, TokenBucket
-from muxkit.protocols.e3x._channel import EngineChannel, Tombstone
-from muxkit.protocols.e3x._congestion import Congestion
-from muxkit.protocols.e3x._events import Broken, Cause, Closed, Event, Fault, Faulted
-from muxkit.protocols.e3x._fragments import Assembly, Reassembly
-from muxkit.protocols.e3x._packets import ID_MOST
-from muxkit.protocols.e3x._receiving import Incoming
-from muxkit.protocols.e3x._sending import Outgoing, Piece
+from muxkit.protocols.e3x.engine._channel_old import EngineChannel, Tombstone
+from muxkit.protocols.e3x.engine.channel import Outgoing, Piece
+from muxkit.protocols.e3x.engine.congestion import Congestion
+from muxkit.protocols.e3x.engine.events import Broken, Cause, Closed, Event, Fault, Faulted
+from muxkit.protocols.e3x.engine.receiving import Incoming
+from muxkit.protocols.e3x.fragments import Assembly, Reassembly
+from muxkit.protocols.e3x.packets import ID_MOST
 
 if TYPE_CHECKING:
     from muxkit._limits import Limits
     from muxkit._observer import Observer
-    from muxkit.protocols.e3x._config import Config
+    from muxkit.protocols.e3x.config import Config
 
 LINGER = 10.0  # s, at least, that a channel which is gone is remembered, to answer what the peer sends again
 ERR_REPEATS = 2  # times that an err is said again, a second apart; ours

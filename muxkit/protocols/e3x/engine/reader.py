@@ -6,17 +6,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.protocols.e3x._closing import Closing
-from muxkit.protocols.e3x._events import Cause, Delivered, Ended, Fault, Message, Opened
-from muxkit.protocols.e3x._miss import decode_miss
-from muxkit.protocols.e3x._packets import SEQ_MOST, TYPE_MOST, Packet, parse_packet
-from muxkit.protocols.e3x._receiving import Arrival
+from muxkit.protocols.e3x.engine.closing import Closing
+from muxkit.protocols.e3x.engine.events import Cause, Delivered, Ended, Fault, Message, Opened
+from muxkit.protocols.e3x.engine.receiving import Arrival
+from muxkit.protocols.e3x.miss import decode_miss
+from muxkit.protocols.e3x.packets import SEQ_MOST, TYPE_MOST, Packet, parse_packet
 
 if TYPE_CHECKING:
-    from muxkit.protocols.e3x._channel import EngineChannel
-    from muxkit.protocols.e3x._receiving import Incoming
-    from muxkit.protocols.e3x._sending import Outgoing
-    from muxkit.protocols.e3x._state import State
+    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
+    from muxkit.protocols.e3x.engine.channel import Outgoing
+    from muxkit.protocols.e3x.engine.receiving import Incoming
+    from muxkit.protocols.e3x.engine.state import State
 
 
 class Arrivals:

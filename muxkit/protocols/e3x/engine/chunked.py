@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from muxkit._observer import Observer
     from muxkit.core import Buffer
-    from muxkit.protocols.e3x._engine import Engine
-    from muxkit.protocols.e3x._events import Event
+    from muxkit.protocols.e3x.engine.engine import Engine
+    from muxkit.protocols.e3x.engine.events import Event
 
 CHUNK_MOST: Final = 256  # bytes, the length included
 PACKET_CHUNKS: Final = 8

@@ -10,9 +10,9 @@ import attrs
 from muxkit.core import NO_QUEUE
 
 if TYPE_CHECKING:
-    from muxkit.protocols.e3x._fragments import Assembly
-    from muxkit.protocols.e3x._receiving import Incoming
-    from muxkit.protocols.e3x._sending import Outgoing
+    from muxkit.protocols.e3x.engine.channel import Outgoing
+    from muxkit.protocols.e3x.engine.receiving import Incoming
+    from muxkit.protocols.e3x.fragments import Assembly
 
 
 @attrs.define(eq=False)

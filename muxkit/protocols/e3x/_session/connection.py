@@ -11,10 +11,11 @@ import attrs
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.e3x._chunked import ChunkedEngine
-from muxkit.protocols.e3x._config import LEAST_PACKET
-from muxkit.protocols.e3x._engine import Engine
-from muxkit.protocols.e3x._events import (
+from muxkit.protocols.e3x._session.liveness import BYE, IN_ORDER, RESERVED, Liveness
+from muxkit.protocols.e3x.config import LEAST_PACKET
+from muxkit.protocols.e3x.engine.chunked import ChunkedEngine
+from muxkit.protocols.e3x.engine.engine import Engine
+from muxkit.protocols.e3x.engine.events import (
     Broken,
     Cause,
     Closed,
@@ -26,7 +27,6 @@ from muxkit.protocols.e3x._events import (
     Opened,
     Writable,
 )
-from muxkit.protocols.e3x._session_liveness import BYE, IN_ORDER, RESERVED, Liveness
 from muxkit.runtime import DatagramPump, LinkLost, NowaitPackets, OutboxBudget, StreamPump
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from muxkit._limits import Limits
     from muxkit._observer import Observer
-    from muxkit.protocols.e3x._channel import EngineChannel
-    from muxkit.protocols.e3x._config import Config
-    from muxkit.protocols.e3x._session_channels import Channel
+    from muxkit.protocols.e3x._session.channels import Channel
+    from muxkit.protocols.e3x.config import Config
+    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
     from muxkit.runtime import PacketLink
 
 ENDLESS = 2**62  # bytes: who may send is for the engine to say, which knows whose queue holds up nobody

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from muxkit.protocols.e3x._channel import EngineChannel
+    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
 
 
 class Fault(Enum):

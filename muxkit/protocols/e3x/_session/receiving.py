@@ -13,8 +13,8 @@ from muxkit.runtime import YIELD_BYTES, YIELD_LEAST
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from muxkit.protocols.e3x._channel import EngineChannel
-    from muxkit.protocols.e3x._session_connection import Connection
+    from muxkit.protocols.e3x._session.connection import Connection
+    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
 
     ErrorMaker = Callable[[], Exception]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from muxkit.protocols.e3x._session_receiving import Inbox
-from muxkit.protocols.e3x._session_sending import Receipt, Sender
+from muxkit.protocols.e3x._session.receiving import Inbox
+from muxkit.protocols.e3x._session.sending import Receipt, Sender
 from muxkit.runtime import Channel as CommonChannel
 from muxkit.runtime import ChannelCancelled, ChannelStopped, Unsupported
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from types import TracebackType
 
-    from muxkit.protocols.e3x._channel import EngineChannel
-    from muxkit.protocols.e3x._session_connection import Connection
+    from muxkit.protocols.e3x._session.connection import Connection
+    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
 
     ErrorMaker = Callable[[], Exception]
 

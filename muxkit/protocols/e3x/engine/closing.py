@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from muxkit.protocols.e3x._events import Broken, Cause, Closed
+from muxkit.protocols.e3x.engine.events import Broken, Cause, Closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from muxkit.protocols.e3x._channel import EngineChannel
-    from muxkit.protocols.e3x._state import State
+    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
+    from muxkit.protocols.e3x.engine.state import State
 
 PATIENCE: Final = 5.0  # s
 CLOSED: Final = "closed"

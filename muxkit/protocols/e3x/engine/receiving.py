@@ -9,11 +9,11 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from muxkit.core import Ranges
-from muxkit.protocols.e3x._config import FIRST_WINDOW
-from muxkit.protocols.e3x._miss import LISTED_MOST, encode_miss
+from muxkit.protocols.e3x.config import FIRST_WINDOW
+from muxkit.protocols.e3x.miss import LISTED_MOST, encode_miss
 
 if TYPE_CHECKING:
-    from muxkit.protocols.e3x._packets import Packet
+    from muxkit.protocols.e3x.packets import Packet
 
 ACK_DELAY = 1.0  # s, e3x "ack": "for up to one second"
 GAP_REPEAT = 0.25  # s between reports of one and the same gap; ours

@@ -10,10 +10,10 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.e3x._config import Config
-from muxkit.protocols.e3x._session_channels import Channel, Opening
-from muxkit.protocols.e3x._session_connection import Connection
-from muxkit.protocols.e3x._session_liveness import RESERVED
+from muxkit.protocols.e3x._session.channels import Channel, Opening
+from muxkit.protocols.e3x._session.connection import Connection
+from muxkit.protocols.e3x._session.liveness import RESERVED
+from muxkit.protocols.e3x.config import Config
 from muxkit.runtime import (
     Backlog,
     ChannelStopped,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
-    from muxkit.protocols.e3x._events import Opened
+    from muxkit.protocols.e3x.engine.events import Opened
     from muxkit.runtime import LinkKind, PacketLink
 
 LINGER = 5.0  # s, for taking leave
