@@ -1,4 +1,4 @@
-"""What can be chosen for one e3x engine, apart from the limits?"""
+"""Settings of an e3x engine beside the limits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PACKET = 1400  # bytes of a datagram's payload
-FIRST_WINDOW = 50  # packets, before the first miss: what the original implementations buffer
-LEAST_PACKET = 256  # bytes; below it a head could leave no room for a body
+FIRST_WINDOW = 50  # packets before the first miss; the original implementations buffer so many
+LEAST_PACKET = 256  # bytes; in a smaller packet a head could leave no space for a body
 
 
 def _names(names: Iterable[str]) -> frozenset[str]:
@@ -23,27 +23,27 @@ class Config:
     """The settings of an engine; times in seconds."""
 
     packet: int = PACKET
-    """The largest packet to send, in bytes; the path must carry it beside the heads of UDP and IP, and of DTLS."""
+    """The largest packet to send, in bytes, without the heads of UDP, IP and DTLS."""
     reliable: bool = True
-    """Take reliable channels; otherwise an opening that asks for one is answered with an err."""
+    """Accept reliable channels; otherwise an opening of one is answered with an err."""
     unreliable_types: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Types of channels known to be unreliable; an opening of such a one with `seq` is answered with an err."""
+    """Types of channels that are always unreliable; an opening of one with `seq` is answered with an err."""
     window: int = 1000
-    """Packets of a channel that may be received and not processed yet, as far as `Limits.channel_bytes` holds them."""
+    """Packets of a channel that may be received and not processed, within `Limits.channel_bytes`."""
     first_window: int = FIRST_WINDOW
-    """Packets that we send ahead of the acks before the peer has told its window."""
+    """Packets to send ahead of the acks before the peer has announced its window."""
     most_window: int = 4096
-    """Packets that we send ahead of the acks, whatever window the peer tells."""
+    """Packets to send ahead of the acks at most, even if the peer announces a larger window."""
     frag: bool = True
-    """Cut messages larger than a packet, and join such messages of the peer. Ours: off towards foreign peers."""
+    """Split messages larger than a packet, and join those of the peer. Not in the document: off for foreign peers."""
     congestion: bool = True
-    """Pace what is sent by what the path bears; off where the link does that itself, as TCP does."""
+    """Limit the rate to what the path carries; off where the link does so itself, as TCP does."""
     timeout: float = 10.0
-    """A channel that waits for an ack and hears nothing for so long is over."""
+    """A channel that waits for an ack and receives nothing for so long is broken."""
     keepalive: float | None = 20.0
-    """A session that heard nothing for so long asks whether the peer is still there; None: it never asks."""
+    """A session that received nothing for so long sends a ping; None never pings."""
     refusal_is_fatal: bool = False
-    """End a session when the network says that nobody is there; anybody who can forge a packet can say so."""
+    """End a session when the network reports that the peer is unreachable; such reports can be forged."""
 
     def __attrs_post_init__(self) -> None:
         if not LEAST_PACKET <= self.packet <= 65_507:

@@ -1,4 +1,7 @@
-"""What does a packet look like? Two bytes of length, a JSON head, a binary body; judged strictly, bounded first."""
+"""Packets of e3x: the JSON head and the binary body, the delta list `miss`, and the pieces of large messages.
+
+Parsing is strict, and checks sizes before it does any work that depends on them.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,20 @@ import attrs
 from muxkit._errors import RemoteProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 ID_MOST = 2**32 - 1
-SEQ_MOST = 2**32 - 1  # no wrap: a channel that comes here is over
-TYPE_MOST = 1024  # characters; ours, since a channel keeps its type for as long as it lives
-HEAD_MOST = 2**16 - 1  # bytes, what two bytes of length can say
-JSON_LEAST = 7  # bytes; shorter heads are binary, as the original implementations read them
-DEPTH_MOST = 32  # brackets inside each other
+SEQ_MOST = 2**32 - 1  # no wrap: a channel that reaches it ends
+TYPE_MOST = 1024  # characters; not in the document: a channel keeps its type for as long as it lives
+HEAD_MOST = 2**16 - 1  # bytes, the most that two bytes of length can express
+JSON_LEAST = 7  # bytes; shorter heads are binary, as in the original implementations
+DEPTH_MOST = 32  # nested brackets
+LISTED_MOST = 256  # deltas of a `miss` that is sent; a longer list may be cut, and does not tell what arrived
 
 
 @attrs.define
 class Packet:
-    """One packet of a channel; what it does not carry is None, False, 0 or empty."""
+    """One packet of a channel; absent fields are None, False, 0 or empty."""
 
     channel: int
     type: str | None = None
@@ -34,21 +38,21 @@ class Packet:
     frag: int = 0
     body: bytes = b""
     miss_fault: str = ""
-    """Why a `miss` that came was not taken; the rest of such a packet counts."""
+    """Why a received `miss` was ignored; the other fields of such a packet count."""
 
 
-# ---------------------------------------------------------------------------- length, head, body
+# --- length, head, body
 
 
 def join_packet(head: bytes, body: bytes = b"") -> bytes:
-    """Length, head and body as they travel."""
+    """Encode the length, the head and the body."""
     if len(head) > HEAD_MOST:
         raise ValueError(f"a head of {len(head)} bytes; two bytes of length say at most {HEAD_MOST}")
     return b"%c%c%b%b" % (len(head) >> 8, len(head) & 0xFF, head, body)
 
 
 def split_packet(packet: bytes) -> tuple[bytes, bytes]:
-    """Head and body of what came."""
+    """Split a received packet into head and body."""
     if len(packet) < 2:
         raise RemoteProtocolError(f"a packet of {len(packet)} bytes has no length")
     size = packet[0] << 8 | packet[1]
@@ -58,7 +62,7 @@ def split_packet(packet: bytes) -> tuple[bytes, bytes]:
 
 
 def encode_head(fields: dict[str, object]) -> bytes:
-    """A JSON head, as short as JSON can be; without any key it is no byte at all."""
+    """Encode a JSON head without spaces; one without keys is empty."""
     if not fields:
         return b""
     head = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
@@ -68,10 +72,10 @@ def encode_head(fields: dict[str, object]) -> bytes:
 
 
 def parse_head(head: bytes) -> dict[str, object]:
-    """A JSON head, strictly: UTF-8, no BOM, NaN, lone surrogate or repeated key, not too deep.
+    """Parse a JSON head strictly: UTF-8 without BOM, NaN, lone surrogates, repeated keys or deep nesting.
 
-    A head that is empty or shorter than any JSON object with a key is binary, even if its bytes are JSON: no keys.
-    A float may be infinite here (1e999 is good JSON): no key of ours takes one.
+    A head shorter than any JSON object with a key is binary and has no keys, even if its bytes are JSON. A float may
+    be infinite (1e999 is valid JSON); no key of the protocol takes one.
     """
     if len(head) < JSON_LEAST:
         return {}
@@ -82,7 +86,7 @@ def parse_head(head: bytes) -> dict[str, object]:
         fields: object = _DECODER.decode(text)
         if "\\u" in text:
             json.dumps(fields, ensure_ascii=False).encode()  # fails for one half of a surrogate pair
-    except ValueError as error:  # also what decoding UTF-8 and long numbers raise
+    except ValueError as error:  # UTF-8 decoding and long numbers raise it, too
         raise RemoteProtocolError(f"a head that is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise RemoteProtocolError(f"a head that is a JSON {type(fields).__name__}, not an object")
@@ -120,11 +124,11 @@ def _no_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 
-# ---------------------------------------------------------------------------- packets of channels
+# --- packets of channels
 
 
 def encode_packet(packet: Packet) -> bytes:
-    """A packet as it travels; the keys stand in a fixed order."""
+    """Encode a packet; the keys have a fixed order."""
     head = head_of(packet.channel, packet.type, packet.seq, packet.end, packet.frag)
     if packet.err is not None:
         head += b',"err":%b' % quoted(packet.err)
@@ -132,7 +136,7 @@ def encode_packet(packet: Packet) -> bytes:
 
 
 def head_of(channel: int, type: str | None, seq: int | None, end: bool, frag: int) -> bytes:
-    """A head without its braces and without `ack` and `miss`, which change from one sending to the next."""
+    """Encode a head without braces and without `ack` and `miss`, which differ each time the packet is sent."""
     head = b'"c":%d' % channel
     if type is not None:
         head += b',"type":%b' % quoted(type)
@@ -146,17 +150,18 @@ def head_of(channel: int, type: str | None, seq: int | None, end: bool, frag: in
 
 
 def ack_part(ack: int | None, miss: Sequence[int] | None) -> bytes:
+    """Encode `ack` and `miss` to append to a head."""
     part = b"" if ack is None else b',"ack":%d' % ack
     return part if miss is None else part + b',"miss":[%b]' % b",".join([b"%d" % delta for delta in miss])
 
 
 def quoted(text: str) -> bytes:
-    """A JSON string; a lone surrogate is a `UnicodeEncodeError`."""
+    """Encode a JSON string; raises `UnicodeEncodeError` for a lone surrogate."""
     return json.dumps(text, ensure_ascii=False).encode()
 
 
 def parse_packet(data: bytes) -> Packet:
-    """The packet in a datagram; whatever is wrong with it is a `RemoteProtocolError`. Unknown keys are ignored."""
+    """Parse a packet; raises `RemoteProtocolError` for any fault in it. Unknown keys are ignored."""
     head, body = split_packet(data)
     fields = parse_head(head)
     get = fields.get
@@ -183,7 +188,7 @@ def parse_packet(data: bytes) -> Packet:
     if "miss" in fields:
         _take_miss(packet, get("miss"))
     if packet.ack == 0 and packet.miss is None:
-        packet.ack = None  # nothing is confirmed: 0 is only the base of a `miss`
+        packet.ack = None  # it confirms nothing: 0 is only the base of a `miss`
     return packet
 
 
@@ -217,8 +222,77 @@ def _text(fields: dict[str, object], key: str) -> str | None:
 
 
 def _shown(value: object) -> str:
-    """Short enough for an error, whatever a peer sent."""
+    """Return a value for an error text, shortened."""
     if type(value) is int and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+# --- miss
+
+
+@attrs.define
+class Miss:
+    """A decoded `miss` array."""
+
+    missing: list[int]
+    """The seqs to send again, ascending."""
+    limit: int
+    """The highest seq that is accepted now; the document calls it that, and also the first that is not accepted."""
+    window: int
+    """Its distance from the ack, which stays as the ack moves."""
+
+
+def encode_miss(ack: int, missing: Iterable[int], capacity: int | None = None, *, most: int | None = None) -> list[int]:
+    """Encode the missing seqs above `ack` as deltas, then one for the limit: `ack + capacity`, itself still accepted.
+
+    Encodes at most `most` deltas; the peer learns nothing about missing seqs that are left out.
+    """
+    limit = None if capacity is None else ack + capacity
+    listed = sorted(missing)
+    if limit is not None:
+        listed = [seq for seq in listed if seq < limit]
+    if most is not None:
+        del listed[max(0, most - 1) :]
+    if limit is not None:
+        listed.append(limit)
+    deltas = []
+    previous = ack
+    for seq in listed:
+        deltas.append(seq - previous)
+        previous = seq
+    return deltas
+
+
+def decode_miss(ack: int, deltas: Sequence[int]) -> Miss:
+    """Decode a `miss`; raises `RemoteProtocolError` if it is empty or has a delta below 1."""
+    if not deltas:
+        raise RemoteProtocolError("miss is empty", rule="e3x-M03")
+    seqs = []
+    seq = ack
+    for delta in deltas:
+        if delta < 1:
+            raise RemoteProtocolError(f"{delta} among the deltas of miss, 1 or more are allowed", rule="e3x-M03")
+        seq += delta
+        seqs.append(seq)
+    limit = seqs.pop()
+    return Miss(seqs, limit, limit - ack)
+
+
+# --- pieces of messages
+
+
+def cut(body: bytes, first: int, other: int) -> Iterator[tuple[int, bytes]]:
+    """Cut a message into pieces, each with the number of those after it.
+
+    The first has at most `first` bytes, the others `other`.
+    """
+    yield pieces_after(len(body), first, other), body[:first]
+    for start in range(first, len(body), other):
+        yield (len(body) - start - 1) // other, body[start : start + other]
+
+
+def pieces_after(size: int, first: int, other: int) -> int:
+    """Return the number of pieces after the first."""
+    return max(0, -(-(size - first) // other))

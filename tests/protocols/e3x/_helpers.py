@@ -1,4 +1,4 @@
-"""Engines for tests: fed with packets written as keys and values, asked for what they sent."""
+"""Helpers for tests of engines: feed packets written as keys and values, read what they send."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ SEQ_MOST = 2**32 - 1
 def listener(
     *, limits: Limits | None = None, window: int = 50, reliable: bool = True, unreliable: tuple[str, ...] = ()
 ) -> Engine:
-    """The side whose peer opens channels 1, 3, 5 …; with a window of 50 it does not have to tell its window."""
+    """Make the side whose peer opens channels 1, 3, 5 …; with a window of 50 it need not tell its window."""
     return Engine(False, Config(window=window, reliable=reliable, unreliable_types=unreliable), limits=limits)
 
 
 def connector(*, limits: Limits | None = None, window: int = 50, unreliable: tuple[str, ...] = ()) -> Engine:
-    """The side that opens channels 1, 3, 5 …, and is not held back by a rate."""
+    """Make the side that opens channels 1, 3, 5 …, without a limit on the rate."""
     config = Config(window=window, congestion=False, unreliable_types=unreliable)
     return Engine(True, config, limits=limits)
 
 
 def raw(body: bytes = b"", /, **fields: object) -> bytes:
-    """A packet with any keys and values, legal or not."""
+    """Encode a packet with any keys and values, legal or not."""
     return join_packet(encode_head(fields), body)
 
 
 def fed(engine: Engine, body: bytes = b"", /, *, now: float = 0.0, **fields: object) -> list[object]:
-    """Feed one packet; what the engine tells, as in `told`."""
+    """Feed one packet; return the events, as `told` does."""
     engine.receive_datagram(raw(body, **fields), now)
     return told(engine)
 
@@ -78,7 +78,7 @@ def _short(event: Event) -> object:
 
 
 def sent(engine: Engine, now: float = 0.0) -> list[Packet]:
-    """What the engine sends now."""
+    """Return the packets that the engine sends now."""
     return [parse_packet(data) for data in engine.datagrams_to_send(now)]
 
 
@@ -87,12 +87,12 @@ def seqs(packets: list[Packet]) -> list[int | None]:
 
 
 def acks(packets: list[Packet]) -> list[tuple[int | None, list[int] | None]]:
-    """`ack` and `miss` of the packets that have nothing else."""
+    """Return `ack` and `miss` of the packets that have nothing else."""
     return [(packet.ack, packet.miss) for packet in packets if packet.seq is None and packet.ack is not None]
 
 
 def wait(engine: Engine, until: float) -> list[tuple[float, Packet]]:
-    """Let time pass; what is sent meanwhile, and when."""
+    """Let time pass; return the packets sent meanwhile, with their times."""
     out: list[tuple[float, Packet]] = []
     while (due := engine.next_deadline()) is not None and due <= until:
         engine.handle_deadline(due)
@@ -101,7 +101,7 @@ def wait(engine: Engine, until: float) -> list[tuple[float, Packet]]:
 
 
 def opened(engine: Engine, id: int = 1, *, now: float = 0.0) -> EngineChannel:
-    """The peer opens a reliable channel, the application takes it, and the ack that it is owed has gone."""
+    """Let the peer open a reliable channel and the application accept it; its ack was sent."""
     assert fed(engine, c=id, type="chat", seq=1, now=now) == [("opened", id, "chat", b"")]
     channel = engine.channel(id)
     assert channel is not None
@@ -112,7 +112,7 @@ def opened(engine: Engine, id: int = 1, *, now: float = 0.0) -> EngineChannel:
 
 
 def sending(engine: Engine, count: int, *, now: float = 0.0) -> EngineChannel:
-    """We open a reliable channel and send packets 1 to `count`, the opening included."""
+    """Open a reliable channel and send packets 1 to `count`, with the opening."""
     channel = engine.open("chat")
     for number in range(2, count + 1):
         engine.send(channel, b"%d" % number)

@@ -1,4 +1,4 @@
-"""The programs at both ends of the namespaces of `tests/system/netns.sh`: one reads, one sends and tells."""
+"""The programs at both ends of the namespaces of `tests/system/netns.sh`: one reads, one sends and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two engines that talk over bad weather until both are done, and what must have come of it."""
+"""Two engines on a lossy network that exchange messages until both are done, and the checks of the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = (0, 1, 20, 200, 1300, 1400, 5000)
 
 @attrs.define
 class Talk:
-    """One channel from one side's view: what it must send, and what it got."""
+    """One channel from one side's view: the messages to send, and those received."""
 
     to_send: list[bytes]
     got: list[bytes] = attrs.field(factory=list)
@@ -25,7 +25,7 @@ class Talk:
 
 
 class Side:
-    """An engine and its application: sends by and by, takes its time with some messages, ends when all is sent."""
+    """An engine and its application, which sends little by little and processes some messages slowly."""
 
     def __init__(self, network: Network, odd: bool, seed: str, *, messages: int, timeout: float) -> None:
         self.engine = Engine(odd, Config(window=64, timeout=timeout))
@@ -84,12 +84,12 @@ class Side:
 
 
 class Conversation:
-    """Both sides open channels and send on all of them."""
+    """Let both sides open channels and send on all of them."""
 
     def __init__(
         self, seed: int, weather: PathWeather, *, channels: int = 2, messages: int = 25, timeout: float = 60.0
     ) -> None:
-        # At 20 % of loss ten seconds without an answer do come about by chance, so those who talk here wait longer.
+        # At 20 % of loss ten seconds without an answer can occur by chance, so the timeout is longer here.
         self.network = Network(seed, keep=False)
         self.sides = [
             Side(self.network, odd, f"{seed}/{odd}", messages=messages, timeout=timeout) for odd in (True, False)
@@ -109,7 +109,7 @@ class Conversation:
         )
 
     def check(self) -> None:
-        """Exactly once, in order, all finished, nothing kept."""
+        """Check that everything arrived once and in order, all channels ended, and nothing is kept."""
         one, other = self.sides
         assert one.broken == other.broken == []
         assert one.talks.keys() == other.talks.keys()

@@ -1,4 +1,4 @@
-"""Pairs of e3x sessions, on every kind of link."""
+"""Pairs of e3x sessions on every kind of link."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 CALM = PacketWeather(delay=0.01)
 BENT = PacketWeather(delay=0.02, jitter=0.01, loss=0.05, duplication=0.05, reordering=0.1)
-# A packet that is lost alone waits a second for its repetition, so a check of many echoes bears but a few of them.
+# A packet that is lost alone is sent again after a second, so a check of many echoes allows only few losses.
 ROUGH = PacketWeather(delay=0.002, jitter=0.001, loss=0.01, duplication=0.05, reordering=0.1, late=0.005)
 
 
 class Cable(trio.abc.Channel[bytes]):
-    """A link that can be cut without a word, in both directions."""
+    """A link that can be cut silently in both directions."""
 
     def __init__(self, link: PacketLink) -> None:
         self._link = link
@@ -60,7 +60,7 @@ async def sessions(
     limits: Limits | None = None,
     linger: float = 5.0,
 ) -> AsyncIterator[SessionPair]:
-    """Two sessions on one link; the listener leaves first."""
+    """Run two sessions on one link; the listener leaves first."""
 
     def cut() -> None:
         for session in (one, other):
@@ -73,7 +73,7 @@ async def sessions(
 
 @asynccontextmanager
 async def channels(pair: SessionPair, **options: Any) -> AsyncIterator[tuple[Channel, Channel]]:
-    """A channel at both ends; the other side has taken it."""
+    """Open a channel that the other side has accepted; yield both ends."""
     one, other = pair.one, pair.other
     assert isinstance(one, e3x.Session)
     assert isinstance(other, e3x.Session)
@@ -111,7 +111,7 @@ async def over_url(
     on_client: dict[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[SessionPair]:
-    """A client and a server of `url`, over real sockets."""
+    """Run a client and a server of `url` over real sockets."""
     others: list[Session] = []
     has_come, over = trio.Event(), trio.Event()
 
@@ -131,14 +131,14 @@ async def over_url(
         async with muxkit.connect(served.url, linger=linger, **options, **(on_client or {})) as session:
             assert isinstance(session, e3x.Session)
             one = session
-            await one.ping()  # a packet link has no beginning of its own
+            await one.ping()  # a packet link has no handshake of its own
             await has_come.wait()
             yield SessionPair(one, others[0], cut)
             over.set()
 
 
 async def next_channel(session: Session) -> Channel:
-    """What the peer opened."""
+    """Return the next channel that the peer has opened."""
     async for channel in session.incoming():
         assert isinstance(channel, e3x.Channel)
         return channel

@@ -1,4 +1,4 @@
-"""Programs on both ends of a simulated network: a feed that never runs dry, and pairs that talk until both are done."""
+"""Programs on both ends of a simulated network: an endless feed, and pairs that exchange messages until the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDE = Limits(channel_bytes=8 * MIB, connection_bytes=64 * MIB)
 
 
 class Feed:
-    """One engine sends on one channel as fast as it may, the other takes it at once."""
+    """One engine sends on one channel as fast as it may, the other processes everything at once."""
 
     def __init__(self, *, window: int = 2000, starts_at: float = 0.0, size: int | None = None) -> None:
         config = Config(window=window, timeout=60.0)
@@ -73,7 +73,7 @@ class Feed:
 
 
 def goodput(*, loss: float, round_trip: float, seconds: float, seed: int = 0) -> tuple[float, Feed]:
-    """Bytes a second that an application gets over 10 Mbit/s, and the feed that got them."""
+    """Return the bytes a second that an application receives over 10 Mbit/s, and its feed."""
     network = Network(seed, keep=False)
     line = Bottleneck(LINE, queue=max(64_000, int(LINE * round_trip)))
     feed = Feed()
@@ -100,10 +100,10 @@ class Shared:
 
     @property
     def shares(self) -> list[int]:
-        """Bytes that each flow got."""
+        """Return the bytes of each flow."""
         return [feed.arrived for feed in self.feeds] + [self.tcp.arrived]
 
 
 def jain(shares: list[int]) -> float:
-    """1 if all shares are equal, 1 / n if one has everything."""
+    """Return Jain's index: 1 if all shares are equal, 1 / n if one flow has everything."""
     return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))

@@ -1,4 +1,4 @@
-"""The life of a channel: opening, ending, breaking, and what comes late; unreliable ones; queues and limits of ours."""
+"""The life of a channel: opening, ending, breaking, late packets; unreliable channels; queues and local limits."""
 
 from __future__ import annotations
 

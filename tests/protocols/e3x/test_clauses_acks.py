@@ -1,4 +1,4 @@
-"""`ack`: what it covers, when it goes out, what it does; rule by rule."""
+"""`ack`: what it covers, when it is sent, and its effect; rule by rule."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_packet_with_an_ack_in_it_wants_its_own_at_once() -> None:
 
 @pytest.mark.clause("e3x-A06")
 def test_a_question_that_processing_cannot_answer_is_answered_at_once() -> None:
-    """Something is missing before it: the answer says what."""
+    """A packet before it is missing: the answer tells which."""
     engine = listener()
     opened(engine)
     fed(engine, c=1, seq=3)

@@ -1,4 +1,4 @@
-"""`miss`: when it is sent, what the window becomes, what goes again and when; rule by rule."""
+"""`miss`: when it is sent, its effect on the window, which packets are sent again and when; rule by rule."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_probe_follows_the_window_as_acks_move_it() -> None:
 
 @pytest.mark.clause("e3x-M06", "e3x-M08")
 def test_what_waits_to_go_again_stays_when_the_window_falls_below_it() -> None:
-    """The rate holds the resends back, and the next miss arrives before they leave."""
+    """The rate delays the resends, and the next miss arrives before they are sent."""
     engine = Engine(True, Config(congestion=False, first_window=100))
     sending(engine, 100)
     fed(engine, c=1, ack=1, miss=[*[1] * 60, 30])
@@ -271,7 +271,7 @@ def test_a_miss_of_as_many_entries_as_a_packet_can_hold_resends_only_what_there_
 
 @pytest.mark.requirement("R-18", "R-19")
 def test_a_miss_of_what_was_never_sent_stops_nothing() -> None:
-    """Nothing is under way, so nobody would ever mend it: the peer owes no ack, and we ask for none."""
+    """Nothing is in flight, so neither side would correct it: the peer owes no ack, and this side asks for none."""
     engine = connector()
     channel = sending(engine, 3)
     fed(engine, c=1, ack=3, miss=[1] * 300)
@@ -324,7 +324,7 @@ def test_ten_seconds_without_an_answer_are_the_end_of_a_channel_that_waits_for_o
 
 @pytest.mark.clause("e3x-R02")
 def test_any_answer_keeps_a_channel_alive() -> None:
-    """The application over there takes its time; its engine answers."""
+    """The peer's application is slow; its engine answers."""
     engine = connector()
     sending(engine, 2)
     fed(engine, c=1, ack=1)

@@ -7,7 +7,7 @@ import pytest
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Config, Engine
-from muxkit.protocols.e3x.engine.receiving import Arrival, Incoming
+from muxkit.protocols.e3x.engine.channel import Arrival, Incoming
 from muxkit.protocols.e3x.packets import Packet
 from tests.protocols.e3x._helpers import (
     SEQ_MOST,
@@ -111,7 +111,7 @@ def test_each_direction_has_its_own_seqs() -> None:
 
 
 def worn_out(left: int) -> Engine:
-    """An engine whose channel 1 has used all seqs but the last `left`, all of them acked."""
+    """Make an engine whose channel 1 has used all seqs but the last `left`, all of them acked."""
     engine = connector()
     channel = sending(engine, 1)
     fed(engine, c=1, ack=1)

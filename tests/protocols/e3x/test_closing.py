@@ -1,4 +1,4 @@
-"""What does an engine do about a channel that its application has let go of, and with several messages at once?"""
+"""Channels that the application has closed, and several messages that are processed at once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_peer_that_sends_and_processes_nothing_has_five() -> None:
     sent(engine)
     fed(engine, b"unwanted", c=1, seq=1, now=1.0)
     wait(engine, 4.0)
-    fed(engine, c=1, ack=2, now=4.0)  # it did process something: five more
+    fed(engine, c=1, ack=2, now=4.0)  # it did process something: five seconds more
     wait(engine, 8.5)
     assert not channel.gone
     wait(engine, 9.5)
@@ -127,7 +127,7 @@ def test_closing_an_unreliable_channel_is_ending_it() -> None:
     assert channel is not None
     engine.close(channel)
     assert sent(engine) == [Packet(1, end=True)]
-    assert fed(engine, b"2", c=1) == [], "nobody wants it"
+    assert fed(engine, b"2", c=1) == [], "it is discarded"
     assert fed(engine, c=1, end=True) == [("ended", 1), ("closed", 1)]
 
 

@@ -1,4 +1,4 @@
-"""What the other tests pass by: rare orders of events, small rooms, and what is harmless."""
+"""Corner cases: rare orders of events, little memory, and harmless calls."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Config, Engine, Packet, encode_chunks, join_packet
+from muxkit.protocols.e3x.engine.channel import Incoming
 from muxkit.protocols.e3x.engine.congestion import Congestion
-from muxkit.protocols.e3x.engine.receiving import Incoming
 from muxkit.protocols.e3x.engine.state import UsedIds
 from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, raw, sending, sent, seqs, told, wait
 from tests.protocols.e3x.test_channels import Log
@@ -179,7 +179,7 @@ def test_an_id_below_all_that_are_remembered_counts_as_used() -> None:
 
 
 def test_a_beginning_that_loses_much_of_what_it_sends_is_over() -> None:
-    """On a queue that others keep full no growth of it is seen."""
+    """On a queue that other flows keep full its growth is not visible."""
     pace = Congestion(1400)
     now, sent_at = 0.0, [0] * 21
     while pace.starting:
@@ -188,7 +188,7 @@ def test_a_beginning_that_loses_much_of_what_it_sends_is_over() -> None:
         while pace.may_send(now):
             pace.sent(1400, now)
             sent_at[-1] += 1
-        pace.hear(0.02, sent_at[-21] // 2, now)
+        pace.ack_received(0.02, sent_at[-21] // 2, now)
         assert now < 1.0
     assert pace.share < 1000 * 1400
 
@@ -251,18 +251,18 @@ def test_nothing_new_goes_while_more_is_missing_than_the_peer_can_list() -> None
 
 def test_a_round_trip_that_is_neither_sure_nor_likely_does_not_count() -> None:
     pace = Congestion(1400)
-    pace.hear(0.05, 0, 0.0)
+    pace.ack_received(0.05, 0, 0.0)
     for wrong in (0.01, 3.0):
-        pace.hear(wrong, 0, 0.01, is_sure=False)
+        pace.ack_received(wrong, 0, 0.01, is_sure=False)
     assert pace.round_trip == pace.least_round_trip == 0.05
 
 
 def test_a_long_round_trip_is_forgotten_when_nothing_more_is_heard_of_it() -> None:
     pace = Congestion(1400)
-    pace.hear(0.05, 0, 0.0)
-    pace.hear(None, 0, 0.5)
-    pace.hear(5.0, 0, 1.0)
+    pace.ack_received(0.05, 0, 0.0)
+    pace.ack_received(None, 0, 0.5)
+    pace.ack_received(5.0, 0, 1.0)
     slow = pace.rate
     for second in range(10, 60, 10):
-        pace.hear(None, 0, float(second))
+        pace.ack_received(None, 0, float(second))
     assert pace.rate > 3 * slow

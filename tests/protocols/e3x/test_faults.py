@@ -1,4 +1,4 @@
-"""Whatever a stranger or a broken peer sends: dropped and counted; nothing ends, nothing grows beyond `Limits`."""
+"""Illegal and forged packets are dropped and counted; nothing ends, and nothing grows beyond `Limits`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def talking() -> tuple[Engine, EngineChannel]:
-    """A channel with packets 1 to 4 sent, 2 of them acked, and packets 1 to 2 of the peer taken."""
+    """Make a channel with packets 1 to 4 sent, 2 of them acked, and packets 1 to 2 of the peer processed."""
     engine = connector()
     channel = sending(engine, 4)
     fed(engine, c=1, seq=1, ack=2)
@@ -43,7 +43,7 @@ def talking() -> tuple[Engine, EngineChannel]:
 
 
 def state_of(engine: Engine, channel: EngineChannel) -> object:
-    """All that a dropped packet must leave alone."""
+    """Return all that a dropped packet must not change."""
     incoming, outgoing = channel.incoming, channel.outgoing
     assert incoming is not None
     assert outgoing is not None
@@ -97,7 +97,7 @@ def test_a_bad_packet_is_dropped_and_counted_and_changes_nothing(packet: bytes, 
         engine.receive_datagram(packet, 0.5)
         assert told(engine) == [("fault", fault)]
         assert engine.stats().faults[fault] == count
-    if fault == "full":  # it is answered with what room there is
+    if fault == "full":  # the answer tells the window
         assert acks(sent(engine, 0.5)) == [(2, None)]
     assert state_of(engine, channel) == before
     assert fed(engine, b"good", c=1, seq=3, ack=4, now=0.5) == [("delivered", 1, 3, 4), ("message", 1, b"good")]
@@ -131,7 +131,7 @@ def test_an_err_ends_its_channel_at_once_and_drops_what_it_held() -> None:
     assert wait(engine, 60.0) == []
 
 
-# --- what one peer can cost
+# --- limits
 
 
 @pytest.mark.requirement("R-01", "R-02")
@@ -259,7 +259,7 @@ def test_ends_of_channels_are_remembered_within_a_limit() -> None:
 def test_while_nothing_can_be_sent_what_is_to_be_answered_does_not_pile_up() -> None:
     engine = listener(limits=Limits(tombstones=10, channels=50), unreliable=("p",))
     for id in range(1, 2001, 4):
-        fed(engine, b"x", c=id, type="x", seq=1, frag=2**32 - 1)  # broken off by us
+        fed(engine, b"x", c=id, type="x", seq=1, frag=2**32 - 1)  # broken by this side
         fed(engine, c=id + 2, type="p", seq=1)  # refused
     assert len(engine._state.errs) <= 20
     assert len(sent(engine)) <= 20
@@ -282,7 +282,7 @@ def test_ids_that_leave_holes_are_remembered_within_a_limit() -> None:
     ids=str,
 )
 def test_one_packet_of_a_stranger_brings_at_most_three_times_its_bytes(packet: bytes) -> None:
-    """Whatever address it claims to come from; what the application sends is for the adapter to hold back."""
+    """From any claimed address; the adapter limits what the application sends."""
     engine = listener(unreliable=("p",), window=748)
     engine.receive_datagram(packet, 0.0)
     channel = engine.channel(1)
@@ -327,7 +327,7 @@ FIELDS = st.fixed_dictionaries(
 def _bytes_of(fields: dict[str, object], body: bytes) -> bytes:
     try:
         return raw(body, **fields)
-    except (ValueError, UnicodeEncodeError):  # NaN and lone surrogates: JSON has no way to say them
+    except (ValueError, UnicodeEncodeError):  # NaN and lone surrogates cannot be expressed in JSON
         return body
 
 

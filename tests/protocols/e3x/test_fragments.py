@@ -1,4 +1,4 @@
-"""A message larger than a packet: several packets, one message."""
+"""Messages larger than a packet are sent in several packets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Config, Engine, encode_packet
-from muxkit.protocols.e3x.fragments import Assembly, Reassembly, cut, pieces_after
+from muxkit.protocols.e3x.engine.channel import Assembly, Reassembly
+from muxkit.protocols.e3x.packets import cut, pieces_after
 from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, sent, told
 
 

@@ -1,4 +1,4 @@
-"""How much gets through a lossy path, and what is left to others who share it?"""
+"""Goodput on lossy paths, and the share of other flows on the same path."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from muxkit.protocols.e3x import Config, Engine
 from muxkit.protocols.e3x.engine.congestion import Congestion, Extreme
 from tests.protocols.e3x._world import LINE, Shared, goodput, jain
 
-# Share of the line that an application gets at least, by round trip and loss; the figures of a run are in
-# tests/bench/e3x_network.py. What is lost twice waits a second by the document, so a window of 2,000 packets ends the
-# pace before the line does where the loss is high and the round trip long.
+# The least share of the line that an application gets, by round trip and loss; tests/bench/e3x_network.py has the
+# figures of a run. A packet that is lost twice waits a second by the document, so with much loss and a long round
+# trip a window of 2,000 packets limits the rate before the line does.
 LEAST = {
     (0.001, 0.0): 0.70,
     (0.001, 0.01): 0.65,
@@ -58,7 +58,7 @@ def test_two_flows_share_a_line_with_each_other_and_with_one_like_tcp(seed: int)
 @pytest.mark.requirement("R-48")
 @pytest.mark.parametrize("seed", [23, 38])
 def test_a_beginning_that_loses_more_than_can_be_listed_is_recovered_from(seed: int) -> None:
-    """Here the first losses come when the rate is many times the line's, and the peer cannot say all it misses."""
+    """The first losses occur when the rate is many times the line's, and the peer cannot list all that it misses."""
     got, feed = goodput(round_trip=0.05, loss=0.05, seconds=8.0, seed=seed)
     assert feed.sender.stats().lost > 400
     assert got >= 0.4 * LINE
@@ -75,7 +75,7 @@ def test_a_loss_without_a_queue_changes_nothing() -> None:
         assert now < 5.0
         while pace.may_send(now):
             pace.sent(1400, now)
-        pace.hear(0.05, 1 if int(now * 1000) % 20 == 0 else 0, now)
+        pace.ack_received(0.05, 1 if int(now * 1000) % 20 == 0 else 0, now)
     assert pace.falls == 0
 
 
@@ -86,11 +86,11 @@ def test_a_loss_with_a_queue_near_its_longest_lowers_the_share() -> None:
         now += 0.01
         queue = min(0.05, queue + 0.0005)
         pace.sent(1400, now)
-        pace.hear(0.05 + queue, 0, now)
+        pace.ack_received(0.05 + queue, 0, now)
     assert pace.falls == 0
     before = pace.share
-    pace.hear(0.1, 1, now)
-    pace.hear(0.1, 0, now + 0.2)
+    pace.ack_received(0.1, 1, now)
+    pace.ack_received(0.1, 0, now + 0.2)
     assert pace.falls == 1
     assert pace.share == pytest.approx(0.6 * before)
 
@@ -101,7 +101,7 @@ def test_heavy_loss_counts_also_where_no_queue_is_seen() -> None:
     for number in range(2000):
         now += 0.001
         pace.sent(1400, now)
-        pace.hear(0.02, 1 if number > 1000 and number % 2 else 0, now)
+        pace.ack_received(0.02, 1 if number > 1000 and number % 2 else 0, now)
     assert pace.falls >= 1
 
 
@@ -109,13 +109,13 @@ def test_a_rate_that_is_not_used_does_not_grow() -> None:
     pace = Congestion(1400)
     for number in range(1000):
         pace.sent(100, number * 0.1)
-        pace.hear(0.05, 0, number * 0.1)
+        pace.ack_received(0.05, 0, number * 0.1)
     assert pace.share == 10 * 1400
 
 
 def test_packets_are_spaced_by_the_rate() -> None:
     pace = Congestion(1400)
-    pace.hear(0.1, 0, 0.0)
+    pace.ack_received(0.1, 0, 0.0)
     now = 100.0
     times: list[float] = []
     while len(times) < 50:

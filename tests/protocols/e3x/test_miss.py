@@ -1,4 +1,4 @@
-"""Is the delta coding of `miss` what the document works out, and can it be read back?"""
+"""The delta coding of `miss`: the document's examples, and the round trip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation with a plain model of the JavaScript original's receiver, whose first packet was lost."""
+"""A channel to a plain model of the JavaScript original's receiver, whose first packet was lost."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Talk:
             self.broken.append(event.text)
 
     def took(self) -> float:
-        """Virtual seconds until all is processed over there."""
+        """Return the virtual seconds until the receiver has processed everything."""
         assert self.network.run_until(lambda: self.receiver.processed == MESSAGES or bool(self.broken), most=600.0)
         assert not self.broken
         return self.network.now
@@ -123,7 +123,7 @@ class Talk:
 @pytest.mark.clause("e3x-M06", "e3x-R02")
 @pytest.mark.parametrize("first_window", [50, 100])
 def test_a_lost_opening_costs_seconds_and_not_one_for_each_packet(first_window: int) -> None:
-    """Of 100 at first, half are dropped: each of these windows waits for one probe."""
+    """Half of the first 100 packets are dropped: each of these windows waits for one probe."""
     assert Talk(Config(frag=False, first_window=first_window)).took() < 5.0
 
 

@@ -1,4 +1,4 @@
-"""Packets both ways, and what is refused as one."""
+"""Packets are encoded and parsed, and illegal ones are refused."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_miss_without_a_meaning_is_left_out_and_the_ack_beside_it_kept(miss: o
 
 @pytest.mark.requirement("R-18")
 def test_the_largest_heads_cost_no_more_than_their_bytes() -> None:
-    """64 KiB of the worst kinds, each in much less than what would be noticed."""
+    """Parse 64 KiB of the worst kinds, each in a short time."""
     worst = [
         b'{"c":1,"x":' + b"[" * 60_000,
         b'{"c":1,"ack":5,"miss":[' + b"1," * 30_000 + b"1]}",

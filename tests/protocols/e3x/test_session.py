@@ -1,4 +1,4 @@
-"""Is e3x a session as muxkit means it, on every kind of link?"""
+"""e3x fulfils the contract of muxkit sessions on every kind of link."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_everything_arrives_once_and_in_order_whatever_the_weather(
     seed: int, loss: float, autojump_clock: MockClock
 ) -> None:
     weather = PacketWeather(delay=0.02, jitter=0.01, loss=loss, duplication=0.1, reordering=0.1)
-    config = e3x.Config(timeout=60.0)  # at 20 % ten seconds without an answer do come about by chance
+    config = e3x.Config(timeout=60.0)  # at 20 % of loss ten seconds without an answer can occur by chance
     messages = [b"%d " % number * (number * 7 % 1000) for number in range(100)]
 
     async def echo(session: muxkit.Session) -> None:
@@ -134,7 +134,7 @@ async def test_a_path_that_becomes_narrower_is_followed(autojump_clock: MockCloc
         assert pair.one.packet_limit == 1400
         narrow.packet_limit = 800
         async with channels(pair, reliable=False) as (samples, _):
-            await samples.send(bytes(1000))  # it was cut for the wider path
+            await samples.send(bytes(1000))  # it was split for the wider path
         assert pair.one.packet_limit == 800
         assert pair.one.stats().too_large == 1
         async with channels(pair) as (one, other):
@@ -143,7 +143,7 @@ async def test_a_path_that_becomes_narrower_is_followed(autojump_clock: MockCloc
 
 
 class Narrow(trio.abc.Channel[bytes]):
-    """A link that says what fits."""
+    """A link that tells its packet limit."""
 
     def __init__(self, link: PacketChannel) -> None:
         self._link = link
@@ -292,7 +292,7 @@ async def test_a_block_is_entered_once(autojump_clock: MockClock) -> None:
 
 
 async def test_two_sessions_over_a_stream_need_no_clock_of_their_own(autojump_clock: MockClock) -> None:
-    """Over a byte stream nothing is paced, and nothing is sent twice."""
+    """Over a byte stream there is no limit on the rate, and nothing is sent twice."""
     here, there = memory.pair()
     async with sessions(here, there) as pair:
         async with channels(pair) as (one, other):

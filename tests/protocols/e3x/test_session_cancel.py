@@ -1,4 +1,4 @@
-"""Does a cancellation mean what it should, wherever it strikes?"""
+"""Cancellations at any point have the documented meaning."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FILLING = bytes(100)
 
 @asynccontextmanager
 async def full() -> AsyncIterator[tuple[e3x.Channel, e3x.Channel]]:
-    """A channel on which whoever sends has to wait, until somebody reads."""
+    """Make a channel on which a sender waits until the peer reads."""
     async with on_packets(config=NARROW, limits=SHORT) as pair, channels(pair) as (here, there):
         await trio.sleep(1)
         while here.sender.admits(len(FILLING)):
@@ -165,7 +165,7 @@ async def test_a_session_can_be_left_by_a_cancellation_at_any_step(autojump_cloc
         async with background() as nursery:
 
             async def echo() -> None:
-                with suppress(LinkLost):  # which is what a session that was left like this looks like from here
+                with suppress(LinkLost):  # as for a peer whose session was left by an error
                     async with e3x.session(there, role="listener") as session:
                         async for channel in session:
                             async for message in channel:

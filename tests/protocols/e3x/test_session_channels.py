@@ -1,4 +1,4 @@
-"""What do channels of e3x promise: receipts for what was processed, samples that may be lost, messages of any size?"""
+"""Channels of e3x: receipts for processed messages, closing one side, and messages of any size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_a_receipt_tells_when_the_other_application_is_done_and_not_before
 
         nursery.start_soon(wait)
         assert await there.receive() == b"1"
-        await trio.sleep(30)  # the application takes its time, and the peer asks again and again
+        await trio.sleep(30)  # the application is slow, and the peer asks again and again
         assert not delivered.is_set()
         assert not first.is_delivered
         assert await there.receive() == b"2"
@@ -135,7 +135,7 @@ async def test_a_receipt_may_be_asked_for_when_it_is_known_already(autojump_cloc
         nursery.start_soon(receipt.delivered)
         assert await there.receive() == b"1"
         there.done()
-        there.done()  # again is fine
+        there.done()  # a second call is harmless
         await trio.sleep(1)
         assert receipt.is_delivered
         await receipt.delivered()
@@ -178,7 +178,7 @@ async def test_finish_returns_when_it_has_left_and_delivered_when_it_is_done_wit
         assert trio.current_time() == began
         assert [message async for message in there] == [b"1"]
         await here.delivered()
-        await here.finish()  # again is fine
+        await here.finish()  # a second call is harmless
 
 
 async def test_finish_waits_behind_a_closed_window(autojump_clock: MockClock) -> None:
@@ -230,7 +230,7 @@ async def test_who_sends_to_a_closed_channel_is_told_once_he_has_processed_every
         await here.aclose()
         await there.send(b"an answer that nobody wants")
         await trio.sleep(1)
-        assert await there.receive() == b"question"  # it is still here
+        assert await there.receive() == b"question"  # the channel still exists
         with pytest.raises(trio.EndOfChannel):
             await there.receive()
         await trio.sleep(1)
@@ -355,7 +355,7 @@ async def test_a_sender_waits_for_the_window_and_not_beyond(autojump_clock: Mock
             while True:
                 await here.send(bytes(1000))
                 sent += 1
-        assert sent < 50 + 100 + 66  # the window, what went before it was told, and a queue of 64 KiB
+        assert sent < 50 + 100 + 66  # the window, what was sent before it was told, and a queue of 64 KiB
         for _ in range(sent):
             await there.receive()
         await here.send(b"the end")

@@ -1,4 +1,4 @@
-"""What may a peer, or whoever forges its address, send to a session? Anything: it is dropped, counted and bounded."""
+"""Illegal and forged packets on a session are dropped and counted, and cost bounded memory."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ STILL = PacketWeather(queue=100_000)
 async def attacked(
     *, config: e3x.Config | None = None, limits: Limits | None = None
 ) -> AsyncIterator[tuple[PacketChannel, e3x.Session]]:
-    """A raw link, and the listening session at its other end."""
+    """Run a listening session; yield it with a raw link to it."""
     here, there = STILL.pair(1)
     async with e3x.session(there, role="listener", config=config, limits=limits, linger=1.0) as session:
         yield here, session
 
 
 async def answers(link: PacketChannel) -> list[Packet]:
-    """What the session has sent by now."""
+    """Return the packets that the session has sent."""
     got: list[Packet] = []
     with trio.move_on_after(0.05):
         while True:
@@ -123,7 +123,7 @@ async def test_noise_and_bent_packets_neither_end_a_session_nor_reach_its_channe
 
 
 def _is_harmless(packet: bytes) -> bool:
-    """Or is it another good packet of the channel? Then it may do what that packet does."""
+    """Whether it is another legal packet of the channel, which has the effect of that packet."""
     try:
         parsed = parse_packet(packet)
     except muxkit.RemoteProtocolError:

@@ -1,4 +1,4 @@
-"""How does a session end: in good order, in a hurry, by silence, and on a network that loses the last words?"""
+"""Sessions end in order, at once, by silence, and on a network that loses the last packets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEAD = PacketWeather(loss=1.0)
 
 
 class Heard:
-    """A listener that reads everything on every channel, and how its session ended."""
+    """A listener that reads everything on every channel, and the end of its session."""
 
     def __init__(self, link: PacketLink | trio.abc.Stream, *, config: e3x.Config | None = None) -> None:
         self._link = link
@@ -89,7 +89,7 @@ async def test_acks_that_were_lost_come_with_the_goodbye(autojump_clock: MockClo
 
 
 class Mute(Cable):
-    """A link that carries nothing but openings away from here."""
+    """A link that sends only openings."""
 
     async def send(self, value: bytes) -> None:
         self.is_cut = b'"type"' not in value
@@ -109,7 +109,7 @@ async def test_nothing_is_lost_by_leaving_in_bad_weather(seed: int, autojump_clo
             async with session.open() as channel:
                 await channel.send_many([b"%d" % number for number in range(50)])
         assert heard.messages == [b"%d" % number for number in range(50)]
-        with trio.fail_after(120):  # if every word of farewell was lost, silence has to do
+        with trio.fail_after(120):  # if every goodbye was lost, the session ends by silence
             await heard.over.wait()
 
 
@@ -194,7 +194,7 @@ async def test_channels_that_are_still_open_when_the_peer_leaves_are_broken_off(
             assert await (await next_channel(session)).receive() == b"1"
         with pytest.raises(trio.BrokenResourceError):
             await channel.send(b"2")
-        with pytest.raises(trio.EndOfChannel):  # this direction had ended in good order before
+        with pytest.raises(trio.EndOfChannel):  # this direction had ended in order before
             await channel.receive()
 
 
@@ -366,7 +366,7 @@ async def test_a_server_hears_each_client_leave() -> None:
 
 
 async def test_nobody_at_the_other_end_of_udp_is_noticed_at_once() -> None:
-    config = e3x.Config(timeout=1000.0)  # s; what is noticed sooner was told by the link
+    config = e3x.Config(timeout=1000.0)  # s; an earlier end was reported by the link
     async with udp.connect("127.0.0.1", 9) as link, e3x.session(link, role="connector", config=config) as session:
         with trio.fail_after(60), pytest.raises(LinkLost):
             await session.ping()

@@ -1,4 +1,4 @@
-"""Does e3x fill a real bottleneck with a short queue, and repair what that loses? A router in network namespaces."""
+"""e3x fills a real bottleneck with a short queue and repairs its losses; a router in network namespaces."""
 
 from __future__ import annotations
 

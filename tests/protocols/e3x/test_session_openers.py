@@ -1,4 +1,4 @@
-"""Does who waits for room under the limit on channels get it in his turn, and hear when there will be none?"""
+"""Openers that wait under the limit on channels: they open in order, or fail when nothing can be opened any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do unreliable channels promise? Little: what arrives is whole, and the newest counts most."""
+"""Unreliable channels: messages that arrive are complete, and the newest are kept."""
 
 from __future__ import annotations
 

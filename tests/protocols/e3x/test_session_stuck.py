@@ -1,4 +1,4 @@
-"""What if a byte stream takes nothing any more while the peer still talks? What waits stays where it is counted."""
+"""A byte stream takes nothing more while the peer goes on sending: what waits stays where it is counted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIGN_OF_LIFE = b"\0"  # a chunk of nothing
 
 @asynccontextmanager
 async def stuck() -> AsyncIterator[tuple[e3x.Session, memory.MemoryStream]]:
-    """A session whose stream is about to stop taking anything, and the stream's other end; it ends with the loss."""
+    """Run a session whose stream is about to block for ever; yield it with the stream's other end."""
     here, there = memory.pair(capacity=TAKEN)
     with pytest.RaisesGroup(LinkLost, allow_unwrapped=True, flatten_subgroups=True):
         async with e3x.session(here, role="connector", linger=0.1) as session:

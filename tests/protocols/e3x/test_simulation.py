@@ -1,4 +1,4 @@
-"""Bad weather, many seeds: everything arrives exactly once, in order, and comes to an end."""
+"""Lossy networks, many seeds: everything arrives exactly once and in order, and all channels end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_bursts_of_loss_change_nothing(seed: int) -> None:
 @pytest.mark.requirement("R-50")
 @pytest.mark.seeds(10, soak=2000)
 def test_after_an_outage_all_work_finishes_within_a_minute(seed: int) -> None:
-    """Eight seconds of nothing, of the ten after which a channel is given up."""
+    """The network carries nothing for eight of the ten seconds after which a channel breaks."""
     talk = Conversation(seed, attrs.evolve(BENT, loss=0.02), timeout=10.0)
     out = attrs.evolve(BENT, loss=1.0)
     for path in talk.paths:
@@ -58,7 +58,7 @@ def test_when_the_network_stays_away_every_channel_that_waits_is_given_up(seed: 
     talk.network.run(60.0)
     for side in talk.sides:
         assert side.broken
-        for channel in side.engine._state.table:  # one that waits for nothing lives on
+        for channel in side.engine._state.table:  # a channel that waits for nothing lives on
             assert channel.outgoing is not None
             assert channel.outgoing.acked == channel.outgoing.next_seq - 1
 
@@ -66,7 +66,7 @@ def test_when_the_network_stays_away_every_channel_that_waits_is_given_up(seed: 
 @pytest.mark.requirement("R-21", "R-49")
 @pytest.mark.seeds(5, soak=500)
 def test_corrupt_packets_never_make_an_engine_raise_or_keep_more(seed: int) -> None:
-    """Nothing guards the packets here but the network's own checksums: what arrives may be anything, also an err."""
+    """Only the network's checksums protect packets here: a damaged one may be anything, also an err."""
     network = Network(seed)
     engines = [Engine(odd, limits=Limits(channels=20)) for odd in (True, False)]
 

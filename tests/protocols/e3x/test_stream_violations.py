@@ -1,4 +1,4 @@
-"""What a peer does wrong on an e3x session over a byte stream ends nothing, and is counted, also with the end of it."""
+"""Illegal packets on a session over a byte stream end nothing and are counted, also in the read that ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row of the collected vectors, as its `expect` says."""
+"""Every row of the collected vectors gives what its `expect` says."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_read(row: Row) -> None:
 
 
 def check_miss(row: Row) -> None:
-    """What came and what fits stands in the name."""
+    """Set up what the name tells: received packets and the capacity."""
     found = MISS.search(row["name"])
     assert found is not None, row["name"]
     ack, buffered, capacity = int(found[1]), json.loads(found[2]), int(found[3])

@@ -1,33 +1,44 @@
-"""What does an application hold? A channel of e3x, reliable or not, with receipts for what was processed."""
+"""What applications hold of a session: channels of e3x, and receipts for messages that the peer has processed."""
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 import trio
 
-from muxkit.protocols.e3x._session.receiving import Inbox
-from muxkit.protocols.e3x._session.sending import Receipt, Sender
+from muxkit._errors import LocalProtocolError
+from muxkit.core import NO_QUEUE, Sending
+from muxkit.runtime import (
+    YIELD_BYTES,
+    YIELD_LEAST,
+    ChannelCancelled,
+    ChannelStopped,
+    SendHalf,
+    Unsupported,
+)
 from muxkit.runtime import Channel as CommonChannel
-from muxkit.runtime import ChannelCancelled, ChannelStopped, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from types import TracebackType
 
     from muxkit.protocols.e3x._session.connection import Connection
-    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
+    from muxkit.protocols.e3x.engine import EngineChannel
+    from muxkit.runtime import ErrorMaker
 
-    ErrorMaker = Callable[[], Exception]
+OVERHEAD = 64  # bytes that a waiting message counts beside its own
+MESSAGES_MOST = 1_000_000  # messages that one call of `receive_many` takes
 
 
 class Channel(CommonChannel):
     """A channel; made by `session.open`, or taken from `session.incoming`.
 
-    On a reliable one a message counts as processed, and the peer is told, when the next is asked for, when `done` says
-    so, or when the channel is closed; with `receive_many` all that it gave together. On an unreliable one `send` never
-    waits, each message must fit into one packet (`quota`), and the oldest make way if too much waits at either end.
+    On a reliable channel a message counts as processed, and the peer is told, with the next call of `receive` or
+    `receive_many`, with `done`, or when the channel is closed. On an unreliable one `send` never waits, each message
+    must fit into one packet (`quota`), and the oldest messages are dropped if too much waits at either end.
     """
 
     __slots__ = ("_connection", "_has_opening", "engine_channel", "inbox", "sender")
@@ -49,7 +60,7 @@ class Channel(CommonChannel):
 
     @property
     def type(self) -> str:
-        """What it is about, as its opener said."""
+        """The type that its opener gave it."""
         return self.engine_channel.type
 
     @property
@@ -58,12 +69,12 @@ class Channel(CommonChannel):
 
     @property
     def quota(self) -> int:
-        """Bytes that fit into the next packet: on an unreliable channel the largest message."""
+        """Bytes that fit into the next packet: on an unreliable channel, the largest message."""
         return self._connection.engine.quota(self.engine_channel)
 
     @property
     def dropped(self) -> int:
-        """Messages of an unreliable channel that came, and made way for newer ones before anybody took them."""
+        """Received messages of an unreliable channel that made way for newer ones before the application took them."""
         return self.inbox.dropped
 
     # --- sending
@@ -75,20 +86,20 @@ class Channel(CommonChannel):
         return self.sender.send_many(messages)
 
     async def post(self, message: bytes) -> Receipt:
-        """`send` with a receipt: `await receipt.delivered()` returns when the peer's application has processed it."""
+        """Send a message; `await receipt.delivered()` returns when the peer's application has processed it."""
         self._need_receipts()
         return await self.sender.post(message)
 
     async def delivered(self) -> None:
-        """Wait until the peer's application has processed everything that was sent so far, a `finish` included."""
+        """Wait until the peer's application has processed everything sent so far, with a `finish`."""
         self._need_receipts()
         await self.sender.wait_delivered()
 
     async def finish(self) -> None:
-        """Say that no more messages follow, and wait until that has left; receiving goes on.
+        """End this side of the channel, and wait until the end was sent; receiving goes on.
 
-        e3x confirms only what an application has processed. So this cannot wait until the peer has heard it;
-        `delivered` can wait until the peer is done.
+        e3x confirms only what an application has processed, so this does not wait for a confirmation; `delivered` waits
+        until the peer has processed everything.
         """
         await self.sender.finish()
 
@@ -101,15 +112,15 @@ class Channel(CommonChannel):
         return self.inbox.receive_many(limit)
 
     def done(self) -> None:
-        """What was received is processed; for those who do not ask for the next message at once."""
+        """Count the received messages as processed, before the next one is asked for."""
         self.inbox.done()
 
     # --- the end
 
     async def aclose(self) -> None:
-        """End our side behind everything that was sent, and take nothing more.
+        """End this side behind everything that was sent, and stop receiving.
 
-        Does not wait. A peer that sends on is told once all of ours is processed (`ChannelStopped`).
+        Does not wait for the peer. A peer that goes on sending gets `ChannelStopped` once it has processed everything.
         """
         self.close()
         await trio.lowlevel.checkpoint()
@@ -123,7 +134,7 @@ class Channel(CommonChannel):
     def abort(self) -> None:
         self.inbox.drop()
         self.sender.abort()
-        self._connection.aborted(self)
+        self._connection.aborted(self.engine_channel)
 
     def __repr__(self) -> str:
         kind = "reliable" if self.is_reliable else "unreliable"
@@ -134,14 +145,14 @@ class Channel(CommonChannel):
     # --- for the session
 
     def took(self) -> None:
-        """The application has it; an opening that said nothing is processed with that."""
+        """The application has accepted it; an opening without a message is processed thereby."""
         if self._has_opening:
             self._connection.engine.accept(self.engine_channel)
         else:
             self._connection.done(self.engine_channel)
 
     def broken(self, text: str) -> None:
-        """The peer broke it off."""
+        """The peer broke the channel."""
         said = text.encode(errors="replace")
         self.sender.broken(lambda: ChannelStopped("the peer broke the channel off", payload=said))
         self.inbox.ended(lambda: ChannelCancelled("the peer broke the channel off", payload=said))
@@ -155,8 +166,386 @@ class Channel(CommonChannel):
             raise Unsupported("an unreliable channel confirms nothing, so it has no receipts")
 
 
+class Receipt:
+    """A receipt for a message sent on a reliable channel."""
+
+    __slots__ = ("_sender", "number")
+
+    def __init__(self, sender: Sender, number: int) -> None:
+        self._sender = sender
+        self.number = number
+        """The seq of its last packet."""
+
+    @property
+    def is_delivered(self) -> bool:
+        return self._sender.delivered >= self.number
+
+    async def delivered(self) -> None:
+        """Wait until the peer's application has processed the message.
+
+        Raises `ChannelStopped` if the peer broke the channel before, `LinkLost` if it is lost and the peer may have
+        processed the message or not. A cancellation changes nothing.
+        """
+        await self._sender.wait_delivered(self.number)
+
+    def __repr__(self) -> str:
+        return f"<e3x.Receipt {self.number} {'delivered' if self.is_delivered else 'under way'}>"
+
+
+class Sender(SendHalf):
+    """The sending side of a channel; an unreliable one never waits, and has no receipts."""
+
+    __slots__ = (
+        "_connection",
+        "_engine",
+        "_failure",
+        "_is_broken",
+        "_numbers",
+        "_waiting",
+        "channel",
+        "delivered",
+        "end",
+        "last",
+    )
+
+    def __init__(self, connection: Connection, channel: EngineChannel, *, spoke: bool) -> None:
+        super().__init__(connection.budget, connection.request_write)
+        self._connection = connection
+        self._engine = connection.engine
+        self.channel = channel
+        self.last = 0
+        """The receipt of the last message."""
+        self.end: int | None = None
+        """The receipt of the end."""
+        self.delivered = 0
+        """The receipt up to which the peer's application has processed everything."""
+        self._numbers: list[int] = []  # a heap of the receipts that tasks wait for
+        self._waiting: dict[int, trio.Event] = {}
+        self._failure: ErrorMaker | None = None
+        self._is_broken = False  # by the peer, so it knows that messages are missing
+        if spoke and channel.outgoing is not None:
+            self.last = channel.outgoing.next_seq - 1  # the opening carried a message
+
+    # --- for the application
+
+    async def post(self, message: bytes) -> Receipt:
+        """Send a message; return its receipt."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if type(message) is not bytes:
+            message = bytes(message)
+        size = len(message)
+        if self.state is not Sending.OPEN:
+            await self._refuse()
+        if self.may_send(size):
+            self._push(message)
+            receipt = Receipt(self, self.last)
+        else:
+            await self.wait_turn(size)
+            try:
+                self._push(message)
+                receipt = Receipt(self, self.last)
+            finally:
+                self.end_turn()
+        self._request_write()
+        self._since_yield += max(size, YIELD_LEAST)
+        if self._since_yield >= YIELD_BYTES:
+            await self._yield()
+        return receipt
+
+    async def finish(self, payload: bytes = b"") -> None:
+        """End this side, and wait until the end was sent.
+
+        The peer confirms only what its application has processed: `wait_delivered` waits for that.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self.state is Sending.OPEN:
+            self.close()
+        elif self._error is not None:
+            await self._refuse()
+        while self._error is None and not self._is_written():
+            await self._connection.written.park()
+        await trio.lowlevel.checkpoint()
+        if self._error is not None:
+            raise self._error()
+
+    def _is_written(self) -> bool:
+        channel = self.channel
+        if channel.outgoing is None:
+            return not channel.datagrams
+        return channel.gone or self.end is None or channel.outgoing.sent >= self.end
+
+    async def wait_delivered(self, number: int | None = None) -> None:
+        """Wait until the peer's application has processed everything up to a receipt; None waits for everything."""
+        await trio.lowlevel.checkpoint()
+        number = self.everything if number is None else number
+        if self.delivered >= number:
+            return
+        if self._failure is not None:
+            raise self._why()
+        event = self._waiting.get(number)
+        if event is None:
+            event = self._waiting[number] = trio.Event()
+            heapq.heappush(self._numbers, number)
+        await event.wait()
+        if self.delivered < number:
+            raise self._why()
+
+    @property
+    def everything(self) -> int:
+        """The receipt of everything that was sent so far."""
+        return self.last if self.end is None else self.end
+
+    # --- for the session
+
+    @property
+    def is_undelivered(self) -> bool:
+        """Whether messages may be unprocessed by the peer's application, on a channel that was not aborted."""
+        if self.channel.outgoing is None or self.given_up or self._is_broken:
+            return False
+        return self.delivered < self.last
+
+    def mark_delivered(self, last: int) -> None:
+        """Note that the peer's application has processed everything up to a receipt."""
+        self.delivered = last
+        while self._numbers and self._numbers[0] <= last:
+            self._waiting.pop(heapq.heappop(self._numbers)).set()
+        if self.end is not None and last >= self.end:
+            self.confirmed()
+
+    def broken(self, error: ErrorMaker) -> None:
+        """The peer broke the channel."""
+        self._is_broken = True
+        self._fail(error)
+        self.stopped(error)
+
+    def lost(self, error: ErrorMaker) -> None:
+        self._fail(error)
+        super().lost(error)
+
+    def abort(self) -> None:
+        super().abort()
+        self._fail(_aborted)
+
+    def _why(self) -> Exception:
+        """Return why nothing more will be confirmed."""
+        return _aborted() if self._failure is None else self._failure()
+
+    def _fail(self, error: ErrorMaker) -> None:
+        self._failure = self._failure or error
+        for event in self._waiting.values():
+            event.set()
+        self._waiting.clear()
+        self._numbers.clear()
+
+    # --- engine commands of `SendHalf`
+
+    def admits(self, size: int) -> bool:
+        return self._engine.admits(self.channel, size)
+
+    def watch(self, size: int) -> None:
+        self._engine.watch(self.channel, size)
+
+    def _push(self, message: bytes) -> None:
+        self.last = self._engine.send(self.channel, message) or self.last
+        self._connection.messages_sent += 1
+
+    def check_size(self, size: int) -> None:
+        limit = self._engine.limits.message
+        if size > limit:
+            raise LocalProtocolError(f"a message of {size} bytes against Limits(message={limit})")
+
+    def _finish(self, payload: bytes) -> None:
+        if not self.channel.gone and not self.channel.ended:
+            self._connection.update_time()
+            self.end = self._engine.end(self.channel)
+
+    def _abort(self) -> None:
+        self._connection.update_time()
+        self._engine.err(self.channel, "given up")
+
+
+def _aborted() -> Exception:
+    return trio.ClosedResourceError("this side gave the channel up")
+
+
+class _Waiter:
+    __slots__ = ("message", "task")
+
+    def __init__(self, task: trio.lowlevel.Task) -> None:
+        self.task = task
+        self.message: bytes | None = None  # once it is set, a cancellation has no effect
+
+
+class Inbox:
+    """The receiving side of a channel.
+
+    On a reliable channel packets wait in the engine, so that the peer's window counts them; the inbox holds only the
+    message that the application takes next. On an unreliable one messages wait here, and the oldest are dropped.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_error",
+        "_line",
+        "_ready",
+        "_since_yield",
+        "_size",
+        "_taken",
+        "channel",
+        "dropped",
+    )
+
+    def __init__(self, connection: Connection, channel: EngineChannel) -> None:
+        self._connection = connection
+        self.channel = channel
+        self._ready: deque[bytes] = NO_QUEUE
+        self._size = 0  # bytes in `_ready`, with their overhead
+        self._line: list[_Waiter] = []  # usually one
+        self._taken = False  # the application has a message that is not processed
+        self._error: ErrorMaker | None = None
+        self._since_yield = 0  # bytes
+        self.dropped = 0
+
+    # --- for the application
+
+    async def receive(self) -> bytes:
+        """Receive the next message; the one before counts as processed. Cancelled means that none was taken."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self.done()
+        if not self._ready:
+            return await self._wait()
+        message = self._take()
+        self._since_yield += max(len(message), YIELD_LEAST)
+        if self._since_yield >= YIELD_BYTES:
+            await self._yield()
+        return message
+
+    async def receive_many(self, limit: int | None = None) -> list[bytes]:
+        """Wait for at least one message, then take all that have arrived; they count as processed together."""
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit={limit}: must be at least 1")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self.done()
+        has_waited = not self._ready
+        messages = [await self._wait() if has_waited else self._take()]
+        most = MESSAGES_MOST if limit is None else limit
+        while self._ready and len(messages) < most:
+            messages.append(self._take())
+        if self.channel.is_reliable and len(messages) < most:
+            further = self._connection.engine.take(self.channel, most - len(messages))
+            self._connection.messages_received += len(further)
+            messages += further
+        if not has_waited:
+            await self._yield()
+        return messages
+
+    def done(self) -> None:
+        """Count the taken messages as processed, and tell the peer. Harmless if none was taken."""
+        if self._taken:
+            self._taken = False
+            self._connection.done(self.channel)
+
+    def close(self) -> None:
+        """Stop receiving; the taken messages count as processed."""
+        self.done()
+        self._error = trio.ClosedResourceError
+        self._clear()
+        self._wake_all()
+
+    def drop(self) -> None:
+        """Stop receiving; the taken messages do not count as processed."""
+        self._taken = False
+        self.close()
+
+    # --- for the session
+
+    def deliver(self, message: bytes) -> None:
+        """Hand a message to the longest waiting task, or keep it."""
+        if self._error is trio.ClosedResourceError:
+            return
+        if self._line:  # then the inbox is empty
+            waiter = self._line.pop(0)
+            waiter.message = message
+            self._taken = self.channel.is_reliable
+            trio.lowlevel.reschedule(waiter.task)
+            return
+        if self._ready is NO_QUEUE:
+            self._ready = deque()
+        self._ready.append(message)
+        self._count(len(message) + OVERHEAD)
+        if not self.channel.is_reliable:
+            self._make_room()
+
+    def ended(self, error: ErrorMaker) -> None:
+        """Note that no more messages arrive; `error` is raised once everything was taken."""
+        if self._error is None:
+            self._error = error
+            self._wake_all()
+
+    @property
+    def unread(self) -> int:
+        """Messages that wait to be received."""
+        waiting = 0 if self.channel.incoming is None else self.channel.incoming.waiting
+        return max(len(self._ready), waiting)
+
+    # --- inside
+
+    def _take(self) -> bytes:
+        message = self._ready.popleft()
+        self._count(-len(message) - OVERHEAD)
+        self._taken = self.channel.is_reliable
+        return message
+
+    def _make_room(self) -> None:
+        """Drop the oldest messages when one channel, or all together, hold too much."""
+        connection = self._connection
+        limits = connection.engine.limits
+        while self._ready and (self._size > limits.channel_first or connection.unread > limits.connection_bytes):
+            self._count(-len(self._ready.popleft()) - OVERHEAD)
+            self.dropped += 1
+            connection.dropped += 1
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        self._connection.unread += size
+
+    def _clear(self) -> None:
+        self._ready = NO_QUEUE
+        self._count(-self._size)
+
+    async def _wait(self) -> bytes:
+        if self._error is not None:
+            await trio.lowlevel.cancel_shielded_checkpoint()  # a loop around this call must let other tasks run
+            raise self._why()
+        waiter = _Waiter(trio.lowlevel.current_task())
+        self._line.append(waiter)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._line.remove(waiter)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        self._since_yield = 0
+        if waiter.message is None:
+            raise self._why()
+        return waiter.message
+
+    def _why(self) -> Exception:
+        """Return why no more messages arrive."""
+        return trio.EndOfChannel() if self._error is None else self._error()
+
+    def _wake_all(self) -> None:
+        line, self._line = self._line, []
+        for waiter in line:
+            trio.lowlevel.reschedule(waiter.task)
+
+    async def _yield(self) -> None:
+        self._since_yield = 0
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+
 class Opening(AbstractAsyncContextManager[Channel]):
-    """Opens when the block is entered; closes when it is left normally, aborts when by an error."""
+    """Opens a channel on entry; closes it on a normal exit, aborts it on an error."""
 
     __slots__ = ("_channel", "_open")
 

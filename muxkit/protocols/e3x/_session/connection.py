@@ -1,32 +1,18 @@
-"""What ties the engine to Trio? One link: its pump, the channels that wait for events, leaving and losing it."""
+"""An e3x engine on a link, with what all channels of a session share: the pump, counters, pings and goodbyes."""
 
 from __future__ import annotations
 
 import errno
-import logging
+import struct
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.e3x._session.liveness import BYE, IN_ORDER, RESERVED, Liveness
 from muxkit.protocols.e3x.config import LEAST_PACKET
-from muxkit.protocols.e3x.engine.chunked import ChunkedEngine
-from muxkit.protocols.e3x.engine.engine import Engine
-from muxkit.protocols.e3x.engine.events import (
-    Broken,
-    Cause,
-    Closed,
-    Delivered,
-    Ended,
-    Event,
-    Faulted,
-    Message,
-    Opened,
-    Writable,
-)
+from muxkit.protocols.e3x.engine import ChunkedEngine, Engine, Event
 from muxkit.runtime import DatagramPump, LinkLost, NowaitPackets, OutboxBudget, StreamPump
 
 if TYPE_CHECKING:
@@ -34,24 +20,32 @@ if TYPE_CHECKING:
 
     from muxkit._limits import Limits
     from muxkit._observer import Observer
-    from muxkit.protocols.e3x._session.channels import Channel
     from muxkit.protocols.e3x.config import Config
-    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
-    from muxkit.runtime import PacketLink
+    from muxkit.protocols.e3x.engine import EngineChannel
+    from muxkit.runtime import ErrorMaker, PacketLink, Side
 
-ENDLESS = 2**62  # bytes: who may send is for the engine to say, which knows whose queue holds up nobody
-FAREWELL = 1.0  # s, at most, for things that are only polite: the peer's ends, and the answer to our goodbye
+UNBOUNDED = 2**62  # bytes: the engine itself decides which channel may queue how much
 REFUSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
-_log = logging.getLogger("muxkit")
+PING: Final = "muxkit.ping"
+BYE: Final = "muxkit.bye"
+RESERVED: Final = frozenset({PING, BYE})
+IN_ORDER: Final = b"\0"
+ACKS_MOST: Final = 8000  # channels whose last acks a goodbye tells
+ACKS_MOST_IN_PACKET: Final = 20  # the same if it must fit into one packet
+LISTENER_DELAY: Final = 1.25
+_ACK: Final = struct.Struct("!II")
 
 
-class _Nothing:
+class _EmptyOutbox:
     used = 0
 
 
 class Connection:
-    """An engine at work, and who is interested in which channel."""
+    """Runs an engine over a link; `on_events` receives the engine's events, `on_lost` is called once.
+
+    `on_aborted` is called for each channel that this side aborts, because the engine reports no event for that.
+    """
 
     def __init__(
         self,
@@ -61,116 +55,111 @@ class Connection:
         config: Config,
         limits: Limits,
         observer: Observer | None,
-        on_opened: Callable[[Opened], None],
-        on_goodbye: Callable[[Callable[[], Exception] | None], None],
-        on_gone: Callable[[], None],
+        on_events: Callable[[Sequence[Event]], None],
+        on_lost: Callable[[], None],
+        on_aborted: Callable[[EngineChannel], object],
     ) -> None:
         self.is_on_packets = not isinstance(link, trio.abc.Stream)
         if not self.is_on_packets:
-            config = attrs.evolve(config, congestion=False)  # the stream knows itself how fast it may go
+            config = attrs.evolve(config, congestion=False)  # the stream limits the rate itself
         self.engine = Engine(odd, config, limits=limits, observer=observer)
         self.pump: StreamPump[Event] | DatagramPump[Event]
         if isinstance(link, trio.abc.Stream):
             self.pump = StreamPump(
                 link,
                 ChunkedEngine(self.engine, trio.current_time, observer=observer),
-                on_events=self._dispatch,
-                on_written=self._written,
-                on_lost=self._lost,
-                queued=self.queued,
+                on_events=on_events,
+                on_written=self._on_written,
+                on_lost=on_lost,
+                queued=self._queued,
                 observer=observer,
             )
         else:
             self.pump = DatagramPump(
                 link,
                 self.engine,
-                on_events=self._dispatch,
-                on_written=self._written,
-                on_lost=self._lost,
-                queued=self.queued,
-                on_limit=self._limited,
+                on_events=on_events,
+                on_written=self._on_written,
+                on_lost=on_lost,
+                queued=self._queued,
+                on_limit=self._limit_packets,
                 fatal=REFUSED if config.refusal_is_fatal else (),
                 observer=observer,
             )
             if isinstance(link, NowaitPackets):
                 self.engine.packet_size = min(config.packet, link.packet_limit)
-        self.ring = self.pump.request_write
-        self.room = OutboxBudget(ENDLESS, _Nothing())
-        self.live: dict[int, Channel] = {}
-        self.liveness = Liveness(self, config, odd=odd)
-        self.gone = trio.lowlevel.ParkingLot()  # those who wait for channels to go away
-        self.moved = trio.lowlevel.ParkingLot()  # or for anything to be confirmed
-        self.written = trio.lowlevel.ParkingLot()  # or for something to leave
+        self.request_write = self.pump.request_write
+        self.budget = OutboxBudget(UNBOUNDED, _EmptyOutbox())
+        self.gone = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
+        self.acked = trio.lowlevel.ParkingLot()  # tasks that wait until something is confirmed
+        self.written = trio.lowlevel.ParkingLot()  # tasks that wait until something is written
         self.heard_at = trio.current_time()
         self.was_heard = False
-        self.unread = 0  # bytes that wait in inboxes
+        self.unread = 0  # bytes in the inboxes of all channels
         self.dropped = 0
         self.messages_received = 0
         self.messages_sent = 0
-        self._on_opened = on_opened
-        self.on_goodbye = on_goodbye
-        self._on_gone = on_gone
-        self._actions: dict[type, Callable[..., None]] = {
-            Opened: self._opened,
-            Message: self._message,
-            Ended: self._ended,
-            Delivered: self._delivered,
-            Writable: self._writable,
-            Closed: self._closed,
-            Broken: self._broken,
-            Faulted: self._faulted,
-        }
+        self._on_aborted = on_aborted
+        self.liveness = Liveness(self, config, odd=odd)
 
-    # --- commands of channels
+    def heard(self) -> None:
+        """Note that the peer answered now."""
+        self.heard_at = trio.current_time()
+        self.was_heard = True
 
-    def touch(self) -> None:
-        """A command may come after a long silence, and counts its time from now."""
+    def wake_all(self) -> None:
+        """Wake the tasks in all three parking lots."""
+        for lot in (self.gone, self.acked, self.written):
+            if lot:
+                lot.unpark_all()
+
+    # --- commands
+
+    def update_time(self) -> None:
+        """Tell the engine the time before a command, which may follow a long silence."""
         self.engine.tell_time(trio.current_time())
 
-    def did(self) -> None:
-        """A command may have told something, owes something, or set a timer."""
+    def after_command(self) -> None:
+        """Dispatch the events of a command, write its acks and set its timers."""
         self.pump.dispatch_events()
         if self.engine.owes:
             self.pump.request_write()
         self.pump.rearm()
 
     def done(self, channel: EngineChannel) -> None:
-        self.touch()
+        """Count the messages that the application has as processed."""
+        self.update_time()
         self.engine.done(channel)
-        self.did()
+        self.after_command()
 
     def close(self, channel: EngineChannel) -> None:
-        self.touch()
+        """End a channel, and discard what arrives on it."""
+        self.update_time()
         self.engine.close(channel)
-        self.did()
-        self.ring()
+        self.after_command()
+        self.request_write()
 
-    def aborted(self, channel: Channel) -> None:
-        """The engine says nothing about what we do ourselves."""
-        self._forget(channel.engine_channel)
-        self.did()
+    def aborted(self, channel: EngineChannel) -> None:
+        """Forget a channel that this side has aborted."""
+        self._on_aborted(channel)
+        self.after_command()
 
-    # --- loss
+    # --- the pump
+
+    def lose(self, reason: str, *, by: Side, parting: bytes) -> None:
+        """Hang up at once; where closing the link does not tell the peer, one packet with `parting` does."""
+        if isinstance(self.pump, StreamPump):
+            self.pump.lose(reason, by=by)
+            return
+        packets: list[bytes] = []
+        if self.engine.stats().packets_sent:
+            with suppress(LocalProtocolError):  # no id is left
+                packets.append(self.engine.parting(BYE, parting))
+        self.pump.lose(reason, by=by, parting=packets)
 
     def raise_if_lost(self) -> None:
         if self.pump.is_lost:
             raise self.pump.loss()
-
-    def _lost(self) -> None:
-        loss = self.pump.loss
-        is_orderly = self.liveness.peer_left or (not self.live and loss().by == "peer")
-        for channel in [*self.live.values()]:
-            if self.liveness.peer_left and not channel.is_reliable:
-                channel.inbox.ended(trio.EndOfChannel)  # its own end got lost
-            channel.lost(loss)
-        self.liveness.lost(loss)
-        self.on_goodbye(None if is_orderly else loss)
-        for lot in (self.gone, self.moved, self.written):
-            lot.unpark_all()
-
-    def queued(self) -> int:
-        """Bytes of messages that have not left."""
-        return self.engine.stats().unsent
 
     @property
     def too_large(self) -> int:
@@ -182,149 +171,172 @@ class Connection:
         """Errors of the network that cost a packet."""
         return self.pump.refused if isinstance(self.pump, DatagramPump) else 0
 
-    # --- leaving
+    def _queued(self) -> int:
+        return self.engine.stats().unsent
 
-    async def leave(self, linger: float) -> None:
-        """End everything, wait until the peer's application is done with it, hang up; at most `linger` seconds."""
-        told = [channel for channel in self.live.values() if channel.sender.is_undelivered]
-        with trio.move_on_after(linger) as scope:
-            self.goodbye()
-            while not self.pump.is_lost and any(
-                channel.sender.is_undelivered and not channel.engine_channel.gone for channel in told
-            ):
-                await self.moved.park()
-            with trio.move_on_after(FAREWELL):
-                while not self.pump.is_lost and any(channel.is_reliable for channel in self.live.values()):
-                    await self.gone.park()
-            self.abort_all(only_reliable=True)  # what is lost of the others, their ends too, is lost
-            if self.liveness.peer_left:
-                self.liveness.answer_goodbye()
-            elif self.was_heard:
-                with trio.move_on_after(FAREWELL):
-                    await self.liveness.say_goodbye()
-            await self.pump.flushed()
-            if not self.was_heard:  # there may be somebody who only listens
-                self.lose("we hung up", by="local", parting=IN_ORDER)
-            await self.pump.hang_up()
-        if scope.cancelled_caught:
-            self.lose(f"the peer did not take leave within {linger} s", by="peer", parting=b"late")
-        if any(channel.sender.is_undelivered for channel in told):
-            raise self.pump.loss()
-
-    def lose(self, reason: str, *, by: Literal["peer", "local", "network"], parting: bytes) -> None:
-        """Hang up without waiting for anything; where closing the link does not say it, one packet does."""
-        if isinstance(self.pump, StreamPump):
-            self.pump.lose(reason, by=by)
-            return
-        words: list[bytes] = []
-        if self.engine.stats().packets_sent:
-            with suppress(LocalProtocolError):  # no id is left
-                words.append(self.engine.parting(BYE, parting))
-        self.pump.lose(reason, by=by, parting=words)
-
-    def goodbye(self) -> None:
-        """Take no new channels, end what we send, take nothing more."""
-        if self.pump.is_lost:
-            return
-        self.on_goodbye(None)
-        for channel in [*self.live.values()]:
-            if channel.engine_channel.taken:
-                channel.close()
-            else:
-                channel.abort()
-        self.ring()
-
-    def abort_all(self, *, only_reliable: bool = False) -> None:
-        for channel in [*self.live.values()]:
-            if channel.is_reliable or not only_reliable:
-                channel.abort()
-        self.ring()
-
-    # --- events
-
-    def _dispatch(self, events: Sequence[Event]) -> None:
-        actions = self._actions
-        for event in events:
-            actions[type(event)](event)
-
-    def _heard(self) -> None:
-        self.heard_at = trio.current_time()
-        self.was_heard = True
-
-    def _opened(self, event: Opened) -> None:
-        self._heard()
-        if event.channel.type in RESERVED:
-            self.liveness.asked(event.channel, event.body)
-        else:
-            self._on_opened(event)
-
-    def _message(self, event: Message) -> None:
-        self._heard()
-        channel = self.live.get(event.channel.id)
-        if channel is None:
-            self.engine.done(event.channel)
-            return
-        self.messages_received += 1
-        channel.inbox.deliver(event.body)
-
-    def _ended(self, event: Ended) -> None:
-        channel = self.live.get(event.channel.id)
-        if channel is not None:
-            channel.inbox.ended(trio.EndOfChannel)
-
-    def _delivered(self, event: Delivered) -> None:
-        self._heard()
-        channel = self.live.get(event.channel.id)
-        if channel is None:
-            self.liveness.answered(event.channel.id)
-        else:
-            channel.sender.advance(event.last)
-        if self.moved:
-            self.moved.unpark_all()
-
-    def _writable(self, event: Writable) -> None:
-        channel = self.live.get(event.channel.id)
-        if channel is not None:
-            channel.sender.window_changed()
-
-    def _closed(self, event: Closed) -> None:
-        channel = self._forget(event.channel)
-        if channel is not None:
-            channel.sender.confirmed()
-            channel.inbox.ended(trio.EndOfChannel)
-
-    def _broken(self, event: Broken) -> None:
-        if event.cause is Cause.PEER:
-            self._heard()
-        elif event.cause is Cause.TIMEOUT:
-            self.liveness.suspect()  # first: if it is the peer, all hear the same
-        channel = self._forget(event.channel)
-        if channel is None:
-            self.liveness.broken(event.channel.id, is_answer=event.cause is Cause.PEER)
-        elif event.cause is Cause.PEER:
-            channel.broken(event.text)
-        elif not channel.is_reliable:  # its end may have been lost, and nothing else can be
-            channel.sender.confirmed()
-            channel.inbox.ended(trio.EndOfChannel)
-        else:
-            reason = f"channel {event.channel.id} is over: {event.text}"
-            channel.lost(lambda: LinkLost(reason, by="network", peer=self.pump.peer))
-
-    def _faulted(self, event: Faulted) -> None:
-        # What exactly came may be payload, so only the kind is told.
-        _log.debug("%s: dropped a packet: %s", self.pump.peer or "a peer", event.fault.value)
-
-    def _forget(self, engine_channel: EngineChannel) -> Channel | None:
-        channel = self.live.pop(engine_channel.id, None)
-        for lot in (self.gone, self.moved, self.written):
-            if lot:
-                lot.unpark_all()
-        self._on_gone()
-        return channel
-
-    def _written(self) -> None:
+    def _on_written(self) -> None:
         if self.written:
             self.written.unpark_all()
 
-    def _limited(self, limit: int) -> None:
+    def _limit_packets(self, limit: int) -> None:
         self.engine.packet_size = max(LEAST_PACKET, min(self.engine.config.packet, limit))
+
+
+class _Question:
+    """A ping or a goodbye without its answer yet."""
+
+    __slots__ = ("answer", "asked_at", "error", "took")
+
+    def __init__(self) -> None:
+        self.asked_at = trio.current_time()
+        self.answer = trio.Event()
+        self.took: float | None = None
+        self.error: ErrorMaker | None = None
+
+
+class Liveness:
+    """Sends and answers pings and goodbyes, and ends the session after a long silence.
+
+    The document has neither a ping nor an end of a session, and a packet link has no end of its own. So, and this is
+    not in the document, two types of channels are reserved. A channel of type `PING` ends with its opening and is
+    answered with an ack, as every channel is. One of type `BYE` tells that its sender leaves. If the sender has
+    processed everything, the body is 0, then the id and the last ack of each channel, because the last acks may have
+    been lost and are not sent again; otherwise it is something else. A peer that knows neither type answers with an
+    err, which counts as an answer.
+    """
+
+    def __init__(self, connection: Connection, config: Config, *, odd: bool) -> None:
+        self._connection = connection
+        # The listener pings a little later, so that the connector's ping makes its own unnecessary.
+        self._keepalive = None if config.keepalive is None else config.keepalive * (1.0 if odd else LISTENER_DELAY)
+        self._timeout = config.timeout
+        self._questions: dict[int, _Question] = {}
+        self._bye: EngineChannel | None = None
+        self._peer_said_bye = trio.Event()
+        self.peer_left = False
+        """The peer has left in order."""
+        self.round_trip: float | None = None
+
+    # --- questions
+
+    async def ping(self) -> float:
+        """Wait for one round trip through the peer's session; raises `LinkLost` if no answer comes."""
+        connection = self._connection
+        await trio.lowlevel.checkpoint()
+        connection.raise_if_lost()
+        while connection.engine.places < 1:
+            await connection.gone.park()
+            connection.raise_if_lost()
+        took = await self._ask(PING)
+        self.round_trip = took if self.round_trip is None else 0.875 * self.round_trip + 0.125 * took
+        return took
+
+    async def say_goodbye(self) -> None:
+        """Tell the peer that this side leaves, and wait for its answer; it may hang up instead of answering."""
+        if self._connection.pump.is_lost or self._connection.engine.places < 1:
+            return
+        engine = self._connection.engine
+        acks = engine.final_acks()[: ACKS_MOST if engine.config.frag else ACKS_MOST_IN_PACKET]
+        with suppress(LinkLost):
+            await self._ask(BYE, IN_ORDER + b"".join(_ACK.pack(id, ack) for id, ack in acks))
+
+    async def _ask(self, type: str, body: bytes = b"") -> float:
+        connection = self._connection
+        connection.update_time()
+        channel = connection.engine.open(type, body, end=True)
+        question = self._questions[channel.id] = _Question()
+        connection.request_write()
+        try:
+            await question.answer.wait()
+        finally:
+            self._questions.pop(channel.id, None)
+        if question.took is None:
+            raise (question.error or connection.pump.loss)()
+        return question.took
+
+    def answered(self, id: int) -> None:
+        """Wake the task whose channel the peer has processed or refused."""
+        question = self._questions.get(id)
+        if question is not None and question.took is None:
+            question.took = trio.current_time() - question.asked_at
+            question.answer.set()
+
+    def broken(self, id: int, *, is_answer: bool) -> None:
+        """Wake the task whose channel is broken; an err by the peer is an answer."""
+        if is_answer:
+            self.answered(id)
+            return
+        question = self._questions.get(id)
+        if question is not None and question.took is None:
+            question.error = self._silence
+            question.answer.set()
+
+    def lost(self, error: ErrorMaker) -> None:
+        """Fail all questions: the link is lost."""
+        for question in self._questions.values():
+            question.error = question.error or error
+            question.answer.set()
+
+    # --- answers
+
+    def answer(self, channel: EngineChannel, body: bytes) -> None:
+        """Answer a channel of a reserved type that the peer has opened."""
+        engine = self._connection.engine
+        if not channel.is_reliable:  # a forged packet could open an unreliable one
+            engine.err(channel, "reliable only")
+        elif channel.type == PING:
+            engine.done(channel)
+            if not channel.gone:
+                engine.end(channel)
+        elif not body.startswith(IN_ORDER):
+            self._connection.pump.lose("the peer gave the session up", by="peer")
+        elif self._bye is not None:
+            engine.err(channel, "bye")
+        else:
+            engine.accept(channel)
+            for id, ack in _ACK.iter_unpack(body[1 : 1 + (len(body) - 1) // _ACK.size * _ACK.size]):
+                engine.take_final_ack(id, ack)
+            self._bye = channel
+            self.peer_left = True
+            self._peer_said_bye.set()
+
+    def answer_goodbye(self) -> None:
+        """Answer the peer's goodbye, for which it waits before it hangs up."""
+        if self._bye is not None:
+            self._connection.update_time()
+            self._connection.engine.err(self._bye, "bye")
+            self._connection.after_command()
+
+    # --- silence
+
+    async def keep_alive(self) -> None:
+        """Ping after each `Config.keepalive` of silence, until the peer has left; raises nothing."""
+        connection = self._connection
+        while not self._peer_said_bye.is_set():
+            due = float("inf") if self._keepalive is None else connection.heard_at + self._keepalive
+            with trio.move_on_at(due):
+                await self._peer_said_bye.wait()
+            if not self._peer_said_bye.is_set() and trio.current_time() >= connection.heard_at + (self._keepalive or 0):
+                await self._check()
+
+    async def _check(self) -> None:
+        """Ping, and end the session if no answer comes."""
+        try:
+            with trio.move_on_after(self._timeout):
+                await self.ping()
+                return
+        except LocalProtocolError:  # every id was used, so no ping can be sent
+            await trio.sleep_forever()
+        except LinkLost:
+            pass
+        self.suspect()
+
+    def suspect(self) -> None:
+        """End the session if nothing was received for `Config.timeout`."""
+        if trio.current_time() - self._connection.heard_at >= self._timeout:
+            error = self._silence()
+            self._connection.pump.lose(error.reason, by=error.by)
+
+    def _silence(self) -> LinkLost:
+        silence = trio.current_time() - self._connection.heard_at
+        return LinkLost(f"nothing was heard for {silence:.0f} s", by="network", peer=self._connection.pump.peer)

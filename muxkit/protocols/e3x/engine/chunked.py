@@ -1,6 +1,6 @@
-"""How do packets travel over a byte stream? In chunks of up to 255 bytes, each after its length, with a 0 at the end.
+"""Packets over a byte stream: chunks of up to 255 bytes, each behind its length, and a 0 behind the last.
 
-A 0 where no packet was begun is a sign of life, and ignored.
+A 0 outside a packet is a keepalive and ignored.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from muxkit.protocols.e3x.engine.engine import Engine
     from muxkit.protocols.e3x.engine.events import Event
 
-CHUNK_MOST: Final = 256  # bytes, the length included
-PACKET_CHUNKS: Final = 8
-PACKET_MOST: Final = 2 + 65_535 + 65_535  # bytes that a packet may come to
+CHUNK_MOST: Final = 256  # bytes, with the length
+PACKET_CHUNKS: Final = 8  # chunks that a complete packet counts as
+PACKET_MOST: Final = 2 + 65_535 + 65_535  # bytes of the largest possible packet
 
 
 def encode_chunks(packet: bytes, size: int = CHUNK_MOST) -> bytes:
-    """A packet as chunks of at most `size` bytes, and the 0 that ends it."""
+    """Encode a packet as chunks of at most `size` bytes and the 0 that ends it."""
     if not 2 <= size <= CHUNK_MOST:
         raise ValueError(f"chunks of {size} bytes; from 2 to {CHUNK_MOST} are possible")
     out = bytearray()
@@ -36,39 +36,40 @@ def encode_chunks(packet: bytes, size: int = CHUNK_MOST) -> bytes:
 
 
 class Dechunker:
-    """Packets out of a byte stream; one that is larger than `most` bytes is skipped and counted."""
+    """Decodes packets from a byte stream; one larger than `most` bytes is skipped and counted."""
 
     __slots__ = ("_at", "_left", "_packet", "_rest", "_size", "most", "oversized")
 
     def __init__(self, most: int = PACKET_MOST) -> None:
         self.most = most
         self.oversized = 0
-        self._rest = b""  # what was fed and not looked at yet, from `_at` on
+        self._rest = b""  # bytes not parsed yet, from `_at` on
         self._at = 0
         self._packet = bytearray()
-        self._size = 0  # of the packet that was begun, what was not kept of it included
-        self._left = 0  # bytes of the chunk that was begun
+        self._size = 0  # bytes of the incomplete packet, with those not kept
+        self._left = 0  # bytes missing of the incomplete chunk
 
     @property
     def unparsed(self) -> int:
-        """Bytes that were fed and not looked at yet."""
+        """Bytes that were fed and not parsed yet."""
         return len(self._rest) - self._at
 
     @property
     def is_mid_packet(self) -> bool:
+        """Whether a packet is incomplete."""
         return self._size > 0
 
     def feed(self, data: bytes, most_chunks: int = sys.maxsize) -> list[bytes]:
-        """The packets that are complete now; what is left after so many chunks waits for the next call.
+        """Parse up to `most_chunks` chunks and return the packets that are complete; the rest waits for the next call.
 
-        A packet takes much longer than a chunk, so one that is complete counts for `PACKET_CHUNKS`.
+        A packet takes much longer than a chunk, so a complete one counts as `PACKET_CHUNKS`.
         """
         packets: list[bytes] = []
         position = chunks = 0
         if self._rest:
             if data:
                 data = self._rest[self._at :] + data
-            else:  # a position is kept, or each step of a turn would copy what is left
+            else:  # keep the position, because each step of a turn would copy the rest
                 data, position = self._rest, self._at
             self._rest, self._at = b"", 0
         while position < len(data):
@@ -105,8 +106,8 @@ class Dechunker:
 class ChunkedEngine:
     """An `Engine` over TCP, TLS or a WebSocket: a `StreamEngine`.
 
-    A pump does not say the time when it pulls, so `clock` does. Give the engine `Config(congestion=False)`: the
-    stream knows itself how fast it may go.
+    `clock` gives the time when packets are pulled. Give the engine `Config(congestion=False)`: the stream limits the
+    rate itself.
     """
 
     def __init__(
@@ -123,11 +124,11 @@ class ChunkedEngine:
         self._dechunker = Dechunker(most)
         self._ready: deque[Buffer] = deque()
         self.frames_at_once = sys.maxsize
-        """`BoundedParsing`: a read is taken in turns of so many chunks; one of 1 byte costs as much as one of 255."""
+        """`BoundedParsing`: the most chunks that one call parses; a chunk of 1 byte costs as much as one of 255."""
         self.ended = False
-        """The peer's side of the stream has ended."""
+        """The peer closed its direction of the stream."""
         self.ended_cleanly = False
-        """It ended between two packets."""
+        """It did so between two packets."""
 
     @property
     def frames(self) -> int:
@@ -135,11 +136,11 @@ class ChunkedEngine:
 
     @property
     def oversized(self) -> int:
-        """Packets that were too large to be taken."""
+        """Number of packets that were too large."""
         return self._dechunker.oversized
 
     def receive_bytes(self, data: bytes, now: float) -> None:
-        """Take in what the stream brought; never raises."""
+        """Parse and apply received bytes; never raises."""
         if self._observer is not None and data:
             self._observer.transport("in", data)
         for packet in self._dechunker.feed(data, self.frames_at_once):
@@ -147,11 +148,11 @@ class ChunkedEngine:
 
     @property
     def unparsed(self) -> int:
-        """`BoundedParsing`: bytes that came and were not looked at yet."""
+        """`BoundedParsing`: bytes that were received and not parsed yet."""
         return self._dechunker.unparsed
 
     def receive_eof(self, now: float) -> None:
-        """The peer will send nothing more; what to make of that is for the session to say."""
+        """Note that the peer closed its direction of the stream; the session decides what follows."""
         self.ended = True
         self.ended_cleanly = not self._dechunker.is_mid_packet
 
@@ -176,7 +177,7 @@ class ChunkedEngine:
         return self.engine.next_deadline()
 
     def next_timer(self) -> float | None:
-        """`SeparateTimers`: the same without what waits to be sent."""
+        """`SeparateTimers`: the next deadline without packets that wait to be sent."""
         return self.engine.next_timer()
 
     def handle_deadline(self, now: float) -> None:

@@ -1,19 +1,19 @@
-"""How fast may we send? Round trips, what the path may hold of ours, and the moment of the next packet.
+"""Congestion control: measures round trips, and decides how many bytes the path may hold and when a packet may be sent.
 
-All of it is ours: the document knows only the peer's window. On a network that loses packets anyway a loss says
-nothing about the rate: halving at each one leaves a hundredth of the path at 5 % of loss. And an ack that stands
-still behind one packet, which by the document may take seconds, says nothing about what is under way. So nothing is
-counted in flight; what decides is the queue, seen as the round trip's excess over the least of the last half minute:
+None of it is in the document, which knows only the peer's window. On a network that loses packets anyway a loss says
+nothing about the rate: halving it at each loss leaves a hundredth of the path at 5 % of loss. An ack that stands still
+behind one packet, which the document allows for seconds, says nothing about the packets in flight. So packets in flight
+are not counted. The measure is the queue: the round trip's excess over the least one of the last half minute.
 
-- `share` is what the path may hold of ours, in bytes. It goes out evenly over one round trip as it is now, so the rate
-  gives way by itself as a queue grows.
-- Starting: the share doubles with each round trip until a queue shows, or much of what was sent is lost.
-- Steady: it grows by a packet a round trip, and faster while no queue is to be seen.
-- It falls to 0.6 when packets are lost *while* the queue is near the longest that was seen lately (that is a queue
-  that overflows), or when the share of lost packets is well above its own floor (a queue too short to be seen). Losses
-  that come with neither are the weather, and change nothing.
+- `share` is the number of bytes that the path may hold. They are sent evenly over one current round trip, so the rate
+  falls by itself as a queue grows.
+- At the start the share doubles with each round trip, until a queue shows or much of what was sent is lost.
+- Afterwards it grows by a packet a round trip, and faster while no queue shows.
+- It falls to 0.6 when packets are lost while the queue is near the longest one of late (that queue overflows), or when
+  the share of lost packets is well above its own floor (a queue too short to be measured). Other losses change nothing.
 
-It never grows while it is not used, and shrinks towards twice what is. A short burst makes up for coarse timers.
+The share does not grow while it is not used, and shrinks towards twice what is used. A short burst makes up for coarse
+timers.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ FIRST_SHARE: Final = 10  # packets
 FIRST_ROUND_TRIP: Final = 0.1  # s, assumed until the first is measured
 LEAST_SHARE: Final = 2  # packets
 MOST_SHARE: Final = 2**30  # bytes
-BURST: Final = 0.001  # s of the rate that may be made up for at once
+BURST: Final = 0.001  # s of the rate that may be sent late at once
 BURST_LEAST: Final = 2  # packets
-LEAST_ROUND: Final = 0.005  # s; shorter ones are taken together
+LEAST_ROUND: Final = 0.005  # s; shorter rounds are joined
 LEAST_ROUND_TRIP: Final = 1e-5  # s
 UNLIKELY: Final = 0.05  # s beyond twice the round trip
 FALL: Final = 0.6
-START_LOST: Final = 0.4  # of what a round sent; more is never the weather
+START_LOST: Final = 0.4  # of what a round sent; more is never a random loss
 START_LEAST: Final = 20  # packets lost
 HOLD: Final = 1.25  # round trips
 FAST_GROWTH: Final = 1 / 16  # a round, while no queue is to be seen
-FASTER_AFTER: Final = 3  # such rounds; then twice as fast with each other one
-QUEUE_SEEN: Final = 0.005  # s; what is less may be noise
+FASTER_AFTER: Final = 3  # such rounds; then twice as fast after each further one
+QUEUE_SEEN: Final = 0.005  # s; a shorter one may be noise
 QUEUE_LEAST: Final = 0.005  # s; a queue that is shorter never counts as near its longest
 QUEUE_NEAR: Final = 0.5  # of the longest
 EXCESS: Final = 0.15  # share of lost packets above the floor
-FLOOR_MOST: Final = 0.15  # more than this and the excess together is never the weather
-RATIO_LEAST: Final = 300  # packets to take a share of
-MEMORY: Final = 15.0  # s; the least and the longest are those of one to two of these
+FLOOR_MOST: Final = 0.15  # more than this and the excess together is never a random loss
+RATIO_LEAST: Final = 300  # packets over which the share of lost ones is measured
+MEMORY: Final = 15.0  # s; minima and maxima cover one to two of these
 
 
 class Extreme:
-    """The least number of lately: of the last `MEMORY` to twice that."""
+    """The least number of the last `MEMORY` to `2 * MEMORY` seconds."""
 
     __slots__ = ("_now", "_since", "_then")
 
@@ -66,7 +66,7 @@ class Extreme:
 
 
 class Congestion:
-    """One for all channels to a peer: they share the path."""
+    """The congestion control for all channels to one peer, which share a path."""
 
     __slots__ = (
         "_base",
@@ -106,17 +106,17 @@ class Congestion:
         self.queue = 0.0  # s, the excess of the last round
         self.falls = 0
         self.fell_at = float("-inf")
-        self.free_at = float("-inf")  # when the next packet may go
-        self._current = FIRST_ROUND_TRIP  # s, as of the last rounds
+        self.free_at = float("-inf")  # when the next packet may be sent
+        self._current = FIRST_ROUND_TRIP  # s, mean of the last rounds
         self._base = Extreme()
         self._peak = Extreme()  # of the negative excess: the longest queue
         self._floor = Extreme()  # of the share of lost packets
         self._round_began = self._round_ends = float("-inf")
         self._round_least = float("inf")
-        self._hold_until = float("-inf")  # what is heard until then was sent before the last fall
-        self._used = False  # the rate held something back in this round
+        self._hold_until = float("-inf")  # acks until then are about packets sent before the last fall
+        self._used = False  # a packet had to wait for the rate in this round
         self._round_sent = self._sent_before = 0  # bytes, in this round and the one before
-        self._free_rounds = 0  # without a queue, in a row
+        self._free_rounds = 0  # rounds without a queue, in a row
         self._lost = 0  # packets in this round
         self._is_cut = self._was_cut = False
         self._ratio_lost = self._ratio_sent = 0
@@ -128,26 +128,26 @@ class Congestion:
 
     @property
     def least_round_trip(self) -> float | None:
-        """Without any queue, as far as seen lately."""
+        """The least round trip of late, without any queue."""
         least = self._base.value
         return None if least == float("inf") else least
 
     @property
     def ask_pause(self) -> float:
-        """How long to go without asking for an ack while sending: some four a round trip."""
+        """Seconds between packets that ask for an ack: about four a round trip."""
         return 0.02 if self.round_trip is None else min(0.1, max(0.002, self.round_trip / 4))
 
     # --- sending
 
     def may_send(self, now: float) -> bool:
-        """Has the time of the next packet come? If not, the rate is what holds us back."""
+        """Whether the rate allows a packet now."""
         if not self.is_on or self.free_at <= now:
             return True
         self._used = True
         return False
 
     def sent(self, size: int, now: float) -> None:
-        """A packet that the rate governs has left."""
+        """Count a sent packet that the rate governs."""
         self._ratio_sent += 1
         self._round_sent += size
         rate = self.rate
@@ -157,20 +157,20 @@ class Congestion:
             burst = max(BURST, BURST_LEAST * self._packet / rate)
         self.free_at = max(self.free_at, now - burst) + size / rate
 
-    # --- hearing
+    # --- acks
 
-    def hear(
+    def ack_received(
         self, round_trip: float | None, lost: int, now: float, *, is_sure: bool = True, is_cut: bool = False
     ) -> None:
-        """An ack came, perhaps with a round trip, and with news of `lost` packets that were sent since `fell_at`.
+        """Apply an ack: a round trip, if it measured one, and `lost` packets that were sent since `fell_at`.
 
         A round trip that is not sure counts if it is likely. `is_cut` means that more is missing than can be listed.
         """
         if round_trip is not None and (is_sure or self._is_likely(round_trip)):
-            self._take(max(round_trip, LEAST_ROUND_TRIP), now)
+            self._add_round_trip(max(round_trip, LEAST_ROUND_TRIP), now)
         self._lost += lost
         self._ratio_lost += lost
-        self._is_cut = self._is_cut or (is_cut and not self._was_cut)  # once: the same list stays long for a while
+        self._is_cut = self._is_cut or (is_cut and not self._was_cut)  # once: the list stays long for a while
         self._was_cut = is_cut
         if now >= self._round_ends and self.round_trip is not None:
             self._end_round(now)
@@ -178,7 +178,7 @@ class Congestion:
     def _is_likely(self, round_trip: float) -> bool:
         return self.round_trip is not None and self._base.value <= round_trip <= 2 * self.round_trip + UNLIKELY
 
-    def _take(self, round_trip: float, now: float) -> None:
+    def _add_round_trip(self, round_trip: float, now: float) -> None:
         if self.round_trip is None:
             self.round_trip = self._current = round_trip
             self._round_ends = now + max(round_trip, LEAST_ROUND)
@@ -193,10 +193,10 @@ class Congestion:
         if has_sample:
             self._current += (self._round_least - self._current) / 2
             queue = max(0.0, self._round_least - self._base.value)
-            standing = min(queue, self.queue)  # one long round trip alone may be a stray
+            standing = min(queue, self.queue)  # a single long round trip may be an outlier
             self._peak.add(-standing, now)
             self.queue = queue
-        else:  # nothing was heard that tells the time: what was long in passing may be over
+        else:  # no round trip was measured: a queue may be over
             self._current += (self._base.value - self._current) / 4
         span = max(self._current, LEAST_ROUND)
         self._round_ends = now + span
@@ -205,7 +205,7 @@ class Congestion:
         if self._round_began < self._hold_until:
             pass
         elif self.starting and (self._is_cut or self._loses_much()):
-            self._fall(now, span, FALL / 2)  # what is heard of is a doubling old
+            self._fall(now, span, FALL / 2)  # the lost packets were sent before the last doubling
         elif excess or overflows or self._is_cut:
             self._fall(now, span, FALL)
         elif self._used and has_sample:
@@ -231,7 +231,7 @@ class Congestion:
         self._free_rounds = 0
 
     def _excess(self, now: float) -> bool:
-        """Are clearly more packets lost than this path loses anyway?"""
+        """Whether clearly more packets are lost than this path loses at random."""
         if self._ratio_sent < RATIO_LEAST:
             return False
         ratio = self._ratio_lost / self._ratio_sent

@@ -1,4 +1,4 @@
-"""The rules of e3x as one object: datagrams and commands in, events and datagrams out; no Trio, no clock."""
+"""The e3x engine: received packets and commands go in, events and packets to send come out."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from muxkit.core import queue_of
 from muxkit.protocols.e3x.config import LEAST_PACKET, Config
 from muxkit.protocols.e3x.engine.channel import Piece
 from muxkit.protocols.e3x.engine.events import Cause, Event
-from muxkit.protocols.e3x.engine.reader import Arrivals
+from muxkit.protocols.e3x.engine.reader import PacketReader
 from muxkit.protocols.e3x.engine.state import State
-from muxkit.protocols.e3x.engine.writer import Departures, admits, overhead
-from muxkit.protocols.e3x.fragments import cut, pieces_after
-from muxkit.protocols.e3x.packets import ID_MOST, SEQ_MOST, TYPE_MOST, Packet, encode_packet, quoted
+from muxkit.protocols.e3x.engine.writer import PacketWriter, admits, overhead
+from muxkit.protocols.e3x.packets import ID_MOST, SEQ_MOST, TYPE_MOST, Packet, cut, encode_packet, pieces_after, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from muxkit._observer import Observer
-    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
+    from muxkit.protocols.e3x.engine.channel import EngineChannel
 
-ERR_MOST = 128  # characters of an err that we send
+ERR_MOST = 128  # characters of an err that is sent
 
 
 @attrs.frozen(kw_only=True)
 class Stats:
-    """What an engine can say about itself; times in seconds, since its beginning."""
+    """Counters of an engine since its beginning; times in seconds."""
 
     packets_sent: int
     packets_received: int
@@ -38,35 +37,35 @@ class Stats:
     resent: int
     """Packets sent again."""
     lost: int
-    """Packets that the peer missed."""
+    """Packets that the peer reported missing."""
     evicted: int
-    """Packets of unreliable channels that were too old when their turn came."""
+    """Packets of unreliable channels that made way for newer ones before they were sent."""
     channels: int
     held: int
     """Bytes received and not processed."""
     unsent: int
     """Bytes queued and not sent."""
     faults: dict[str, int]
-    """What came and was dropped, by `Fault`."""
+    """Dropped packets, by `Fault`."""
     round_trip: float | None
-    """Smoothed; None before the first."""
+    """Smoothed; None before the first one was measured."""
     least_round_trip: float | None
     queue: float
-    """What the path's queue adds to it."""
+    """The part of it that the path's queue causes."""
     rate: float
-    """Bytes a second that may be sent: our congestion control, see `_congestion`."""
+    """Bytes a second that may be sent, by the congestion control."""
     falls: int
-    """How often the rate was lowered."""
+    """Times that the rate was lowered."""
 
 
 CHANNEL_PRICE = 7 * 1024  # bytes of memory for a channel, its session objects and a task that handles it
 
 
 class Engine:
-    """One end of e3x towards one peer; a datagram engine.
+    """One end of e3x towards one peer; a `DatagramEngine`.
 
-    The connector is odd, the listener even. Commands take and give `EngineChannel` objects; each either does all of its
-    work or raises `LocalProtocolError` and changes nothing. Nothing that a peer sends makes an engine raise or end.
+    The connector is odd, the listener even. Commands take and return `EngineChannel` objects; each either does all of
+    its work, or raises `LocalProtocolError` and changes nothing. No packet of a peer makes an engine raise or end.
     """
 
     def __init__(
@@ -80,16 +79,16 @@ class Engine:
         self.config = config or Config()
         self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self._state = State(odd, self.config, self.limits, observer)
-        self._arrivals = Arrivals(self._state)
-        self._departures = Departures(self._state)
+        self._reader = PacketReader(self._state)
+        self._writer = PacketWriter(self._state)
         self.next_timer = self._state.next_timer
-        """As in `muxkit.core.SeparateTimers`: what is in line to be sent has no say in it."""
+        """`SeparateTimers`: when the next timer fires, without packets that wait to be sent."""
 
-    # --- what is known
+    # --- state
 
     @property
     def channels(self) -> int:
-        """Live channels of both sides."""
+        """Number of live channels of both sides."""
         return len(self._state.table)
 
     @property
@@ -99,12 +98,12 @@ class Engine:
 
     @property
     def places(self) -> int:
-        """How many more channels of ours the limit leaves room for."""
+        """Number of channels that this side may still open under its limit."""
         return self._state.table.census.places
 
     @property
     def packet_size(self) -> int:
-        """The largest packet to send, in bytes. What is queued was cut already: a new size holds for what follows."""
+        """The largest packet to send, in bytes. A new size holds for messages that are queued afterwards."""
         return self._state.packet
 
     @packet_size.setter
@@ -114,15 +113,16 @@ class Engine:
         self._state.packet = size
 
     def channel(self, id: int) -> EngineChannel | None:
-        """The live channel with this id."""
+        """Return the live channel with this id."""
         return self._state.table.get(id)
 
     def quota(self, channel: EngineChannel) -> int:
-        """Bytes of a message that the next packet can carry: on an unreliable channel, the largest message."""
+        """Return the bytes that the next packet can carry: on an unreliable channel, the largest message."""
         seq = None if channel.outgoing is None else channel.outgoing.next_seq
         return self._state.packet - overhead(channel, seq, end=True)
 
     def stats(self) -> Stats:
+        """Return the counters of now."""
         state, counters, congestion = self._state, self._state.counters, self._state.congestion
         return Stats(
             packets_sent=counters["packets_sent"],
@@ -143,65 +143,65 @@ class Engine:
             falls=congestion.falls,
         )
 
-    # --- the network
+    # --- packets
 
     def receive_datagram(self, data: bytes, now: float) -> None:
-        """Take in what came; never raises."""
+        """Parse and apply a received packet; never raises."""
         state = self._state
         state.now = max(state.now, now)
         state.counters["packets_received"] += 1
         state.counters["bytes_received"] += len(data)
-        self._arrivals.receive(bytes(data))
+        self._reader.receive(bytes(data))
 
     def datagrams_to_send(self, now: float) -> Sequence[bytes]:
-        """Take out what may go now."""
+        """Take out the packets to send now."""
         self._state.now = max(self._state.now, now)
-        return self._departures.pull(self._state.now)
+        return self._writer.pull(self._state.now)
 
     def events(self) -> Sequence[Event]:
-        """What happened since the last call, oldest first."""
+        """Take the events since the last call, oldest first."""
         return self._state.take_events() if self._state.events else ()
 
     @property
     def owes(self) -> bool:
-        """Is there anything to send that no rate holds back: acks, errs?"""
-        return self._departures.is_owing
+        """Whether acks or errs wait, which are sent at any rate."""
+        return self._writer.is_owing
 
     def parting(self, type: str, body: bytes) -> bytes:
-        """A packet that opens a channel and ends it, past all queues: for last words that nobody will repeat."""
+        """Return a packet that opens and ends a channel, past all queues; it is not sent again if it is lost."""
         return encode_packet(Packet(self._state.table.allocate(), type, seq=1, end=True, body=body))
 
     def final_acks(self) -> list[tuple[int, int]]:
-        """What we have processed, by channel, the ones that ended a while ago too: for a peer that we leave."""
+        """Return the last processed seq of each channel, with those that ended lately, to tell a peer when leaving."""
         live = [(channel.id, channel.incoming.processed) for channel in self._state.table if channel.incoming]
         ended = [(id, tombstone.processed) for id, tombstone in self._state.tombstones.items()]
         return [(id, ack) for id, ack in live + ended if ack > 0]
 
     def take_final_ack(self, id: int, ack: int) -> None:
-        """The peer is about to leave, and has processed so much of this channel."""
+        """Apply the last ack of a channel by a peer that leaves."""
         channel = self._state.table.get(id)
         if channel is not None and channel.outgoing is not None and channel.outgoing.acked < ack:
-            self._arrivals.receive(encode_packet(Packet(id, ack=ack)))
+            self._reader.receive(encode_packet(Packet(id, ack=ack)))
 
     # --- time
 
     def tell_time(self, now: float) -> None:
-        """Commands count from here; for those that come after a long silence."""
+        """Set the time for commands that follow a long silence."""
         self._state.now = max(self._state.now, now)
 
     def next_deadline(self) -> float | None:
         """When to call `handle_deadline`, and `datagrams_to_send` after it."""
-        if self._departures.is_owing:
+        if self._writer.is_owing:
             return self._state.now
         moment = self._state.next_timer()
-        if not self._departures.is_waiting:
+        if not self._writer.is_waiting:
             return moment
-        # What is in line may turn out to be closed off by a window; then the look was for nothing, once.
+        # A channel in line may be unable to send because of its window; then this deadline has no effect, once.
         ready = max(self._state.congestion.free_at, self._state.now) if self.config.congestion else self._state.now
         return ready if moment is None else min(ready, moment)
 
     def handle_deadline(self, now: float) -> None:
-        """Act on what is due; harmless when early."""
+        """Act on the timers that are due; harmless when early."""
         state = self._state
         state.now = now = max(state.now, now)
         for channel in state.due_channels(now):
@@ -215,7 +215,7 @@ class Engine:
             state.observer.timer(f"channel {channel.id}")
         if channel.dies_at is not None and channel.dies_at <= now:
             if channel.closing:
-                self._arrivals.give_up(channel)
+                self._reader.close_timed_out(channel)
             elif channel.id in state.unopened:
                 state.drop_unopened(channel)
             else:
@@ -227,7 +227,7 @@ class Engine:
             state.break_channel(channel, Cause.TIMEOUT, text, tell=True)
             return
         if incoming is not None and incoming.ack_at is not None and incoming.ack_at <= now:
-            # Of a channel that may be a forgery nothing is said twice unasked.
+            # A channel without its first packet may be forged: its gaps are reported once.
             incoming.handle_time(now, 0.0 if channel.id in state.unopened else self.config.timeout)
             state.owe_ack(channel)
         if outgoing is not None and outgoing.probe_at is not None and outgoing.probe_at <= now:
@@ -238,7 +238,7 @@ class Engine:
     def open(
         self, type: str, body: bytes = b"", *, reliable: bool = True, id: int | None = None, end: bool = False
     ) -> EngineChannel:
-        """A new channel; its first packet, which carries `body`, is queued at once. With `end` it is also our last."""
+        """Open a channel; its first packet, which carries `body`, is queued at once. With `end` it is also the last."""
         state = self._state
         if not type:
             raise LocalProtocolError("a channel needs a type")
@@ -269,20 +269,20 @@ class Engine:
     # --- sending
 
     def admits(self, channel: EngineChannel, size: int) -> bool:
-        """Is there room in the queue for a message of `size` bytes? An unreliable channel always has some."""
+        """Whether a message of `size` bytes may be queued; on an unreliable channel it always may."""
         return not channel.gone and admits(self._state, channel, size)
 
     def watch(self, channel: EngineChannel, size: int = 1) -> None:
-        """Tell me with `Writable` when a message of `size` bytes may fit."""
+        """Report `Writable` when a message of `size` bytes may fit."""
         if channel.outgoing is not None and not channel.gone:
             channel.outgoing.watched = size
             self._state.watching[channel.id] = channel
 
     def send(self, channel: EngineChannel, body: bytes, *, end: bool = False) -> int:
-        """Queue a message, and with `end` nothing after it; gives its receipt.
+        """Queue a message, with `end` the last one; return its receipt.
 
-        On a reliable channel the message is delivered when a `Delivered` reaches the receipt. On an unreliable one
-        the receipt is 0; if too much waits, the oldest is dropped.
+        On a reliable channel the message is delivered when a `Delivered` reaches the receipt. On an unreliable one the
+        receipt is 0, and the oldest message is dropped if too much waits.
         """
         self._check_sending(channel)
         self._check_size(channel, len(body))
@@ -294,20 +294,20 @@ class Engine:
         return self._queue(channel, body, end)
 
     def end(self, channel: EngineChannel) -> int:
-        """Say that we send nothing more; what is queued goes first. Gives a receipt, as `send`."""
+        """End this side of a channel, after what is queued; return a receipt, as `send` does."""
         self._check_sending(channel)
         if channel.outgoing is not None and channel.outgoing.next_seq > SEQ_MOST:
             raise LocalProtocolError(f"channel {channel.id}: no seq is left for an end; break it with err")
         return self._queue(channel, b"", True)
 
     def err(self, channel: EngineChannel, text: str) -> None:
-        """Break the channel and tell the peer why; what is queued is forgotten. Harmless when it is gone."""
+        """Break a channel and tell the peer why; what is queued is dropped. Harmless when it is gone."""
         if not channel.gone:
             clean = text.encode(errors="replace").decode()[:ERR_MOST]
-            self._state.forget(channel, clean or "err")
+            self._state.break_silently(channel, clean or "err")
 
     def done(self, channel: EngineChannel) -> None:
-        """The application has processed the last `Opened` or `Message` of the channel; harmless when it is gone."""
+        """Count the last reported message of a channel as processed, with all that `take` gave; harmless when gone."""
         if channel.gone:
             return
         self.accept(channel)
@@ -315,26 +315,26 @@ class Engine:
             if not channel.incoming.handed:
                 raise LocalProtocolError(f"channel {channel.id}: nothing is being processed")
             for _ in range(channel.incoming.handed):
-                self._arrivals.processed(channel)
-            self._arrivals.deliver(channel)
+                self._reader.processed(channel)
+            self._reader.deliver(channel)
 
     def accept(self, channel: EngineChannel) -> None:
-        """The application took a channel of the peer's, and has not processed its first message yet."""
+        """Count a channel of the peer as accepted, without its first message as processed."""
         if not channel.gone and not channel.taken:
             channel.taken = True
             self._state.table.accept(channel.id)
 
     def take(self, channel: EngineChannel, most: int) -> list[bytes]:
-        """Up to `most` messages that came whole behind the one that was told last; the next `done` is for all."""
-        return [] if channel.gone or channel.incoming is None else self._arrivals.take(channel, most)
+        """Take up to `most` complete messages behind the one reported last; the next `done` counts for all."""
+        return [] if channel.gone or channel.incoming is None else self._reader.take(channel, most)
 
     def close(self, channel: EngineChannel) -> None:
-        """Take nothing more that comes, and end our side; see `_closing`. Harmless when the channel is gone."""
+        """Discard what arrives from now on, and end this side; see `reader`. Harmless when the channel is gone."""
         if channel.gone or channel.closing:
             return
         if not channel.ended:
             self.end(channel)
-        self._arrivals.close(channel)
+        self._reader.close(channel)
 
     def _check_sending(self, channel: EngineChannel) -> None:
         if channel.gone:
@@ -355,7 +355,7 @@ class Engine:
             raise LocalProtocolError(
                 f"channel {channel.id}: {size} bytes against Limits(message={self.limits.message})"
             )
-        first, other = self._rooms(channel, size)
+        first, other = self._body_sizes(channel, size)
         if first < 1:
             raise LocalProtocolError(
                 f"a packet of {self._state.packet} bytes has no room beside type {channel.type[:64]!r}"
@@ -366,8 +366,8 @@ class Engine:
                 f"channel {channel.id}: seq {seq} would be needed, {SEQ_MOST} is the last; break it with err"
             )
 
-    def _rooms(self, channel: EngineChannel, size: int) -> tuple[int, int]:
-        """Bytes of body in the first packet of a message, and in each other one."""
+    def _body_sizes(self, channel: EngineChannel, size: int) -> tuple[int, int]:
+        """Return the bytes of body in the first packet of a message, and in each other one."""
         assert channel.outgoing is not None
         packet, seq = self._state.packet, channel.outgoing.next_seq
         whole = packet - overhead(channel, seq, end=True)
@@ -396,7 +396,7 @@ class Engine:
                 channel.dies_at = state.now + state.linger
                 state.arm(channel)
             return 0
-        first, other = self._rooms(channel, len(body))
+        first, other = self._body_sizes(channel, len(body))
         for frag, piece in cut(body, first, other):
             type = channel.type if channel.ours and outgoing.next_seq == 1 else None
             outgoing.push(Piece(outgoing.next_seq, piece, type=type, end=end and frag == 0, frag=frag))

@@ -1,4 +1,4 @@
-"""What can an engine tell? What the peer sent, what it confirmed, and what went wrong."""
+"""Events of an e3x engine: what the peer sent and confirmed, and what failed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
+    from muxkit.protocols.e3x.engine.channel import EngineChannel
 
 
 class Fault(Enum):
-    """Why was a packet, or a part of it, dropped? None of these ends anything: an address can be forged."""
+    """The reason why a packet, or a part of it, was dropped. None ends anything, because an address can be forged."""
 
     MALFORMED = "malformed"
-    """It is no packet of a channel, or a field has a wrong value."""
+    """It is not a packet of a channel, or a field has an illegal value."""
     MISS = "miss"
-    """Its `miss` has no meaning; the rest of it counted."""
+    """Its `miss` is illegal; its other fields counted."""
     UNSENT = "unsent"
-    """It confirms what was never sent."""
+    """It confirms a seq that was not sent."""
     UNKNOWN = "unknown"
     """Its channel does not exist, and it does not open one."""
     MISPLACED = "misplaced"
@@ -27,27 +27,27 @@ class Fault(Enum):
     FLOOD = "flood"
     """A limit on what one peer may hold was reached."""
     FULL = "full"
-    """There was no room for it; a reliable packet comes again."""
+    """There was no memory for it; a reliable packet is sent again."""
     DUPLICATE = "duplicate"
-    """It came before. Harmless, and only counted."""
+    """It was received before. Harmless, and only counted."""
 
 
 class Cause(Enum):
-    """Why is a channel broken?"""
+    """The reason why a channel is broken."""
 
     PEER = "peer"
     """The peer sent `err`."""
     TIMEOUT = "timeout"
-    """Nothing came while something was unconfirmed."""
+    """Nothing was received while something was unconfirmed."""
     EXHAUSTED = "exhausted"
     """Every seq was used."""
     MESSAGE = "message"
-    """The pieces of a message do not fit together, or come to more than is allowed."""
+    """The pieces of a message do not fit together, or exceed the limit on messages."""
 
 
 @attrs.define(eq=False)
 class Opened:
-    """The peer opened a channel. `body` is what its first packet carried; tell the engine `done` when it is taken."""
+    """The peer opened a channel. `body` is its first message; call `Engine.done` when it is processed."""
 
     channel: EngineChannel
     body: bytes
@@ -55,7 +55,7 @@ class Opened:
 
 @attrs.define(eq=False)
 class Message:
-    """A message came; tell the engine `done` when it is processed: only then it is confirmed, and the next one comes.
+    """A message arrived. It is confirmed, and the next one reported, after a call of `Engine.done`.
 
     On an unreliable channel nothing waits for `done`.
     """
@@ -66,14 +66,14 @@ class Message:
 
 @attrs.define(eq=False)
 class Ended:
-    """The peer sends nothing more on the channel; told after all that it sent was processed."""
+    """The peer sends nothing more on the channel; reported after all its messages were processed."""
 
     channel: EngineChannel
 
 
 @attrs.define(eq=False)
 class Delivered:
-    """The peer has processed our packets `first` to `last`; a message is delivered with its receipt's number."""
+    """The peer has processed the packets `first` to `last`; the number of a receipt is a message's last packet."""
 
     channel: EngineChannel
     first: int
@@ -82,21 +82,21 @@ class Delivered:
 
 @attrs.define(eq=False)
 class Writable:
-    """There is room for more on a channel that somebody watched."""
+    """A message of the size given to `Engine.watch` may fit now."""
 
     channel: EngineChannel
 
 
 @attrs.define(eq=False)
 class Closed:
-    """Both sides have ended the channel and know it, or we had closed it and all of ours is processed; it is gone."""
+    """The channel is gone: both sides have confirmed its end, or it was closed here and the peer has processed all."""
 
     channel: EngineChannel
 
 
 @attrs.define(eq=False)
 class Broken:
-    """The channel is gone before its end. `text` is the peer's own if the peer did it: escape it before showing it."""
+    """The channel is gone before its end. If the peer broke it, `text` is the peer's: escape it before showing it."""
 
     channel: EngineChannel
     cause: Cause
@@ -105,7 +105,7 @@ class Broken:
 
 @attrs.define(eq=False)
 class Faulted:
-    """Something that came was dropped. Repetitions are counted in `stats()`, and told once until events are taken."""
+    """A packet was dropped. `stats()` counts each; one of a kind is reported until the events are taken."""
 
     fault: Fault
     text: str

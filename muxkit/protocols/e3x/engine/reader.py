@@ -1,43 +1,49 @@
-"""What does a packet of the peer do? It is judged first and changes something only then; nothing that comes ends more
-than its own channel."""
+"""Receive packets: check each completely before it changes anything; a packet ends at most its own channel.
+
+A channel that the application has closed goes on until its end. The document has no way to say "stop sending", only
+`err`, which drops everything in both directions. So, and this is not in the document:
+
+- An err is sent only after all packets of this side are confirmed: before, it could cost the peer what it has not
+  processed yet.
+- Then an end by the peer closes the channel in order, and any other unread packet is answered with an err.
+- A peer that sends nothing has `State.linger` seconds for its end.
+- A peer that goes on sending and processes nothing for `CLOSE_TIMEOUT` would wait for this side as this side waits for
+  it; the channel breaks.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.protocols.e3x.engine.closing import Closing
-from muxkit.protocols.e3x.engine.events import Cause, Delivered, Ended, Fault, Message, Opened
-from muxkit.protocols.e3x.engine.receiving import Arrival
-from muxkit.protocols.e3x.miss import decode_miss
-from muxkit.protocols.e3x.packets import SEQ_MOST, TYPE_MOST, Packet, parse_packet
+from muxkit.protocols.e3x.engine.channel import Arrival
+from muxkit.protocols.e3x.engine.events import Broken, Cause, Closed, Delivered, Ended, Fault, Message, Opened
+from muxkit.protocols.e3x.packets import SEQ_MOST, TYPE_MOST, Packet, decode_miss, parse_packet
 
 if TYPE_CHECKING:
-    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
-    from muxkit.protocols.e3x.engine.channel import Outgoing
-    from muxkit.protocols.e3x.engine.receiving import Incoming
+    from muxkit.protocols.e3x.engine.channel import EngineChannel, Incoming, Outgoing
     from muxkit.protocols.e3x.engine.state import State
 
 
-class Arrivals:
+CLOSE_TIMEOUT: Final = 5.0  # s
+CLOSED: Final = "closed"  # the err of a closed channel
+
+
+class PacketReader:
     """The receiving part of an engine."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._closing = Closing(state, self.processed)
 
     def close(self, channel: EngineChannel) -> None:
-        """Nobody takes what comes on it any more."""
+        """Discard from now on what arrives on a channel, and wait for its end."""
         channel.closing = True
         if channel.assembly is not None:
             channel.assembly.drop()
-        self._closing.look(channel)
-
-    def give_up(self, channel: EngineChannel) -> None:
-        """A channel that was closed has waited for long enough."""
-        self._closing.give_up(channel)
+        self._continue_closing(channel)
 
     def receive(self, data: bytes) -> None:
+        """Parse a packet and apply it."""
         state = self._state
         try:
             packet = parse_packet(data)
@@ -48,21 +54,21 @@ class Arrivals:
             state.observer.frame("in", f"channel {packet.channel}", name_of(packet), len(packet.body))
         channel = state.table.get(packet.channel)
         if channel is None:
-            self._stranger(packet)
+            self._receive_unknown(packet)
         elif packet.err is not None:
             state.break_channel(channel, Cause.PEER, packet.err, tell=False)
         elif channel.is_reliable:
-            self._reliable(channel, packet)
+            self._receive_reliable(channel, packet)
         else:
-            self._unreliable(channel, packet)
+            self._receive_unreliable(channel, packet)
 
-    # --- channels that are not there
+    # --- packets of unknown channels
 
-    def _stranger(self, packet: Packet) -> None:
+    def _receive_unknown(self, packet: Packet) -> None:
         state = self._state
-        tombstone = state.buried(packet.channel)
+        tombstone = state.tombstone(packet.channel)
         if tombstone is not None:
-            if packet.seq is not None and packet.err is None:  # our last ack, or our err, was lost
+            if packet.seq is not None and packet.err is None:  # the last ack, or the err, was lost
                 if tombstone.ack is not None:
                     state.answers[packet.channel] = None
                 elif tombstone.err is not None and state.refusals.take(state.now):
@@ -110,7 +116,7 @@ class Arrivals:
         channel = self._admit(packet.channel, type, reliable=True)
         if channel is not None:
             state.used.add(packet.channel)
-            self._reliable(channel, packet)
+            self._receive_reliable(channel, packet)
 
     def _refusal(self, type: str) -> str | None:
         if len(type) > TYPE_MOST:
@@ -120,7 +126,7 @@ class Arrivals:
         return f"{type[:64]} is unreliable" if type in self._state.config.unreliable_types else None
 
     def _await_opening(self, packet: Packet) -> None:
-        """The first packet was lost or overtaken. Keep what came, so that a miss can ask for it."""
+        """Keep a packet that arrived before the first of its channel, so that a miss can ask for that."""
         state = self._state
         channel = self._admit(packet.channel, "", reliable=True, answers=False)
         if channel is not None:
@@ -129,7 +135,7 @@ class Arrivals:
                 state.fault(Fault.FLOOD, f"{state.limits.half_open} channels wait for their first packet")
             state.unopened[channel.id] = channel
             channel.dies_at = state.now + state.limits.handshake
-            self._reliable(channel, packet)
+            self._receive_reliable(channel, packet)
 
     def _admit(self, id: int, type: str, *, reliable: bool, answers: bool = True) -> EngineChannel | None:
         state = self._state
@@ -157,7 +163,7 @@ class Arrivals:
 
     # --- reliable channels
 
-    def _reliable(self, channel: EngineChannel, packet: Packet) -> None:
+    def _receive_reliable(self, channel: EngineChannel, packet: Packet) -> None:
         state, outgoing, incoming = self._state, channel.outgoing, channel.incoming
         assert outgoing is not None
         assert incoming is not None
@@ -180,13 +186,13 @@ class Arrivals:
         if packet.ack is not None:
             self._acknowledge(channel, outgoing, packet, packet.ack)
         if packet.seq is not None and not channel.gone:
-            self._take(channel, incoming, packet, packet.seq)
+            self._keep(channel, incoming, packet, packet.seq)
         if not channel.gone:
             state.owe_ack(channel)
             state.arm(channel)
 
     def _is_beyond_end(self, incoming: Incoming, packet: Packet, seq: int) -> bool:
-        """Nothing comes after an end, and an end is not moved."""
+        """Whether a packet lies behind the end of its channel, or moves the end."""
         if incoming.end_seq is not None:
             return seq > incoming.end_seq or (packet.end and seq != incoming.end_seq)
         return packet.end and seq < incoming.highest
@@ -197,11 +203,11 @@ class Arrivals:
         if packet.miss is not None:
             miss = decode_miss(ack, packet.miss)
             window, missing = miss.window, miss.missing
-        pace = state.congestion
-        news = outgoing.acknowledge(ack, window, missing, state.now, pace.fell_at)
+        congestion = state.congestion
+        news = outgoing.acknowledge(ack, window, missing, state.now, congestion.fell_at)
         if news is None:
             return
-        pace.hear(news.round_trip, news.lost, state.now, is_sure=news.is_sure, is_cut=news.is_cut)
+        congestion.ack_received(news.round_trip, news.lost, state.now, is_sure=news.is_sure, is_cut=news.is_cut)
         state.counters["lost"] += news.named
         state.resends.extend((channel, piece) for piece in news.resend)
         if news.last >= news.first:
@@ -211,11 +217,11 @@ class Arrivals:
             state.break_channel(channel, Cause.EXHAUSTED, f"seq {SEQ_MOST} was used, and there is no other", tell=True)
         state.close_if_over(channel)
         if channel.closing:
-            self._closing.look(channel, has_moved=news.last >= news.first)
+            self._continue_closing(channel, has_advanced=news.last >= news.first)
 
-    def _take(self, channel: EngineChannel, incoming: Incoming, packet: Packet, seq: int) -> None:
+    def _keep(self, channel: EngineChannel, incoming: Incoming, packet: Packet, seq: int) -> None:
         state = self._state
-        # What is read below is not kept: a head may be large, and only bodies are counted.
+        # Do not keep fields that are not needed any more: a head may be large, and only bodies are counted.
         type, packet.type, packet.miss = packet.type, None, None
         before = incoming.bytes
         room = min(state.limits.channel_bytes - before, state.room)
@@ -229,17 +235,17 @@ class Arrivals:
         if packet.end:
             incoming.end_seq = seq
         if seq == 1 and not channel.ours:
-            self._opening(channel, type or "")
+            self._accept_opening(channel, type or "")
         if not channel.gone and (channel.ours or channel.type):
             self.deliver(channel)
 
-    def _opening(self, channel: EngineChannel, type: str) -> None:
-        """The first packet of a channel is there."""
+    def _accept_opening(self, channel: EngineChannel, type: str) -> None:
+        """Accept or refuse a channel whose first packet has arrived."""
         state = self._state
         refusal = self._refusal(type)
         if refusal is not None:
             state.fault(Fault.MISPLACED, f"channel {channel.id}: {refusal}")
-            state.forget(channel, refusal)
+            state.break_silently(channel, refusal)
             return
         channel.type = type
         channel.dies_at = None
@@ -247,12 +253,12 @@ class Arrivals:
         state.used.add(channel.id)
 
     def deliver(self, channel: EngineChannel) -> None:
-        """Hand the next packet to the application, unless it still has one; pieces are put together on the way."""
+        """Report the next message, unless the application has one; put pieces together on the way."""
         state, incoming, assembly = self._state, channel.incoming, channel.assembly
         assert incoming is not None
         assert assembly is not None
         if channel.closing:
-            self._closing.look(channel)
+            self._continue_closing(channel)
             return
         while not channel.gone and (packet := incoming.next()) is not None:
             body: bytes | None = packet.body
@@ -277,7 +283,7 @@ class Arrivals:
                 self.processed(channel)
 
     def take(self, channel: EngineChannel, most: int) -> list[bytes]:
-        """Whole messages behind the one that the application has, for it to have as well."""
+        """Take whole messages behind the one that the application has, at most `most`."""
         incoming, assembly = channel.incoming, channel.assembly
         assert incoming is not None
         assert assembly is not None
@@ -292,7 +298,7 @@ class Arrivals:
         return bodies
 
     def processed(self, channel: EngineChannel) -> None:
-        """The packet that is next in order is done with."""
+        """Count the next packet of a channel as processed."""
         state, incoming = self._state, channel.incoming
         assert incoming is not None
         before = incoming.bytes
@@ -307,9 +313,46 @@ class Arrivals:
         state.arm(channel)
         state.close_if_over(channel)
 
+    # --- closed channels
+
+    def _continue_closing(self, channel: EngineChannel, *, has_advanced: bool = False) -> None:
+        """End a closed channel, or set its timeout, after a packet or, with `has_advanced`, an ack has arrived."""
+        state, incoming, outgoing = self._state, channel.incoming, channel.outgoing
+        if channel.gone or incoming is None or outgoing is None:
+            return
+        packet = incoming.next()
+        if packet is not None and packet.end and not packet.body:
+            self.processed(channel)
+        if channel.gone:
+            return
+        is_unread = incoming.waiting > 0
+        if outgoing.acked == outgoing.next_seq - 1:
+            if is_unread:
+                self._end_closed(channel)
+            elif has_advanced or channel.dies_at is None:
+                channel.dies_at = state.now + state.linger
+        elif is_unread and (has_advanced or channel.dies_at is None):
+            channel.dies_at = state.now + CLOSE_TIMEOUT
+        if not channel.gone:
+            state.arm(channel)
+
+    def close_timed_out(self, channel: EngineChannel) -> None:
+        """End a closed channel that has waited for too long."""
+        outgoing = channel.outgoing
+        if outgoing is None or outgoing.acked == outgoing.next_seq - 1:
+            self._end_closed(channel)
+        else:
+            text = f"the peer went on sending, and processed nothing of ours for {CLOSE_TIMEOUT} s"
+            self._state.break_silently(channel, CLOSED)
+            self._state.events.append(Broken(channel, Cause.TIMEOUT, text))
+
+    def _end_closed(self, channel: EngineChannel) -> None:
+        self._state.break_silently(channel, CLOSED)
+        self._state.events.append(Closed(channel))
+
     # --- unreliable channels
 
-    def _unreliable(self, channel: EngineChannel, packet: Packet) -> None:
+    def _receive_unreliable(self, channel: EngineChannel, packet: Packet) -> None:
         state = self._state
         if packet.seq is not None or packet.ack is not None or packet.miss_fault:
             state.fault(Fault.MISPLACED, f"channel {channel.id} is unreliable, and a packet came with seq or ack")
@@ -339,7 +382,7 @@ def too_long(type: str) -> str:
 
 
 def name_of(packet: Packet) -> str:
-    """What an observer calls a packet."""
+    """Return the name of a packet for an observer."""
     if packet.err is not None:
         return "err"
     if packet.end:

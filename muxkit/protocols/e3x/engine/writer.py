@@ -1,7 +1,7 @@
-"""What goes out next? Errs, then what must go again, then what is new, in turns; and the acks that nothing carried.
+"""Write packets: errs, then packets to send again, then new ones in turns, and the acks that no packet carried.
 
-An `ack` in a packet with a seq asks the peer for a prompt ack, so we put one there when there is news for the peer,
-and otherwise only as often as we want to hear: some four times a round trip, and in the last packet before silence.
+An `ack` in a packet with a seq asks the peer for a prompt ack. So a packet carries one when it tells the peer something
+new, and otherwise about four times a round trip and before a pause.
 """
 
 from __future__ import annotations
@@ -12,27 +12,25 @@ from muxkit.protocols.e3x.engine.events import Writable
 from muxkit.protocols.e3x.packets import ack_part, head_of, join_packet, quoted
 
 if TYPE_CHECKING:
-    from muxkit.protocols.e3x.engine._channel_old import EngineChannel
-    from muxkit.protocols.e3x.engine.channel import Piece
-    from muxkit.protocols.e3x.engine.receiving import Incoming
+    from muxkit.protocols.e3x.engine.channel import EngineChannel, Incoming, Piece
     from muxkit.protocols.e3x.engine.state import State
 
-MOST = 256  # packets to give out at once
+PACKETS_AT_ONCE = 256  # packets that one call of `pull` returns at most
 ACK_SIZE = len(b',"ack":4294967295')
 MISS_SIZE = len(b',"miss":[]')
 DELTA_SIZE = len(b"4294967295,")
-LISTED_SIZE = 4  # bytes that one delta of a long list takes, about
-ASK_SIZE = ACK_SIZE + MISS_SIZE + len(b"99999")  # kept free in each packet, for the question
+LISTED_SIZE = 4  # bytes of one delta of a long list, on average
+ASK_SIZE = ACK_SIZE + MISS_SIZE + len(b"99999")  # kept free in each packet for an ack
 
 
 def overhead(channel: EngineChannel, seq: int | None, *, frag: int = 0, end: bool = False) -> int:
-    """Bytes of a packet of this channel that are not body."""
-    # An unreliable channel names its type until the peer was heard on it: the first packet may be lost.
+    """Return the bytes of a packet of this channel beside its body."""
+    # An unreliable channel tells its type until the peer answers on it: the first packet may be lost.
     type = channel.type if channel.ours and (seq is None or seq == 1) else None
     return 4 + len(head_of(channel.id, type, seq, end, frag)) + (0 if seq is None else ASK_SIZE)
 
 
-class Departures:
+class PacketWriter:
     """The sending part of an engine."""
 
     def __init__(self, state: State) -> None:
@@ -40,55 +38,53 @@ class Departures:
 
     @property
     def is_waiting(self) -> bool:
-        """Is there anything that the rate holds back?"""
+        """Whether packets wait that the rate governs."""
         return bool(self._state.resends or self._state.line)
 
     @property
     def is_owing(self) -> bool:
-        """Is there anything that goes at once?"""
+        """Whether packets wait that are sent at any rate: errs and acks."""
         return bool(self._state.errs or self._state.acking or self._state.answers)
 
     def pull(self, now: float) -> list[bytes]:
+        """Take out the packets to send now."""
         state = self._state
         out: list[bytes] = []
-        self._say_errs(out)
+        self._write_errs(out)
         had = state.unsent
-        while len(out) < MOST and (state.resends or state.line):
-            packet = self._resend(now) if state.resends else self._turn(now)
+        while len(out) < PACKETS_AT_ONCE and (state.resends or state.line):
+            packet = self._take_resend(now) if state.resends else self._take_new(now)
             if packet is None:
-                if not self._may_send(now):
+                if not self._state.congestion.may_send(now):
                     break
                 continue
             state.congestion.sent(len(packet), now)
             out.append(packet)
-        self._say_acks(out, now)
+        self._write_acks(out, now)
         if state.unsent < had:
-            self._tell_writable()
+            self._report_writable()
         for packet in out:
             state.counters["bytes_sent"] += len(packet)
         state.counters["packets_sent"] += len(out)
         return out
 
-    def _may_send(self, now: float) -> bool:
-        return self._state.congestion.may_send(now)
+    # --- packets with a body
 
-    # --- packets with content
-
-    def _resend(self, now: float) -> bytes | None:
-        """The next packet that goes again; None if it is not wanted any more, or not yet allowed."""
+    def _take_resend(self, now: float) -> bytes | None:
+        """Take the next packet to send again; None if it is not needed any more, or not allowed yet."""
         state = self._state
         channel, piece = state.resends[0]
         if channel.gone or channel.outgoing is None or channel.outgoing.take_back(piece):
             state.resends.popleft()
             return None
-        if not self._may_send(now):
+        if not self._state.congestion.may_send(now):
             return None
         state.resends.popleft()
         state.counters["resent"] += 1
         return self._encode(channel, piece, now)
 
-    def _turn(self, now: float) -> bytes | None:
-        """The next new packet, of the channel whose turn it is; None if it has none, or may not send yet."""
+    def _take_new(self, now: float) -> bytes | None:
+        """Take the next new packet, of the channel whose turn it is; None if it has none, or none is allowed yet."""
         state = self._state
         channel = state.line[0]
         if channel.gone:
@@ -96,13 +92,13 @@ class Departures:
             state.line.popleft()
             return None
         if channel.outgoing is None:
-            return self._unreliable(channel, now)
+            return self._take_datagram(channel, now)
         piece = channel.outgoing.next()
         if piece is None:
             channel.in_line = False
             state.line.popleft()
             return None
-        if not self._may_send(now):
+        if not self._state.congestion.may_send(now):
             return None
         state.line.rotate(-1)
         state.unsent -= len(piece.body)
@@ -116,7 +112,7 @@ class Departures:
         head = head_of(channel.id, piece.type, piece.seq, piece.end, piece.frag)
         pace = self._state.congestion
         wants = outgoing.wants_ack(piece, now, pace.ask_pause, pace.round_trip)
-        # The opening says nothing about the other direction: there is nothing to say.
+        # An opening carries no ack: nothing was received on its channel.
         if piece.type is None and (wants or incoming.owes_news):
             room = self._state.packet - 4 - len(head) - len(piece.body)
             part = self._ack(incoming, now, room, wants_miss=False)
@@ -128,14 +124,15 @@ class Departures:
         self._observe(channel, "end" if piece.end else "open" if piece.type else "data", len(piece.body))
         return join_packet(b"{%b}" % head, piece.body)
 
-    def _unreliable(self, channel: EngineChannel, now: float) -> bytes | None:
+    def _take_datagram(self, channel: EngineChannel, now: float) -> bytes | None:
+        """Take the next message of an unreliable channel."""
         state = self._state
         if not channel.datagrams:
             channel.in_line = False
             state.line.popleft()
             state.close_if_over(channel)
             return None
-        if not self._may_send(now):
+        if not self._state.congestion.may_send(now):
             return None
         state.line.rotate(-1)
         body, end = channel.datagrams.popleft()
@@ -145,18 +142,18 @@ class Departures:
         self._observe(channel, "end" if end else "data", len(body))
         return join_packet(b"{%b}" % head_of(channel.id, type, None, end, 0), body)
 
-    # --- packets without
+    # --- packets without a body
 
-    def _say_errs(self, out: list[bytes]) -> None:
+    def _write_errs(self, out: list[bytes]) -> None:
         errs = self._state.errs
-        while errs and len(out) < MOST:
+        while errs and len(out) < PACKETS_AT_ONCE:
             id = next(iter(errs))
             out.append(join_packet(b'{"c":%d,"err":%b}' % (id, quoted(errs.pop(id)))))
 
-    def _say_acks(self, out: list[bytes], now: float) -> None:
-        """Acks are not held back by the rate: they are small, and others wait for them."""
+    def _write_acks(self, out: list[bytes], now: float) -> None:
+        """Write acks at any rate: they are small, and the peer waits for them."""
         state = self._state
-        while state.acking and len(out) < MOST:
+        while state.acking and len(out) < PACKETS_AT_ONCE:
             channel = state.acking.pop(next(iter(state.acking)))
             assert channel.incoming is not None
             head = head_of(channel.id, None, None, False, 0)
@@ -164,25 +161,25 @@ class Departures:
             out.append(join_packet(b"{%b%b}" % (head, part)))
             self._observe(channel, "ack", 0)
             state.arm(channel)
-        while state.answers and len(out) < MOST:
+        while state.answers and len(out) < PACKETS_AT_ONCE:
             id = next(iter(state.answers))
             del state.answers[id]
-            tombstone = state.buried(id)
+            tombstone = state.tombstone(id)
             if tombstone is not None:
                 out.append(join_packet(b"{%b%b}" % (head_of(id, None, None, False, 0), ack_part(tombstone.ack, None))))
 
     def _ack(self, incoming: Incoming, now: float, room: int, *, wants_miss: bool) -> bytes:
-        """`ack` and perhaps `miss` in at most `room` bytes; empty if it cannot be said."""
+        """Encode `ack` and, if needed, `miss` in at most `room` bytes; empty if they do not fit."""
         left = room - ACK_SIZE - MISS_SIZE
-        # The first delta and the last may be long, those of a list are short: try generously, then surely.
+        # The first and the last delta may be long, the others are short: try a long list, then shorter ones.
         for most in ((left - 2 * DELTA_SIZE) // LISTED_SIZE, left // DELTA_SIZE, 2, 1):
-            said = incoming.ack(most, wants_miss=wants_miss) if most > 0 else None
-            if said is not None and len(part := ack_part(*said)) <= room:
+            fields = incoming.ack(most, wants_miss=wants_miss) if most > 0 else None
+            if fields is not None and len(part := ack_part(*fields)) <= room:
                 incoming.mark_acked(now)
                 return part
         return b""
 
-    def _tell_writable(self) -> None:
+    def _report_writable(self) -> None:
         state = self._state
         for channel in tuple(state.watching.values()):
             if channel.outgoing is not None and admits(state, channel, channel.outgoing.watched):
@@ -196,7 +193,7 @@ class Departures:
 
 
 def admits(state: State, channel: EngineChannel, size: int) -> bool:
-    """May `size` bytes more be queued? An empty queue takes any message, so that no channel waits for another."""
+    """Whether `size` bytes more may be queued; an empty queue takes any message, so no channel waits for another."""
     if channel.outgoing is None:
         return True
     unsent = channel.outgoing.unsent
