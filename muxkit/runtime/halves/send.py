@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import trio
 
 from muxkit.core import Sending, Step, advance
-from muxkit.runtime._gate import ErrorMaker, Gate, OutboxBudget
+from muxkit.runtime.halves.turn import ErrorMaker, Gate, OutboxBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

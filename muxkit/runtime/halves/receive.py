@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit.core import Receiving, Step, advance
-from muxkit.runtime._mailbox import Mailbox
-from muxkit.runtime._send import YIELD_BYTES, YIELD_LEAST
+from muxkit.runtime.halves.mailbox import Mailbox
+from muxkit.runtime.halves.send import YIELD_BYTES, YIELD_LEAST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from muxkit.runtime._gate import ErrorMaker
-    from muxkit.runtime._reading import Reading
+    from muxkit.runtime.halves.turn import ErrorMaker
+    from muxkit.runtime.pumps.reading import Reading
 
 
 DRAINING = Receiving.DRAINING  # looked up for each message

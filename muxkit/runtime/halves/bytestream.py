@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import trio
 
 if TYPE_CHECKING:
-    from muxkit.runtime._receive import ReceiveHalf
-    from muxkit.runtime._send import SendHalf
+    from muxkit.runtime.halves.receive import ReceiveHalf
+    from muxkit.runtime.halves.send import SendHalf
 
 PIECE = 64 * 1024  # bytes in one message
 
