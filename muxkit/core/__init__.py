@@ -30,9 +30,12 @@ from muxkit.core._halves import Step as Step
 from muxkit.core._halves import advance as advance
 from muxkit.core._halves import draw as draw
 from muxkit.core._liveness import Deadlines as Deadlines
+from muxkit.core._liveness import Keepalive as Keepalive
+from muxkit.core._liveness import StallWatch as StallWatch
 from muxkit.core._queues import NO_QUEUE as NO_QUEUE
 from muxkit.core._queues import QUANTUM as QUANTUM
 from muxkit.core._queues import Outbox as Outbox
+from muxkit.core._queues import Queued as Queued
 from muxkit.core._queues import Scheduler as Scheduler
 from muxkit.core._queues import Source as Source
 from muxkit.core._queues import queue_of as queue_of

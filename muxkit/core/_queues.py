@@ -87,6 +87,13 @@ class Scheduler:
         return written
 
 
+class Queued(Protocol):
+    """Something that knows how many bytes are queued for the transport."""
+
+    @property
+    def used(self) -> int: ...
+
+
 class Outbox:
     """Shared by an engine, which counts, and whoever asks for room; an object, so that asking costs no call."""
 

@@ -1,4 +1,4 @@
-"""What if code wants a byte stream? A two-way channel as a `trio.abc.HalfCloseableStream`."""
+"""A two-way channel as a `trio.abc.HalfCloseableStream` of bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ByteStream(trio.abc.HalfCloseableStream):
     Unlike the halves it yields in every call. `send_all` may be partial when it is cancelled, as Trio has it.
     """
 
-    def __init__(self, sending: SendHalf, receiving: ReceiveHalf) -> None:
+    def __init__(self, sending: SendHalf, receiving: ReceiveHalf[bytes]) -> None:
         self._sending = sending
         self._receiving = receiving
         self._rest = b""

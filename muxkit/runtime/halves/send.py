@@ -1,53 +1,30 @@
-"""How does an application send? One direction of a channel, as a `trio.abc.SendChannel` of whole messages."""
+"""The sending half of a channel of byte messages."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from enum import Enum, auto
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import trio
 
-from muxkit.core import Sending, Step, advance
-from muxkit.runtime.halves.turn import ErrorMaker, Gate, OutboxBudget
+from muxkit.core import Sending
+from muxkit.runtime.halves.turn import OPEN, YIELD_BYTES, YIELD_CALLS, YIELD_LEAST, SendTurn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-YIELD_CALLS = 64  # calls after which a half yields at the latest
-YIELD_BYTES = 16 * 1024  # the same in bytes
-YIELD_LEAST = YIELD_BYTES // YIELD_CALLS  # bytes that a call counts for at least, so that one number keeps both
-OPEN = Sending.OPEN  # looked up for each message
 ONLY_BYTES = {bytes}
-MANY = 16  # times as much for messages that are sent with one call
+MANY = 16  # one `send_many` may send so many times what a half sends between two yields
 
 
-class _Outcome(Enum):
-    """How a half ends, as far as that cannot be seen from its state."""
-
-    USUAL = auto()
-    GIVEN_UP = auto()
-    LOST = auto()  # with the connection, before the peer confirmed it
-
-
-class SendHalf(trio.abc.SendChannel[bytes]):
-    """Sends whole messages; a protocol fills in the six methods at the end.
+class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
+    """Sends whole messages; a protocol fills in `_push` and what `SendTurn` leaves open.
 
     Several tasks may send at once: they are served in the order in which they came.
     """
 
-    __slots__ = ("_budget", "_error", "_gate", "_outcome", "_over", "_request_write", "_since_yield", "state")
-
-    def __init__(self, room: OutboxBudget, ring: Callable[[], None]) -> None:
-        self._request_write = ring
-        self._budget = room
-        self._gate: Gate | None = None  # made when somebody must wait for the first time
-        self._error: ErrorMaker | None = None
-        self._over: trio.Event | None = None
-        self._since_yield = 0  # bytes
-        self._outcome = _Outcome.USUAL
-        self.state = Sending.OPEN
+    __slots__ = ()
 
     # --- for the application
 
@@ -62,7 +39,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         if type(message) is not bytes:
-            message = _as_bytes(message)
+            message = as_bytes(message)
         size = len(message)
         if self.state is OPEN and not self._gate and self._budget.admits(size) and self._try_push(message):
             self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
@@ -80,7 +57,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             while batch := list(islice(rest, YIELD_CALLS * MANY)):
                 if not self._push_all(batch):
                     for message in batch:
-                        await self._hand_over(message if type(message) is bytes else _as_bytes(message))
+                        await self._hand_over(message if type(message) is bytes else as_bytes(message))
                         if self._since_yield >= YIELD_BYTES * MANY:
                             self._request_write()
                             await self._yield()
@@ -109,122 +86,30 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             await self._refuse()
         await self.wait_over()
 
-    async def aclose(self) -> None:
-        """Say that no more follows, after everything that was sent; does not wait for the peer."""
-        self.close()
-        await trio.lowlevel.checkpoint()
+    # --- what a protocol fills in
 
-    def close(self) -> None:
-        """`aclose` without the checkpoint."""
-        if self.state is Sending.OPEN:
-            self._close(b"")
-            self._request_write()
+    @abstractmethod
+    def _push(self, message: bytes) -> None:
+        """Give a message to the engine."""
 
-    def abort(self) -> None:
-        """Give up: what has not begun to leave is dropped, and the peer learns that messages are missing.
+    def _try_push(self, message: bytes) -> bool:
+        """Give a message to the engine if the window has room; False means that nothing was done.
 
-        After `finish` or `aclose` as well, as long as their end has not left.
+        A protocol may have a quicker way than to ask first.
         """
-        if self.state is Sending.CLOSED:
-            return
-        self._abort()
-        if self.state is Sending.OPEN:
-            self.state = advance(self.state, Step.FINISH)
-        self._outcome = _Outcome.GIVEN_UP
-        self._error = _closed
-        self._close_gate(_closed)
-        self._budget.wake_waiting()  # what was queued is not any more
-        self._request_write()
+        if not self.admits(len(message)):
+            return False
+        self._push(message)
+        return True
 
-    async def wait_over(self) -> None:
-        """Wait until the peer confirmed the end."""
-        if self.state is not Sending.CLOSED:
-            if self._over is None:
-                self._over = trio.Event()
-            await self._over.wait()
-        else:
-            await trio.lowlevel.checkpoint()
-        if self._error is not None:
-            raise self._error()
-
-    async def wait_for_room(self, size: int = 1) -> None:
-        """Wait until a message of this size might be sent without waiting; no promise."""
-        await trio.lowlevel.checkpoint()
-        if self.state is not Sending.OPEN:
-            await self._refuse()
-        await self.wait_turn(size)
-        self.end_turn()
-
-    # --- for the session
-
-    async def wait_turn(self, size: int) -> None:
-        """Sleep until `size` bytes may go; the caller must use that before his next checkpoint, then `end_turn`."""
-        if not self.may_send(size):
-            await self._wait(size)
-
-    async def _wait(self, size: int) -> None:
-        self.check_size(size)
-        self._request_write()
-        if self.state is not OPEN:  # writing at once may have found the connection broken
-            await self._refuse()
-        if self.may_send(size):  # or it has made room
-            return
-        if self._gate is None:
-            self._gate = Gate(self, self._budget)
-        await self._gate.wait(size)
-        self._since_yield = 0
-
-    def end_turn(self) -> None:
-        """The turn that we waited for was used, or not."""
-        if self._gate is not None:
-            self._gate.end_turn()
-        else:
-            self._budget.wake_waiting()
-
-    def window_changed(self) -> None:
-        """The half's window may have changed."""
-        if self._gate is not None:
-            self._gate.window_changed()
-
-    def confirmed(self) -> None:
-        """The peer heard that we are done."""
-        self._shut(Step.CONFIRMED, None)
-
-    def stopped(self, error: ErrorMaker) -> None:
-        """The peer wants no more."""
-        self._shut(Step.STOPPED, error)
-
-    @property
-    def is_unheard(self) -> bool:
-        """Is it unknown whether the peer has heard everything? True also once it can never be known."""
-        outcome = self._outcome
-        return outcome is _Outcome.LOST or (outcome is _Outcome.USUAL and self.state is not Sending.CLOSED)
-
-    @property
-    def given_up(self) -> bool:
-        """Was it aborted, so that nobody waits for the peer to hear of it?"""
-        return self._outcome is _Outcome.GIVEN_UP
-
-    def lost(self, error: ErrorMaker) -> None:
-        """The connection is gone."""
-        if self.state is not Sending.CLOSED:
-            if self._outcome is _Outcome.USUAL:
-                self._outcome = _Outcome.LOST
-            self._shut(Step.LOST, error)
-
-    def _shut(self, step: Step, error: ErrorMaker | None) -> None:
-        if self.state is Sending.CLOSED:
-            return
-        self.state = advance(self.state, step)
-        self._error = self._error or error
-        self._close_gate(error or _closed)
-        if self._over is not None:
-            self._over.set()
+    def _try_push_all(self, messages: list[bytes]) -> bool:
+        """The same for several messages at once: all or none."""
+        return False
 
     # --- inside
 
     async def _hand_over(self, message: bytes) -> None:
-        """Wait for room, then give the message to the engine with nothing in between."""
+        """Wait for a turn, then give the message to the engine with no checkpoint in between."""
         size = len(message)
         if self.state is not Sending.OPEN:
             await self._refuse()
@@ -239,10 +124,6 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         finally:
             self.end_turn()
 
-    def may_send(self, size: int) -> bool:
-        """May somebody who comes now send at once?"""
-        return not self._gate and self._budget.admits(size) and self.admits(size)
-
     def _push_all(self, messages: list[bytes]) -> bool:
         """Give all of them to the engine, if they fit as they are; otherwise none."""
         if self.state is not OPEN or self._gate or set(map(type, messages)) != ONLY_BYTES:
@@ -253,68 +134,9 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         self._since_yield += max(size, YIELD_LEAST * len(messages))
         return True
 
-    async def _yield(self) -> None:
-        self._since_yield = 0
-        await trio.lowlevel.cancel_shielded_checkpoint()
 
-    def _close(self, payload: bytes) -> None:
-        self._finish(payload)
-        self.state = advance(self.state, Step.FINISH)
-        self._close_gate(_closed)
-
-    def _close_gate(self, error: ErrorMaker) -> None:
-        if self._gate is not None:
-            self._gate.close(error)
-
-    async def _refuse(self) -> NoReturn:
-        """Nothing can be sent any more; a yield, so that a loop around it cannot keep everybody waiting."""
-        await trio.lowlevel.cancel_shielded_checkpoint()
-        raise (self._error or _closed)()
-
-    def _try_push(self, message: bytes) -> bool:
-        """Give a message to the engine, if the window has room and nothing else is in the way.
-
-        A protocol may have a quicker way than to ask first. False means that nothing was done.
-        """
-        if not self.admits(len(message)):
-            return False
-        self._push(message)
-        return True
-
-    def _try_push_all(self, messages: list[bytes]) -> bool:
-        """The same for several at once: all or none."""
-        return False
-
-    @abstractmethod
-    def admits(self, size: int) -> bool:
-        """Does the window have room?"""
-
-    @abstractmethod
-    def watch(self, size: int) -> None:
-        """Call `window_changed` when it may have it for a message of this size."""
-
-    @abstractmethod
-    def _push(self, message: bytes) -> None:
-        """Give a message to the engine."""
-
-    @abstractmethod
-    def check_size(self, size: int) -> None:
-        """Raise `LocalProtocolError` for a message that can never be sent."""
-
-    @abstractmethod
-    def _finish(self, payload: bytes) -> None:
-        """Tell the engine that no more follows."""
-
-    @abstractmethod
-    def _abort(self) -> None:
-        """Tell the engine to give up."""
-
-
-def _closed() -> Exception:
-    return trio.ClosedResourceError("this side of the channel was closed")
-
-
-def _as_bytes(message: object) -> bytes:
+def as_bytes(message: object) -> bytes:
+    """Return a bytes-like message as bytes; raises TypeError for anything else."""
     if isinstance(message, (bytes, bytearray, memoryview)):
         return bytes(message)
     raise TypeError(f"a message is bytes, not {type(message).__name__}")

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from muxkit._observer import Observer
-    from muxkit.core import Buffer, StreamEngine
+    from muxkit.core import Buffer, Queued, StreamEngine
     from muxkit.runtime._errors import Side
-    from muxkit.runtime.halves.turn import Queued
 
 EventT = TypeVar("EventT")
 
