@@ -101,7 +101,7 @@ async def check_cycles(cycle: Callable[[Pair], Awaitable[None]], count: int) -> 
             connection = session.connection
             assert session.stats().channels == 0
             assert session._halves() == [session.top, session.messages]
-            assert not connection._pings
+            assert not connection.pings
             assert connection.engine.outbox == 0
         nursery.cancel_scope.cancel()
 

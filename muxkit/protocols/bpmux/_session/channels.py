@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving, Sending
 from muxkit.protocols.bpmux.engine import OURS
-from muxkit.runtime import ByteStream, Channel, ReceiveHalf, SendHalf
+from muxkit.runtime import ByteStream, Channel, Mailbox, ReceiveHalf, SendHalf
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
-    from types import TracebackType
+    from collections.abc import Coroutine, Iterable, Sequence
 
     from muxkit.protocols.bpmux._session.connection import Connection
     from muxkit.protocols.bpmux.engine import Entity
@@ -91,10 +90,12 @@ class Sink(SendHalf):
         return f"<bpmux.Sink {self.entity.label} {self.state.value}>"
 
 
-class Source(ReceiveHalf):
+class Source(ReceiveHalf[bytes]):
     """The receiving half of a channel."""
 
     __slots__ = ("_connection", "entity")
+
+    _new_storage = Mailbox
 
     def __init__(self, connection: Connection, entity: Entity) -> None:
         super().__init__(connection.request_write)
@@ -122,7 +123,7 @@ class Source(ReceiveHalf):
         """The same as `close`."""
         self.close()
 
-    def _consumed(self, size: int) -> bool:
+    def _taken(self, messages: Sequence[bytes], size: int) -> bool:
         return self._connection.engine.consumed(self.entity, size)
 
     def _stop(self) -> None:
@@ -310,43 +311,3 @@ class IncomingRequest:
 
     async def __aexit__(self, *_: object) -> None:
         self._answer.close()
-
-
-class Openable(Protocol):
-    """A channel or a half that an `Opening` closes or aborts."""
-
-    async def aclose(self) -> None: ...
-    def abort(self) -> None: ...
-
-
-OpenedT = TypeVar("OpenedT", bound=Openable)
-
-
-class Opening(Generic[OpenedT]):
-    """Opens a channel on entry; closes it on a normal exit, aborts it on an error.
-
-    It lives as long as its channel, so it saves the `__dict__` of an `AbstractAsyncContextManager`.
-    """
-
-    __slots__ = ("_open", "_opened")
-
-    def __init__(self, open: Callable[[], Awaitable[OpenedT]]) -> None:
-        self._open: Callable[[], Awaitable[OpenedT]] | None = open
-        self._opened: OpenedT | None = None
-
-    async def __aenter__(self) -> OpenedT:
-        if self._open is None:
-            raise RuntimeError("this block was entered before; open another channel")
-        open, self._open = self._open, None  # the opening payload is not kept
-        self._opened = await open()
-        return self._opened
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._opened is None:
-            return
-        if kind is None:
-            await self._opened.aclose()
-        else:
-            self._opened.abort()

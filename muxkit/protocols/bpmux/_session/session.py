@@ -10,7 +10,7 @@ import trio
 
 from muxkit._limits import Limits
 from muxkit.core import Receiving, Sending
-from muxkit.protocols.bpmux._session.channels import Duplex, IncomingRequest, Opening, Request, Sink, Source
+from muxkit.protocols.bpmux._session.channels import Duplex, IncomingRequest, Request, Sink, Source
 from muxkit.protocols.bpmux._session.connection import Connection
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine import (
@@ -33,6 +33,7 @@ from muxkit.runtime import (
     Backlog,
     ChannelCancelled,
     ChannelStopped,
+    Opening,
     SessionInfo,
     SessionStats,
     SlotQueue,
@@ -113,7 +114,7 @@ class Session(CommonSession):
             Confirmed: self._on_confirmed,
             Declined: self._on_declined,
             Writable: self._on_writable,
-            Ponged: lambda event: self.connection.pong_arrived(event.entity),
+            Ponged: lambda event: self.connection.pings.answered(event.entity),
             Probed: self._on_probed,
             HungUp: self._on_hung_up,
             Silent: self._on_silent,
@@ -350,7 +351,7 @@ class Session(CommonSession):
             sink.window_changed()
 
     def _on_probed(self, event: Probed) -> None:
-        self.connection.expect_pong(event.entity)
+        self.connection.pings.sent(event.entity)
 
     def _on_silent(self, event: Silent) -> None:
         self.connection.pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
@@ -374,13 +375,14 @@ class Session(CommonSession):
                 half.ended(loss)
             else:
                 half.failed(loss)
-        self.connection.fail_all_pings(loss)
+        self.connection.pings.ended(loss)
         self._stop_opening(loss)
         self._gone.unpark_all()
 
     def _entity_gone(self, entity: Entity) -> None:
         self.connection.budget.wake_waiting()  # its queue no longer counts
-        self.connection.fail_pings(entity)
+        if entity in self.connection.pings:
+            self.connection.pings.ended(_ended_before_the_pong, entity)
         if self._gone:
             self._gone.unpark_all()
         self._openers.wake_waiters()
@@ -474,7 +476,7 @@ class Session(CommonSession):
             messages_sent=self._engine.messages_sent,
             channels=self._engine.channels,
             queued=self._engine.outbox + connection.pump.unsent,
-            round_trip=connection.round_trip,
+            round_trip=connection.pings.round_trip,
         )
 
     def __repr__(self) -> str:
@@ -500,6 +502,10 @@ def _detach_half(entity: Entity) -> object:
     """Return the half of an entity that is gone, and drop the reference to it."""
     half, entity.half = entity.half, None
     return half
+
+
+def _ended_before_the_pong() -> Exception:
+    return ChannelStopped("the channel ended before the answer to the ping came")
 
 
 def _end_error(payload: bytes) -> ErrorMaker:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.core import U64_MAX
+from muxkit.core import U64_MAX, Deadlines, Keepalive, StallWatch
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import NO_QUEUE, OURS, OVERHEAD, Entity, Kind
-from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp
-from muxkit.protocols.bpmux.engine.liveness import Liveness
+from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp, Probed, Silent
 from muxkit.protocols.bpmux.engine.receiving import ChunkReader
 from muxkit.protocols.bpmux.engine.state import State
 from muxkit.protocols.bpmux.frames import Type, observe_written
@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
 ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means that messages are missing
+
+
+class Timer(Enum):
+    """The deadlines of a connection."""
+
+    KEEPALIVE = "keepalive"
+    """When to ping because nothing was received."""
+    ANSWER = "answer"
+    """When to end the connection because nothing was received after that ping."""
+    STALL = "stall"
+    """When to check that an incomplete message made progress."""
 
 
 class Engine:
@@ -42,7 +53,16 @@ class Engine:
         self._observer = observer
         self._state = State(self.config, self.limits, observer)
         self._reader = ChunkReader(self._state)
-        self._liveness = Liveness(self._state, self._reader)
+        self._deadlines: Deadlines[Timer] = Deadlines()
+        self._keepalive = Keepalive(
+            self._deadlines,
+            Timer.KEEPALIVE,
+            Timer.ANSWER,
+            interval=self.config.keepalive,
+            timeout=self.config.keepalive_timeout,
+        )
+        self._stall = StallWatch(self._deadlines, Timer.STALL, seconds=self.limits.stall, least=self.limits.stall_bytes)
+        self._is_started = False
         self._largest = self.limits.message
         self.consumed = self._state.consume
         """Count bytes of an entity's messages as taken by the application; harmless after the entity is gone.
@@ -137,7 +157,11 @@ class Engine:
         if failure is not None:
             self._stop(Failed(failure))
         else:
-            self._liveness.heard(now)
+            self._keepalive.heard(now)
+            if self._reader.is_mid_chunk or self._state.unfinished:
+                self._watch_progress(now)
+            else:
+                self._stall.stop()
 
     def receive_eof(self, now: float) -> None:
         """End the connection: the peer closed its direction of the stream."""
@@ -174,15 +198,64 @@ class Engine:
     # --- time
 
     def next_deadline(self) -> float | None:
-        """When to call `handle_deadline`; None if no timer runs."""
-        return None if self.over else self._liveness.next()
+        """When to call `handle_deadline`: at once until the first call, which tells the time; None if no timer runs."""
+        if self.over:
+            return None
+        return self._deadlines.next if self._is_started else float("-inf")
 
     def handle_deadline(self, now: float) -> None:
         """Act on the timers that are due."""
-        if not self.over:
-            last = self._liveness.handle(now)
+        if self.over:
+            return
+        if not self._is_started:
+            self._is_started = True
+            self._keepalive.start(now)
+        for timer in self._deadlines.expired(now):
+            if self._observer is not None:
+                self._observer.timer(timer.value)
+            last = self._timer_expired(timer, now)
             if last is not None:
                 self._stop(last)
+                return
+
+    def _timer_expired(self, timer: Timer, now: float) -> Event | None:
+        """Act on a timer; return the last event if the connection is over."""
+        if timer is Timer.ANSWER:
+            return Silent(self._keepalive.silence(now))
+        if timer is Timer.STALL:
+            return self._check_progress(now)
+        if self._keepalive.is_due(now):
+            entity = self._pingable_entity()
+            if entity is None:
+                self._keepalive.postpone(now)
+            else:
+                self._state.control.owe_ping(entity)
+                self._state.events.append(Probed(entity))
+                self._keepalive.asked(now)
+        return None
+
+    def _pingable_entity(self) -> Entity | None:
+        """Return an entity to send a ping about: the top level while there is one."""
+        for entity in (self.top_stream, self.top_sink):
+            if not entity.gone and not entity.ending:
+                return entity
+        alive = (entity for entities in self._state.maps for entity in entities.values())
+        return next((entity for entity in alive if entity.announced and not entity.ending), None)
+
+    def _watch_progress(self, now: float) -> None:
+        self._stall.watch(now, self._reader.offset, self._state.reassembly.served)
+
+    def _check_progress(self, now: float) -> Event | None:
+        state, reader = self._state, self._reader
+        came = self._stall.shortfall(reader.offset, state.reassembly.served)
+        is_due_from_peer = reader.is_mid_chunk or state.can_peer_continue()
+        if is_due_from_peer and came is not None:
+            if not came:  # a broken network looks the same, so this is no violation
+                return Silent(self._keepalive.silence(now))
+            return Failed(self._stall.error(came, "message", reader.offset))
+        if is_due_from_peer or state.unfinished:
+            self._watch_progress(now)
+        return None
 
     def _stop(self, last: Event) -> None:
         self._state.events.append(last)

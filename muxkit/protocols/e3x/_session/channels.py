@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 import trio
@@ -22,8 +21,7 @@ from muxkit.runtime import (
 from muxkit.runtime import Channel as CommonChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
-    from types import TracebackType
+    from collections.abc import Coroutine, Iterable
 
     from muxkit.protocols.e3x._session.connection import Connection
     from muxkit.protocols.e3x.engine import EngineChannel
@@ -542,30 +540,3 @@ class Inbox:
     async def _yield(self) -> None:
         self._since_yield = 0
         await trio.lowlevel.cancel_shielded_checkpoint()
-
-
-class Opening(AbstractAsyncContextManager[Channel]):
-    """Opens a channel on entry; closes it on a normal exit, aborts it on an error."""
-
-    __slots__ = ("_channel", "_open")
-
-    def __init__(self, open: Callable[[], Awaitable[Channel]]) -> None:
-        self._open: Callable[[], Awaitable[Channel]] | None = open
-        self._channel: Channel | None = None
-
-    async def __aenter__(self) -> Channel:
-        if self._open is None:
-            raise RuntimeError("this block was entered before; open another channel")
-        open, self._open = self._open, None
-        self._channel = await open()
-        return self._channel
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._channel is None:
-            return
-        if kind is None:
-            await self._channel.aclose()
-        else:
-            self._channel.abort()

@@ -13,7 +13,7 @@ import trio
 from muxkit._errors import LocalProtocolError
 from muxkit.protocols.e3x.config import LEAST_PACKET
 from muxkit.protocols.e3x.engine import ChunkedEngine, Engine, Event
-from muxkit.runtime import DatagramPump, LinkLost, NowaitPackets, OutboxBudget, StreamPump
+from muxkit.runtime import DatagramPump, LinkLost, NowaitPackets, OutboxBudget, Pings, StreamPump
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from muxkit.protocols.e3x.engine import EngineChannel
     from muxkit.runtime import ErrorMaker, PacketLink, Side
 
-UNBOUNDED = 2**62  # bytes: the engine itself decides which channel may queue how much
 REFUSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 PING: Final = "muxkit.ping"
@@ -35,10 +34,6 @@ ACKS_MOST: Final = 8000  # channels whose last acks a goodbye tells
 ACKS_MOST_IN_PACKET: Final = 20  # the same if it must fit into one packet
 LISTENER_DELAY: Final = 1.25
 _ACK: Final = struct.Struct("!II")
-
-
-class _EmptyOutbox:
-    used = 0
 
 
 class Connection:
@@ -89,7 +84,7 @@ class Connection:
             if isinstance(link, NowaitPackets):
                 self.engine.packet_size = min(config.packet, link.packet_limit)
         self.request_write = self.pump.request_write
-        self.budget = OutboxBudget(UNBOUNDED, _EmptyOutbox())
+        self.budget = OutboxBudget()  # the engine itself limits what each channel queues
         self.gone = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
         self.acked = trio.lowlevel.ParkingLot()  # tasks that wait until something is confirmed
         self.written = trio.lowlevel.ParkingLot()  # tasks that wait until something is written
@@ -182,18 +177,6 @@ class Connection:
         self.engine.packet_size = max(LEAST_PACKET, min(self.engine.config.packet, limit))
 
 
-class _Question:
-    """A ping or a goodbye without its answer yet."""
-
-    __slots__ = ("answer", "asked_at", "error", "took")
-
-    def __init__(self) -> None:
-        self.asked_at = trio.current_time()
-        self.answer = trio.Event()
-        self.took: float | None = None
-        self.error: ErrorMaker | None = None
-
-
 class Liveness:
     """Sends and answers pings and goodbyes, and ends the session after a long silence.
 
@@ -210,12 +193,17 @@ class Liveness:
         # The listener pings a little later, so that the connector's ping makes its own unnecessary.
         self._keepalive = None if config.keepalive is None else config.keepalive * (1.0 if odd else LISTENER_DELAY)
         self._timeout = config.timeout
-        self._questions: dict[int, _Question] = {}
+        self._pings: Pings[int] = Pings()  # by the ids of their channels
+        self._goodbyes: Pings[int] = Pings()  # apart, so that they do not count in the round trip
         self._bye: EngineChannel | None = None
         self._peer_said_bye = trio.Event()
         self.peer_left = False
         """The peer has left in order."""
-        self.round_trip: float | None = None
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds, smoothed; None before the first answer to a ping."""
+        return self._pings.round_trip
 
     # --- questions
 
@@ -227,9 +215,7 @@ class Liveness:
         while connection.engine.places < 1:
             await connection.gone.park()
             connection.raise_if_lost()
-        took = await self._ask(PING)
-        self.round_trip = took if self.round_trip is None else 0.875 * self.round_trip + 0.125 * took
-        return took
+        return await self._ask(self._pings, PING)
 
     async def say_goodbye(self) -> None:
         """Tell the peer that this side leaves, and wait for its answer; it may hang up instead of answering."""
@@ -238,44 +224,33 @@ class Liveness:
         engine = self._connection.engine
         acks = engine.final_acks()[: ACKS_MOST if engine.config.frag else ACKS_MOST_IN_PACKET]
         with suppress(LinkLost):
-            await self._ask(BYE, IN_ORDER + b"".join(_ACK.pack(id, ack) for id, ack in acks))
+            await self._ask(self._goodbyes, BYE, IN_ORDER + b"".join(_ACK.pack(id, ack) for id, ack in acks))
 
-    async def _ask(self, type: str, body: bytes = b"") -> float:
+    async def _ask(self, pings: Pings[int], type: str, body: bytes = b"") -> float:
         connection = self._connection
         connection.update_time()
         channel = connection.engine.open(type, body, end=True)
-        question = self._questions[channel.id] = _Question()
+        ping = pings.sent(channel.id)
         connection.request_write()
-        try:
-            await question.answer.wait()
-        finally:
-            self._questions.pop(channel.id, None)
-        if question.took is None:
-            raise (question.error or connection.pump.loss)()
-        return question.took
+        return await ping.wait()
 
     def answered(self, id: int) -> None:
         """Wake the task whose channel the peer has processed or refused."""
-        question = self._questions.get(id)
-        if question is not None and question.took is None:
-            question.took = trio.current_time() - question.asked_at
-            question.answer.set()
+        self._pings.answered(id)
+        self._goodbyes.answered(id)
 
     def broken(self, id: int, *, is_answer: bool) -> None:
         """Wake the task whose channel is broken; an err by the peer is an answer."""
         if is_answer:
             self.answered(id)
-            return
-        question = self._questions.get(id)
-        if question is not None and question.took is None:
-            question.error = self._silence
-            question.answer.set()
+        else:
+            self._pings.ended(self._silence, id)
+            self._goodbyes.ended(self._silence, id)
 
     def lost(self, error: ErrorMaker) -> None:
-        """Fail all questions: the link is lost."""
-        for question in self._questions.values():
-            question.error = question.error or error
-            question.answer.set()
+        """Fail all pings and goodbyes: the link is lost."""
+        self._pings.ended(error)
+        self._goodbyes.ended(error)
 
     # --- answers
 

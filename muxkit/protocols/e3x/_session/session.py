@@ -11,7 +11,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.e3x._session.channels import Channel, Opening
+from muxkit.protocols.e3x._session.channels import Channel
 from muxkit.protocols.e3x._session.connection import IN_ORDER, RESERVED, Connection
 from muxkit.protocols.e3x.config import Config
 from muxkit.protocols.e3x.engine import (
@@ -30,6 +30,7 @@ from muxkit.runtime import (
     Backlog,
     ChannelStopped,
     LinkLost,
+    Opening,
     SessionInfo,
     SlotQueue,
     background,
