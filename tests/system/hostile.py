@@ -75,7 +75,8 @@ class Host:
         try:
             if asked == "shutdown":
                 await session.shutdown(grace=self.linger)
-            session.connection.raise_if_lost()
+            if session.connection.pump.is_lost:
+                raise session.connection.pump.loss()
         except muxkit.LinkLost as error:
             self.report(error)
         else:
