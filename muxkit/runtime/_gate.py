@@ -148,12 +148,17 @@ class Gate:
                 self.pass_on()
             return trio.lowlevel.Abort.SUCCEEDED
 
-        await trio.lowlevel.wait_task_rescheduled(abort)
-        if waiter.promised:
-            self._room.settle(waiter.promised)
-        if waiter.error is not None:
-            self._room.release()  # what was kept for us is free
-            raise waiter.error()
+        while True:
+            await trio.lowlevel.wait_task_rescheduled(abort)
+            if waiter.promised:
+                self._room.settle(waiter.promised)
+            if waiter.error is not None:
+                self._room.release()  # what was kept for us is free
+                raise waiter.error()
+            if self._half.admits(size):
+                break
+            waiter.promised = 0  # other halves were told of the same room, and have taken it
+            self._ask_for(size)
         self._line.popleft()
 
     def pass_on(self) -> None:

@@ -10,6 +10,7 @@ import trio
 from muxkit.core import Receiving, Step, advance
 from muxkit.runtime._mailbox import Mailbox
 from muxkit.runtime._send import YIELD_BYTES, YIELD_LEAST
+from muxkit.runtime._turns import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +138,8 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             self.state = advance(self.state, Step.ENDED)
             self._error = error
             self._drain()
-            self._wake_all()
+            if self._line:
+                turns().wake(self._wake_all)
 
     @property
     def unread(self) -> int:

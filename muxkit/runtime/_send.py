@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from enum import Enum, auto
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
@@ -11,6 +12,7 @@ import trio
 
 from muxkit.core import Sending, Step, advance
 from muxkit.runtime._gate import ErrorMaker, Gate, Room
+from muxkit.runtime._turns import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -173,6 +175,9 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             self._gate = Gate(self, self._room)
         await self._gate.wait(size)
         self._since_yield = 0
+        if self.state is not OPEN:  # lost, and room was found for us before it was our turn to be told
+            self.pass_on()
+            raise (self._error or _closed)()
 
     def pass_on(self) -> None:
         """The turn that we waited for was used, or not."""
@@ -217,7 +222,13 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             return
         self.state = advance(self.state, step)
         self._error = self._error or error
-        self._shut_gate(error or _closed)
+        if step is Step.LOST and (self._gate or self._over is not None):
+            turns().wake(partial(self._wake_all, error or _closed))
+        else:
+            self._wake_all(error or _closed)
+
+    def _wake_all(self, error: ErrorMaker) -> None:
+        self._shut_gate(error)
         if self._over is not None:
             self._over.set()
 

@@ -8,25 +8,27 @@ pass is one turn, however many sessions flood, and accept loops and quiet sessio
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 TURN_MOST: Final = 1e-3  # s that a turn may take while the passes of the loop are short
 TURN_LEAST: Final = 0.2e-3  # s; and while they are long, because of the tasks that turns wake
 LONG_TURN: Final = 0.5e-3  # s; a session whose turn was longer queues for the next one
 LONG_PASS: Final = 3e-3  # s
 REST_MOST: Final = 4  # passes without a turn after a long one
+WAKES: Final = 32  # tasks that the end of a session wakes in one turn
 
 
 class Turns:
     """The turns of one Trio run; `clock` gives seconds."""
 
-    __slots__ = ("_handed_at", "_is_handed", "_queue", "allowance", "given", "now")
+    __slots__ = ("_handed_at", "_is_handed", "_is_waking", "_queue", "_spread", "_wakes", "allowance", "given", "now")
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.now = clock
@@ -36,6 +38,9 @@ class Turns:
         self.allowance = TURN_MOST
         """Seconds that a turn may take now."""
         self.given = 0
+        self._spread: list[Callable[[], object]] | None = None  # within `spreading`
+        self._wakes: deque[Callable[[], object]] = deque()
+        self._is_waking = False
 
     async def wait(self) -> None:
         """Return when the caller may work for `allowance` seconds, in the next pass of the loop at the earliest."""
@@ -83,6 +88,46 @@ class Turns:
             before, now = now, self.now()
             if now - before < LONG_PASS:
                 break
+
+    # --- the end of a session with very many channels
+
+    @contextmanager
+    def spreading(self) -> Iterator[None]:
+        """Spread what `wake` is given in this block, which must not wait, over turns: the tasks wake in groups."""
+        spread: list[Callable[[], object]] = []
+        self._spread = spread
+        try:
+            yield
+        finally:
+            self._spread = None
+            for call in spread[:WAKES]:
+                call()
+            self._wakes += spread[WAKES:]
+            if self._wakes and not self._is_waking:
+                self._is_waking = True
+                # A task of Trio's own, since the session may be left before it is through.
+                trio.lowlevel.spawn_system_task(self._wake_the_rest)
+
+    def wake(self, call: Callable[[], object]) -> None:
+        """Call a function that wakes tasks: now, or within `spreading` in a later turn.
+
+        The caller has changed all that the tasks will look at, so that the delay is all that they can notice.
+        """
+        if self._spread is None:
+            call()
+        else:
+            self._spread.append(call)
+
+    async def _wake_the_rest(self) -> None:
+        try:
+            while self._wakes:
+                await self.wait()
+                for _ in range(min(WAKES, len(self._wakes))):
+                    self._wakes.popleft()()
+        finally:
+            self._is_waking = False
+            while self._wakes:  # the run is being cancelled
+                self._wakes.popleft()()
 
 
 _TURNS: Final = trio.lowlevel.RunVar[Turns]("muxkit turns")
