@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -145,6 +146,32 @@ async def test_a_missing_socket_is_an_error_that_names_the_path(path: Path) -> N
     with pytest.raises(FileNotFoundError, match=r"x\.sock"):
         async with unix.connect(path):
             pass
+
+
+@pytest.mark.requirement("R-27")
+async def test_connections_that_were_closed_before_they_were_accepted_cost_no_handler(path: Path) -> None:
+    """Those that said something first are served: what they said counts."""
+    served: list[bytes] = []
+
+    async def handle(stream: SocketStream) -> None:
+        served.append(await stream.receive_some())
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(unix.serve, handle, str(path)))
+        for _ in range(50):
+            with socket.socket(socket.AF_UNIX) as gone:
+                gone.connect(str(path))
+        with socket.socket(socket.AF_UNIX) as brief:
+            brief.connect(str(path))
+            brief.sendall(b"brief")
+        with socket.socket(socket.AF_UNIX) as half:
+            half.connect(str(path))
+            half.shutdown(socket.SHUT_WR)
+            with trio.fail_after(PATIENCE):
+                while len(served) < 2:
+                    await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert sorted(served) == [b"", b"brief"]
 
 
 async def test_the_ends_know_the_path(path: Path) -> None:
