@@ -88,6 +88,27 @@ async def test_a_socket_whose_backlog_is_full_is_in_use(path: Path) -> None:
             await unix.serve(echo, path)
 
 
+async def test_a_client_waits_while_the_backlog_is_full(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
+        listening.bind(str(path))
+        listening.listen(0)
+        first.connect(str(path))
+
+        async def connect() -> None:
+            async with unix.connect(str(path)) as stream:
+                await stream.send_all(b"hello")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connect)
+            await trio.testing.wait_all_tasks_blocked()
+            listening.accept()[0].close()
+            with trio.fail_after(PATIENCE):
+                await trio.lowlevel.wait_readable(listening)
+            with listening.accept()[0] as accepted, trio.fail_after(PATIENCE):
+                await trio.lowlevel.wait_readable(accepted)
+                assert accepted.recv(5) == b"hello"
+
+
 @pytest.mark.parametrize("kind", ["file", "directory", "symlink to a dead socket", "symlink to nothing"])
 async def test_anything_that_is_no_socket_stays_as_it_is(path: Path, kind: str) -> None:
     put(kind, path)
