@@ -22,13 +22,25 @@ TURN_LEAST: Final = 0.2e-3  # s; and while they are long, because of the tasks t
 LONG_TURN: Final = 0.5e-3  # s; a session whose turn was longer queues for the next one
 LONG_PASS: Final = 3e-3  # s
 REST_MOST: Final = 4  # passes without a turn after a long one
+NEW: Final = 0.05  # s after a connection came, in which turns are short: its handshake takes many passes
 WAKES: Final = 32  # tasks that the end of a session wakes in one turn
 
 
 class Turns:
     """The turns of one Trio run; `clock` gives seconds."""
 
-    __slots__ = ("_handed_at", "_is_handed", "_is_waking", "_queue", "_spread", "_wakes", "allowance", "given", "now")
+    __slots__ = (
+        "_handed_at",
+        "_is_handed",
+        "_is_waking",
+        "_queue",
+        "_short_until",
+        "_spread",
+        "_wakes",
+        "allowance",
+        "given",
+        "now",
+    )
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.now = clock
@@ -38,6 +50,7 @@ class Turns:
         self.allowance = TURN_MOST
         """Seconds that a turn may take now."""
         self.given = 0
+        self._short_until = 0.0
         self._spread: list[Callable[[], object]] | None = None  # within `spreading`
         self._wakes: deque[Callable[[], object]] = deque()
         self._is_waking = False
@@ -57,6 +70,10 @@ class Turns:
             self.given += 1
         finally:
             self._hand_on()
+
+    def somebody_came(self) -> None:
+        """Shorten the turns for a while: the handshake of a new connection takes many passes of the loop."""
+        self._short_until = self.now() + NEW
 
     async def _queue_up(self) -> None:
         task = trio.lowlevel.current_task()
@@ -80,7 +97,7 @@ class Turns:
         """After a long pass turns are shorter and further apart: it is the tasks which turns wake that take long."""
         now = self.now()
         if now - self._handed_at < LONG_PASS:
-            self.allowance = min(TURN_MOST, 1.5 * self.allowance)
+            self.allowance = TURN_LEAST if now < self._short_until else min(TURN_MOST, 1.5 * self.allowance)
             return
         self.allowance = max(TURN_LEAST, self.allowance / 2)
         for _ in range(REST_MOST):

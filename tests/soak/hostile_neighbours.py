@@ -107,9 +107,7 @@ async def serve(url: str, handler: str) -> None:
 
     handle = {"echo": echo, "drain": drain}[handler]
     async with trio.open_nursery() as nursery:
-        served = await nursery.start(
-            partial(muxkit.serve, muxkit.each_channel(handle), url, **server_options(url))
-        )
+        served = await nursery.start(partial(muxkit.serve, muxkit.each_channel(handle), url, **server_options(url)))
         print(served.url, flush=True)
 
 
