@@ -1,7 +1,8 @@
-"""The end of a session with very many channels: its state changes at once, and its tasks wake in groups."""
+"""What the end of channels costs: a lost session wakes its tasks in groups, and nothing waits for a full collection."""
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
@@ -95,3 +96,35 @@ async def test_the_tasks_of_a_lost_session_wake_in_groups(protocol: str, wait: W
         nursery.cancel_scope.cancel()
     assert lost == CHANNELS
     assert max(passes.work.values()) <= 2 * WAKES  # Trio shuffles a pass, so two groups may fall between two counts
+
+
+@pytest.mark.requirement("R-27")
+@pytest.mark.parametrize("protocol", ["bpmux", "e3x"])
+async def test_a_channel_that_is_over_is_freed_without_a_garbage_collection(protocol: str) -> None:
+    """A full collection stops all sessions, for as long as all objects of the process take."""
+
+    async def echo(channel: muxkit.Channel) -> None:
+        async for message in channel:
+            await channel.send(message)
+
+    async def use(session: muxkit.Session, count: int) -> None:
+        for _ in range(count):
+            async with session.open() as channel:
+                await channel.send(b"x")
+                await channel.receive()
+        await trio.testing.wait_all_tasks_blocked()
+
+    async with trio.open_nursery() as nursery:
+        url = f"{protocol}+mem://{protocol}-freed"
+        await nursery.start(partial(muxkit.serve, muxkit.each_channel(echo), url))
+        async with muxkit.connect(url) as session:
+            await use(session, 10)
+            gc.collect()
+            gc.disable()
+            try:
+                await use(session, CHANNELS)
+                found = gc.collect()
+            finally:
+                gc.enable()
+        nursery.cancel_scope.cancel()
+    assert found < CHANNELS  # a channel had some ten objects

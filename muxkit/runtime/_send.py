@@ -229,6 +229,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
 
     def _wake_all(self, error: ErrorMaker) -> None:
         self._shut_gate(error)
+        self._gate = None  # or only a full garbage collection would free the two
         if self._over is not None:
             self._over.set()
 
