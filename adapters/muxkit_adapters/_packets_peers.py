@@ -70,7 +70,7 @@ class Peers:
             return None
         while self._must_evict:
             self._evict_oldest()
-        self._turns.somebody_came()
+        self._turns.connection_came()
         scope = trio.CancelScope()
         self._half_open[peer] = scope
         self._running += 1

@@ -226,7 +226,7 @@ class Server:
         )
         for connection_id in ids:
             self._links[connection_id] = link
-        self._turns.somebody_came()
+        self._turns.connection_came()
         scope = trio.CancelScope(deadline=trio.current_time() + self._limits.handshake)
         self._half_open[link] = scope
         self._drop_oldest()

@@ -274,7 +274,7 @@ class SocketListener(trio.abc.Listener[SocketStream]):
                 sock.close()
             else:
                 self._left -= 1
-                self._turns.somebody_came()
+                self._turns.connection_came()
                 return self._prepare(sock)
 
     def _accept_now(self) -> socket.socket | None:

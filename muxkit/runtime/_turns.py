@@ -71,7 +71,7 @@ class Turns:
         finally:
             self._hand_on()
 
-    def somebody_came(self) -> None:
+    def connection_came(self) -> None:
         """Shorten the turns for a while: the handshake of a new connection takes many passes of the loop."""
         self._short_until = self.now() + NEW
 

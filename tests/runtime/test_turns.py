@@ -149,7 +149,7 @@ async def test_while_a_connection_is_new_turns_are_short() -> None:
     turns = Turns(clock)
     await turns.wait()
     assert turns.allowance == TURN_MOST
-    turns.somebody_came()
+    turns.connection_came()
     for _ in range(10):
         await turns.wait()
         assert turns.allowance == TURN_LEAST
