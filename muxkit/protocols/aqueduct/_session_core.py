@@ -18,7 +18,7 @@ from muxkit.protocols.aqueduct._ids import Role, label
 from muxkit.protocols.aqueduct._sending import SenderMachine
 from muxkit.protocols.aqueduct._session_receiving import Message, Receiver
 from muxkit.protocols.aqueduct._session_sending import Receipt, Sender
-from muxkit.runtime import MultistreamLink, MultistreamPump, OutboxBudget, StreamPump
+from muxkit.runtime import MultistreamLink, MultistreamPump, OutboxBudget, StreamPump, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -241,8 +241,9 @@ class Core:
 
     def _lost(self) -> None:
         loss = self.pump.loss
-        for half in self._faces():
-            half.lost(loss)
+        with turns().spreading():
+            for half in self._faces():
+                half.lost(loss)
         self.engine.receive_closed(trio.current_time(), clean=False)
         for receipt in [*self.receipts]:
             receipt.settled()

@@ -10,7 +10,7 @@ from muxkit._errors import LocalProtocolError
 from muxkit.core import NO_QUEUE, Receiving, Step, advance, queue_of
 from muxkit.protocols.aqueduct._session_errors import ERRORS, closed, finished
 from muxkit.protocols.aqueduct._session_sending import Sender
-from muxkit.runtime import YIELD_BYTES, YIELD_LEAST
+from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, turns
 
 if TYPE_CHECKING:
     from collections import deque
@@ -260,7 +260,8 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
             self.state = advance(self.state, Step.ENDED)
             self._error = error
             self._drain()
-            self._wake_all()
+            if self._line:
+                turns().wake(self._wake_all)
             if self._divert is not None:
                 self._divert(None)
 
