@@ -1,12 +1,16 @@
-"""What does a frame do? The handshake, whom a sequence is for, each frame of a channel: first judged, then obeyed."""
+"""What each frame of the peer does: it is checked against the rules first, and applied to the registry then."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.protocols.aqueduct import _events as events
-from muxkit.protocols.aqueduct._frames import (
+from muxkit.protocols.aqueduct.engine.events import Arrived, Attachment, Connected
+from muxkit.protocols.aqueduct.engine.halves import Outcome, ReceiverMachine, SenderMachine
+from muxkit.protocols.aqueduct.engine.registry import Timer
+from muxkit.protocols.aqueduct.engine.streams import OutStream
+from muxkit.protocols.aqueduct.frames import (
+    ENTRYPOINT,
     AckNackUnreliable,
     AckReliable,
     AckVersion,
@@ -17,22 +21,22 @@ from muxkit.protocols.aqueduct._frames import (
     FinishSender,
     ForgetChannel,
     MessageFrame,
+    Role,
     RouteTo,
     SentUnreliable,
     Version,
+    creator_of,
     encode_frame,
+    label,
+    sender_of,
 )
-from muxkit.protocols.aqueduct._ids import ENTRYPOINT, Role, creator_of, label, sender_of
-from muxkit.protocols.aqueduct._line import OutStream
-from muxkit.protocols.aqueduct._receiving import ReceiverMachine
-from muxkit.protocols.aqueduct._sending import SenderMachine
-from muxkit.protocols.aqueduct._timers import Timer
 
 if TYPE_CHECKING:
-    from muxkit.protocols.aqueduct._channels import Channels, Half
-    from muxkit.protocols.aqueduct._incoming import Incoming
+    from muxkit.core import StreamId
+    from muxkit.protocols.aqueduct.engine.halves import Half
+    from muxkit.protocols.aqueduct.engine.registry import Registry
 
-# Who may send which frame of a channel, and the rule that says so.
+# The side that may send each frame of a channel, with the rule that says so.
 FROM_SENDER: Final[dict[type[object], str]] = {
     MessageFrame: "aqueduct-T09",
     SentUnreliable: "aqueduct-T18",
@@ -46,12 +50,24 @@ FROM_RECEIVER: Final[dict[type[object], str]] = {
 }
 
 
-class Dispatch:
-    """Obeys the frames of one peer."""
+class RoutedStream:
+    """A stream of the peer, as far as its frames depend on it."""
 
-    def __init__(self, channels: Channels, headers: bytes) -> None:
-        self._channels = channels
-        config, limits = channels.config, channels.limits
+    __slots__ = ("channel", "half", "id", "last_word")
+
+    def __init__(self, id: StreamId) -> None:
+        self.id = id
+        self.channel = 0
+        self.half: Half | None = None  # our half of the channel, once a frame has needed it
+        self.last_word: type[object] | None = None  # FINISH_SENDER or CANCEL_SENDER, once it came in this stream
+
+
+class Dispatcher:
+    """Applies the frames of one peer."""
+
+    def __init__(self, registry: Registry, headers: bytes) -> None:
+        self._registry = registry
+        config, limits = registry.config, registry.limits
         self.bounds = Bounds(
             message=limits.message,
             connection_headers=config.connection_headers,
@@ -61,33 +77,25 @@ class Dispatch:
             ranges=config.gaps,
             channel_field=config.channel_field,
         )
-        # Half of the smallest window takes any frame that is no larger.
-        self.lend_from = min(limits.channel_floor, limits.channel_first) // 2
-        self.lend_below = max(1, limits.channel_bytes // 2)  # bytes that wait to be read on the same stream
-        self.largest_frame = limits.message + 64  # tag, number and lengths
         self.frames = 0
-        self.is_open = False  # the peer's connection headers have come
+        self.is_connected = False  # the peer's connection headers have come
         self.sent_ack_version = False
         self._headers = headers
-        self._ack_waits = False
-        self._greeting: OutStream | None = None
-        if channels.role is Role.CLIENT:
-            self._greet(headers)
+        self._version_acked = False
+        self._handshake: OutStream | None = None
+        if registry.role is Role.CLIENT:
+            self._send_handshake(headers)
 
     # --- connection
 
-    def _greet(self, frame: bytes, *, first: bool = False) -> None:
-        """Send it in a stream, behind what waits there, or `first`."""
-        greeting = self._greeting
-        if greeting is not None and greeting.id is None and not greeting.ended:
-            greeting.pending.insert(0 if first else len(greeting.pending), frame)
+    def _send_handshake(self, frame: bytes, *, first: bool = False) -> None:
+        """Queue a frame of the connection, before or behind those that are not written yet."""
+        stream = self._handshake
+        if stream is not None and stream.id is None and not stream.ended:
+            stream.pending.insert(0 if first else len(stream.pending), frame)
             return
-        self._greeting = OutStream(frame, urgent=True)
-        self._channels.line.add(self._greeting)
-
-    def check_place(self, frame: object) -> None:
-        if type(frame) in FROM_SENDER or type(frame) in FROM_RECEIVER or isinstance(frame, ForgetChannel):
-            raise RemoteProtocolError(f"{type(frame).__name__} without a ROUTE_TO before it", rule="aqueduct-F05")
+        self._handshake = OutStream(frame, urgent=True)
+        self._registry.streams.add(self._handshake)
 
     def connection_frame(self, frame: object, *, on_stream: bool) -> None:
         self._observe("connection", frame)
@@ -95,65 +103,74 @@ class Dispatch:
             case Version():
                 if not self.sent_ack_version:
                     self.sent_ack_version = True
-                    self._greet(encode_frame(AckVersion()))
+                    self._send_handshake(encode_frame(AckVersion()))
             case AckVersion():
-                self._ack_waits = True
+                self._version_acked = True
             case ConnectionHeaders(headers):
                 if not on_stream:
                     raise RemoteProtocolError("CONNECTION_HEADERS in a datagram", rule="aqueduct-H07")
-                if self.is_open:
+                if self.is_connected:
                     raise RemoteProtocolError("CONNECTION_HEADERS a second time", rule="aqueduct-H06")
-                self.is_open = True
-                self._channels.timers.deadlines.stop(Timer.HANDSHAKE)
-                if self._channels.role is Role.SERVER:
+                self.is_connected = True
+                self._registry.deadlines.stop(Timer.HANDSHAKE)
+                if self._registry.role is Role.SERVER:
                     # A peer that takes each sequence in order holds ACK_VERSION back until it has our headers.
-                    self._greet(self._headers, first=True)
-                self._channels.tell(events.Connected(headers))
-        if self._ack_waits and self.is_open:
-            self._channels.line.prefix = b""
+                    self._send_handshake(self._headers, first=True)
+                self._registry.events.append(Connected(headers))
+        if self._version_acked and self.is_connected:
+            self._registry.streams.prefix = b""
 
     # --- routing
 
+    def check_unrouted(self, frame: object) -> None:
+        """Raise `RemoteProtocolError` for a frame that needs a ROUTE_TO before it."""
+        if type(frame) in FROM_SENDER or type(frame) in FROM_RECEIVER or isinstance(frame, ForgetChannel):
+            raise RemoteProtocolError(f"{type(frame).__name__} without a ROUTE_TO before it", rule="aqueduct-F05")
+
     def route(self, channel: int) -> tuple[bool, Half | None]:
-        """Whom a sequence is for: (is it to be heard, the half if there is one)."""
-        channels = self._channels
-        half = channels.table.get(channel)
+        """Tell whether the frames for a channel are to be parsed, and give its half if there is one."""
+        registry = self._registry
+        half = registry.table.get(channel)
         if half is not None:
             return True, half
-        if channel in channels.closing:
-            return True, None  # it might be forgotten
-        if channels.table.is_buried(channel, channels.now):
+        if channel in registry.closing:
+            return True, None  # FORGET_CHANNEL may follow
+        if registry.table.is_buried(channel, registry.connection.now):
             return False, None
-        if creator_of(channel) == channels.role:
-            channels.owe_forget(channel)
+        if creator_of(channel) == registry.role:
+            registry.forget_unknown(channel)
             return False, None
         return True, None
 
-    def half(self, channel: int) -> Half | None:
-        """For each frame anew: the channel may have come or gone since. None if it ended.
+    def half_of(self, channel: int) -> Half | None:
+        """Give the half that a frame is for, or None if it has ended; to be asked for each frame.
 
-        One that is new is not in the table: it comes there when its first frame is found good.
+        A new one is not in the table: `adopt` puts it there once its first frame has passed all checks.
         """
-        channels = self._channels
-        half = channels.table.get(channel)
-        if half is None and not (channel in channels.closing or channels.table.is_buried(channel, channels.now)):
-            channels.check_room(1)
-            half = channels.make_theirs(channel)
+        registry = self._registry
+        half = registry.table.get(channel)
+        if half is None and not (
+            channel in registry.closing or registry.table.is_buried(channel, registry.connection.now)
+        ):
+            registry.check_room(1)
+            half = registry.make_theirs(channel)
         return half
 
     def adopt(self, half: Half) -> None:
-        """Its first frame is good."""
-        if half.id is not None and half.id not in self._channels.table:
-            self._channels.add_theirs(half.id, half)
+        """Put a half of which a frame was accepted into the table, unless it is there."""
+        if half.id is not None and half.id not in self._registry.table:
+            self._registry.add_theirs(half.id, half)
 
     def check_direction(self, channel: int, frame: object) -> None:
-        """The contextual rules of section 2.2, which need no state."""
-        kind, role = type(frame), self._channels.role
+        """Check the contextual rules of section 2.2, which need no state."""
+        kind, role = type(frame), self._registry.role
         from_peer = sender_of(channel) != role
         rule = FROM_SENDER.get(kind) if not from_peer else FROM_RECEIVER.get(kind)
         if rule is not None:
             side = "receiver" if kind in FROM_SENDER else "sender"
             raise RemoteProtocolError(f"{label(channel)}: {kind.__name__} from the {side}", rule=rule)
+        if kind is MessageFrame:
+            return
         if isinstance(frame, ForgetChannel) and creator_of(channel) == role:
             raise RemoteProtocolError(f"{label(channel)}: ForgetChannel for a channel of ours", rule="aqueduct-T37")
         if isinstance(frame, RouteTo):
@@ -172,92 +189,92 @@ class Dispatch:
 
     # --- frames of a channel
 
-    def stream_message(self, frame: MessageFrame, incoming: Incoming, cost: int, loan: int) -> bool:
-        """A MESSAGE in a stream; False if nobody hears it."""
-        self._check_sequence(incoming, frame)
-        half = self._known(incoming)
+    def stream_message(self, frame: MessageFrame, stream: RoutedStream, cost: int, loan: int) -> bool:
+        """Deliver a MESSAGE that came in a stream; False if its channel has ended."""
+        self._check_sequence(stream, frame)
+        half = self._half_for(stream)
         if not isinstance(half, ReceiverMachine):
             return False
         self.check_message(half, frame, unreliable=False)
         self.adopt(half)
         half.reliable.arrived(frame.number)
-        self._channels.timers.flush_soon(half)
-        self.deliver(half, frame, cost, loan, incoming)
-        self._finish_if_complete(half)
+        self._registry.flush_soon(half)
+        self._registry.unread_limit.add(half)
+        self.deliver(half, frame, cost, loan, stream.id)
+        if half.is_complete:
+            self._registry.close(half, Outcome.FINISHED)
         return True
 
-    def channel_frame(self, frame: object, incoming: Incoming) -> None:
-        """Any other frame of a channel, in a stream."""
-        self._check_sequence(incoming, frame)
-        self._observe(label(incoming.channel), frame)
+    def channel_frame(self, frame: object, stream: RoutedStream) -> None:
+        """Apply any other frame of a channel that came in a stream."""
+        self._check_sequence(stream, frame)
+        self._observe(label(stream.channel), frame)
         if isinstance(frame, ForgetChannel):
-            if self._channels.table.get(incoming.channel) is not None:
-                self._channels.check_churn("a channel was forgotten")
-            self._channels.forgotten(incoming.channel)
+            if self._registry.table.get(stream.channel) is not None:
+                self._registry.check_churn("a channel was forgotten")
+            self._registry.forgotten(stream.channel)
             return
-        half = self._known(incoming)
+        half = self._half_for(stream)
         if isinstance(half, ReceiverMachine):
-            self._to_receiver(half, frame, incoming)
+            self._to_receiver(half, frame, stream)
         elif isinstance(half, SenderMachine):
             self._to_sender(half, frame)
 
-    def _known(self, incoming: Incoming) -> Half | None:
-        if incoming.half is None:
-            incoming.half = self.half(incoming.channel)
-        if incoming.half is not None:
-            self._channels.timers.confirm(incoming.half)
-        return incoming.half
+    def _half_for(self, stream: RoutedStream) -> Half | None:
+        if stream.half is None:
+            stream.half = self.half_of(stream.channel)
+        if stream.half is not None:
+            self._registry.confirm(stream.half)
+        return stream.half
 
-    def _check_sequence(self, incoming: Incoming, frame: object) -> None:
-        self.check_direction(incoming.channel, frame)
-        if incoming.last_word is not None and not isinstance(frame, ForgetChannel):
-            rule = "aqueduct-S12" if incoming.last_word is FinishSender else "aqueduct-S14"
-            said = incoming.last_word.__name__
-            raise RemoteProtocolError(f"{label(incoming.channel)}: {type(frame).__name__} after {said}", rule=rule)
+    def _check_sequence(self, stream: RoutedStream, frame: object) -> None:
+        self.check_direction(stream.channel, frame)
+        if stream.last_word is not None and not isinstance(frame, ForgetChannel):
+            rule = "aqueduct-S12" if stream.last_word is FinishSender else "aqueduct-S14"
+            said = stream.last_word.__name__
+            raise RemoteProtocolError(f"{label(stream.channel)}: {type(frame).__name__} after {said}", rule=rule)
 
-    def _to_receiver(self, receiver: ReceiverMachine, frame: object, incoming: Incoming) -> None:
-        channels = self._channels
+    def _to_receiver(self, receiver: ReceiverMachine, frame: object, stream: RoutedStream) -> None:
         finished = receiver.reliable.total is not None
         match frame:
             case SentUnreliable(count):
                 if finished:
                     raise RemoteProtocolError("SENT_UNRELIABLE after FINISH_SENDER", rule="aqueduct-S12")
-                receiver.check_counts(count, incoming.id)
+                receiver.check_counts(count, stream.id)
                 self.adopt(receiver)
-                receiver.sent_unreliable(count, incoming.id)
+                due = receiver.count_sent(count, stream.id)
+                if due is not None:
+                    self._registry.report_at(due, receiver)
             case FinishSender(sent_reliable):
-                receiver.check_finish(sent_reliable, incoming.id)
+                receiver.check_finish(sent_reliable, stream.id)
                 self.adopt(receiver)
-                incoming.last_word = FinishSender
+                stream.last_word = FinishSender
                 receiver.reliable.total = sent_reliable
-                self._finish_if_complete(receiver)
+                if receiver.is_complete:
+                    self._registry.close(receiver, Outcome.FINISHED)
             case CancelSender():
                 if finished:
                     raise RemoteProtocolError("CANCEL_SENDER after FINISH_SENDER", rule="aqueduct-S12")
-                channels.check_churn("a channel was cancelled")
+                self._registry.check_churn("a channel was cancelled")
                 self.adopt(receiver)
-                incoming.last_word = CancelSender
-                channels.close(receiver, events.Outcome.CANCELLED)
+                stream.last_word = CancelSender
+                self._registry.close(receiver, Outcome.CANCELLED)
 
     def _to_sender(self, sender: SenderMachine, frame: object) -> None:
-        channels = self._channels
+        registry = self._registry
         match frame:
             case AckReliable(ranges):
-                channels.settle(sender.acked(ranges), sender.transit)
+                registry.messages_acked(sender.take_acked(ranges), sender.transit)
                 sender.wake()
             case AckNackUnreliable(ranges):
-                acked, nacked = sender.reported_on(ranges)
-                channels.settle(acked, sender.transit)
-                channels.nack(nacked)
-                channels.ring_up(sender)
+                acked, nacked = sender.take_reported(ranges)
+                registry.messages_acked(acked, sender.transit)
+                registry.nack(nacked)
+                registry.schedule_datagrams(sender)
                 sender.wake()
             case CloseReceiver():
                 self.adopt(sender)
-                channels.end(sender, sender.outcome_of_close())
-
-    def _finish_if_complete(self, receiver: ReceiverMachine) -> None:
-        if receiver.is_complete:
-            self._channels.close(receiver, events.Outcome.FINISHED)
+                registry.end(sender, sender.outcome_of_close())
 
     def check_message(self, receiver: ReceiverMachine, frame: MessageFrame, *, unreliable: bool) -> None:
         receiver.check_message(frame.number, unreliable=unreliable)
@@ -267,44 +284,28 @@ class Dispatch:
         for id in ids:
             if id == ENTRYPOINT:
                 raise RemoteProtocolError("the entrypoint is attached", rule="aqueduct-T15")
-            if creator_of(id) == self._channels.role:
+            if creator_of(id) == self._registry.role:
                 raise RemoteProtocolError(f"{label(id)} is attached by the other side", rule="aqueduct-T13")
         if len(set(ids)) != len(ids):
             raise RemoteProtocolError(f"a channel twice among {len(ids)} attachments", rule="aqueduct-T15")
-        self._channels.check_room(sum(map(self._channels.is_new, [*ids, receiver.id or ENTRYPOINT])))
+        self._registry.check_room(sum(map(self._registry.is_new, [*ids, receiver.id or ENTRYPOINT])))
 
     def deliver(
-        self, receiver: ReceiverMachine, frame: MessageFrame, cost: int, loan: int, incoming: Incoming | None
+        self, receiver: ReceiverMachine, frame: MessageFrame, cost: int, loan: int, stream: StreamId | None
     ) -> None:
+        """Report a message as arrived, with those of its attachments that are new to the application."""
+        registry = self._registry
         attached = []
         for id, headers in frame.attachments:
-            half = self._channels.attach(id, receiver.transit)
+            half = registry.attach(id, receiver.transit)
             if half is not None:
-                attached.append(events.Attachment(half, headers))
-        message = events.Arrived(
-            receiver, frame.number, frame.payload, frame.headers, tuple(attached), incoming is None, cost
+                attached.append(Attachment(half, headers))
+        registry.events.append(
+            Arrived(receiver, frame.number, frame.payload, frame.headers, tuple(attached), cost, loan, stream)
         )
-        message.loan, message.incoming = loan, incoming
-        if incoming is not None:
-            self._channels.crowd.came(receiver)
-        self._channels.tell(message)
-        if self._channels.observer is not None:
-            self._channels.observer.frame("in", label(receiver.id or ENTRYPOINT), "MESSAGE", len(frame.payload))
+        if registry.observer is not None:
+            registry.observer.frame("in", label(receiver.id or ENTRYPOINT), "MESSAGE", len(frame.payload))
 
     def _observe(self, channel: str, frame: object) -> None:
-        if self._channels.observer is not None:
-            self._channels.observer.frame("in", channel, type(frame).__name__, 0)
-
-    # --- loans for frames larger than a window
-
-    def repay(self, amount: int) -> None:
-        self._channels.reassembly.repay(amount)
-        self.serve()
-
-    def serve(self) -> None:
-        reassembly = self._channels.reassembly
-        while (borrower := reassembly.next_waiting()) is not None:
-            amount = borrower.to_borrow()
-            if not reassembly.serve(borrower, amount):
-                return
-            borrower.borrowed(amount)
+        if self._registry.observer is not None:
+            self._registry.observer.frame("in", channel, type(frame).__name__, 0)

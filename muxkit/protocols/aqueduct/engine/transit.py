@@ -1,7 +1,7 @@
-"""Did this channel arrive? Pending until the message that carried it was acked, then accessible or lost for good.
+"""The way of an attached channel to the peer: pending, then accessible or lost.
 
 Section 3.6 of the document is empty; READING.md has the rule. A channel becomes accessible when its message is acked
-on an accessible channel, and is lost when that message is nacked or the channel that it went on is lost.
+on an accessible channel, and is lost when that message is nacked or its carrying channel is lost.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Fate(Enum):
 
 
 class Transit:
-    """One channel's way to the other side.
+    """The fate of one channel, as a node of a tree.
 
-    While the message was acked but its own channel is pending, it hangs below that channel's node. A channel that
-    is gone leaves its node standing only while it joins two or more others, so a tree is no larger than what lives.
+    A channel whose message was acked on a pending channel is a child of that channel's node. The node of a channel that
+    has ended stays only while it joins two or more others, so the tree is no larger than the number of live channels.
     """
 
     __slots__ = ("alive", "below", "channel", "fate", "ours", "parent")
@@ -37,7 +37,7 @@ class Transit:
         self.below: dict[Transit, None] = {}
 
     def carried_by(self, carrier: Transit) -> list[Transit]:
-        """The message that this channel was attached to has arrived on `carrier`. Gives nodes of ours that are lost."""
+        """Record that the message with this attachment arrived on `carrier`; give nodes of ours that are lost."""
         if self.fate is not Fate.PENDING or self.parent is not None or self is carrier:
             return []
         if carrier.fate is Fate.ACCESSIBLE:
@@ -51,16 +51,16 @@ class Transit:
         return []
 
     def ended(self) -> None:
-        """The channel is gone."""
+        """Record that the channel has ended."""
         self.alive = False
         self._prune()
 
     def _arrive(self) -> None:
-        line = [self]
-        while line:
-            node = line.pop()
+        pending = [self]
+        while pending:
+            node = pending.pop()
             node.fate, node.parent = Fate.ACCESSIBLE, None
-            line += node.below
+            pending += node.below
             node.below.clear()
 
     def _prune(self) -> None:
@@ -78,12 +78,12 @@ class Transit:
 
 
 def lose(nodes: Iterable[Transit]) -> list[Transit]:
-    """These did not arrive, nor did what was sent on them. Gives all nodes of ours that are lost now.
+    """Mark channels as lost, with all that was sent on them; give the nodes of ours among these.
 
-    What hangs below and was made by the peer is left to him: he forgets it himself.
+    A child that the peer made is left to the peer, which forgets it by itself.
     """
-    lost, line = [], [*nodes]
-    for node in line:  # which grows meanwhile
+    lost, doomed = [], [*nodes]
+    for node in doomed:  # grows while it is read
         if node.fate is not Fate.PENDING:
             continue
         if node.parent is not None:
@@ -96,5 +96,5 @@ def lose(nodes: Iterable[Transit]) -> list[Transit]:
         node.fate = Fate.LOST
         if node.ours:
             lost.append(node)
-        line += [child for child in below if child.ours]
+        doomed += [child for child in below if child.ours]
     return lost
