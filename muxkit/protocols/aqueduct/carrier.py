@@ -308,7 +308,8 @@ class Carrier:
         if index == self._peer_opened:
             if self._peer_opened >= self._peer_may_open:
                 raise RemoteProtocolError(
-                    f"stream {index} opened, {self._peer_may_open} are allowed; raise Config(streams=…) if this peer is right"
+                    f"stream {index} opened, {self._peer_may_open} are allowed; "
+                    "raise Config(streams=…) if this peer is right"
                 )
             window = ReceiveWindow(self.engine.limits.channel_bytes, self._budget)
             window.start(self._now, FIRST_CREDIT)

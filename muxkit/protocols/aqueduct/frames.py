@@ -66,7 +66,7 @@ def label(channel: int) -> str:
 
 
 def id_counters(creator: Role) -> dict[int, Ids]:
-    """Give the four id counters of one creator, keyed by the low three bits; the entrypoint has index 0 of its space."""
+    """Give the id counters of one creator by the low three bits; index 0 of one of them is the entrypoint."""
     counters = {}
     for bits in range(creator, 8, 2):
         first = 8 if bits == ENTRYPOINT else bits

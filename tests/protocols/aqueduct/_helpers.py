@@ -20,7 +20,7 @@ from muxkit.protocols.aqueduct import (
     Unclaimed,
     Writable,
 )
-from muxkit.protocols.aqueduct._frames import VERSION
+from muxkit.protocols.aqueduct.frames import VERSION
 
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError

@@ -9,7 +9,7 @@ import attrs
 
 from muxkit.core import Consumed, Lent, Reset, Stop
 from muxkit.protocols.aqueduct import Engine, Failed
-from muxkit.protocols.aqueduct._carrier import Carrier
+from muxkit.protocols.aqueduct.carrier import Carrier
 
 if TYPE_CHECKING:
     import random

@@ -236,15 +236,15 @@ def leftovers(pair: Pair) -> list[object]:
     left: list[object] = []
     for side in (pair.client, pair.server):
         engine = side.core.engine
-        channels = engine._channels
-        left += [half for half in engine.halves if half not in side.core.base]
+        registry = engine._registry
+        left += [half for half in engine.halves if half not in side.core.reserved]
         left += [
             f"{name} {value}"
             for name, value in (
-                ("outbox", channels.outbox),
-                ("unread", channels.crowd.unread),
-                ("closing", len(channels.closing)),
-                ("waiting", channels.table.census.waiting),
+                ("outbox", registry.connection.outbox),
+                ("unread", registry.unread_limit.unread),
+                ("closing", len(registry.closing)),
+                ("waiting", registry.table.census.waiting),
             )
             if value
         ]

@@ -247,11 +247,11 @@ class World:
             statistics = engine.statistics()
             assert statistics.channels == 0, [*engine.senders, *engine.receivers]
             assert (statistics.streams_in, statistics.streams_out, statistics.outbox) == (0, 0, 0), statistics
-            channels = engine._channels
-            assert (channels.closing, channels.forgets, channels.unread_datagrams) == ({}, {}, 0)
-            assert channels.reassembly.left == channels.reassembly.total
-            assert channels.table.census.waiting == 0
-            assert not channels.timers._flushing
+            registry = engine._registry
+            assert (registry.closing, registry._forgets, registry.connection.unread_datagrams) == ({}, {}, 0)
+            assert engine._incoming.reassembly.left == engine._incoming.reassembly.total
+            assert registry.table.census.waiting == 0
+            assert not registry._flushing
             assert engine.next_deadline() is None
         for half in self.made:
             assert half.outcome is not None, f"{half.id} never ended"

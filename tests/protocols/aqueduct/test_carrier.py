@@ -153,7 +153,7 @@ def test_credit_beyond_64_bits_is_a_violation() -> None:
 @pytest.mark.requirement("R-02")
 def test_the_peer_opens_no_more_streams_than_it_was_allowed() -> None:
     made = opened(limits=Limits(channels=4))
-    told_ = made._told
+    told_ = made._peer_may_open
     assert told_ == 8 + 1024 + 1  # one is over
     for index in range(1, told_):
         made.receive_bytes(b"\x00" + _varint(index) + b"\x01\x03", 0.0)
@@ -182,7 +182,7 @@ def test_a_peer_that_nobody_reads_is_held_at_what_was_granted() -> None:
         link.run_until_quiet()
     came = sum(len(event.payload) + 5 for event in link.events[1] if isinstance(event, Arrived))
     (credit,) = link.engines[0]._credit.values()
-    (arriving,) = (one for one in link.engines[1]._arriving.values() if not one.over)
+    (arriving,) = (one for one in link.engines[1]._incoming.values() if not one.over)
     assert (credit.available, arriving.window.credit) == (0, 0)
     assert came <= arriving.window.held <= link.engines[1].engine.limits.channel_bytes
     assert sent <= came + link.engines[0].engine.limits.channel_bytes + 2000
@@ -237,8 +237,8 @@ def test_large_messages_borrow_pass_and_repay() -> None:
             peer.consumed(event)
     engine.finish(sender_of(link))
     link.run_for(1)
-    assert peer._channels.reassembly.left == 600_000
-    assert link.engines[1]._arriving == {}
+    assert peer._incoming.reassembly.left == 600_000
+    assert link.engines[1]._incoming == {}
     assert link.engines[1]._budget.used == 0
     assert link.engines[1]._budget.windows == 0
 
@@ -273,7 +273,7 @@ def test_a_reset_in_the_midst_gives_the_credit_of_its_stream_back() -> None:
     engine.finish(sender_of(link))
     link.run_for(2)
     for side in (0, 1):
-        assert link.engines[side]._arriving == {}
+        assert link.engines[side]._incoming == {}
         assert link.engines[side]._budget.used == 0
         assert link.engines[side].engine.statistics().channels == 0
 
@@ -288,7 +288,7 @@ def test_more_streams_are_allowed_as_old_ones_are_consumed() -> None:
             if isinstance(event, Arrived):
                 link.engines[1].engine.consumed(event)
         link.run_for(0.03)
-    assert link.engines[1]._arrived > 300
+    assert link.engines[1]._peer_opened > 300
     assert not link.engines[1].engine.over
 
 

@@ -28,8 +28,8 @@ from muxkit.protocols.aqueduct import (
     encode_frame,
     parse_frame,
 )
-from muxkit.protocols.aqueduct import _ids as ids
-from muxkit.protocols.aqueduct._varint import (
+from muxkit.protocols.aqueduct import frames as ids
+from muxkit.protocols.aqueduct.frames import (
     decode_headers,
     decode_varints,
     decode_varranges,
@@ -199,7 +199,7 @@ def test_an_id_is_three_bits_and_an_index(id: int, creator: Role, sender: Role, 
 def test_an_index_has_61_bits() -> None:
     with pytest.raises(LocalProtocolError):
         channel_id(creator=Role.CLIENT, sender=Role.CLIENT, oneshot=False, index=2**61)
-    counter = ids.spaces(Role.SERVER)[7]
+    counter = ids.id_counters(Role.SERVER)[7]
     counter._next = U64_MAX
     assert counter.allocate(()) == U64_MAX
     with pytest.raises(LocalProtocolError):
@@ -208,8 +208,8 @@ def test_an_index_has_61_bits() -> None:
 
 @pytest.mark.clause("aqueduct-E22", "aqueduct-E24", "aqueduct-E25")
 def test_each_space_counts_for_itself() -> None:
-    made = [ids.spaces(Role.CLIENT)[bits].allocate(()) for bits in (0, 2, 4, 6)]
-    made += [ids.spaces(Role.SERVER)[bits].allocate(()) for bits in (1, 3, 5, 7)]
+    made = [ids.id_counters(Role.CLIENT)[bits].allocate(()) for bits in (0, 2, 4, 6)]
+    made += [ids.id_counters(Role.SERVER)[bits].allocate(()) for bits in (1, 3, 5, 7)]
     assert made == [8, 2, 4, 6, 1, 3, 5, 7]
     talk = client()
     engine = talk.engine

@@ -207,15 +207,15 @@ def test_a_stream_is_renewed_as_its_messages_are_consumed() -> None:
 @pytest.mark.requirement("R-22")
 def test_a_message_larger_than_a_window_borrows_its_rest_and_repays_it() -> None:
     talk = server()
-    left = talk.engine._channels.reassembly.left
+    left = talk.engine._incoming.reassembly.left
     talk.say("03 00 04 00 00 00 90 4e" + "61" * 1000, stream=2)  # 10,000 bytes
     assert controls(talk) == [("Lent", 2, 9000), ("Consumed", 2, 2)]
-    assert talk.engine._channels.reassembly.left == left - 9000
+    assert talk.engine._incoming.reassembly.left == left - 9000
     (message,) = talk.messages("61" * 9000, stream=2)
     assert controls(talk) == []
     talk.engine.consumed(message)
     assert controls(talk) == [("Consumed", 2, 10_006)]
-    assert talk.engine._channels.reassembly.left == left
+    assert talk.engine._incoming.reassembly.left == left
 
 
 @pytest.mark.requirement("R-03")
@@ -229,7 +229,7 @@ def test_loans_are_given_whole_and_in_turn() -> None:
     (message,) = talk.messages("61" * 5000, stream=6)
     assert len(talk.messages("61" * 5000, stream=10)) == 1
     talk.engine.consumed(message)
-    assert talk.engine._channels.reassembly.left == 5000
+    assert talk.engine._incoming.reassembly.left == 5000
 
 
 @pytest.mark.requirement("R-03")
@@ -237,21 +237,21 @@ def test_a_head_that_comes_in_parts_reserves_for_the_largest_message() -> None:
     talk = server(limits=Limits(message=6000, reassembly=10_000))
     talk.say("03 00 04 00 88 27" + "00" * 100, stream=2)  # 5000 bytes of headers
     assert controls(talk) == [("Lent", 2, 4900), ("Consumed", 2, 2)]
-    assert talk.engine._channels.reassembly.left < 4100
+    assert talk.engine._incoming.reassembly.left < 4100
     talk.say("00" * 4900 + "00 80 01", stream=2)  # no attachments, a payload of 128 bytes
     assert [control for control in controls(talk) if control[0] == "Lent"] == [("Lent", 2, 131)]
-    assert talk.engine._channels.reassembly.left == 10_000 - 4900 - 131
+    assert talk.engine._incoming.reassembly.left == 10_000 - 4900 - 131
 
 
 @pytest.mark.requirement("R-03")
 def test_what_was_reserved_and_not_needed_comes_back_when_the_frame_is_complete() -> None:
     talk = server(limits=Limits(message=6000, reassembly=10_000), config=Config(header_pairs=5000))
     talk.say("03 00 04 00 88 27" + "00" * 100, stream=2)  # 5000 bytes of headers
-    assert talk.engine._channels.reassembly.left < 4100
+    assert talk.engine._incoming.reassembly.left < 4100
     (message,) = talk.messages("00" * 4900 + "00 00", stream=2)
-    assert talk.engine._channels.reassembly.left == 10_000 - 4900
+    assert talk.engine._incoming.reassembly.left == 10_000 - 4900
     talk.engine.consumed(message)
-    assert talk.engine._channels.reassembly.left == 10_000
+    assert talk.engine._incoming.reassembly.left == 10_000
 
 
 @pytest.mark.requirement("R-22")
@@ -263,7 +263,7 @@ def test_what_comes_for_a_channel_that_is_gone_is_renewed_at_once() -> None:
     controls(talk)
     talk.say("61" * 4900, stream=2)
     assert sum(amount for name, _, amount in controls(talk) if name == "Consumed") == 5006
-    assert talk.engine._channels.reassembly.left == talk.engine._channels.reassembly.total
+    assert talk.engine._incoming.reassembly.left == talk.engine._incoming.reassembly.total
 
 
 # ---------------------------------------------------------------------------- our own side

@@ -106,20 +106,20 @@ def test_one_who_waits_for_a_loan_asks_for_less_when_he_knows_more() -> None:
     talk = server(limits=Limits(message=8000, reassembly=10_000))
     talk.say("03 08 04 00 00 00 88 27", stream=2)  # 5000 bytes
     talk.say("03 08 04 01 00 c0 3e", stream=6)  # 8000 bytes of attachments: more than is left
-    assert talk.engine._channels.reassembly.waiting == 1
+    assert talk.engine._incoming.reassembly.waiting == 1
     talk.say("00" * 10, stream=6)
-    assert talk.engine._channels.reassembly.waiting == 1
+    assert talk.engine._incoming.reassembly.waiting == 1
     talk.reset(2)
-    assert talk.engine._channels.reassembly.waiting == 0
+    assert talk.engine._incoming.reassembly.waiting == 0
 
 
 def test_a_loan_that_came_too_late_is_not_needed() -> None:
     talk = server(limits=Limits(message=8000, reassembly=10_000))
     talk.say("03 08 04 00 00 00 88 27", stream=2)
     talk.say("03 08 04 01 00 00 88 2f" + "61" * 100, stream=6)  # 6024 bytes
-    assert talk.engine._channels.reassembly.waiting == 1
+    assert talk.engine._incoming.reassembly.waiting == 1
     assert len(talk.messages("61" * 5932, stream=6)) == 1  # the window was large enough
-    assert talk.engine._channels.reassembly.waiting == 0
+    assert talk.engine._incoming.reassembly.waiting == 0
 
 
 def test_a_sender_with_nothing_to_say_is_not_in_line() -> None:
@@ -162,7 +162,7 @@ def test_a_stream_may_end_with_an_empty_chunk() -> None:
     assert not any(isinstance(event, Failed) for event in events)
     while made.has_output():
         made.buffers_to_send(2**20)
-    assert made._arriving == {}
+    assert made._incoming == {}
 
 
 def test_control_that_is_more_than_the_writer_takes_goes_on_later() -> None:

@@ -259,11 +259,11 @@ async def test_a_channel_that_its_maker_lets_go_of_is_lost_for_the_other_side(au
     async with connected() as pair:
         back, forth = await carried_sender(pair)
         pair.client.core.engine.forget(forth.machine, trio.current_time())
-        pair.client.core.did()
-        with pytest.raises(LostInTransit, match="has let go"):
+        pair.client.core.after_command()
+        with pytest.raises(LostInTransit, match="has discarded it"):
             await forth.receive()
         await at_rest()
-        with pytest.raises(LostInTransit, match="let go of it"):
+        with pytest.raises(LostInTransit, match="discarded it"):
             await back.send(b"x")
 
 

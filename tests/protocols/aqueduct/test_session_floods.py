@@ -15,8 +15,8 @@ from muxkit import Limits, LinkLost, RemoteProtocolError
 from muxkit.core import encode_varint
 from muxkit.protocols import aqueduct
 from muxkit.protocols.aqueduct import AckReliable, Config, MessageFrame, RouteTo, encode_frame
-from muxkit.protocols.aqueduct._carrier import DATA, DATAGRAM, HELLO, LAST, RESET
-from muxkit.protocols.aqueduct._frames import VERSION
+from muxkit.protocols.aqueduct.carrier import DATA, DATAGRAM, HELLO, LAST, RESET
+from muxkit.protocols.aqueduct.frames import VERSION
 from muxkit.runtime import background
 from muxkit_adapters import memory
 from tests.protocols.aqueduct._session_pairs import at_rest, payloads
@@ -182,7 +182,7 @@ async def test_what_comes_before_the_handshake_is_bounded(autojump_clock: MockCl
             await link.send_all(early)
         await at_rest()
         engine = server.core.engine
-        assert engine._datagrams._early_size <= 50_000
+        assert engine._datagrams._early_bytes <= 50_000
         assert engine.statistics().dropped_datagrams > 1900
         assert not engine.over
 
@@ -225,7 +225,7 @@ async def test_a_flood_of_empty_messages_from_a_peer_without_manners_is_bounded(
             held, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        crowd = server.core.engine._channels.crowd
+        crowd = server.core.engine._registry.unread_limit
         assert server.entrypoint.unread == 64 * 1024 // 256
         assert crowd.unread <= MIB // 256 + 20
         assert held - before < 1.5 * 2 * MIB + 64 * 1024

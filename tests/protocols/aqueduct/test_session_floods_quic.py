@@ -28,8 +28,8 @@ from muxkit.protocols.aqueduct import (
     SentUnreliable,
     encode_frame,
 )
-from muxkit.protocols.aqueduct._carrier import DATA, DATAGRAM, LAST, RESET
-from muxkit.protocols.aqueduct._frames import VERSION, Frame
+from muxkit.protocols.aqueduct.carrier import DATA, DATAGRAM, LAST, RESET
+from muxkit.protocols.aqueduct.frames import VERSION, Frame
 from muxkit.runtime import background
 from muxkit_adapters import quic
 from tests.adapters._quic import FILES
@@ -254,5 +254,5 @@ async def test_datagrams_before_the_headers_are_bounded_over_quic() -> None:
         early = datagram(VERSION + message(0, payload=bytes(900)))
         while engine.statistics().dropped_datagrams < 200:
             await rude.say(early)
-            assert engine._datagrams._early_size <= 50_000
+            assert engine._datagrams._early_bytes <= 50_000
         assert not engine.over

@@ -223,5 +223,5 @@ async def test_channels_leave_nothing_behind_in_a_connection_that_goes_on(autoju
         await trio.sleep(2)
         assert leftovers(pair) == []
         for side in (pair.client, pair.server):
-            assert len(side.core._kept) == 0
+            assert len(side.core._unsent) == 0
             assert side.core.engine.statistics().streams_out <= 3

@@ -47,18 +47,18 @@ QUIET = 0.05  # s without any task running, over links that are real
 
 def unused_credit(side: Server, receiver: Receiver) -> int:
     """What the peer may still send on the streams of this receiver, by the books of the carrier, or of the link."""
-    streams = [stream for stream, it in side.core.engine._reader.incoming.items() if it.half is receiver.machine]
+    streams = [stream for stream, it in side.core.engine._incoming.open.items() if it.half is receiver.machine]
     pump: Any = side.core.pump
     if isinstance(pump, StreamPump):
         carrier: Any = pump._engine
-        return sum(carrier._arriving[stream].window.credit for stream in streams)
+        return sum(carrier._incoming[stream].window.credit for stream in streams)
     granted = pump._link._quic.incoming._arriving
     return sum(granted[stream].granted - granted[stream].delivered for stream in streams)
 
 
 def held(side: Server, receiver: Receiver) -> int:
     """Bytes that came for this receiver and that nobody has read."""
-    incoming = side.core.engine._reader.incoming.values()
+    incoming = side.core.engine._incoming.open.values()
     return sum(each.unconsumed for each in incoming if each.half is receiver.machine)
 
 

@@ -99,10 +99,10 @@ CASES = [
 
 def state_of(engine: Engine) -> tuple[object, ...]:
     """What a refused frame must not change."""
-    channels = engine._channels
+    registry, connection = engine._registry, engine._connection
     return (
-        sorted(engine.senders), sorted(engine.receivers), channels.outbox, channels.unread_datagrams,
-        channels.table.census.theirs, channels.table.census.waiting, channels.reassembly.left,
+        sorted(engine.senders), sorted(engine.receivers), connection.outbox, connection.unread_datagrams,
+        registry.table.census.theirs, registry.table.census.waiting, engine._incoming.reassembly.left,
         [(list(one.reliable.got), one.reliable.total, one.unreliable.known) for one in engine.receivers.values()],
         [(len(one.reliable), one.sent_reliable, one.reported) for one in engine.senders.values()],
     )  # fmt: skip

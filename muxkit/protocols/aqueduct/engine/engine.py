@@ -12,7 +12,15 @@ from muxkit.core import Reset, encode_varint
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine.dispatch import Dispatcher
 from muxkit.protocols.aqueduct.engine.events import Arrived, Failed, HungUp, Silent
-from muxkit.protocols.aqueduct.engine.halves import Half, Mode, Outcome, Outgoing, Promise, ReceiverMachine, SenderMachine
+from muxkit.protocols.aqueduct.engine.halves import (
+    Half,
+    Mode,
+    Outcome,
+    Outgoing,
+    Promise,
+    ReceiverMachine,
+    SenderMachine,
+)
 from muxkit.protocols.aqueduct.engine.incoming import IncomingDatagrams, IncomingStreams
 from muxkit.protocols.aqueduct.engine.registry import Registry, Timer
 from muxkit.protocols.aqueduct.frames import (

@@ -476,7 +476,7 @@ class IncomingStreams:
             deadlines.set(Timer.STALL, self.registry.connection.now + self.registry.limits.stall)
 
     def check_stall(self) -> bool:
-        """End a stall interval; True if nothing came, which a broken link may cause, `RemoteProtocolError` if too little.
+        """End a stall interval: True if nothing came, as over a broken link; `RemoteProtocolError` if too little came.
 
         The peer is not blamed while a stream waits for a loan or much is unread: then it may lack credit.
         """

@@ -1,7 +1,7 @@
-"""How does Aqueduct have the common channels? Pairs of its own, made by messages on one channel in each direction.
+"""The common two-way channels of `muxkit.Session`, made of Aqueduct's own channels.
 
-The client's first message on the entrypoint carries the receiver of nothing but the sender of a channel on which the
-server opens its own. Every further message on either of the two opens one: it carries a receiver and a sender.
+The client's first message on the entrypoint carries the sender of a channel on which the server opens its channels.
+Every further message on either of the two opens one: it carries a receiver and a sender.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving, Sending
-from muxkit.protocols.aqueduct._session_errors import closed, refused
-from muxkit.protocols.aqueduct._session_receiving import Receiver
-from muxkit.protocols.aqueduct._session_sending import Sender
+from muxkit.protocols.aqueduct.session.core import Receiver, Sender, closed, refused
 from muxkit.runtime import Backlog
 from muxkit.runtime import Channel as CommonChannel
 
@@ -23,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterable
     from types import TracebackType
 
-    from muxkit.protocols.aqueduct._events import Arrived
-    from muxkit.protocols.aqueduct._session_core import Core
-    from muxkit.protocols.aqueduct._session_errors import ErrorMaker
+    from muxkit.protocols.aqueduct.engine import Arrived
+    from muxkit.protocols.aqueduct.session.core import Core
+    from muxkit.runtime import ErrorMaker
 
-HELLO: Final = b"muxkit channels"  # the payload of the client's first message
+CLIENT_MARKER: Final = b"muxkit channels"  # the payload of the client's first message
 OPENING_SIZE: Final = 64  # bytes, what a message that opens a channel counts
 
 
@@ -55,8 +53,9 @@ class Channel(CommonChannel):
         return [self._payload(arrived) for arrived in await self.receiver.next_many(limit)]
 
     def _payload(self, arrived: Arrived) -> bytes:
-        for half in self._core.attachments_of(arrived):  # there is no place for them here
-            half.close()
+        if arrived.attachments:  # a common channel cannot give them to the application
+            for half in self._core.attachments_of(arrived):
+                half.close()
         return arrived.payload
 
     async def finish(self) -> None:
@@ -76,77 +75,76 @@ class Channel(CommonChannel):
         self.sender.abort()
         self.receiver.close()
         if is_news and not self._is_ours:
-            self._core.engine.blame()
-            self._core.did()
+            self._core.engine.charge_failure()
+            self._core.after_command()
 
     def __repr__(self) -> str:
         return f"<aqueduct.Channel {self.sender!r} {self.receiver!r}>"
 
 
-class Faces:
-    """The common channels of one connection, which carries these or what the application makes of its entrypoint."""
+class CommonChannels:
+    """The common channels of one connection; they exclude any other use of its entrypoint."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._entrypoint = core.face_of(core.engine.entrypoint)
-        self._way_out: Sender | None = None  # where we open
-        self._way_in: Receiver | None = None  # where the peer opens
+        self._entrypoint = core.half_of(core.engine.entrypoint)
+        self._opener: Sender | None = None  # where we open channels
+        self._acceptor: Receiver | None = None  # where the peer opens channels
         self._opened: dict[Channel, Arrived] = {}
         self._backlog: Backlog[Channel] = Backlog(self._taken)
         self._is_draining = False
-        self.is_common = False
-        core.on_goodbye = self.goodbye
+        self._in_use = False
+        core.on_end = self.end
 
     def use(self) -> None:
-        """From now on the connection carries common channels."""
-        if self.is_common:
+        """Carry common channels from now on."""
+        if self._in_use:
             return
         entrypoint, core = self._entrypoint, self._core
         if isinstance(entrypoint, Receiver):
             if entrypoint.taken:
                 raise LocalProtocolError("the entrypoint is in use: its messages may open common channels, or be yours")
-            self.is_common = True
-            self._way_in = entrypoint
-            entrypoint.divert(self._offered)
+            self._in_use = True
+            self._acceptor = entrypoint
+            entrypoint.redirect(self._offered)
             return
         if entrypoint.sent:
             raise LocalProtocolError("the entrypoint is in use: it may open common channels, or be yours")
-        self.is_common = True
-        self._way_out = entrypoint
+        self._in_use = True
+        self._opener = entrypoint
         if entrypoint.state is Sending.OPEN:
             receiver, ticket = core.new_receiver()
-            core.base.add(receiver.machine)
-            self._way_in = receiver
-            entrypoint.push(HELLO, [ticket])
-            receiver.divert(self._offered)
-            core.did()
+            core.reserved.add(receiver.machine)
+            self._acceptor = receiver
+            entrypoint.push(CLIENT_MARKER, [ticket])
+            receiver.redirect(self._offered)
+            core.after_command()
 
-    def check_free(self) -> None:
-        """May the application have the entrypoint for itself?"""
-        if self.is_common:
+    def check_unused(self) -> None:
+        """Raise `LocalProtocolError` if the entrypoint carries common channels."""
+        if self._in_use:
             raise LocalProtocolError("this connection carries common channels, which need its entrypoint")
 
-    # --- what the peer opens
+    # --- channels that the peer opens
 
     def incoming(self) -> AsyncIterator[Channel]:
         self.use()
         return self._backlog
 
     def _offered(self, arrived: Arrived | None) -> None:
-        """A message of the peer that opens something; None when there will be no more."""
+        """Take a message of the peer that opens a channel; None when no more will come."""
         core = self._core
         if arrived is None:
-            if not core.pump.is_lost:  # else `goodbye` says so in a moment
+            if not core.pump.is_lost:  # else `end` follows
                 self._backlog.ended()
-                core.moved.unpark_all()
+                core.changed.unpark_all()
             return
-        halves = core.attachments_of(arrived)
-        match halves:
-            case (Sender() as sender,) if self._way_out is None:
-                core.consumed(arrived)
-                core.base.add(sender.machine)
-                self._way_out = sender
-                core.moved.unpark_all()
+        match core.attachments_of(arrived):
+            case (Sender() as sender,) if self._opener is None:
+                core.engine.consumed(arrived, trio.current_time())
+                core.reserved.add(sender.machine)
+                self._opener = sender
+                core.changed.unpark_all()
                 if self._is_draining:
                     sender.close()
             case (Receiver() as receiver, Sender() as sender) if not self._is_draining:
@@ -157,94 +155,93 @@ class Faces:
                 core.dispose(arrived)
 
     def _taken(self, channel: Channel) -> None:
-        self._core.consumed(self._opened.pop(channel))
-        self._core.did()
+        self._core.engine.consumed(self._opened.pop(channel), trio.current_time())
+        self._core.after_command()
 
-    # --- what we open
+    # --- channels that we open
 
     async def open(self) -> Channel:
-        """A channel; the peer hears of it at once."""
+        """Open a channel; the peer hears of it at once."""
         self.use()
         await trio.lowlevel.checkpoint_if_cancelled()
         core = self._core
-        way = await self._turn()
+        opener = await self._wait_turn()
         try:
             sender, to_sender = core.new_sender()
             receiver, to_receiver = core.new_receiver()
-            way.push(b"", [to_sender, to_receiver])
+            opener.push(b"", [to_sender, to_receiver])
         finally:
-            way.end_turn()
-        core.did()
+            opener.end_turn()
+        core.after_command()
         return Channel(core, sender, receiver, is_ours=True)
 
-    async def _turn(self) -> Sender:
-        """Wait until a channel may be opened; the caller must do so before his next checkpoint, then `end_turn`."""
+    async def _wait_turn(self) -> Sender:
+        """Wait until a channel may be opened; the caller opens it before its next checkpoint, then calls `end_turn`."""
         while True:
             error = self._closed()
             if error is not None:
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 raise error
-            way = self._way_out
-            if way is None or not self._has_room():
-                await self._core.moved.park()
+            opener = self._opener
+            if opener is None or not self._has_room():
+                await self._core.changed.park()
                 continue
             try:
-                await way.wait_turn(OPENING_SIZE)
+                await opener.wait_turn(OPENING_SIZE)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 continue
-            if self._has_room() and way.state is Sending.OPEN and way.admits(OPENING_SIZE):
-                return way
-            way.end_turn()
+            if self._has_room() and opener.state is Sending.OPEN and opener.admits(OPENING_SIZE):
+                return opener
+            opener.end_turn()
 
     def _has_room(self) -> bool:
-        """The peer may not have heard of the end of those that ended last, so a part of what it allows is left."""
+        """Leave an eighth of what the peer allows: it may not have heard of the end of the latest channels."""
         most = self._core.limits.channels
         return self._core.engine.ours + 2 <= most - most // 8
 
     def _closed(self) -> Exception | None:
-        """Why nothing can be opened any more, or None."""
+        """Give the reason why no channel can be opened any more, or None."""
         core = self._core
         if core.pump.is_lost:
             return core.pump.loss()
         if core.is_leaving:
             return closed()
-        way = self._way_out
-        if way is None:
-            has_ended = self._way_in is None or self._way_in.state is not Receiving.OPEN
+        if self._opener is None:
+            has_ended = self._acceptor is None or self._acceptor.state is not Receiving.OPEN
             return refused() if has_ended else None
-        return None if way.state is Sending.OPEN else refused()
+        return None if self._opener.state is Sending.OPEN else refused()
 
     # --- the end
 
     def drain(self) -> None:
-        """Take no more; what has come before can still be taken."""
+        """Accept no more channels; those that have come can still be taken."""
         self._is_draining = True
         self._backlog.ended()
-        if self._way_in is not None:
-            self._way_in.take_no_more()
+        if self._acceptor is not None:
+            self._acceptor.refuse_more()
         elif isinstance(self._entrypoint, Receiver):
-            self._entrypoint.take_no_more()
+            self._entrypoint.refuse_more()
 
-    def goodbye(self, error: ErrorMaker | None) -> None:
-        """Nothing more comes: the connection is lost, or one of us takes leave."""
+    def end(self, error: ErrorMaker | None) -> None:
+        """Expect no more channels: the connection is lost, or one side is leaving it."""
         self._is_draining = True
         self._backlog.ended(error)
 
 
 class Opening(AbstractAsyncContextManager[Channel]):
-    """Opens when the block is entered; closes when it is left normally, aborts when by an error."""
+    """Opens when the block is entered; closes when it is left normally, aborts when it is left by an error."""
 
-    __slots__ = ("_channel", "_faces")
+    __slots__ = ("_channel", "_channels")
 
-    def __init__(self, faces: Faces) -> None:
-        self._faces: Faces | None = faces
+    def __init__(self, channels: CommonChannels) -> None:
+        self._channels: CommonChannels | None = channels
         self._channel: Channel | None = None
 
     async def __aenter__(self) -> Channel:
-        if self._faces is None:
+        if self._channels is None:
             raise RuntimeError("this block was entered before; open another channel")
-        faces, self._faces = self._faces, None
-        self._channel = await faces.open()
+        channels, self._channels = self._channels, None
+        self._channel = await channels.open()
         return self._channel
 
     async def __aexit__(
