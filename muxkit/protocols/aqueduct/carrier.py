@@ -250,7 +250,15 @@ class Carrier:
     def _take(self, cursor: Cursor) -> None:
         """Parse one frame, or one piece of a chunk."""
         if self._chunk_left:
-            self._take_chunk(cursor)
+            most = self._chunk_left
+            if self.frames_at_once < sys.maxsize:
+                most = min(most, max(SLICE, self.engine.missing(self._chunk_stream)))
+            data = cursor.exact(min(most, cursor.remaining))
+            self._chunk_left -= len(data)
+            is_last = self._chunk_is_last and not self._chunk_left
+            if is_last:
+                self._end_stream(self._chunk_stream)
+            self.engine.receive_stream(self._chunk_stream, data, is_last, self._now)
             return
         if not self._hello_received:
             hello = cursor.exact(len(HELLO))
@@ -326,17 +334,6 @@ class Carrier:
         if not size:
             self._end_stream(stream)
             self.engine.receive_stream(stream, b"", True, self._now)
-
-    def _take_chunk(self, cursor: Cursor) -> None:
-        most = self._chunk_left
-        if self.frames_at_once < sys.maxsize:
-            most = min(most, max(SLICE, self.engine.missing(self._chunk_stream)))
-        data = cursor.exact(min(most, cursor.remaining))
-        self._chunk_left -= len(data)
-        fin = self._chunk_is_last and not self._chunk_left
-        if fin:
-            self._end_stream(self._chunk_stream)
-        self.engine.receive_stream(self._chunk_stream, data, fin, self._now)
 
     def _end_stream(self, stream: StreamId) -> None:
         """End a stream; what came of it counts until it is consumed."""

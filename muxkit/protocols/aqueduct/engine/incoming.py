@@ -213,27 +213,31 @@ class IncomingStream(RoutedStream):
             cursor = Cursor(data, position)
             try:
                 frame = parse_frame(cursor, self._dispatcher.bounds)
+                half = self.half if isinstance(frame, MessageFrame) and self.last_word is None else None
+                if isinstance(half, ReceiverMachine) and self._streams.unread_limit.is_full(half):
+                    self._streams.unread_limit.hold_back(half, self.id, self.resume)
+                    self._held_back = data, position
+                    return
+                length = cursor.position - position
+                loan = self._keep_loan()
+                self._dispatcher.frames += 1
+                if isinstance(frame, MessageFrame) and self.phase is Phase.ROUTED:
+                    self.frames += 1
+                    is_delivered = self._dispatcher.stream_message(frame, self, length, loan)
+                else:
+                    is_delivered = False
+                    self._apply(frame)
             except NeedMore as need:
                 self._held.append(data[position:])
                 self._want(need)
                 return
             except RemoteProtocolError as error:
-                error.offset = self.offset
-                raise
-            if isinstance(frame, MessageFrame) and self.last_word is None and isinstance(self.half, ReceiverMachine):
-                unread_limit = self._streams.unread_limit
-                if unread_limit.is_full(self.half):
-                    unread_limit.hold_back(self.half, self.id, self.resume)
-                    self._held_back = data, position
-                    return
-            length = cursor.position - position
-            loan = self._keep_loan()
-            try:
-                self._apply(frame, length, loan)
-            except RemoteProtocolError as error:
                 if error.offset is None:
                     error.offset = self.offset
                 raise
+            if not is_delivered:  # else the application consumes it
+                self.consume(length)
+                self._streams.repay(loan)
             self.offset += length
             position = cursor.position
 
@@ -245,32 +249,23 @@ class IncomingStream(RoutedStream):
             )
         return tag not in CONNECTION_TAGS and not self._dispatcher.is_connected
 
-    def _apply(self, frame: object, length: int, loan: int) -> None:
+    def _apply(self, frame: object) -> None:
+        """Apply a frame that is not a message of the channel."""
         dispatcher = self._dispatcher
-        dispatcher.frames += 1
-        if self.phase is not Phase.ROUTED:
-            dispatcher.check_unrouted(frame)
-            if isinstance(frame, RouteTo):
-                self._route(frame.channel)
-            else:
-                self.phase = Phase.CONNECTION
-                dispatcher.connection_frame(frame, on_stream=True)
-        else:
+        if self.phase is Phase.ROUTED:
             self.frames += 1
-            if isinstance(frame, MessageFrame):
-                if dispatcher.stream_message(frame, self, length, loan):
-                    return  # the application consumes it
-            else:
-                dispatcher.channel_frame(frame, self)
-                if isinstance(frame, ForgetChannel):
-                    self.ignore()
-        self.consume(length)
-        self._streams.repay(loan)
-
-    def _route(self, channel: int) -> None:
-        self.channel = channel
-        known, self.half = self._dispatcher.route(channel)
-        if known:
+            dispatcher.channel_frame(frame, self)
+            if isinstance(frame, ForgetChannel):
+                self.ignore()
+            return
+        dispatcher.check_unrouted(frame)
+        if not isinstance(frame, RouteTo):
+            self.phase = Phase.CONNECTION
+            dispatcher.connection_frame(frame, on_stream=True)
+            return
+        self.channel = frame.channel
+        is_heard, self.half = dispatcher.route(self.channel)
+        if is_heard:
             self.phase = Phase.ROUTED
             return
         self.ignore()

@@ -54,26 +54,6 @@ class OutStream:
             return True
         return self.id is not None and bool(self.pending)
 
-    def pull(self, limit: int) -> bytes:
-        pieces: list[Buffer] = []
-        room = limit
-        while room > 0:
-            if not self.pending:
-                if not self.fin and self.source is not None:
-                    self.source.fill(self)
-                if not self.pending:
-                    break
-            piece = self.pending.pop(0)
-            if len(piece) > room:
-                view = memoryview(piece)
-                self.pending.insert(0, view[room:])
-                piece = view[:room]
-            pieces.append(piece)
-            room -= len(piece)
-        if self.source is not None:
-            self.source.pulled(self)
-        return b"".join(pieces)
-
 
 class StreamScheduler:
     """Decides which stream writes next: open streams and streams that wait to be opened take turns."""
@@ -139,14 +119,29 @@ class StreamScheduler:
             stream.parked = True
             self._ready.pop(stream, None)
             return b"", False
-        data = stream.pull(limit)
-        if stream.fin and not stream.pending:
+        pieces: list[Buffer] = []
+        pending = stream.pending
+        while limit > 0:
+            if not pending and not stream.fin and stream.source is not None:
+                stream.source.fill(stream)
+            if not pending:
+                break
+            piece = pending.pop(0)
+            if len(piece) > limit:
+                view = memoryview(piece)
+                pending.insert(0, view[limit:])
+                piece = view[:limit]
+            pieces.append(piece)
+            limit -= len(piece)
+        if stream.source is not None:
+            stream.source.pulled(stream)
+        if stream.fin and not pending:
             self._end(stream)
         elif not stream.is_ready:
             self._ready.pop(stream, None)
         elif stream in self._ready:
             self._ready.move_to_end(stream)
-        return data, stream.ended
+        return b"".join(pieces), stream.ended
 
     def writable(self, id: StreamId) -> None:
         """Unpark a stream: the link has room for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakSet
 
 import trio
@@ -324,6 +324,8 @@ def _as_bytes(message: object) -> bytes:
 
 # --- receiving
 
+HalfT = TypeVar("HalfT", "Sender", "Receiver")
+
 
 class Message:
     """A message that came. As a block it owns the halves that came with it: at its end those that were not taken are
@@ -354,22 +356,19 @@ class Message:
 
     def sender(self, index: int = 0) -> Sender:
         """Take an attachment to send on; `LocalProtocolError` if it is none."""
-        self._check(index, Sender)
-        half = self.take(index)
-        assert isinstance(half, Sender)  # was checked
-        return half
+        return self._take_as(Sender, index)
 
     def receiver(self, index: int = 0) -> Receiver:
         """Take an attachment to receive from; `LocalProtocolError` if it is none."""
-        self._check(index, Receiver)
-        half = self.take(index)
-        assert isinstance(half, Receiver)  # was checked
-        return half
+        return self._take_as(Receiver, index)
 
-    def _check(self, index: int, kind: type[object]) -> None:
+    def _take_as(self, kind: type[HalfT], index: int) -> HalfT:
         if 0 <= index < len(self.attachments) and not isinstance(self.attachments[index], kind):
             what = type(self.attachments[index]).__name__
             raise LocalProtocolError(f"attachment {index} is a {what}, not a {kind.__name__}")
+        half = self.take(index)
+        assert isinstance(half, kind)  # was checked
+        return half
 
     def close(self) -> None:
         """Close the attachments that were not taken."""
@@ -659,18 +658,6 @@ class Core:
         self.connected = trio.Event()  # the peer's headers have come, or never will
         self._unsent: WeakSet[Sender | Receiver] = WeakSet()  # halves whose other half was not sent yet
         self._is_dispatching = False
-        self._actions: dict[type, Callable[..., None]] = {
-            Arrived: self._on_arrived,
-            Ended: self._on_ended,
-            Unclaimed: self._on_unclaimed,
-            Acked: self._on_answered,
-            Nacked: self._on_answered,
-            Writable: self._on_writable,
-            Connected: self._on_connected,
-            HungUp: self._on_hung_up,
-            Silent: self._on_silent,
-            Failed: self._on_failed,
-        }
 
     def _make_pump(
         self, link: trio.abc.Stream | MultistreamLink, observer: Observer | None
@@ -843,57 +830,55 @@ class Core:
         before, self._is_dispatching = self._is_dispatching, True
         try:
             for event in events:
-                self._actions[type(event)](event)
+                if isinstance(event, Arrived):
+                    self.messages_received += 1
+                    receiver = event.receiver.owner
+                    if not isinstance(receiver, Receiver):
+                        receiver = self.receiver_of(event.receiver)
+                    if self.is_leaving:
+                        receiver.close()
+                    receiver.deliver(event)
+                else:
+                    self._on_event(event)
         finally:
             self._is_dispatching = before
 
-    def _on_arrived(self, arrived: Arrived) -> None:
-        self.messages_received += 1
-        receiver = arrived.receiver.owner
-        if not isinstance(receiver, Receiver):
-            receiver = self.receiver_of(arrived.receiver)
-        if self.is_leaving:
-            receiver.close()
-        receiver.deliver(arrived)
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case Ended(half, outcome):
+                self._on_ended(half, outcome)
+            case Unclaimed(half):
+                if isinstance(half.owner, Receiver):
+                    half.owner.discard_unread()
+            case Acked(promise) | Nacked(promise):
+                if isinstance(promise.owner, Receipt):
+                    promise.owner.resolve()
+            case Writable(sender):
+                if isinstance(sender.owner, Sender) and sender.owner.state is Sending.OPEN:
+                    sender.owner.window_changed()
+            case Connected(headers):
+                self.peer_headers = headers
+                self.connected.set()
+            case HungUp(clean):
+                if clean:
+                    self.on_end(None)
+                what = "" if clean else f" while {self.live} halves were open" if self.live else " in mid-message"
+                self.pump.lose(f"the peer hung up{what}", by="peer")
+            case Silent(seconds):
+                self.pump.lose(f"nothing was heard for {seconds:.0f} s", by="network")
+            case Failed(error):
+                # The protocol has no error frame: over a byte stream only this log can say why.
+                _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", error)
+                self.pump.lose(str(error), by="peer", cause=error)
 
-    def _on_ended(self, event: Ended) -> None:
-        half = self.half_of(event.half)
-        half.ended(event.outcome)
+    def _on_ended(self, machine: Half, outcome: Outcome) -> None:
+        half = self.half_of(machine)
+        half.ended(outcome)
         # A receiver whose attachment did not come, of a channel that is forgotten, will never be taken.
-        if isinstance(half, Receiver) and not event.half.attached and event.outcome is Outcome.FORGOTTEN:
+        if isinstance(half, Receiver) and not machine.attached and outcome is Outcome.FORGOTTEN:
             half.discard_unread()
         if self.changed:
             self.changed.unpark_all()
-
-    def _on_unclaimed(self, event: Unclaimed) -> None:
-        if isinstance(event.half.owner, Receiver):
-            event.half.owner.discard_unread()
-
-    def _on_answered(self, event: Acked | Nacked) -> None:
-        if isinstance(event.receipt.owner, Receipt):
-            event.receipt.owner.resolve()
-
-    def _on_writable(self, event: Writable) -> None:
-        if isinstance(event.sender.owner, Sender) and event.sender.owner.state is Sending.OPEN:
-            event.sender.owner.window_changed()
-
-    def _on_connected(self, event: Connected) -> None:
-        self.peer_headers = event.headers
-        self.connected.set()
-
-    def _on_hung_up(self, event: HungUp) -> None:
-        if event.clean:
-            self.on_end(None)
-        what = "" if event.clean else f" while {self.live} halves were open" if self.live else " in mid-message"
-        self.pump.lose(f"the peer hung up{what}", by="peer")
-
-    def _on_silent(self, event: Silent) -> None:
-        self.pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
-
-    def _on_failed(self, event: Failed) -> None:
-        # The protocol has no error frame: over a byte stream only this log can say why.
-        _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", event.error)
-        self.pump.lose(str(event.error), by="peer", cause=event.error)
 
 
 def name_of(machine: Half) -> str:
