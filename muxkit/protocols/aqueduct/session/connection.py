@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import trio
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     Pairs = Sequence[tuple[bytes, bytes]]
     Side = Literal["client", "server"]
-
-ConnectionT = TypeVar("ConnectionT", bound="Connection")
 
 CLOSE_TIMEOUT = 5.0  # s
 
@@ -72,7 +70,7 @@ def connection(
     limits: Limits | None = None,
     observer: Observer | None = None,
     linger: float = CLOSE_TIMEOUT,
-) -> AbstractAsyncContextManager[Client] | AbstractAsyncContextManager[Server]:
+) -> AbstractAsyncContextManager[Client | Server]:
     """Run a connection over QUIC or on a connected byte stream, which it owns from now on.
 
     `headers` are for the peer's `peer_headers`. Leaving the block normally finishes all senders, closes all receivers,
@@ -82,7 +80,7 @@ def connection(
     if isinstance(link, MultistreamLink) and link.role != role:
         raise ValueError(f"role={role!r} on the {link.role}'s end of a link")
 
-    def core() -> Core:
+    def make_core() -> Core:
         return Core(
             link,
             Role.CLIENT if role == "client" else Role.SERVER,
@@ -92,19 +90,19 @@ def connection(
             observer=observer,
         )
 
-    if role == "client":
-        return _run(lambda: Client(core()), linger)
-    return _run(lambda: Server(core()), linger)
+    return _run(Client if role == "client" else Server, make_core, linger)
 
 
 @protected_manager
-async def _run(make: Callable[[], ConnectionT], linger: float) -> AsyncGenerator[ConnectionT, None]:
-    made = make()
-    core = made.core
+async def _run(
+    kind: type[Client | Server], make_core: Callable[[], Core], linger: float
+) -> AsyncGenerator[Client | Server, None]:
+    core = make_core()
+    connection = kind(core)
     async with background() as nursery:
         nursery.start_soon(core.pump.run)
         try:
-            yield made
+            yield connection
         except BaseException:
             core.pump.lose("the connection was left by an error", by="local")
             raise
@@ -252,12 +250,8 @@ class _Protocol:
         config: Config | None = None,
         headers: Pairs = (),
     ) -> AbstractAsyncContextManager[Connection]:
-        if role == "client":
-            return connection(
-                link, role="client", headers=headers, config=config, limits=limits, observer=observer, linger=linger
-            )
         return connection(
-            link, role="server", headers=headers, config=config, limits=limits, observer=observer, linger=linger
+            link, role=role, headers=headers, config=config, limits=limits, observer=observer, linger=linger
         )
 
 
