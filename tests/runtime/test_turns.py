@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from muxkit.runtime import DatagramPump, StreamData
-from muxkit.runtime._turns import LONG_PASS, TURN_LEAST, TURN_MOST, Turns, share_turns
+from muxkit.runtime.pumps.turns import LONG_PASS, TURN_LEAST, TURN_MOST, Turns, share_turns
 from muxkit_adapters import memory
 
 from ._multistream import running as running_multistream

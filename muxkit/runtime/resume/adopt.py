@@ -21,7 +21,7 @@ import attrs
 import trio
 
 from muxkit.runtime._errors import LinkLost
-from muxkit.runtime._interrupts import protected_manager
+from muxkit.runtime._scope import protected_manager
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 SessionT = TypeVar("SessionT")

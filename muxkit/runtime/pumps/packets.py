@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
 
-from muxkit.runtime._clock import Clock
-from muxkit.runtime._ending import LossRecord
+from muxkit.runtime._errors import LossRecord
 from muxkit.runtime._links import Described, NowaitPackets, PacketLink
-from muxkit.runtime._turns import LONG_TURN, turns
+from muxkit.runtime.pumps.pump import Clock
+from muxkit.runtime.pumps.turns import LONG_TURN, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -15,7 +15,7 @@ from enum import Enum
 import attrs
 import trio
 
-from muxkit.runtime._interrupts import close_at_once
+from muxkit.runtime._scope import close_at_once
 
 Dial = Callable[[], AbstractAsyncContextManager[trio.abc.Stream]]
 """Entering what it gives is to connect, leaving it closes the connection."""

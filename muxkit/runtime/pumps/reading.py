@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from muxkit.core import BoundedParsing
-    from muxkit.runtime._turns import Turns
+    from muxkit.runtime.pumps.turns import Turns
 
 READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
 READ_LARGE = 256 * 1024  # and while they bring half of that

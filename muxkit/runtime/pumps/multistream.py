@@ -1,32 +1,31 @@
-"""Who moves the bytes where streams run side by side? A reader, a writer and a clock for an engine on such a link.
+"""A pump for an engine on a link that carries streams and datagrams side by side.
 
 The link never makes the writer wait: it says how much room a stream has, and the writer takes no more than that out
-of the engine, so what waits stays where it can still be chosen, dropped or counted. A stream without room is parked
-in the engine until the link has some again.
+of the engine, so that what waits can still be chosen, dropped or counted. A stream without room is parked in the
+engine until the link has some again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import CloseAware, Consumed, FrameCounting, Lent, MissingBytes, Reset, RoundTripAware, Stop
-from muxkit.runtime._allocator import keep_freed_memory
-from muxkit.runtime._clock import Clock
-from muxkit.runtime._ending import LossRecord
+from muxkit.runtime._errors import LossRecord
 from muxkit.runtime._links import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
-from muxkit.runtime._slices import slices
-from muxkit.runtime._turns import LONG_TURN, turns
+from muxkit.runtime.pumps.pump import Clock, keep_freed_memory
+from muxkit.runtime.pumps.turns import LONG_TURN, turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from muxkit._observer import Observer
     from muxkit.core import MultistreamEngine, StreamId
     from muxkit.runtime._errors import Side
     from muxkit.runtime._links import Arrival
+
 
 EventT = TypeVar("EventT")
 
@@ -380,3 +379,18 @@ class MultistreamPump(Generic[EventT]):
     def _on_due(self, now: float) -> None:
         self._engine.handle_deadline(now)
         self._dispatch()
+
+
+SLICE: Final = 4 * 1024  # bytes
+
+
+def slices(arrival: Arrival, engine: MissingBytes | None) -> Iterator[Arrival]:
+    """The pieces of it, each cut when the one before was fed."""
+    if not isinstance(arrival, StreamData) or len(arrival.data) <= SLICE:
+        yield arrival
+        return
+    stream, data, start, end = arrival.stream, arrival.data, 0, len(arrival.data)
+    while start < end:
+        stop = start + max(SLICE, engine.missing(stream) if engine is not None else 0)
+        yield StreamData(stream, data[start:stop], arrival.is_last and stop >= end)
+        start = stop

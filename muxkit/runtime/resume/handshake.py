@@ -1,7 +1,8 @@
-"""Who is this? A bounded place, where a listener reads the first bytes of each connection."""
+"""Bounded reading of the first bytes of each new connection, which say what the connection is for."""
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import trio
@@ -9,11 +10,13 @@ import trio
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit.runtime._errors import LinkLost
-from muxkit.runtime._links import Described
-from muxkit.runtime._prefixed import prefixed
+from muxkit.runtime._links import Described, NowaitLink, WaitableLink
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
     from muxkit.runtime._errors import Side
+
 
 LearntT = TypeVar("LearntT")
 LearntT_co = TypeVar("LearntT_co", covariant=True)
@@ -128,3 +131,73 @@ class _Handshake(Generic[LearntT]):
     def lost(self, reason: str, *, by: Side) -> LinkLost:
         peer = self._stream.peer if isinstance(self._stream, Described) else ""
         return LinkLost(reason, by=by, peer=peer, after=trio.current_time() - self._began)
+
+
+def prefixed(stream: trio.abc.Stream, data: bytes) -> trio.abc.Stream:
+    """The stream, with `data` before what it has yet to receive; half-closeable, nowait and waitable if it is."""
+    if not data:
+        return stream
+    return _HalfCloseable(stream, data) if isinstance(stream, trio.abc.HalfCloseableStream) else _Prefixed(stream, data)
+
+
+class _Prefixed(trio.abc.Stream):
+    # Only there when the stream below has them: that is how a pump finds out.
+    send_nowait: Callable[[Sequence[bytes | memoryview]], int]
+    send_buffers: Callable[[Sequence[bytes | memoryview]], Awaitable[None]]
+    wait_readable: Callable[[], Awaitable[None]]
+    receive_nowait: Callable[[int], bytes | None]
+    stop_waiting: Callable[[], None]
+
+    def __init__(self, stream: trio.abc.Stream, data: bytes) -> None:
+        self._stream = stream
+        self._rest = data
+        self.peer = stream.peer if isinstance(stream, Described) else ""
+        if isinstance(stream, NowaitLink):
+            self.send_nowait = stream.send_nowait
+            self.send_buffers = stream.send_buffers
+        if isinstance(stream, WaitableLink):
+            link: WaitableLink = stream
+
+            async def wait_readable() -> None:
+                if self._rest:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await link.wait_readable()
+
+            self.wait_readable = wait_readable
+            self.receive_nowait = lambda size: self._take(size) if self._rest else link.receive_nowait(size)
+            self.stop_waiting = link.stop_waiting
+
+    def __repr__(self) -> str:
+        return f"<{len(self._rest)} bytes, then {self._stream!r}>"
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        if not self._rest:
+            return await self._stream.receive_some(max_bytes)
+        if max_bytes is not None and operator.index(max_bytes) < 1:
+            raise ValueError(f"max_bytes={max_bytes}: must be at least 1")
+        await trio.lowlevel.checkpoint()
+        if not self._rest:  # closed, or taken by another task
+            return await self._stream.receive_some(max_bytes)
+        return self._take(len(self._rest) if max_bytes is None else max_bytes)
+
+    def _take(self, size: int) -> bytes:
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        self._rest = b""
+        await self._stream.aclose()
+
+
+class _HalfCloseable(_Prefixed, trio.abc.HalfCloseableStream):
+    _stream: trio.abc.HalfCloseableStream
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()

@@ -14,20 +14,18 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import BoundedParsing, SeparateTimers
-from muxkit.runtime._allocator import keep_freed_memory
-from muxkit.runtime._clock import Clock
-from muxkit.runtime._ending import LossRecord
+from muxkit.runtime._errors import LossRecord
 from muxkit.runtime._links import Described, NowaitLink
-from muxkit.runtime._reading import Reading
-from muxkit.runtime._turns import LONG_TURN, turns
+from muxkit.runtime.pumps.pump import Clock, keep_freed_memory
+from muxkit.runtime.pumps.reading import Reading
+from muxkit.runtime.pumps.turns import LONG_TURN, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from muxkit._observer import Observer
-    from muxkit.core import Buffer, StreamEngine
+    from muxkit.core import Buffer, Queued, StreamEngine
     from muxkit.runtime._errors import Side
-    from muxkit.runtime._gate import Queued
 
 EventT = TypeVar("EventT")
 

@@ -1,8 +1,9 @@
-"""When does an engine want to be called? One task that sleeps until the next deadline, however that moves."""
+"""What all pumps share."""
 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
 import trio
@@ -36,3 +37,12 @@ class Clock:
         deadline = self._next_deadline()
         if deadline is not None and deadline < self._due:
             self._alarm.deadline = self._due = deadline
+
+
+BLOCK = 8 * 1024 * 1024  # bytes; larger than what one connection's windows hold at a time
+
+
+@cache  # once is enough, and later the block would have to be cleared
+def keep_freed_memory() -> None:
+    """Let freed memory up to twice `BLOCK` stay with the process. Its pages are never touched, so this is quick."""
+    bytes(BLOCK)
