@@ -1,4 +1,4 @@
-"""A link between two engines that behaves as QUIC does: streams that overtake each other, credit, resets, datagrams."""
+"""Simulated links between two engines: one behaves as QUIC does, one is a byte stream with the carrier."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STREAMS = 64  # of one side at once
 
 @attrs.define
 class Pipe:
-    """One stream on its way."""
+    """One direction of one stream."""
 
     waiting: bytearray = attrs.Factory(bytearray)
     fin: bool = False
@@ -34,7 +34,10 @@ class Pipe:
 
 
 class SimLink:
-    """Sides are 0 and 1. Without weather nothing is lost, and everything arrives in the order in which it left."""
+    """A link as QUIC: streams that overtake each other, credit, resets, datagrams. The sides are 0 and 1.
+
+    Without weather nothing is lost, and everything arrives in the order in which it was written.
+    """
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class SimLink:
     # --- moving on
 
     def step(self) -> bool:
-        """One thing after another; gives whether anything happened."""
+        """Move one batch in each direction; True if anything moved."""
         moved = False
         for side in (0, 1):
             moved |= self._pull(side)
@@ -151,7 +154,7 @@ class SimLink:
                 self._flying[side].append((self.now + delay, data))
 
     def _deliver(self, side: int) -> bool:
-        """To this side: something of one stream, or a datagram."""
+        """Deliver part of some streams, and the datagrams that are due, to this side."""
         engine, pipes, moved = self.engines[side], self._pipes[1 - side], False
         flying = self._flying[side]
         for thrown in [thrown for thrown in flying if thrown[0] <= self.now]:
@@ -186,12 +189,12 @@ class SimLink:
 
     def _collect(self, side: int) -> None:
         for event in self.engines[side].events():
-            assert not isinstance(event, Failed), f"an honest peer was told off: {event.error}"
+            assert not isinstance(event, Failed), f"a correct peer was blamed: {event.error}"
             self._listener(side, event)
 
 
 class CarrierLink:
-    """The same two engines over one byte stream."""
+    """A link that is one byte stream."""
 
     def __init__(
         self,
@@ -252,5 +255,5 @@ class CarrierLink:
 
     def _collect(self, side: int) -> None:
         for event in self.engines[side].events():
-            assert not isinstance(event, Failed), f"an honest peer was told off: {event.error}"
+            assert not isinstance(event, Failed), f"a correct peer was blamed: {event.error}"
             self._listener(side, event)

@@ -1,4 +1,4 @@
-"""Random life of one connection: commands on both sides, a model of what was sent, and what must hold in the end."""
+"""Random commands on both sides of a connection, a model of what was sent, and the invariants at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from muxkit.protocols.aqueduct import (
     SenderMachine,
     Ticket,
 )
-from tests.protocols.aqueduct._helpers import told
+from tests.protocols.aqueduct._helpers import summary_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ class Sent:
 
 @attrs.define(eq=False)
 class Inbox:
-    """What came for a receiver."""
+    """The messages that came for one receiver."""
 
     serials: list[int] = attrs.Factory(list)
     unread: list[Arrived] = attrs.Factory(list)
@@ -78,15 +78,15 @@ class World:
         self.calm = False
         self.done: defaultdict[str, int] = defaultdict(int)
 
-    # --- what comes
+    # --- events
 
     def _hear(self, side: int, event: Event) -> None:
-        self.done[str(told(event)[0])] += 1
+        self.done[str(summary_of(event)[0])] += 1
         if isinstance(event, Arrived):
             self._hear_message(side, event)
         elif isinstance(event, Ended):
             assert event.half not in self.outcomes, f"{event.half.id} ended twice"
-            self.outcomes[event.half] = str(told(event)[0])
+            self.outcomes[event.half] = str(summary_of(event)[0])
 
     def _hear_message(self, side: int, message: Arrived) -> None:
         serial = int.from_bytes(message.payload[:4])
@@ -111,7 +111,7 @@ class World:
             if not self.calm and self.dice.random() < 0.2:
                 self._drop(side, half)
 
-    # --- what the applications do
+    # --- commands
 
     def act(self) -> None:
         side = self.dice.randrange(2)
@@ -141,7 +141,7 @@ class World:
             kept.append(half)
         wants = self.dice.random() < 0.5
         serial = self.serial + 1
-        # The engine may tell what it does within the call only by its next events, so the model may come after.
+        # The events about a call come with the next poll, so the model may be updated after the call.
         receipt = engine.send(
             sender, payload_of(serial, size), attachments=tickets, mode=mode, receipt=wants, headers=[(b"k", b"v")]
         )
@@ -205,10 +205,10 @@ class World:
         _consume, _consume, _consume, _consume, _move, _move, _move, _move, _wait,
     )  # fmt: skip
 
-    # --- what must hold
+    # --- invariants
 
-    def settle(self) -> None:
-        """Everything that came is consumed, and time passes until nothing moves any more."""
+    def run_until_idle(self) -> None:
+        """Consume everything that came, and let time pass until nothing moves."""
         for _ in range(30):
             self.link.run_for(1.0)
             for side in (0, 1):
@@ -218,20 +218,20 @@ class World:
         self.link.run_for(1.0)
 
     def check_agreement(self) -> None:
-        """Quiet: what one side has a sender for, the other has a receiver for."""
+        """Check on an idle link that each sender has its receiver on the other side."""
         one, other = self.engines
         assert set(one.senders) == set(other.receivers), (set(one.senders), set(other.receivers))
         assert set(other.senders) == set(one.receivers), (set(other.senders), set(one.receivers))
         for engine, peer in ((one, other), (other, one)):
             for id, sender in engine.senders.items():
                 receiver = peer.receivers[id]
-                assert receiver.attached, f"{id} lives, and nobody has its receiver"
-                assert sender.state is Sending.OPEN, f"{id} has said its last word, and nobody heard"
+                assert receiver.attached, f"{id} is open, and its receiver was not taken"
+                assert sender.state is Sending.OPEN, f"{id} has ended, and the receiver does not know"
                 assert sender.sent_unreliable == sender.counted == sender.reported == receiver.unreliable.reported
                 assert len(sender.reliable) == 0
 
     def end(self) -> None:
-        """Everybody finishes what he still has, and nothing may be left."""
+        """Finish all senders and check that nothing is left."""
         self.calm = True
         for side, engine in enumerate(self.engines):
             for half in self.halves[side]:
@@ -242,7 +242,7 @@ class World:
                     and half.id is not None
                 ):
                     engine.finish(half)
-        self.settle()
+        self.run_until_idle()
         for engine in self.engines:
             statistics = engine.statistics()
             assert statistics.channels == 0, [*engine.senders, *engine.receivers]
@@ -269,7 +269,7 @@ class World:
             if (sent.side, sent.channel) in finished and sent.mode is not Mode.UNRELIABLE:
                 assert sent.arrived, "a channel finished, and a message of it never came"
             if sent.receipt is not None:
-                assert sent.receipt.arrived is not None, "nobody ever said what became of a message"
+                assert sent.receipt.arrived is not None, "it is not known what became of a message"
                 assert sent.arrived or not sent.receipt.arrived, "a message was acked that never came"
 
 

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import Consumed, Cursor, Lent, NeedMore, Pieces, Reassembly, Stop
+from muxkit.core import Consumed, Cursor, Lent, NeedMore, Pieces, Reassembly, StallWatch, Stop
 from muxkit.protocols.aqueduct.engine.dispatch import RoutedStream
 from muxkit.protocols.aqueduct.engine.halves import DATAGRAM_COST, ReceiverMachine, SenderMachine, SingleMessage
 from muxkit.protocols.aqueduct.engine.registry import Timer
@@ -354,9 +354,7 @@ class IncomingStreams:
         self._most = most
         self._early_bytes = 0  # in streams that wait for the connection headers
         self._has_resumed = False
-        # When the present stall interval began
-        self._bytes_then = 0
-        self._served_then = 0  # loans after a wait
+        self._stall = StallWatch(registry.deadlines, Timer.STALL, seconds=limits.stall, least=limits.stall_bytes)
 
     def receive(self, stream: StreamId, data: bytes, fin: bool) -> bool:
         """Take in bytes of a stream; True once, when datagrams that came before the handshake can be received."""
@@ -464,32 +462,23 @@ class IncomingStreams:
     # --- stalls
 
     def _watch_for_stall(self) -> None:
-        """Start an interval of `Limits.stall` in which `Limits.stall_bytes` must come, unless one runs."""
-        deadlines = self.registry.deadlines
-        if Timer.STALL not in deadlines:
-            self._bytes_then, self._served_then = self.bytes_received, self.reassembly.served
-            deadlines.set(Timer.STALL, self.registry.connection.now + self.registry.limits.stall)
+        self._stall.watch(self.registry.connection.now, self.bytes_received, self.reassembly.served)
 
     def check_stall(self) -> bool:
         """End a stall interval: True if nothing came, as over a broken link; `RemoteProtocolError` if too little came.
 
         The peer is not blamed while a stream waits for a loan or much is unread: then it may lack credit.
         """
+        came = self._stall.shortfall(self.bytes_received, self.reassembly.served)
         if not any(incoming.waits_for_peer for incoming in self.open.values()):
             return False
-        limits = self.registry.limits
-        came = self.bytes_received - self._bytes_then
         unread = sum(incoming.unconsumed for incoming in self.open.values())
-        is_blamed = self._served_then == self.reassembly.served and 2 * unread <= limits.connection_bytes
-        if is_blamed and not came:
-            return True
-        if is_blamed and came < limits.stall_bytes:
-            raise RemoteProtocolError(
-                f"{came} bytes in {limits.stall} s while a frame is unfinished, {limits.stall_bytes} are asked",
-                limit="stall",
-            )
-        self._watch_for_stall()
-        return False
+        if came is None or 2 * unread > self.registry.limits.connection_bytes:
+            self._watch_for_stall()
+            return False
+        if came:
+            raise self._stall.error(came, "frame")
+        return True
 
 
 class IncomingDatagrams:

@@ -6,7 +6,6 @@ Every further message on either of the two opens one: it carries a receiver and 
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -19,7 +18,6 @@ from muxkit.runtime import Channel as CommonChannel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterable
-    from types import TracebackType
 
     from muxkit.protocols.aqueduct.engine import Arrived
     from muxkit.protocols.aqueduct.session.core import Core
@@ -47,10 +45,10 @@ class Channel(CommonChannel):
         return self.sender.send_many(messages)
 
     async def receive(self) -> bytes:
-        return self._payload(await self.receiver.next())
+        return self._payload(await self.receiver.next_arrived())
 
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
-        return [self._payload(arrived) for arrived in await self.receiver.next_many(limit)]
+        return [self._payload(arrived) for arrived in await self.receiver.next_all(limit)]
 
     def _payload(self, arrived: Arrived) -> bytes:
         if arrived.attachments:  # a common channel cannot give them to the application
@@ -226,30 +224,3 @@ class CommonChannels:
         """Expect no more channels: the connection is lost, or one side is leaving it."""
         self._is_draining = True
         self._backlog.ended(error)
-
-
-class Opening(AbstractAsyncContextManager[Channel]):
-    """Opens when the block is entered; closes when it is left normally, aborts when it is left by an error."""
-
-    __slots__ = ("_channel", "_channels")
-
-    def __init__(self, channels: CommonChannels) -> None:
-        self._channels: CommonChannels | None = channels
-        self._channel: Channel | None = None
-
-    async def __aenter__(self) -> Channel:
-        if self._channels is None:
-            raise RuntimeError("this block was entered before; open another channel")
-        channels, self._channels = self._channels, None
-        self._channel = await channels.open()
-        return self._channel
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._channel is None:
-            return
-        if kind is None:
-            await self._channel.aclose()
-        else:
-            self._channel.abort()

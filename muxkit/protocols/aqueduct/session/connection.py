@@ -9,11 +9,12 @@ import trio
 from muxkit._limits import Limits
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.frames import Role
-from muxkit.protocols.aqueduct.session.common import CommonChannels, Opening
+from muxkit.protocols.aqueduct.session.common import CommonChannels
 from muxkit.protocols.aqueduct.session.core import Core
 from muxkit.runtime import (
     LinkKind,
     MultistreamLink,
+    Opening,
     SessionInfo,
     SessionStats,
     Unsupported,
@@ -156,7 +157,7 @@ class Connection(CommonSession):
         """Open a two-way channel; the peer hears of it at once. A server waits until its client has called `open` or
         `incoming`.
         """
-        return Opening(self._common)
+        return Opening(self._common.open)
 
     def incoming(self) -> AsyncIterator[Channel]:
         return self._common.incoming()

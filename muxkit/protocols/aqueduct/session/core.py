@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakSet
 
 import trio
 
 from muxkit._errors import LocalProtocolError, MuxError
-from muxkit.core import NO_QUEUE, Receiving, Sending, Step, advance, queue_of
+from muxkit.core import Receiving, Sending, Step, advance
 from muxkit.protocols.aqueduct.carrier import Carrier
 from muxkit.protocols.aqueduct.engine import (
     Acked,
@@ -35,15 +34,16 @@ from muxkit.runtime import (
     YIELD_LEAST,
     ChannelCancelled,
     ChannelStopped,
+    Inbox,
     MultistreamLink,
     MultistreamPump,
     OutboxBudget,
     SendHalf,
     StreamPump,
+    as_bytes,
 )
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
@@ -227,7 +227,7 @@ class Sender(SendHalf):
         self._count()
         self._core.handed_over(attachments)
 
-    def ended(self, outcome: Outcome) -> None:
+    def machine_ended(self, outcome: Outcome) -> None:
         """The engine reports the end of this half."""
         if outcome in (Outcome.FINISHED, Outcome.CANCELLED) and self.state is not Sending.OPEN:
             self.confirmed()
@@ -251,7 +251,7 @@ class Sender(SendHalf):
         self, message: bytes, headers: Pairs, attachments: Sequence[Ticket], mode: Mode, *, receipt: bool
     ) -> Promise | None:
         await trio.lowlevel.checkpoint_if_cancelled()
-        payload = message if type(message) is bytes else _as_bytes(message)
+        payload = message if type(message) is bytes else as_bytes(message)
         for ticket in attachments:
             if not isinstance(ticket, Ticket):
                 raise LocalProtocolError(f"only the ticket of a new channel can be sent, not a {type(ticket).__name__}")
@@ -314,12 +314,6 @@ class Sender(SendHalf):
         """Let the other half be sent no more."""
         if self._ticket is not None:
             self._ticket.spent = True
-
-
-def _as_bytes(message: object) -> bytes:
-    if isinstance(message, (bytes, bytearray, memoryview)):
-        return bytes(message)
-    raise TypeError(f"a message is bytes, not {type(message).__name__}")
 
 
 # --- receiving
@@ -400,40 +394,27 @@ class Message:
         return f"<aqueduct.Message {self.number}, {len(self.payload)} bytes{attached}>"
 
 
-class _Waiter:
-    __slots__ = ("arrived", "task")
-
-    def __init__(self, task: trio.lowlevel.Task) -> None:
-        self.task = task
-        self.arrived: Arrived | None = None  # once it is set, a cancellation comes too late
-
-
-class Receiver(trio.abc.ReceiveChannel[Message]):
+class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
     """Receives messages; several tasks may, and get them in the order in which they began to wait.
 
     Iterating ends when the sender has finished.
     """
 
-    __slots__ = (
-        "__weakref__", "_consumed", "_core", "_error", "_mailbox", "_redirect", "_since_yield", "_ticket", "_waiters",
-        "headers", "machine", "state", "taken",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "_consumed", "_core", "_redirect", "_ticket", "headers", "machine", "taken")
+
+    _size_of = staticmethod(lambda arrived: len(arrived.payload))
 
     def __init__(
         self, core: Core, machine: ReceiverMachine, *, headers: Headers = (), ticket: Ticket | None = None
     ) -> None:
+        super().__init__(core.after_command)
         self._core = core
         self._ticket = ticket  # of the other half, until it is sent
-        self._mailbox: deque[Arrived] = NO_QUEUE
-        self._waiters: list[_Waiter] = []  # mostly one
-        self._error: ErrorMaker = finished
         self._redirect: Callable[[Arrived | None], None] | None = None
-        self._since_yield = 0  # bytes
         self._consumed = 0  # bytes for which no grant was asked for
         self.machine = machine
         self.headers = headers
         """Headers of the channel, set by the side that made it."""
-        self.state = Receiving.OPEN
         self.taken = 0
         """Messages that the application has received."""
         machine.owner = self
@@ -450,13 +431,12 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
         when the other half did not arrive, `LinkLost` when the connection is gone, `trio.ClosedResourceError` after
         `aclose`.
         """
-        arrived = await self.next()
+        arrived = await self._next_item()
         return Message(arrived, self._core.attachments_of(arrived))
 
     async def receive_many(self, limit: int | None = None) -> list[Message]:
         """Wait for at least one message, then give all that have come, at most `limit`; one checkpoint."""
-        many = await self.next_many(limit)
-        return [Message(arrived, self._core.attachments_of(arrived)) for arrived in many]
+        return [Message(each, self._core.attachments_of(each)) for each in await self._next_items(limit)]
 
     async def aclose(self) -> None:
         """Accept no more: what has come is dropped, its attachments are closed, and the peer is told to stop."""
@@ -465,143 +445,84 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
 
     def close(self) -> None:
         """`aclose` without the checkpoint."""
-        if self.state is not Receiving.CLOSED:
-            self._close_machine()
-            self.state = advance(self.state, Step.STOP)
+        super().close()
         self._error = closed
-        self.discard_unread()
-        self._wake_all()
-        self._core.after_command()
 
     def abort(self) -> None:
         """The same as `close`."""
         self.close()
 
-    @property
-    def unread(self) -> int:
-        """Messages that wait to be received."""
-        return len(self._mailbox)
-
     def __repr__(self) -> str:
-        return f"<aqueduct.Receiver {name_of(self.machine)}: {self.state.value}, {len(self._mailbox)} unread>"
+        return f"<aqueduct.Receiver {name_of(self.machine)}: {self.state.value}, {self.unread} unread>"
 
     # --- for the connection
 
-    async def next(self) -> Arrived:
-        """Take the next message, as the engine reported it."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        if not self._mailbox:
-            arrived = await self._wait()
-            self._take(arrived)
-            return arrived
-        arrived = self._mailbox.popleft()
-        self._take(arrived)
-        self._since_yield += max(len(arrived.payload), YIELD_LEAST)
-        if self._since_yield >= YIELD_BYTES:
-            await self._yield()
-        return arrived
-
-    async def next_many(self, limit: int | None) -> list[Arrived]:
-        """Take at least one message and at most `limit`, as the engine reported them."""
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit={limit}: must be at least 1")
-        await trio.lowlevel.checkpoint_if_cancelled()
-        has_waited = not self._mailbox
-        many = [await self._wait()] if has_waited else []
-        while self._mailbox and (limit is None or len(many) < limit):
-            many.append(self._mailbox.popleft())
-        for arrived in many:
-            self._take(arrived)
-        if not has_waited:
-            await self._yield()
-        return many
+    next_arrived = Inbox[Arrived]._next_item
+    next_all = Inbox[Arrived]._next_items
 
     def redirect(self, to: Callable[[Arrived | None], None]) -> None:
-        """Pass messages to a function from now on, those in the mailbox first, and None at the end."""
+        """Pass messages to a function from now on, those that are stored first, and None at the end."""
         self._redirect = to
-        while self._mailbox:
-            to(self._mailbox.popleft())
+        for arrived in self._stored.take_all(None):
+            to(arrived)
         if self.state is not Receiving.OPEN:
             to(None)
 
     def deliver(self, arrived: Arrived) -> None:
-        """Hand a message that came to the first waiting task, or put it into the mailbox."""
         if self.state is not Receiving.OPEN:
             self._core.dispose(arrived)
         elif self._redirect is not None:
             self._redirect(arrived)
-        elif self._waiters:  # then the mailbox is empty
-            waiter = self._waiters.pop(0)
-            waiter.arrived = arrived
-            trio.lowlevel.reschedule(waiter.task)
         else:
-            self._mailbox = queue_of(self._mailbox)
-            self._mailbox.append(arrived)
+            super().deliver(arrived)
 
-    def ended(self, outcome: Outcome) -> None:
+    def machine_ended(self, outcome: Outcome) -> None:
         """The engine reports the end of this half."""
-        self.end(ERRORS[outcome])
+        self.ended(ERRORS[outcome])
 
     def lost(self, error: ErrorMaker) -> None:
         """The connection is gone."""
-        self.end(error)
+        self.ended(error)
 
     def refuse_more(self) -> None:
         """Tell the peer to send no more; what has come can still be received."""
         if self.state is Receiving.OPEN:
-            self._close_machine()
-            self.end(finished)
+            self._stop()
+            self.ended(finished)
             self._core.after_command()
 
-    def end(self, error: ErrorMaker) -> None:
-        """Expect no more; `error` is raised once everything was taken."""
+    def ended(self, error: ErrorMaker) -> None:
         if self.state is Receiving.OPEN:
-            self.state = advance(self.state, Step.ENDED)
-            self._error = error
-            self._close_if_drained()
-            self._wake_all()
+            super().ended(error)
             if self._redirect is not None:
                 self._redirect(None)
 
     def discard_unread(self) -> None:
-        """Drop the messages in the mailbox and close what came with them."""
-        while self._mailbox:
-            self._core.dispose(self._mailbox.popleft())
+        """Drop the messages that are stored and close what came with them."""
+        self._took((), self._discard())
 
     # --- inside
 
-    async def _wait(self) -> Arrived:
-        if self.state is not Receiving.OPEN:
-            await trio.lowlevel.cancel_shielded_checkpoint()  # so that a loop around it lets other tasks run
-            raise self._error()
-        waiter = _Waiter(trio.lowlevel.current_task())
-        self._waiters.append(waiter)
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._waiters.remove(waiter)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-        self._since_yield = 0
-        if waiter.arrived is None:
-            raise self._error()
-        return waiter.arrived
-
-    def _take(self, arrived: Arrived) -> None:
-        self.taken += 1
-        self._consumed += arrived.cost
-        may_open = self._core.engine.consumed(arrived, trio.current_time())
-        if may_open or not self._mailbox or self._consumed >= WORTH_A_GRANT:
+    def _taken(self, items: Sequence[Arrived], size: int) -> bool:
+        if not items:
+            return False
+        self.taken += len(items)
+        now = trio.current_time()
+        may_open = False
+        for arrived in items:
+            self._consumed += arrived.cost
+            may_open |= self._core.engine.consumed(arrived, now)
+        if may_open or not self._stored.count or self._consumed >= WORTH_A_GRANT:
             self._consumed = 0
-            self._core.after_command()
-        if self.state is Receiving.DRAINING:
-            self._close_if_drained()
+            return True
+        return False
 
-    def _close_if_drained(self) -> None:
-        if not self._mailbox:
-            self.state = advance(self.state, Step.DRAINED)
+    def _discard(self) -> int:
+        for arrived in self._stored.take_all(None):
+            self._core.dispose(arrived)
+        return 0
 
-    def _close_machine(self) -> None:
+    def _stop(self) -> None:
         core = self._core
         if self.machine.id is None:
             if self._ticket is not None:
@@ -609,22 +530,8 @@ class Receiver(trio.abc.ReceiveChannel[Message]):
         elif not (core.pump.is_lost or core.engine.over or self.machine.gone):
             core.engine.close(self.machine, trio.current_time())
 
-    def _wake_all(self) -> None:
-        while self._waiters:
-            trio.lowlevel.reschedule(self._waiters.pop(0).task)
-
-    async def _yield(self) -> None:
-        self._since_yield = 0
-        await trio.lowlevel.cancel_shielded_checkpoint()
-
 
 # --- the connection
-
-
-class _NothingQueued:
-    """An empty outbox: the engine itself bounds what waits for the transport."""
-
-    used = 0
 
 
 class Core:
@@ -642,7 +549,7 @@ class Core:
     ) -> None:
         self.engine = Engine(role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time())
         self.limits = self.engine.limits
-        self.budget = OutboxBudget(sys.maxsize, _NothingQueued())
+        self.budget = OutboxBudget()
         self.pump = self._make_pump(link, observer)
         self.round_trip: Callable[[], float | None] | None = None
         if isinstance(link, MultistreamLink):
@@ -712,7 +619,7 @@ class Core:
             return owner
         half = Sender(self, machine) if isinstance(machine, SenderMachine) else Receiver(self, machine)
         if machine.outcome is not None and not machine.is_told:  # else the event comes, behind the messages
-            half.ended(machine.outcome)
+            half.machine_ended(machine.outcome)
         elif self.pump.is_lost:
             half.lost(self.pump.loss)
         return half
@@ -873,7 +780,7 @@ class Core:
 
     def _on_ended(self, machine: Half, outcome: Outcome) -> None:
         half = self.half_of(machine)
-        half.ended(outcome)
+        half.machine_ended(outcome)
         # A receiver whose attachment did not come, of a channel that is forgotten, will never be taken.
         if isinstance(half, Receiver) and not machine.attached and outcome is Outcome.FORGOTTEN:
             half.discard_unread()
