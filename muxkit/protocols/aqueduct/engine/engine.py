@@ -33,7 +33,7 @@ from muxkit.protocols.aqueduct.frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from muxkit._observer import Observer
     from muxkit.core import StreamControl, StreamId
@@ -184,21 +184,18 @@ class Engine:
             self._fail_at(f"stream {stream}", error)
 
     def receive_reset(self, stream: StreamId, now: float) -> None:
-        if self.over:
-            return
-        self._connection.now = now
-        try:
-            self._incoming.reset(stream)
-        except RemoteProtocolError as error:
-            self._fail_at(f"stream {stream}", error)
+        self._receive_end(self._incoming.reset, stream, now)
 
     def receive_stopped(self, stream: StreamId, now: float) -> None:
         """The peer wants no more of a stream of ours: it is reset, and a sender that needs it gives up."""
+        self._receive_end(self._incoming.stopped, stream, now)
+
+    def _receive_end(self, end: Callable[[StreamId], None], stream: StreamId, now: float) -> None:
         if self.over:
             return
         self._connection.now = now
         try:
-            self._incoming.stopped(stream)
+            end(stream)
         except RemoteProtocolError as error:
             self._fail_at(f"stream {stream}", error)
 
@@ -234,7 +231,7 @@ class Engine:
         self.over = True
         self._registry.events.append(last)
         self._streams.clear()
-        self._registry.clear_datagrams()
+        self._registry.datagram_senders.clear()
         self._incoming.open.clear()
 
     # --- output to the link
@@ -249,7 +246,9 @@ class Engine:
     def has_output(self, may_open: bool = True) -> bool:
         if self.over:
             return False
-        return self._streams.has_output(may_open) or self._registry.has_datagrams or self._incoming.has_control()
+        if self._registry.datagram_senders:
+            return True
+        return self._streams.has_output(may_open) or self._incoming.has_control()
 
     def control_to_run(self) -> Sequence[StreamControl]:
         resets = self._streams.resets

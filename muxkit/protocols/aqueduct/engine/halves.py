@@ -125,23 +125,42 @@ class ConnectionState:
             self.observer.frame("out", "connection" if id is None else label(id), name, size)
 
 
-# --- sending
-
-
-class SenderMachine:
-    """The half that sends. `id` is None until the other half was handed over."""
+class _Machine:
+    """What both halves of a channel have. `id` is None until the other half was handed over."""
 
     def __init__(self, connection: ConnectionState, *, oneshot: bool, id: int | None, transit: Transit) -> None:
+        self.connection = connection
         self.id = id
         self.oneshot = oneshot
         self.transit = transit
-        self.state = Sending.OPEN
         self.outcome: Outcome | None = None
-        self.outcome_told: Outcome | None = None  # reported to the application before the peer confirmed it
         self.attached = False  # the application has it
+        self.is_told = False  # an event has reported its end
+        self.flush = False  # acks or counts of datagrams may be written
+        self.main: OutStream | None = None  # the stream of all but unordered messages
+        self.owner: object = None  # the session's sender or receiver
+
+    @property
+    def gone(self) -> bool:
+        return self.outcome is not None
+
+    def route(self) -> bytes:
+        assert self.id is not None  # nothing is written before the hand-over
+        return encode_frame(RouteTo(self.id))
+
+
+# --- sending
+
+
+class SenderMachine(_Machine):
+    """The half that sends."""
+
+    def __init__(self, connection: ConnectionState, *, oneshot: bool, id: int | None, transit: Transit) -> None:
+        super().__init__(connection, oneshot=oneshot, id=id, transit=transit)
+        self.state = Sending.OPEN
+        self.outcome_told: Outcome | None = None  # reported to the application before the peer confirmed it
         self.cancelling = False  # CANCEL_SENDER was sent and the receiver is not closed yet
         self.finish_written = False
-        self.flush = False  # the count of datagrams may be written
         self.queued = 0  # bytes that wait for the link
         self.watched: int | None = None  # `on_writable` is due once a message of this size is admitted
         self.sent_reliable = 0
@@ -154,15 +173,7 @@ class SenderMachine:
         self.unordered: dict[OutStream, Outgoing] = {}  # those without a number
         self.datagrams: deque[Outgoing] = NO_QUEUE
         self.datagram_bytes = 0
-        self.main: OutStream | None = None
         self._writing = 0  # bytes of the message that the main stream has begun to write
-        self.connection = connection
-        self.owner: object = None  # the session's sender
-        self.is_told = False  # an event has reported its end
-
-    @property
-    def gone(self) -> bool:
-        return self.outcome is not None
 
     # --- commands
 
@@ -225,7 +236,7 @@ class SenderMachine:
         for outgoing in self.reliable.records():
             if outgoing.stream is not None:
                 streams.reset(outgoing.stream)
-        self._uncount(self.queued)
+        self.count_queued(-self.queued)
         self._writing = 0
 
     def take_unsent(self) -> list[Outgoing]:
@@ -288,10 +299,6 @@ class SenderMachine:
 
     # --- streams
 
-    def route(self) -> bytes:
-        assert self.id is not None  # nothing is sent before the hand-over
-        return encode_frame(RouteTo(self.id))
-
     def stream(self) -> OutStream:
         """The stream of ordered messages, counts and FINISH_SENDER."""
         if self.main is None:
@@ -334,7 +341,7 @@ class SenderMachine:
 
     def _message_written(self) -> None:
         """The message that the main stream had begun was pulled to its end."""
-        self._uncount(self._writing)
+        self.count_queued(-self._writing)
         self._writing = 0
 
     def write(self, outgoing: Outgoing, stream: OutStream) -> None:
@@ -370,16 +377,9 @@ class SenderMachine:
             self.connection.on_writable(self)
 
     def count_queued(self, size: int) -> None:
+        """Add to the bytes that wait for the link; `size` is negative for bytes that were written or dropped."""
         self.queued += size
         self.connection.outbox += size
-
-    def _uncount(self, size: int) -> None:
-        self.queued -= size
-        self.connection.outbox -= size
-
-    def written_alone(self, size: int) -> None:
-        self._uncount(size)
-        self.wake()
 
     def check_open(self) -> None:
         """Raise `LocalProtocolError` unless more may be sent."""
@@ -424,36 +424,24 @@ class SingleMessage:
 
     def pulled(self, stream: OutStream) -> None:
         if stream.fin and not stream.pending:
-            self.sender.written_alone(self._size)
+            self.sender.count_queued(-self._size)
+            self.sender.wake()
 
 
 # --- receiving
 
 
-class ReceiverMachine:
-    """The half that receives. `id` is None until the other half was handed over."""
+class ReceiverMachine(_Machine):
+    """The half that receives."""
 
     def __init__(self, connection: ConnectionState, *, oneshot: bool, id: int | None, transit: Transit) -> None:
-        self.id = id
-        self.oneshot = oneshot
-        self.transit = transit
-        self.outcome: Outcome | None = None
-        self.attached = False  # the application has it
-        self.flush = False  # acks may be written
+        super().__init__(connection, oneshot=oneshot, id=id, transit=transit)
         self.unread = 0  # cost of messages from datagrams that were not consumed
         self.unread_messages = 0  # messages from streams that were not consumed
-        self.main: OutStream | None = None  # of acks, reports and CLOSE_RECEIVER
         self.reliable = ReliableNumbers(connection.config.gaps)
         self.unreliable = UnreliableNumbers(connection.config.gaps)
         self._counts_on: StreamId | None = None  # the stream that brings SENT_UNRELIABLE
         self._reports: deque[tuple[float, float, int]] = NO_QUEUE  # (begun, due, numbers below)
-        self.connection = connection
-        self.owner: object = None  # the session's receiver
-        self.is_told = False  # an event has reported its end
-
-    @property
-    def gone(self) -> bool:
-        return self.outcome is not None
 
     # --- messages
 
@@ -538,9 +526,9 @@ class ReceiverMachine:
         return self.unreliable.due > self.unreliable.reported
 
     def stream(self) -> OutStream:
+        """The stream of acks, reports and CLOSE_RECEIVER."""
         if self.main is None:
-            assert self.id is not None  # nothing is owed before the hand-over
-            self.main = OutStream(encode_frame(RouteTo(self.id)), source=self, urgent=True)
+            self.main = OutStream(self.route(), source=self, urgent=True)
         return self.main
 
     def has_frames(self) -> bool:

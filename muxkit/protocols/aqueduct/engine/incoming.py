@@ -64,24 +64,9 @@ class IncomingStream(RoutedStream):
     """
 
     __slots__ = (
-        "_dispatcher",
-        "_held",
-        "_held_back",
-        "_is_patient",
-        "_later",
-        "_lent",
-        "_lent_at",
-        "_missing",
-        "_reserved",
-        "_streams",
-        "_wanted",
-        "_whole",
-        "fin",
-        "frames",
-        "offset",
-        "phase",
-        "unconsumed",
-    )
+        "_dispatcher", "_held", "_held_back", "_is_patient", "_later", "_lent", "_lent_at", "_missing", "_reserved",
+        "_streams", "_wanted", "_whole", "fin", "frames", "offset", "phase", "unconsumed",
+    )  # fmt: skip
 
     def __init__(self, id: StreamId, streams: IncomingStreams) -> None:
         super().__init__(id)
@@ -103,10 +88,6 @@ class IncomingStream(RoutedStream):
         self._lent_at = 0
         self._streams = streams
         self._dispatcher = streams.dispatcher
-
-    @property
-    def is_over(self) -> bool:
-        return self.fin and self.unconsumed == 0
 
     @property
     def is_held_back(self) -> bool:

@@ -141,7 +141,7 @@ class Registry:
         self._forgets: dict[int, OutStream] = {}  # FORGET_CHANNEL to be written
         self._churn = TokenBucket(limits.resets_per_second, limits.resets_burst)
         self._stream_churn = TokenBucket(limits.resets_per_second, limits.resets_burst)
-        self._datagram_senders: OrderedDict[SenderMachine, None] = OrderedDict()  # in turn
+        self.datagram_senders: OrderedDict[SenderMachine, None] = OrderedDict()  # in turn
         self._flushing: dict[Half, None] = {}
         self._reports: list[tuple[float, int, ReceiverMachine]] = []
         self._report_order = count()
@@ -251,7 +251,7 @@ class Registry:
         lost: list[Transit] = []
         if isinstance(half, SenderMachine):
             half.drop_streams()
-            self._datagram_senders.pop(half, None)
+            self.datagram_senders.pop(half, None)
             unanswered = [*half.reliable.clear(), *half.unreliable.clear(), *half.take_unsent()]
             lost += self._nacked(unanswered)
         else:
@@ -292,7 +292,7 @@ class Registry:
         """Cancel a sender; with an outcome the application is told before the peer has confirmed."""
         sender.outcome_told = outcome
         sender.cancel()
-        self._datagram_senders.pop(sender, None)
+        self.datagram_senders.pop(sender, None)
         self._stop_timers(sender)
         # What was written may have arrived: only the peer can say. What was not written is lost.
         self.nack(sender.take_unsent())
@@ -315,13 +315,9 @@ class Registry:
         id, stream = receiver.id, receiver.close()
         if stream is not None:
             self.closing[id] = stream
-            stream.on_end = lambda: self._close_written(id, stream)
+            stream.on_end = lambda: self.closing.pop(id, None) if self.closing.get(id) is stream else None
             self.streams.add(stream)
         self.end(receiver, outcome)
-
-    def _close_written(self, id: int, stream: OutStream) -> None:
-        if self.closing.get(id) is stream:
-            del self.closing[id]
 
     def forgotten(self, id: int) -> None:
         """End a channel that the peer, which made it, has forgotten."""
@@ -389,16 +385,13 @@ class Registry:
         if id in self._forgets:
             return
         frames = encode_frame(RouteTo(id)), encode_frame(ForgetChannel())
-        stream = OutStream(*frames, urgent=True, on_end=lambda: self._forget_written(id))
+        stream = OutStream(*frames, urgent=True, on_end=lambda: self._forgets.pop(id, None))
         self._forgets[id] = stream
         closing = self.closing.pop(id, None)
         if closing is not None:
             self.streams.drop(closing)
         self.streams.add(stream)
         self.connection.frame_written("FORGET_CHANNEL", id)
-
-    def _forget_written(self, id: int) -> None:
-        self._forgets.pop(id, None)
 
     def check_churn(self, what: str) -> None:
         """Charge the peer for a channel that ended early; raise `RemoteProtocolError` above the limit."""
@@ -416,10 +409,6 @@ class Registry:
 
     # --- datagrams to send
 
-    @property
-    def has_datagrams(self) -> bool:
-        return bool(self._datagram_senders)
-
     def queue_datagram(self, sender: SenderMachine, outgoing: Outgoing) -> None:
         """Queue an unreliable message; in a full queue the oldest, which has no number yet, is nacked."""
         queue = sender.datagrams = queue_of(sender.datagrams)
@@ -435,17 +424,14 @@ class Registry:
     def schedule_datagrams(self, sender: SenderMachine) -> None:
         """Give the sender a turn if it has a datagram to send, and none otherwise."""
         if sender.has_datagram:
-            self._datagram_senders.setdefault(sender)
+            self.datagram_senders.setdefault(sender)
         else:
-            self._datagram_senders.pop(sender, None)
-
-    def clear_datagrams(self) -> None:
-        self._datagram_senders.clear()
+            self.datagram_senders.pop(sender, None)
 
     def next_datagram(self, limit: int) -> bytes | None:
         """Give the next datagram of at most `limit` bytes; a larger message goes in a stream, or is nacked."""
-        while self._datagram_senders:
-            sender, _ = self._datagram_senders.popitem(last=False)
+        while self.datagram_senders:
+            sender, _ = self.datagram_senders.popitem(last=False)
             outgoing = sender.take_datagram()
             data = self.streams.prefix + sender.encode_datagram(outgoing)
             fits = len(data) <= limit

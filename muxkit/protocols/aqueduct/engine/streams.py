@@ -33,7 +33,7 @@ class OutStream:
         *frames: Buffer,
         source: FrameSource | None = None,
         urgent: bool = False,
-        on_end: Callable[[], None] | None = None,
+        on_end: Callable[[], object] | None = None,
     ) -> None:
         self.id: StreamId | None = None
         self.pending: list[Buffer] = [*frames]  # short: the source makes more when these are gone
