@@ -330,16 +330,21 @@ def _parse_version(cursor: Cursor, start: int) -> Version:
 
 
 def _parse_message(cursor: Cursor, bounds: Bounds) -> MessageFrame:
+    varint = cursor.varint  # `read_varint` would be one more call for each number
     try:
-        number = read_varint(cursor)
-        headers_size = read_varint(cursor)
+        number = varint(VARINT_BYTES, VARINT_RULE)
+        headers_size = varint(VARINT_BYTES, VARINT_RULE)
         if headers_size > bounds.headers:
             raise _too_much("message headers", headers_size, bounds.headers, "headers")
-        headers_at = _skip(cursor, headers_size)
-        attachments_size = read_varint(cursor)
+        headers_at = cursor.position
+        if headers_size:
+            _skip(cursor, headers_size)
+        attachments_size = varint(VARINT_BYTES, VARINT_RULE)
         _check_size(headers_size + attachments_size, bounds)
-        attachments_at = _skip(cursor, attachments_size)
-        size = read_varint(cursor)
+        attachments_at = cursor.position
+        if attachments_size:
+            _skip(cursor, attachments_size)
+        size = varint(VARINT_BYTES, VARINT_RULE)
     except NeedMore as need:
         raise Unfinished(need.missing, whole=False) from None
     _check_size(headers_size + attachments_size + size, bounds)
@@ -372,12 +377,10 @@ def _parse_attachments(content: bytes, bounds: Bounds) -> tuple[tuple[int, Heade
     return tuple(attachments)
 
 
-def _skip(cursor: Cursor, size: int) -> int:
-    start = cursor.position
+def _skip(cursor: Cursor, size: int) -> None:
     if size > cursor.remaining:
         raise NeedMore(size - cursor.remaining)
     cursor.position += size
-    return start
 
 
 def _check_size(size: int, bounds: Bounds) -> None:

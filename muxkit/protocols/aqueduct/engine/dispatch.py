@@ -191,11 +191,14 @@ class Dispatcher:
 
     def stream_message(self, frame: MessageFrame, stream: RoutedStream, cost: int, loan: int) -> bool:
         """Deliver a MESSAGE that came in a stream; False if its channel has ended."""
-        self._check_sequence(stream, frame)
+        if stream.last_word is not None or sender_of(stream.channel) == self._registry.role:
+            self._check_sequence(stream, frame)
         half = self._half_for(stream)
         if not isinstance(half, ReceiverMachine):
             return False
-        self.check_message(half, frame, unreliable=False)
+        half.check_message(frame.number, unreliable=False)
+        if frame.attachments:
+            self.check_attachments(half, frame)
         self.adopt(half)
         half.reliable.arrived(frame.number)
         self._registry.flush_soon(half)
@@ -276,10 +279,7 @@ class Dispatcher:
                 self.adopt(sender)
                 registry.end(sender, sender.outcome_of_close())
 
-    def check_message(self, receiver: ReceiverMachine, frame: MessageFrame, *, unreliable: bool) -> None:
-        receiver.check_message(frame.number, unreliable=unreliable)
-        if not frame.attachments:
-            return
+    def check_attachments(self, receiver: ReceiverMachine, frame: MessageFrame) -> None:
         ids = [id for id, _ in frame.attachments]
         for id in ids:
             if id == ENTRYPOINT:

@@ -198,7 +198,7 @@ class SenderMachine(_Machine):
         if mode is Mode.ORDERED:
             self.ordered = queue_of(self.ordered)
             self.ordered.append(outgoing)
-            self.connection.streams.add(self.stream())
+            self.connection.streams.add(self.main or self.stream())
         else:
             self.send_alone(outgoing)
 

@@ -531,7 +531,9 @@ class IncomingDatagrams:
         receiver = self._dispatcher.half_of(channel)
         if not isinstance(receiver, ReceiverMachine):
             return False
-        self._dispatcher.check_message(receiver, frame, unreliable=True)
+        receiver.check_message(frame.number, unreliable=True)
+        if frame.attachments:
+            self._dispatcher.check_attachments(receiver, frame)
         if channel not in self._registry.table:
             self._dispatcher.adopt(receiver)
             self._registry.add_stray(receiver)

@@ -257,7 +257,9 @@ class Sender(SendHalf):
                 raise LocalProtocolError(f"only the ticket of a new channel can be sent, not a {type(ticket).__name__}")
         if self.state is not Sending.OPEN:
             await self._refuse()
-        size = self._engine.size_of(payload, headers, attachments)
+        size = len(payload) + NO_HEADERS_SIZE
+        if headers or attachments:
+            size = self._engine.size_of(payload, headers, attachments)
         has_turn = False
         if mode is not Mode.UNRELIABLE and not self.may_send(size):
             while not has_turn:
@@ -432,7 +434,7 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
         `aclose`.
         """
         arrived = await self._next_item()
-        return Message(arrived, self._core.attachments_of(arrived))
+        return Message(arrived, self._core.attachments_of(arrived) if arrived.attachments else ())
 
     async def receive_many(self, limit: int | None = None) -> list[Message]:
         """Wait for at least one message, then give all that have come, at most `limit`; one checkpoint."""
