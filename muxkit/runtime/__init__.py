@@ -23,8 +23,6 @@ from muxkit.runtime._links import StreamReset as StreamReset
 from muxkit.runtime._links import StreamStopped as StreamStopped
 from muxkit.runtime._links import Transport as Transport
 from muxkit.runtime._links import WaitableLink as WaitableLink
-from muxkit.runtime._pings import Ping as Ping
-from muxkit.runtime._pings import Pings as Pings
 from muxkit.runtime._scope import background as background
 from muxkit.runtime._scope import bare_nursery as bare_nursery
 from muxkit.runtime._scope import close_at_once as close_at_once
@@ -33,6 +31,8 @@ from muxkit.runtime._scope import protect_package as protect_package
 from muxkit.runtime._scope import protected_manager as protected_manager
 from muxkit.runtime._scope import run_interruptible as run_interruptible
 from muxkit.runtime._session import Channel as Channel
+from muxkit.runtime._session import Ping as Ping
+from muxkit.runtime._session import Pings as Pings
 from muxkit.runtime._session import Session as Session
 from muxkit.runtime._session import SessionInfo as SessionInfo
 from muxkit.runtime._session import SessionStats as SessionStats

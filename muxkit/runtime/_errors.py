@@ -12,9 +12,9 @@ Side = Literal["peer", "local", "network"]
 
 
 class LinkLost(MuxError, trio.BrokenResourceError):
-    """The connection is gone; raised where each waiter waits.
+    """The connection is gone; raised by every call that waits for it, each time as a new error.
 
-    `by` says whose doing it was, `after` how long the connection had lived in seconds, `unsent` how many
+    `by` says which side ended it, `after` how long the connection had lived in seconds, `unsent` how many
     bytes accepted by `send` never reached the transport. The cause, if there is one, is `__cause__`.
     """
 
@@ -57,7 +57,7 @@ class Unsupported(MuxError):
 
 
 class LossRecord:
-    """What is told about the end of a connection that began when this was made."""
+    """Why a connection ended, from which each task that raises gets an error of its own; made when it begins."""
 
     __slots__ = ("_after", "_began", "_by", "_cause", "_reason", "_unsent", "peer")
 
@@ -71,13 +71,13 @@ class LossRecord:
         self._unsent = 0
 
     def record(self, reason: str, *, by: Side, cause: BaseException | None, unsent: int) -> None:
-        """It is over now; `unsent` bytes were not taken by the transport."""
+        """The connection ends now; `unsent` bytes were not taken by the transport."""
         self._after = trio.current_time() - self._began
         self._reason, self._by, self._cause, self._unsent = reason, by, cause, unsent
 
     @property
     def is_violation(self) -> bool:
-        """Did it end because the peer broke a rule?"""
+        """True if it ended because the peer broke a rule."""
         return isinstance(self._cause, RemoteProtocolError)
 
     def error(self) -> LinkLost:

@@ -162,7 +162,7 @@ class Empty(Telling):
 async def test_what_follows_from_a_write_of_nothing_is_written(
     late: float, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    monkeypatch.setattr(stream_pump, "LATE", late)
+    monkeypatch.setattr(stream_pump, "LATE_SECONDS", late)
     monkeypatch.setattr(stream_pump, "INLINE_PAUSE", 1e9)  # it is the writer who is asked
     here, there = memory.pair(capacity=16)
     engine = Empty()

@@ -1,22 +1,20 @@
-"""Who moves the bytes? One reader, one writer and one clock for an engine on a byte stream.
+"""The pump for an engine on an ordered byte stream.
 
 The reader never waits for the writer: replies that the engine owes are merged state inside it, so both ends can
-push at once over a link that blocks. The writer is the only one in `send_all`, and a sender's cancellation never
+push at once over a link that blocks. The writer is the only task in `send_all`, and a sender's cancellation never
 reaches it, so no frame is ever cut. When nothing is queued a sender writes at once, on the link's own nowait path.
 """
 
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import trio
 
-from muxkit._errors import RemoteProtocolError
 from muxkit.core import BoundedParsing, SeparateTimers
-from muxkit.runtime._errors import LossRecord
 from muxkit.runtime._links import Described, NowaitLink
-from muxkit.runtime.pumps.pump import Clock, keep_freed_memory
+from muxkit.runtime.pumps.pump import INLINE_PAUSE, EventT, Pump, keep_freed_memory
 from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.turns import LONG_TURN, turns
 
@@ -25,30 +23,25 @@ if TYPE_CHECKING:
 
     from muxkit._observer import Observer
     from muxkit.core import Buffer, Queued, StreamEngine
-    from muxkit.runtime._errors import Side
-
-EventT = TypeVar("EventT")
 
 TURN_FRAMES = 1024  # frames to parse in one turn at most, however cheap they are
 STEP_FRAMES = 128  # frames to parse before their events are handed out, and the clock is asked whether the turn is over
-BRIEF = 256  # bytes; what so little brings takes no longer than asking the clock is worth
-WRITE = 256 * 1024  # bytes to pull at most for one write
+BRIEF_BYTES = 256  # a read of so few takes no longer than asking the clock is worth
+WRITE_BYTES = 256 * 1024  # to pull at most for one write
 JOIN_BELOW = 4 * 1024  # bytes a buffer on average: join smaller ones, hand over larger ones as they are
-CLOSE_TIMEOUT = 1.0  # s, for closing a stream without goodbye
-BURST = 2  # events at once: for more than one, who will write what they answer together
-LARGE = 48 * 1024  # bytes queued: two such messages cost a third less with one write than with two
-LARGE_PAIR = 128 * 1024
-LATE = 250e-6  # s; the writer was woken so long ago and others had their turns: whoever rings writes what there is
-INLINE_PAUSE = 30e-6  # s; senders who come faster than this are served together by the writer
+BURST = 2  # events of one read from which the replies to them are written together
+LARGE_BYTES = 48 * 1024  # queued: two such messages cost a third less with one write than with two
+LARGE_PAIR_BYTES = 128 * 1024
+LATE_SECONDS = 250e-6  # a writer woken so long ago has not run, as other tasks took long: a sender writes in its place
 
 
-class StreamPump(Generic[EventT]):
+class StreamPump(Pump[EventT]):
     """Runs a `StreamEngine` over a `trio.abc.Stream`.
 
-    `on_events` gets what the engine tells, `on_written` is called when bytes left the engine, `on_lost` once when
-    the connection is over, whatever the reason. `outbox` says how much waits for the transport: with it, large
-    messages go out in pairs.
+    `outbox` says how much waits for the transport: with it, large messages go out in pairs.
     """
+
+    _engine: StreamEngine[EventT]
 
     def __init__(
         self,
@@ -64,92 +57,56 @@ class StreamPump(Generic[EventT]):
     ) -> None:
         self._stream = stream
         self._engine = engine
-        self._on_events = on_events
-        self._on_written = on_written
-        self._on_lost = on_lost
-        self._queued = queued
-        self._outbox = outbox
-        self._observer = observer
+        self._timers = engine if isinstance(engine, SeparateTimers) else None
+        super().__init__(
+            peer=stream.peer if isinstance(stream, Described) else "",
+            next_deadline=engine.next_deadline if self._timers is None else self._next_deadline,
+            on_events=on_events,
+            on_written=on_written,
+            on_lost=on_lost,
+            queued=queued,
+            observer=observer,
+        )
         keep_freed_memory()
+        self._outbox = outbox
         self._nowait = stream if isinstance(stream, NowaitLink) else None
-        self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
         self._is_writing = False
-        self._was_requested = False  # while somebody wrote
-        self._burst = False  # what came last was for many, who will all have something to write in a moment
+        self._was_requested = False  # to write, during a write
+        self._is_burst = False  # the last read woke several tasks: their replies are written together
         self._pulled = 0  # bytes that left the engine the last time
         self._carry: list[Buffer] = []  # pulled, and not taken by the transport yet
-        self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
         self._wrote_at = perf_counter()
         self._time = trio.lowlevel.current_clock().current_time  # `trio.current_time` asks for the clock each time
-        self._paced = engine if isinstance(engine, BoundedParsing) else None
-        if self._paced is not None:
-            self._paced.frames_at_once = STEP_FRAMES
+        self._parser = engine if isinstance(engine, BoundedParsing) else None
+        if self._parser is not None:
+            self._parser.frames_at_once = STEP_FRAMES
         self._turns = turns()
-        self._eager = engine if isinstance(engine, SeparateTimers) else None
-        self._clock = Clock(self._next_deadline if self._eager is not None else engine.next_deadline, self._on_due)
-        self._tasks = trio.CancelScope()
-        self._hanging_up = False
-        self.rearm = self._clock.rearm
-        """A command may have set a deadline while the clock sleeps."""
         self.reading = Reading(
             stream,
-            self._paced,
+            self._parser,
             self._turns,
             take_in=self._take_in,
             on_taken=self.rearm,
             on_end=self._ended,
             on_broken=self._broke_while_reading,
         )
-        """Receivers may read in its place."""
-        self.peer = stream.peer if isinstance(stream, Described) else ""
-        self._loss_record = LossRecord(self.peer)
-        self.is_lost = False
-        self.loss = self._loss_record.error
-        """A new error that says why the connection is over; each waiter gets his own."""
-        self.hung_up = trio.Event()
-        self.bytes_sent = 0
+        """The reader, in whose place a receiver may read."""
 
     # --- the life of the connection
 
-    async def run(self) -> None:
-        """Move bytes until the connection is over; raises nothing that a connection may expect."""
-        try:
-            with self._tasks:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._write)
-                    nursery.start_soon(self._clock.run)
-                    await self.reading.run()
-        finally:
-            self.lose("we hung up", by="local")
-            # Shielded, though it does not wait: a cancellation from outside would take the place of an error.
-            with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
-                await trio.aclose_forcefully(self._stream)
+    async def _read(self, nursery: trio.Nursery) -> None:
+        await self.reading.run()
 
-    def lose(self, reason: str, *, by: Side, cause: BaseException | None = None) -> None:
-        """The connection is over; the first reason counts."""
-        if self.is_lost:
-            return
-        if self._hanging_up and not isinstance(cause, RemoteProtocolError):
-            reason, by, cause = "we hung up", "local", None
-        self.is_lost = True
-        self._loss_record.record(reason, by=by, cause=cause, unsent=self.unsent + self._queued())
+    async def _close_link(self) -> None:
+        await trio.aclose_forcefully(self._stream)
+
+    def _stop(self, cause: BaseException | None) -> None:
         self._carry = []
-        self._tasks.cancel()
         self.reading.stop()
-        self.hung_up.set()
-        self._idle.unpark_all()
-        if self._observer is not None and by == "network":
-            self._observer.error(self.loss())
-        self._on_lost()
-
-    @property
-    def is_violated(self) -> bool:
-        """Is the connection over because the peer broke a rule?"""
-        return self._loss_record.is_violation
 
     @property
     def unsent(self) -> int:
-        """Bytes that were pulled and that the transport has not taken."""
+        """Bytes that have left the engine and that the transport has not taken."""
         return sum(map(len, self._carry))
 
     async def flushed(self) -> None:
@@ -158,7 +115,7 @@ class StreamPump(Generic[EventT]):
             await self._idle.park()
 
     async def hang_up(self) -> None:
-        """End our side, then wait until the peer has ended his: what is under way still arrives."""
+        """End our side, then wait until the peer has ended its side: what is under way still arrives."""
         if self.is_lost:
             return
         self._hanging_up = True  # nothing is written from here on, whatever the peer may ask for
@@ -172,43 +129,32 @@ class StreamPump(Generic[EventT]):
             pass
         self.lose("we hung up", by="local")
 
-    def dispatch_events(self) -> None:
-        """A command may have made the engine tell something: hand it out."""
-        while events := self._engine.events():
-            self._on_events(events)
-
     # --- writing
 
     def request_write(self) -> None:
-        """The engine may have something to write."""
-        if self._is_writing or self._carry:  # whoever is at it looks again; what is left of his write goes first
+        if self._is_writing or self._carry:  # that write looks again when it is done, and what is left of it goes first
             self._was_requested = True
             return
-        if self._sleeper is None:  # it comes by itself; but others may be slow to let it
-            if perf_counter() - self._wrote_at < LATE:
+        if self._sleeper is None:  # it is awake; but other tasks may let it wait
+            if perf_counter() - self._wrote_at < LATE_SECONDS:
                 return
         elif not self._engine.has_output():
             return
         if self._nowait is None or self.is_lost or self._hanging_up:
             self._wake_writer()
         elif self._sleeper is not None and (
-            self._burst or self._grows() or perf_counter() - self._wrote_at < INLINE_PAUSE
+            self._is_burst or self._grows() or perf_counter() - self._wrote_at < INLINE_PAUSE
         ):
-            self._wake_writer()  # others may have something to write in this turn, too
+            self._wake_writer()  # other tasks may have something to write in this turn, too
         else:
             self._write_now(self._nowait)
 
     def _grows(self) -> bool:
-        """Is a large message queued? Its sender has to yield now, and what he sends next can go with it."""
-        return self._outbox is not None and LARGE <= self._outbox.used < LARGE_PAIR
-
-    def _wake_writer(self) -> None:
-        if self._sleeper is not None and not self.is_lost and not self._hanging_up:
-            task, self._sleeper = self._sleeper, None
-            trio.lowlevel.reschedule(task)
+        """Return True while one large message is queued: its sender yields now, and its next message can go with it."""
+        return self._outbox is not None and LARGE_BYTES <= self._outbox.used < LARGE_PAIR_BYTES
 
     def _write_now(self, link: NowaitLink) -> None:
-        """Without the writer, which sleeps or has not had its turn yet."""
+        """Write in the place of the writer, which sleeps or has not run yet."""
         try:
             self._write_once(link)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -218,7 +164,7 @@ class StreamPump(Generic[EventT]):
                 self._wake_writer()
 
     def _write_once(self, link: NowaitLink) -> bool:
-        """What the kernel takes of what there is to write, if there is anything; the rest is carried on."""
+        """Write what the kernel takes, and carry the rest; return False if there was nothing to write."""
         self._is_writing = True
         try:
             buffers = self._carry = self._pull()
@@ -230,11 +176,11 @@ class StreamPump(Generic[EventT]):
             return True
         finally:
             try:
-                self._pulled_out()  # not before the write: the peer need not wait for that
+                self._pulled_out()  # after the write, which it must not delay
             finally:
                 self._is_writing = False
-                if self._eager is not None:
-                    self.rearm()  # its timers began when this left
+                if self._timers is not None:
+                    self.rearm()  # its timers begin when something leaves
 
     async def _write(self) -> None:
         try:
@@ -246,11 +192,11 @@ class StreamPump(Generic[EventT]):
                     self._is_writing = False
                     self._carry = []
                     self._wrote_at = perf_counter()
-                    if self._eager is not None:
+                    if self._timers is not None:
                         self.rearm()
                 if self._grows():
                     await trio.lowlevel.checkpoint()
-                    if self._carry:  # somebody else wrote meanwhile, and not everything was taken
+                    if self._carry:  # a sender wrote meanwhile, and not everything was taken
                         continue
                 if not self._engine.has_output():
                     is_idle = True
@@ -268,7 +214,7 @@ class StreamPump(Generic[EventT]):
             self.lose("the connection broke while writing", by="network", cause=error)
 
     def _pull(self) -> list[Buffer]:
-        buffers = self._engine.buffers_to_send(WRITE)
+        buffers = self._engine.buffers_to_send(WRITE_BYTES)
         self._pulled = size = sum(map(len, buffers))
         self.bytes_sent += size
         if self._observer is not None:
@@ -277,7 +223,7 @@ class StreamPump(Generic[EventT]):
         return buffers if size >= JOIN_BELOW * len(buffers) else [b"".join(buffers)]
 
     def _pulled_out(self) -> None:
-        """Bytes left the engine: tell what it says about that, and those who want their room."""
+        """Bytes left the engine: hand out its events about that, and let senders use what is free."""
         self.dispatch_events()
         self._on_written()
 
@@ -289,48 +235,37 @@ class StreamPump(Generic[EventT]):
         else:
             await self._stream.send_all(b"".join(buffers))
 
-    async def _sleep_until_requested(self) -> None:
-        self._sleeper = trio.lowlevel.current_task()
-        if self._idle:
-            self._idle.unpark_all()
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._sleeper = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
     # --- reading
 
     def _take_in(self, data: bytes) -> bool:
-        """Parse what came, or a turn's worth of it; gives whether it was for few."""
-        paced = self._paced
-        if len(data) <= BRIEF and (paced is None or (data and not paced.unparsed)):
+        """Parse what came, or a turn's worth of it; return True if only few tasks will answer."""
+        parser = self._parser
+        if len(data) <= BRIEF_BYTES and (parser is None or (data and not parser.unparsed)):
             self._engine.receive_bytes(data, self._time())
             self._dispatch()
             self.reading.is_heavy = False
-            return not self._burst
+            return not self._is_burst
         clock = self._turns.now
         began = clock()
         self._engine.receive_bytes(data, self._time())
-        if paced is not None and paced.unparsed:
-            self._take_in_steps(paced, began)
+        if parser is not None and parser.unparsed:
+            self._take_in_steps(parser, began)
         else:
             self._dispatch()
         self.reading.is_heavy = clock() - began > LONG_TURN
-        return not self._burst
+        return not self._is_burst
 
-    def _take_in_steps(self, paced: BoundedParsing, began: float) -> None:
-        """Hand out what a step told before the next one, so that the turn's time counts what is done about it."""
+    def _take_in_steps(self, parser: BoundedParsing, began: float) -> None:
+        """Parse in steps, and hand out the events of each: the time of the turn counts what is done about them."""
         clock, engine, now = self._turns.now, self._engine, self._time()
         until = began + self._turns.allowance
         for _ in range(TURN_FRAMES // STEP_FRAMES - 1):
             self._hand_out(engine.events())
-            if clock() >= until or self.is_lost or not paced.unparsed:
+            if clock() >= until or self.is_lost or not parser.unparsed:
                 break
             engine.receive_bytes(b"", now)
         self._dispatch()
-        self._burst = True
+        self._is_burst = True
 
     def _ended(self) -> None:
         self._engine.receive_eof(self._time())
@@ -342,27 +277,23 @@ class StreamPump(Generic[EventT]):
 
     def _dispatch(self) -> None:
         events = self._engine.events()
-        self._burst = len(events) >= BURST
+        self._is_burst = len(events) >= BURST
         self._hand_out(events)
         self.request_write()
 
     def _hand_out(self, events: Sequence[EventT]) -> None:
-        while events:  # what is done about one may lead to another
+        while events:  # handling one may cause another
             self._on_events(events)
             events = self._engine.events()
 
     def _next_deadline(self) -> float | None:
-        if self._eager is not None and (self._is_writing or self._carry or self._hanging_up):
-            return self._eager.next_timer()
+        if self._timers is not None and (self._is_writing or self._carry or self._hanging_up):
+            return self._timers.next_timer()
         return self._engine.next_deadline()
-
-    def _on_due(self, now: float) -> None:
-        self._engine.handle_deadline(now)
-        self._dispatch()
 
 
 def _rest(buffers: list[Buffer], taken: int) -> list[Buffer]:
-    """What is left of the buffers after `taken` bytes."""
+    """Return what is left of the buffers after `taken` bytes."""
     for index, buffer in enumerate(buffers):
         if taken < len(buffer):
             return [memoryview(buffer)[taken:], *buffers[index + 1 :]] if taken else buffers[index:]

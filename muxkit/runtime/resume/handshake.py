@@ -1,4 +1,4 @@
-"""Bounded reading of the first bytes of each new connection, which say what the connection is for."""
+"""Read the handshake of each new connection, within limits, and give back what was read behind it."""
 
 from __future__ import annotations
 
@@ -21,52 +21,54 @@ if TYPE_CHECKING:
 LearntT = TypeVar("LearntT")
 LearntT_co = TypeVar("LearntT_co", covariant=True)
 
-READ = 4096  # bytes to ask for at once
-MOST = 16 * 1024  # bytes of a greeting
+READ_BYTES = 4096  # to ask for at once
+LARGEST_HANDSHAKE = 16 * 1024  # bytes
 
 
 class HandshakeReader(Protocol[LearntT_co]):
-    """A small engine for the first bytes of a connection; a new one for each."""
+    """A small engine for the handshake of one connection: its first bytes."""
 
     def receive_bytes(self, data: bytes, /) -> LearntT_co | None:
-        """Take bytes; give what was learnt once they are enough, None before.
+        """Take bytes; return what was learnt once they are enough, None before.
 
-        Raises `RemoteProtocolError` for bytes that are no greeting.
+        Raises `RemoteProtocolError` for bytes that are no handshake.
         """
 
     def bytes_to_send(self) -> bytes:
-        """What the peer must be told now, before he goes on; b"" if nothing. Asked at the start and after each
-        `receive_bytes`."""
+        """Return what must be sent before the peer goes on, b"" if nothing.
+
+        Asked at the start and after each `receive_bytes`.
+        """
 
     def leftover(self) -> bytes:
-        """What came behind the greeting, once it is complete."""
+        """Return what came behind the handshake, once that is complete."""
 
 
 class HandshakeQueue:
-    """Reads greetings: each within `Limits.handshake` seconds and `most` bytes, `Limits.half_open` of them at once.
+    """Reads handshakes: each within `Limits.handshake` seconds and `most` bytes, `Limits.half_open` of them at once.
 
-    When one more comes the oldest has to go, so peers who say nothing, or a byte now and then, keep nobody out.
+    When full, drop the oldest handshake, so that idle peers cannot block new ones.
     """
 
-    def __init__(self, limits: Limits | None = None, *, most: int = MOST) -> None:
+    def __init__(self, limits: Limits | None = None, *, most: int = LARGEST_HANDSHAKE) -> None:
         self._limits = limits or Limits()
         self._most = most
         self._waiting: dict[trio.CancelScope, None] = {}  # oldest first
         self.dropped = 0
-        """How many had to go for a newer one."""
+        """Handshakes that were dropped for a newer one."""
 
     def __len__(self) -> int:
-        """How many are in their greeting now."""
+        """Return how many handshakes are under way."""
         return len(self._waiting)
 
     async def read_handshake(
         self, stream: trio.abc.Stream, reader: HandshakeReader[LearntT]
     ) -> tuple[LearntT, trio.abc.Stream]:
-        """What the greeting says, and the stream, which gives first what was left over.
+        """Return what the handshake says, and the stream, which first gives what was read behind it.
 
-        Raises `RemoteProtocolError` if the peer said something wrong, too much, or not enough in time; `LinkLost` if
-        he hung up, or had to go for a newer one. The stream stays the caller's to close, and after a
-        `RemoteProtocolError` he may still answer on it.
+        Raises `RemoteProtocolError` if the peer sent something wrong, too much, or not enough in time; `LinkLost` if
+        it hung up, or was dropped for a newer connection. The caller has to close the stream, and may still answer on
+        it after a `RemoteProtocolError`.
         """
         handshake = _Handshake(stream, reader, self._most)
         within = self._limits.handshake
@@ -81,9 +83,9 @@ class HandshakeQueue:
             self._waiting.pop(scope, None)
         if was_dropped:
             most = self._limits.half_open
-            raise handshake.lost(f"more than Limits(half_open={most}) connections were in their greeting", by="local")
+            raise handshake.lost(f"more than Limits(half_open={most}) connections were in their handshake", by="local")
         raise RemoteProtocolError(
-            f"no complete greeting within {within:g} s: {handshake.received} bytes came", limit="handshake"
+            f"no complete handshake within {within:g} s: {handshake.received} bytes came", limit="handshake"
         )
 
     def _make_room(self) -> None:
@@ -95,7 +97,7 @@ class HandshakeQueue:
 
 
 class _Handshake(Generic[LearntT]):
-    """One connection in its greeting."""
+    """The handshake of one connection."""
 
     def __init__(self, stream: trio.abc.Stream, reader: HandshakeReader[LearntT], most: int) -> None:
         self._stream = stream
@@ -109,10 +111,10 @@ class _Handshake(Generic[LearntT]):
             await self._send_owed()
             while True:
                 if self.received >= self._most:
-                    raise RemoteProtocolError(f"{self.received} bytes came and the greeting is not complete")
-                data = await self._stream.receive_some(min(READ, self._most - self.received))
+                    raise RemoteProtocolError(f"{self.received} bytes came and the handshake is not complete")
+                data = await self._stream.receive_some(min(READ_BYTES, self._most - self.received))
                 if not data:
-                    raise self.lost(f"the peer hung up after {self.received} bytes of its greeting", by="peer")
+                    raise self.lost(f"the peer hung up after {self.received} bytes of its handshake", by="peer")
                 self.received += len(data)
                 learnt = self._reader.receive_bytes(bytes(data))
                 await self._send_owed()
@@ -121,7 +123,7 @@ class _Handshake(Generic[LearntT]):
         except LinkLost:
             raise
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise self.lost("the connection broke during its greeting", by="network") from error
+            raise self.lost("the connection broke during its handshake", by="network") from error
 
     async def _send_owed(self) -> None:
         data = self._reader.bytes_to_send()
@@ -134,7 +136,7 @@ class _Handshake(Generic[LearntT]):
 
 
 def prefixed(stream: trio.abc.Stream, data: bytes) -> trio.abc.Stream:
-    """The stream, with `data` before what it has yet to receive; half-closeable, nowait and waitable if it is."""
+    """Return the stream with `data` before what it has yet to receive; half-closeable, nowait and waitable if it is."""
     if not data:
         return stream
     return _HalfCloseable(stream, data) if isinstance(stream, trio.abc.HalfCloseableStream) else _Prefixed(stream, data)
