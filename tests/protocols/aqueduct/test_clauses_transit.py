@@ -141,7 +141,7 @@ def test_a_tree_of_channels_that_are_gone_keeps_only_what_joins_the_living() -> 
     for node in chain[1:]:
         node.ended()
     assert leaf.parent is root
-    assert list(root.below) == [leaf]
+    assert list(root.children) == [leaf]
     assert [node.fate for node in lose([root])] == [Fate.LOST]
     assert leaf.fate is Fate.LOST
 
@@ -153,11 +153,11 @@ def test_a_node_that_joins_two_stays_until_one_of_them_goes() -> None:
     for leaf in leaves:
         leaf.carried_by(joint)
     joint.ended()
-    assert list(root.below) == [joint]
+    assert list(root.children) == [joint]
     leaves[0].ended()
-    assert list(root.below) == [leaves[1]]
+    assert list(root.children) == [leaves[1]]
     leaves[1].ended()
-    assert root.below == {}
+    assert root.children == {}
 
 
 def test_what_arrives_brings_what_hangs_below_and_is_final() -> None:

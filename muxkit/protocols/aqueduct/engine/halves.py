@@ -80,7 +80,7 @@ class Outgoing:
     payload: bytes
     headers: bytes
     attachments: bytes
-    nodes: tuple[Transit, ...] = ()
+    nodes: tuple[Transit, ...] = ()  # of the attached channels
     receipt: Promise | None = None
     stream: OutStream | None = None  # its own, if it has one
 

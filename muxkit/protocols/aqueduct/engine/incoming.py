@@ -64,8 +64,8 @@ class IncomingStream(RoutedStream):
     """
 
     __slots__ = (
-        "_dispatcher", "_held", "_held_back", "_is_patient", "_later", "_lent", "_lent_at", "_missing", "_reserved",
-        "_streams", "_wanted", "_whole", "fin", "frames", "offset", "phase", "unconsumed",
+        "_borrows_later", "_dispatcher", "_held_back", "_later", "_lent", "_lent_at", "_missing", "_partial",
+        "_reserved", "_streams", "_wanted", "_whole", "fin", "frames", "offset", "phase", "unconsumed",
     )  # fmt: skip
 
     def __init__(self, id: StreamId, streams: IncomingStreams) -> None:
@@ -75,14 +75,14 @@ class IncomingStream(RoutedStream):
         self.fin = False
         self.unconsumed = 0
         self.offset = 0  # bytes parsed
-        self._held = Pieces()  # of the unfinished frame
+        self._partial = Pieces()  # of the unfinished frame
         self._wanted = 0  # size of the held bytes from which parsing can go on
         # While held back: the bytes in which parsing stopped, with the position, and what came after them.
         self._held_back: tuple[bytes, int] | None = None
         self._later = NOTHING
         self._missing = 0
         self._whole = True
-        self._is_patient = False  # it will borrow when less is unread in this stream
+        self._borrows_later = False  # it will borrow when less is unread in this stream
         self._reserved = 0  # borrowed from the budget for the held frame
         self._lent = 0  # of this the peer was told
         self._lent_at = 0
@@ -97,14 +97,14 @@ class IncomingStream(RoutedStream):
     @property
     def missing(self) -> int:
         """Bytes until parsing can go on, if a frame has begun; 0 otherwise."""
-        return max(0, self._wanted - self._held.size) if self._held.size else 0
+        return max(0, self._wanted - self._partial.size) if self._partial.size else 0
 
     @property
     def waits_for_peer(self) -> bool:
         """Whether a frame is unfinished and the peer has the credit to go on with it."""
-        if not self._held.size or self._held_back is not None or self.fin:
+        if not self._partial.size or self._held_back is not None or self.fin:
             return False
-        is_small = self._wanted <= self._streams.lend_from and self.unconsumed == self._held.size
+        is_small = self._wanted <= self._streams.largest_unlent and self.unconsumed == self._partial.size
         return is_small or self._reserved > 0
 
     def receive(self, data: bytes) -> None:
@@ -117,11 +117,11 @@ class IncomingStream(RoutedStream):
                 self._later = Pieces()
             self._later.append(data)
             return
-        if self._held.size:
-            self._held.append(data)
-            if self._held.size < self._wanted:
+        if self._partial.size:
+            self._partial.append(data)
+            if self._partial.size < self._wanted:
                 return
-            data = self._held.join()
+            data = self._partial.join()
         self._parse(data, 0)
 
     def resume(self) -> None:
@@ -140,9 +140,9 @@ class IncomingStream(RoutedStream):
         """Check that the stream does not end inside a frame."""
         if self.is_held_back or self.phase is Phase.IGNORED:
             return
-        if self._held.size:
+        if self._partial.size:
             error = RemoteProtocolError(
-                f"the stream ends {self._held.size} bytes into a frame that needs {self._missing} more at least",
+                f"the stream ends {self._partial.size} bytes into a frame that needs {self._missing} more at least",
                 rule="aqueduct-F09",
             )
             error.offset = self.offset
@@ -161,11 +161,11 @@ class IncomingStream(RoutedStream):
         """Drop what is held and whatever follows."""
         self.phase = Phase.IGNORED
         self._wanted = 0
-        held = self._held.size + self._later.size
+        held = self._partial.size + self._later.size
         if self._held_back is not None:
             data, position = self._held_back
             held += len(data) - position
-        self._held, self._later, self._held_back = Pieces(), NOTHING, None
+        self._partial, self._later, self._held_back = Pieces(), NOTHING, None
         self._streams.repay(self._keep_loan())
         self.consume(held)
 
@@ -173,7 +173,7 @@ class IncomingStream(RoutedStream):
         """Let the link renew credit for these bytes."""
         if amount:
             self.unconsumed -= amount
-            if self._is_patient:
+            if self._borrows_later:
                 self._borrow()
             consumed = self._streams.consumed
             consumed[self.id] = consumed.get(self.id, 0) + amount
@@ -209,7 +209,7 @@ class IncomingStream(RoutedStream):
                     is_delivered = False
                     self._apply(frame)
             except NeedMore as need:
-                self._held.append(data[position:])
+                self._partial.append(data[position:])
                 self._want(need)
                 return
             except RemoteProtocolError as error:
@@ -258,9 +258,9 @@ class IncomingStream(RoutedStream):
     def _want(self, need: NeedMore) -> None:
         """Note how much of the frame is missing, and borrow credit for it if it may not fit the window."""
         self._missing = need.missing
-        self._wanted = self._held.size + need.missing
+        self._wanted = self._partial.size + need.missing
         self._whole = not isinstance(need, Unfinished) or need.whole
-        if self._wanted <= self._streams.lend_from:
+        if self._wanted <= self._streams.largest_unlent:
             return
         if self._reserved:
             if self._whole:
@@ -273,22 +273,22 @@ class IncomingStream(RoutedStream):
 
     def _borrow(self) -> None:
         """Borrow for the frame, unless too much is unread: an unread stream must not grow loan by loan."""
-        self._is_patient = self.unconsumed - self._held.size >= self._streams.lend_below
-        if not self._is_patient and self._streams.reassembly.borrow(self, self.loan_size()):
+        self._borrows_later = self.unconsumed - self._partial.size >= self._streams.most_unread_to_lend
+        if not self._borrows_later and self._streams.reassembly.borrow(self, self.loan_size()):
             self.borrowed(self.loan_size())
 
     def loan_size(self) -> int:
         """What the frame may still need; of a message with an incomplete head, as much as any message may."""
-        rest = self._missing if self._whole else self._streams.largest_frame - self._held.size
+        rest = self._missing if self._whole else self._streams.largest_frame - self._partial.size
         return min(max(rest, self._missing), self._streams.reassembly.total)
 
     def borrowed(self, amount: int) -> None:
-        self._reserved, self._lent, self._lent_at = amount, 0, self._held.size
+        self._reserved, self._lent, self._lent_at = amount, 0, self._partial.size
         self._lend()
 
     def _shortfall(self) -> int:
         """What the frame needs beyond what was lent already, as far as is known."""
-        return max(0, self._held.size + self._missing - self._lent_at - self._lent)
+        return max(0, self._partial.size + self._missing - self._lent_at - self._lent)
 
     def _lend(self) -> None:
         amount = min(self._shortfall(), self._reserved - self._lent)
@@ -307,7 +307,7 @@ class IncomingStream(RoutedStream):
         if self._streams.reassembly.waits(self):
             self._streams.reassembly.leave(self)
             self._streams.serve_loans()
-        self._is_patient = False
+        self._borrows_later = False
         self._trim(self._lent)
         loan, self._reserved, self._lent = self._reserved, 0, 0
         return loan
@@ -323,9 +323,9 @@ class IncomingStreams:
         self.unread_limit = registry.unread_limit
         self.open: dict[StreamId, IncomingStream] = {}
         self.reassembly: Reassembly[IncomingStream] = Reassembly(limits.reassembly)
-        # Half of the smallest window takes any frame that is no larger.
-        self.lend_from = min(limits.channel_floor, limits.channel_first) // 2
-        self.lend_below = max(1, limits.channel_bytes // 2)  # unread bytes of the same stream
+        # A frame of up to half of the smallest window needs no loan.
+        self.largest_unlent = min(limits.channel_floor, limits.channel_first) // 2
+        self.most_unread_to_lend = max(1, limits.channel_bytes // 2)  # unread bytes of the same stream
         self.largest_frame = limits.message + 64  # tag, number and lengths
         self.bytes_received = 0  # of streams and datagrams
         # For the link

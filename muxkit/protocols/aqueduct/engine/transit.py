@@ -1,7 +1,7 @@
 """The way of an attached channel to the peer: pending, then accessible or lost.
 
-Section 3.6 of the document is empty; READING.md has the rule. A channel becomes accessible when its message is acked
-on an accessible channel, and is lost when that message is nacked or its carrying channel is lost.
+A channel becomes accessible when its message is acked on an accessible channel, and is lost when that message is nacked
+or its carrying channel is lost. Section 3.6 of the document is empty; docs/conformance.md has this reading of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Transit:
     has ended stays only while it joins two or more others, so the tree is no larger than the number of live channels.
     """
 
-    __slots__ = ("alive", "below", "channel", "fate", "ours", "parent")
+    __slots__ = ("alive", "channel", "children", "fate", "ours", "parent")
 
     def __init__(self, channel: int | None, *, ours: bool, fate: Fate = Fate.PENDING) -> None:
         self.channel = channel
@@ -34,7 +34,7 @@ class Transit:
         self.fate = fate
         self.alive = True
         self.parent: Transit | None = None
-        self.below: dict[Transit, None] = {}
+        self.children: dict[Transit, None] = {}
 
     def carried_by(self, carrier: Transit) -> list[Transit]:
         """Record that the message with this attachment arrived on `carrier`; give nodes of ours that are lost."""
@@ -46,7 +46,7 @@ class Transit:
             return lose([self])
         else:
             self.parent = carrier
-            carrier.below[self] = None
+            carrier.children[self] = None
             self._prune()
         return []
 
@@ -60,19 +60,19 @@ class Transit:
         while pending:
             node = pending.pop()
             node.fate, node.parent = Fate.ACCESSIBLE, None
-            pending += node.below
-            node.below.clear()
+            pending += node.children
+            node.children.clear()
 
     def _prune(self) -> None:
         node = self
-        while not node.alive and (parent := node.parent) is not None and len(node.below) <= 1:
-            del parent.below[node]
+        while not node.alive and (parent := node.parent) is not None and len(node.children) <= 1:
+            del parent.children[node]
             node.parent = None
-            if node.below:
-                (child,) = node.below
-                node.below.clear()
+            if node.children:
+                (child,) = node.children
+                node.children.clear()
                 child.parent = parent
-                parent.below[child] = None
+                parent.children[child] = None
                 return
             node = parent
 
@@ -87,14 +87,14 @@ def lose(nodes: Iterable[Transit]) -> list[Transit]:
         if node.fate is not Fate.PENDING:
             continue
         if node.parent is not None:
-            node.parent.below.pop(node, None)
+            node.parent.children.pop(node, None)
             node.parent = None
-        below = [*node.below]
-        for child in below:
+        children = [*node.children]
+        for child in children:
             child.parent = None
-        node.below.clear()
+        node.children.clear()
         node.fate = Fate.LOST
         if node.ours:
             lost.append(node)
-        doomed += [child for child in below if child.ours]
+        doomed += [child for child in children if child.ours]
     return lost
