@@ -9,8 +9,7 @@ import pytest
 
 from muxkit.protocols.aqueduct import Arrived, Engine, Mode, ReceiverMachine, Role, SenderMachine
 from tests.protocols.aqueduct._helpers import summary_of
-from tests.protocols.aqueduct._link import CarrierLink, SimLink
-from tests.protocols.aqueduct._world import World, payload_of
+from tests.protocols.aqueduct._simulation import CarrierLink, SimLink, World, payload_of
 
 if TYPE_CHECKING:
     import random
