@@ -1,35 +1,152 @@
-"""What do bytes on the wire mean? The twelve frames of Aqueduct, parsed and serialised; no state, no rules."""
+"""The wire format of Aqueduct: channel ids, varints, header data and the twelve frames, parsed and encoded."""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import Cursor, NeedMore, encode_varint
-from muxkit.protocols.aqueduct._varint import (
-    VARINT_BYTES,
-    Headers,
-    decode_headers,
-    decode_varints,
-    encode_headers,
-    encode_varbytes,
-    encode_varints,
-    inner_varbytes,
-    inner_varint,
-    read_varint,
-)
+from muxkit.core import Cursor, Ids, NeedMore, encode_varint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    Pairs = Sequence[tuple[bytes, bytes]]
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+# --- channel ids
+
+ENTRYPOINT: Final = 0
+MOST_INDEX: Final = 2**61 - 1
+
+
+class Role(IntEnum):
+    """The two ends of a connection; the value is the bit for that end in a channel id."""
+
+    CLIENT = 0
+    SERVER = 1
+
+    @property
+    def peer(self) -> Role:
+        return Role(1 - self)
+
+
+def channel_id(*, creator: Role, sender: Role, oneshot: bool, index: int) -> int:
+    if not 0 <= index <= MOST_INDEX:
+        raise LocalProtocolError(f"index {index:#x} is outside 0 … {MOST_INDEX:#x}")
+    return index << 3 | oneshot << 2 | sender << 1 | creator
+
+
+def creator_of(channel: int) -> int:
+    return channel & 1
+
+
+def sender_of(channel: int) -> int:
+    return channel >> 1 & 1
+
+
+def is_oneshot(channel: int) -> bool:
+    return bool(channel & 4)
+
+
+def index_of(channel: int) -> int:
+    return channel >> 3
+
+
+def label(channel: int) -> str:
+    """Describe a channel id for logs and errors: `client-made server-sends 7`."""
+    if channel == ENTRYPOINT:
+        return "entrypoint"
+    creator, sender = Role(creator_of(channel)).name.lower(), Role(sender_of(channel)).name.lower()
+    return f"{creator}-made {sender}-sends{' oneshot' if is_oneshot(channel) else ''} {index_of(channel)}"
+
+
+def id_counters(creator: Role) -> dict[int, Ids]:
+    """Give the id counters of one creator by the low three bits; index 0 of one of them is the entrypoint."""
+    counters = {}
+    for bits in range(creator, 8, 2):
+        first = 8 if bits == ENTRYPOINT else bits
+        counters[bits] = Ids(first, MOST_INDEX << 3 | bits, step=8)
+    return counters
+
+
+# --- primitives
+
+VARINT_RULE: Final = "aqueduct-E03"
+VARINT_BYTES: Final = 10  # the longest varint: 64 bits, 7 in each byte
+
+
+def read_varint(cursor: Cursor) -> int:
+    """Read at most 64 bits in at most 10 bytes; longer forms of a number are accepted (E04)."""
+    return cursor.varint(VARINT_BYTES, VARINT_RULE)
+
+
+def encode_varbytes(content: bytes) -> bytes:
+    return encode_varint(len(content)) + content
+
+
+def encode_varints(numbers: Iterable[int]) -> bytes:
+    """Encode varints as the content of one varbytes."""
+    return encode_varbytes(b"".join(map(encode_varint, numbers)))
+
+
+def decode_varints(content: bytes) -> list[int]:
+    """Decode the varints that fill a container."""
+    cursor, numbers = Cursor(content), []
+    while cursor.remaining:
+        numbers.append(inner_varint(cursor))
+    return numbers
+
+
+def inner_varint(cursor: Cursor) -> int:
+    """Read a varint that must end within its container."""
+    try:
+        return read_varint(cursor)
+    except NeedMore:
+        raise RemoteProtocolError(
+            f"a varint is cut off by the end of its container of {len(cursor.data)} bytes", rule="aqueduct-E05"
+        ) from None
+
+
+def inner_varbytes(cursor: Cursor) -> bytes:
+    """Read a varbytes that must end within its container."""
+    size = inner_varint(cursor)
+    if size > cursor.remaining:
+        raise RemoteProtocolError(
+            f"varbytes of {size} bytes in a container with {cursor.remaining} left", rule="aqueduct-E07"
+        )
+    return cursor.exact(size)
+
+
+def encode_headers(headers: Pairs) -> bytes:
+    """Encode header data with its length in front."""
+    return encode_varbytes(b"".join(encode_varbytes(key) + encode_varbytes(value) for key, value in headers))
+
+
+def decode_headers(content: bytes, most: int) -> Headers:
+    """Decode header data without its length; order and repeated keys are kept (E14)."""
+    cursor, items = Cursor(content), []
+    while cursor.remaining:
+        items.append(inner_varbytes(cursor))
+        if len(items) > 2 * most:
+            raise RemoteProtocolError(f"more than {most} headers; raise Config(header_pairs=…) if this peer is right")
+    if len(items) % 2:
+        raise RemoteProtocolError(f"header data of {len(items)} varbytes, an odd number", rule="aqueduct-E15")
+    return tuple(zip(items[::2], items[1::2], strict=True))
+
+
+# --- frames
 
 MAGIC: Final = bytes([239, 80, 95, 166, 96, 15, 64, 142])
 HUMAN_TEXT: Final = b"AQUEDUCT"
 VERSION_TEXT: Final = b"0.0.0-AFTER"
 VERSION: Final = MAGIC + HUMAN_TEXT + encode_varbytes(VERSION_TEXT)
 
-# The first byte of VERSION does for a tag: no other frame begins with it.
+# No other frame begins with the first byte of VERSION, so it serves as a tag.
 TAG_VERSION: Final = MAGIC[0]
 TAG_ACK_VERSION: Final = 1
 TAG_CONNECTION_HEADERS: Final = 2
@@ -48,12 +165,12 @@ CONNECTION_TAGS: Final = frozenset({TAG_VERSION, TAG_ACK_VERSION, TAG_CONNECTION
 
 @attrs.define
 class Version:
-    """The peer speaks the one version that there is."""
+    """Announces the only version of the protocol."""
 
 
 @attrs.define
 class AckVersion:
-    """The peer has heard our VERSION."""
+    """Confirms that VERSION was received."""
 
 
 @attrs.define
@@ -86,19 +203,19 @@ class FinishSender:
 
 @attrs.define
 class CancelSender:
-    """The sender gives up."""
+    """The sender gives up; messages may be missing."""
 
 
 @attrs.define
 class AckReliable:
-    """Gap and range lengths in turn, from number 0 on."""
+    """Acknowledges stream messages: alternating gap and range lengths, from number 0."""
 
     ranges: list[int]
 
 
 @attrs.define
 class AckNackUnreliable:
-    """Ack and nack lengths in turn, from where the last one left off; `channel` is None if it is left out."""
+    """Alternating ack and nack lengths, from where the last report ended; `channel` is None without a CHANNEL field."""
 
     ranges: list[int]
     channel: int | None = None
@@ -106,12 +223,12 @@ class AckNackUnreliable:
 
 @attrs.define
 class CloseReceiver:
-    """The receiver wants no more, or has everything."""
+    """The receiver accepts no more messages, or has all of them."""
 
 
 @attrs.define
 class ForgetChannel:
-    """The creator has no state for the channel any more."""
+    """The creator of the channel has discarded its state."""
 
 
 Frame = (
@@ -132,7 +249,7 @@ Frame = (
 
 @attrs.frozen(kw_only=True)
 class Bounds:
-    """What a frame may announce; read before anything of that size is kept."""
+    """The largest sizes and counts that a frame may announce, checked before anything of that size is kept."""
 
     message: int = 2**64 - 1
     connection_headers: int = 2**64 - 1
@@ -147,7 +264,7 @@ UNBOUNDED: Final = Bounds()
 
 
 class Unfinished(NeedMore):
-    """The frame goes on. Unless `whole`, more may be missing than is known yet."""
+    """The frame is incomplete. Unless `whole`, even its total size is not known yet."""
 
     def __init__(self, missing: int, *, whole: bool) -> None:
         super().__init__(missing)
@@ -155,7 +272,10 @@ class Unfinished(NeedMore):
 
 
 def parse_frame(cursor: Cursor, bounds: Bounds = UNBOUNDED) -> Frame:
-    """The next frame; `Unfinished` or `NeedMore` while it is incomplete, `RemoteProtocolError` if it cannot be one."""
+    """Parse the next frame.
+
+    Raises `Unfinished` or `NeedMore` for an incomplete frame, `RemoteProtocolError` for a malformed one.
+    """
     start = cursor.position
     tag = cursor.byte()
     if tag == TAG_MESSAGE:
@@ -163,10 +283,10 @@ def parse_frame(cursor: Cursor, bounds: Bounds = UNBOUNDED) -> Frame:
     if tag == TAG_ROUTE_TO:
         return RouteTo(read_varint(cursor))
     if tag == TAG_ACK_RELIABLE:
-        return AckReliable(_acks(_ranges(cursor, bounds)))
+        return AckReliable(_check_acks(_read_ranges(cursor, bounds)))
     if tag == TAG_ACK_NACK_UNRELIABLE:
         channel = read_varint(cursor) if bounds.channel_field else None
-        return AckNackUnreliable(_acks_and_nacks(_ranges(cursor, bounds)), channel)
+        return AckNackUnreliable(_check_report(_read_ranges(cursor, bounds)), channel)
     if tag == TAG_SENT_UNRELIABLE:
         return SentUnreliable(read_varint(cursor))
     if tag == TAG_FINISH_SENDER:
@@ -178,13 +298,13 @@ def parse_frame(cursor: Cursor, bounds: Bounds = UNBOUNDED) -> Frame:
         if size > bounds.connection_headers:
             raise _too_much("connection headers", size, bounds.connection_headers, "connection_headers")
         return ConnectionHeaders(decode_headers(cursor.exact(size), bounds.header_pairs))
-    lone = LONE.get(tag)
-    if lone is None:
+    kind = BARE_FRAMES.get(tag)
+    if kind is None:
         raise RemoteProtocolError(f"no frame begins with {tag:#04x}", rule="aqueduct-F10")
-    return lone()
+    return kind()
 
 
-LONE: Final[dict[int, type[AckVersion | CancelSender | CloseReceiver | ForgetChannel]]] = {
+BARE_FRAMES: Final[dict[int, type[AckVersion | CancelSender | CloseReceiver | ForgetChannel]]] = {
     TAG_ACK_VERSION: AckVersion,
     TAG_CANCEL_SENDER: CancelSender,
     TAG_CLOSE_RECEIVER: CloseReceiver,
@@ -210,16 +330,21 @@ def _parse_version(cursor: Cursor, start: int) -> Version:
 
 
 def _parse_message(cursor: Cursor, bounds: Bounds) -> MessageFrame:
+    varint = cursor.varint  # `read_varint` would be one more call for each number
     try:
-        number = read_varint(cursor)
-        headers_size = read_varint(cursor)
+        number = varint(VARINT_BYTES, VARINT_RULE)
+        headers_size = varint(VARINT_BYTES, VARINT_RULE)
         if headers_size > bounds.headers:
             raise _too_much("message headers", headers_size, bounds.headers, "headers")
-        headers_at = _skip(cursor, headers_size)
-        attachments_size = read_varint(cursor)
+        headers_at = cursor.position
+        if headers_size:
+            _skip(cursor, headers_size)
+        attachments_size = varint(VARINT_BYTES, VARINT_RULE)
         _check_size(headers_size + attachments_size, bounds)
-        attachments_at = _skip(cursor, attachments_size)
-        size = read_varint(cursor)
+        attachments_at = cursor.position
+        if attachments_size:
+            _skip(cursor, attachments_size)
+        size = varint(VARINT_BYTES, VARINT_RULE)
     except NeedMore as need:
         raise Unfinished(need.missing, whole=False) from None
     _check_size(headers_size + attachments_size + size, bounds)
@@ -252,12 +377,10 @@ def _parse_attachments(content: bytes, bounds: Bounds) -> tuple[tuple[int, Heade
     return tuple(attachments)
 
 
-def _skip(cursor: Cursor, size: int) -> int:
-    start = cursor.position
+def _skip(cursor: Cursor, size: int) -> None:
     if size > cursor.remaining:
         raise NeedMore(size - cursor.remaining)
     cursor.position += size
-    return start
 
 
 def _check_size(size: int, bounds: Bounds) -> None:
@@ -269,14 +392,14 @@ def _too_much(what: str, came: int, allowed: int, setting: str) -> RemoteProtoco
     return RemoteProtocolError(f"{what}: {came} against {allowed}; raise Config({setting}=…) if this peer is right")
 
 
-def _ranges(cursor: Cursor, bounds: Bounds) -> list[int]:
+def _read_ranges(cursor: Cursor, bounds: Bounds) -> list[int]:
     size = read_varint(cursor)
     if size > bounds.ranges * VARINT_BYTES:
         raise _too_much("bytes of ranges", size, bounds.ranges * VARINT_BYTES, "gaps")
     return decode_varints(cursor.exact(size))
 
 
-def _acks(ranges: list[int]) -> list[int]:
+def _check_acks(ranges: list[int]) -> list[int]:
     if not ranges or len(ranges) % 2:
         raise RemoteProtocolError(f"ACK_RELIABLE with {len(ranges)} varints", rule="aqueduct-T26")
     if 0 in ranges[1:]:
@@ -284,7 +407,7 @@ def _acks(ranges: list[int]) -> list[int]:
     return ranges
 
 
-def _acks_and_nacks(ranges: list[int]) -> list[int]:
+def _check_report(ranges: list[int]) -> list[int]:
     if not ranges:
         raise RemoteProtocolError("ACK_NACK_UNRELIABLE with 0 varints", rule="aqueduct-T31")
     if 0 in ranges[1:] or ranges == [0]:
@@ -292,11 +415,8 @@ def _acks_and_nacks(ranges: list[int]) -> list[int]:
     return ranges
 
 
-# ---------------------------------------------------------------------------- writing
-
-
 def encode_frame(frame: Frame) -> bytes:
-    """Any frame as bytes; the engine writes the large ones in pieces instead."""
+    """Encode any frame; the engine writes messages in pieces with `message_head` instead."""
     match frame:
         case Version():
             return VERSION
@@ -312,29 +432,58 @@ def encode_frame(frame: Frame) -> bytes:
         case FinishSender(sent_reliable):
             return bytes([TAG_FINISH_SENDER]) + encode_varint(sent_reliable)
         case AckReliable(ranges):
-            return bytes([TAG_ACK_RELIABLE]) + encode_varints(_sendable(_acks, ranges))
+            return bytes([TAG_ACK_RELIABLE]) + encode_varints(_check_sendable(_check_acks, ranges))
         case AckNackUnreliable(ranges, field):
             carried = b"" if field is None else encode_varint(field)
-            return bytes([TAG_ACK_NACK_UNRELIABLE]) + carried + encode_varints(_sendable(_acks_and_nacks, ranges))
+            return bytes([TAG_ACK_NACK_UNRELIABLE]) + carried + encode_varints(_check_sendable(_check_report, ranges))
         case AckVersion() | CancelSender() | CloseReceiver() | ForgetChannel():
-            return _LONE_BYTES[type(frame)]
+            return _BARE_BYTES[type(frame)]
 
 
-_LONE_BYTES: Final[dict[type[Frame], bytes]] = {kind: bytes([tag]) for tag, kind in LONE.items()}
+_BARE_BYTES: Final[dict[type[Frame], bytes]] = {kind: bytes([tag]) for tag, kind in BARE_FRAMES.items()}
 
 
-def _sendable(check: Callable[[list[int]], list[int]], ranges: list[int]) -> list[int]:
+def _check_sendable(check: Callable[[list[int]], list[int]], ranges: list[int]) -> list[int]:
     try:
         return check(ranges)
     except RemoteProtocolError as error:
         raise LocalProtocolError(str(error)) from None
 
 
-def encode_attachments(attachments: Sequence[tuple[int, Sequence[tuple[bytes, bytes]]]]) -> bytes:
-    """The ATTACHMENTS field, with its length in front."""
+def encode_attachments(attachments: Sequence[tuple[int, Pairs]]) -> bytes:
+    """Encode the ATTACHMENTS field with its length in front."""
     return encode_varbytes(b"".join(encode_varint(id) + encode_headers(headers) for id, headers in attachments))
 
 
 def message_head(number: int, headers: bytes, attachments: bytes, size: int) -> bytes:
-    """A MESSAGE up to its payload; `headers` and `attachments` are encoded fields."""
+    """Encode a MESSAGE up to its payload; `headers` and `attachments` are encoded fields."""
     return b"\x04" + encode_varint(number) + headers + attachments + encode_varint(size)
+
+
+# --- varranges, which the document defines and no frame uses (E12)
+
+
+def encode_varranges(ranges: Iterable[tuple[int, int]]) -> bytes:
+    """Encode rising, disjoint (first, last) ranges as alternating lengths and gaps, beginning with a length."""
+    numbers: list[int] = []
+    end = 0
+    for first, last in ranges:
+        if not end <= first <= last or (numbers and first == end):
+            raise LocalProtocolError(f"{first} … {last} does not come behind {end}, with a gap")
+        if first > end or numbers:
+            numbers += [first - end] if numbers else [0, first]
+        numbers.append(last - first + 1)
+        end = last + 1
+    return encode_varints(numbers)
+
+
+def decode_varranges(content: bytes) -> list[tuple[int, int]]:
+    numbers = decode_varints(content)
+    if 0 in numbers[1:-1]:
+        raise RemoteProtocolError("varranges with a zero that is neither first nor last", rule="aqueduct-E11")
+    ranges, at = [], 0
+    for index, number in enumerate(numbers):
+        if index % 2 == 0 and number:
+            ranges.append((at, at + number - 1))
+        at += number
+    return ranges

@@ -1,4 +1,7 @@
-"""Which messages came, and which were heard of? Two spaces of numbers a channel; no cost follows a number's size."""
+"""Message numbers of a channel: what was sent and not answered, what was received and not acknowledged.
+
+Streams and datagrams number their messages separately. No cost depends on the size of a number.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ RecordT = TypeVar("RecordT")
 
 
 def acked_ranges(varints: list[int]) -> Iterator[tuple[int, int]]:
-    """What an ACK_RELIABLE acks, as (first, last): gap and length in turn, the first gap from 0 (A02)."""
+    """Give what an ACK_RELIABLE acks as (first, last): gaps and lengths alternate, the first gap from 0 (A02)."""
     at = 0
     for gap, length in zip(varints[::2], varints[1::2], strict=True):
         at += gap
@@ -24,7 +27,7 @@ def acked_ranges(varints: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def ack_varints(ranges: Ranges) -> list[int]:
-    """The other way round."""
+    """Encode ranges as the varints of an ACK_RELIABLE."""
     varints, at = [], 0
     for first, last in ranges:
         varints += [first - at, last - first + 1]
@@ -33,7 +36,7 @@ def ack_varints(ranges: Ranges) -> list[int]:
 
 
 class Flight(Generic[RecordT]):
-    """Numbers that were sent and not answered, with a record for those that somebody waits for."""
+    """Numbers that were sent and not answered, with a record for each that a receipt or an attachment depends on."""
 
     __slots__ = ("_numbers", "_records")
 
@@ -45,25 +48,25 @@ class Flight(Generic[RecordT]):
         return len(self._numbers)
 
     def add(self, number: int, record: RecordT | None) -> None:
-        """Numbers come in rising order."""
+        """Add a number above all earlier ones."""
         self._numbers.append(number)
         if record is not None:
             self._records[number] = record
 
-    def settle(self, first: int, last: int) -> list[RecordT]:
-        """These are answered; costs what is found, however long the range is. Gives the records among them."""
+    def take(self, first: int, last: int) -> list[RecordT]:
+        """Remove the numbers from `first` to `last` and give their records; costs what is found, not what is asked."""
         begin = bisect_left(self._numbers, first)
         end = bisect_right(self._numbers, last)
-        settled = self._numbers[begin:end]
+        taken = self._numbers[begin:end]
         del self._numbers[begin:end]
-        return [self._records.pop(number) for number in settled if number in self._records]
+        return [self._records.pop(number) for number in taken if number in self._records]
 
     def records(self) -> list[RecordT]:
-        """Those of all numbers that are unanswered."""
+        """The records of all unanswered numbers."""
         return list(self._records.values())
 
     def clear(self) -> list[RecordT]:
-        """All at once."""
+        """Remove all numbers and give their records."""
         records = self.records()
         self._numbers.clear()
         self._records.clear()
@@ -71,13 +74,13 @@ class Flight(Generic[RecordT]):
 
 
 class ReliableNumbers:
-    """The receiver's side of the numbers sent in streams."""
+    """The numbers of messages received in streams, and the acks owed for them."""
 
     __slots__ = ("got", "owed", "total")
 
     def __init__(self, gaps: int) -> None:
         self.got = Ranges(gaps)
-        # An owed range ends where something arrived earlier or nothing did: no more than twice as many.
+        # An owed range ends at a number that was acked before or is missing, so there are at most twice as many.
         self.owed = Ranges(2 * gaps + 2)
         self.total: int | None = None  # how many there are, once the sender has finished
 
@@ -90,7 +93,7 @@ class ReliableNumbers:
             raise RemoteProtocolError(f"message {number} came a second time", rule="aqueduct-S08")
 
     def arrived(self, number: int) -> None:
-        """Checked before; it is the caller's turn to ack it."""
+        """Record a number that `check` has passed; an ack is owed for it."""
         self.got.add(number)
         self.owed.add(number)
 
@@ -103,20 +106,20 @@ class ReliableNumbers:
 
     @property
     def is_complete(self) -> bool:
-        """Has everything come that was sent reliably, on a channel that has finished?"""
+        """Whether the sender has finished and every stream message has come."""
         if self.total is None:
             return False
         return self.total == 0 or (len(self.got) == 1 and next(iter(self.got)) == (0, self.total - 1))
 
     def take_acks(self) -> list[int]:
-        """The varints of the ACK_RELIABLE that is owed."""
+        """Give the varints of the ACK_RELIABLE that is owed; nothing is owed after it."""
         varints = ack_varints(self.owed)
         self.owed.discard_below((self.owed.highest or 0) + 1)
         return varints
 
 
 class UnreliableNumbers:
-    """The receiver's side of the numbers sent in datagrams: reported ≤ due ≤ known."""
+    """The numbers of messages received in datagrams: reported ≤ due ≤ known."""
 
     __slots__ = ("_got", "due", "known", "reported")
 
@@ -131,7 +134,7 @@ class UnreliableNumbers:
         return self.known > 0 or len(self._got) > 0
 
     def arrived(self, number: int) -> bool:
-        """Is it new, and not nacked? One that would open a hole too many counts as not received."""
+        """Record a number; False if it is known, nacked, or would open one gap too many."""
         if number < self.reported or number in self._got:
             return False
         try:
@@ -141,7 +144,7 @@ class UnreliableNumbers:
         return True
 
     def take_report(self) -> list[int]:
-        """The varints of the ACK_NACK_UNRELIABLE that is due: acked and nacked lengths in turn (A09)."""
+        """Give the varints of the ACK_NACK_UNRELIABLE that is due: acked and nacked lengths alternate (A09)."""
         varints, at = [], self.reported
         for first, last in self._got.missing(self.reported, self.due - 1):
             varints += [first - at, last - first + 1]

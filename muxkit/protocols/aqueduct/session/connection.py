@@ -1,19 +1,20 @@
-"""How does a program use Aqueduct? A connection on a link, an entrypoint, and channels that travel in messages."""
+"""Aqueduct connections for applications, and the protocol plugin for `muxkit.connect` and `muxkit.serve`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import trio
 
 from muxkit._limits import Limits
-from muxkit.protocols.aqueduct._config import Config
-from muxkit.protocols.aqueduct._ids import Role
-from muxkit.protocols.aqueduct._session_channels import Faces, Opening
-from muxkit.protocols.aqueduct._session_core import Core
+from muxkit.protocols.aqueduct.config import Config
+from muxkit.protocols.aqueduct.frames import Role
+from muxkit.protocols.aqueduct.session.common import CommonChannels
+from muxkit.protocols.aqueduct.session.core import Core
 from muxkit.runtime import (
     LinkKind,
     MultistreamLink,
+    Opening,
     SessionInfo,
     SessionStats,
     Unsupported,
@@ -28,18 +29,15 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
-    from muxkit.protocols.aqueduct._channels import Ticket
-    from muxkit.protocols.aqueduct._session_channels import Channel
-    from muxkit.protocols.aqueduct._session_receiving import Receiver
-    from muxkit.protocols.aqueduct._session_sending import Sender
-    from muxkit.protocols.aqueduct._varint import Headers
+    from muxkit.protocols.aqueduct.engine import Ticket
+    from muxkit.protocols.aqueduct.frames import Headers
+    from muxkit.protocols.aqueduct.session.common import Channel
+    from muxkit.protocols.aqueduct.session.core import Receiver, Sender
 
     Pairs = Sequence[tuple[bytes, bytes]]
     Side = Literal["client", "server"]
 
-ConnectionT = TypeVar("ConnectionT", bound="Connection")
-
-LINGER = 5.0  # s, for taking leave
+CLOSE_TIMEOUT = 5.0  # s
 
 
 @overload
@@ -72,9 +70,9 @@ def connection(
     config: Config | None = None,
     limits: Limits | None = None,
     observer: Observer | None = None,
-    linger: float = LINGER,
-) -> AbstractAsyncContextManager[Client] | AbstractAsyncContextManager[Server]:
-    """A connection over QUIC or on a connected byte stream, which it owns from now on.
+    linger: float = CLOSE_TIMEOUT,
+) -> AbstractAsyncContextManager[Client | Server]:
+    """Run a connection over QUIC or on a connected byte stream, which it owns from now on.
 
     `headers` are for the peer's `peer_headers`. Leaving the block normally finishes all senders, closes all receivers,
     waits until the peer has heard it and hangs up, all within `linger` seconds; if it cannot be known that the peer
@@ -83,7 +81,7 @@ def connection(
     if isinstance(link, MultistreamLink) and link.role != role:
         raise ValueError(f"role={role!r} on the {link.role}'s end of a link")
 
-    def core() -> Core:
+    def make_core() -> Core:
         return Core(
             link,
             Role.CLIENT if role == "client" else Role.SERVER,
@@ -93,19 +91,19 @@ def connection(
             observer=observer,
         )
 
-    if role == "client":
-        return _living(lambda: Client(core()), linger)
-    return _living(lambda: Server(core()), linger)
+    return _run(Client if role == "client" else Server, make_core, linger)
 
 
 @protected_manager
-async def _living(make: Callable[[], ConnectionT], linger: float) -> AsyncGenerator[ConnectionT, None]:
-    made = make()
-    core = made.core
+async def _run(
+    kind: type[Client | Server], make_core: Callable[[], Core], linger: float
+) -> AsyncGenerator[Client | Server, None]:
+    core = make_core()
+    connection = kind(core)
     async with background() as nursery:
         nursery.start_soon(core.pump.run)
         try:
-            yield made
+            yield connection
         except BaseException:
             core.pump.lose("the connection was left by an error", by="local")
             raise
@@ -113,17 +111,17 @@ async def _living(make: Callable[[], ConnectionT], linger: float) -> AsyncGenera
 
 
 class Connection(CommonSession):
-    """One Aqueduct connection at work; made by `connection`, which gives a `Client` or a `Server`.
+    """One Aqueduct connection; made by `connection`, which gives a `Client` or a `Server`.
 
     It is a `muxkit.Session` as well: `open` and `incoming` carry two-way channels, on a connection whose entrypoint the
-    application leaves alone.
+    application does not use.
     """
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self._faces = Faces(core)
+        self._common = CommonChannels(core)
 
-    # --- channels that travel
+    # --- channels of Aqueduct
 
     @overload
     def channel(
@@ -136,7 +134,7 @@ class Connection(CommonSession):
     def channel(
         self, keep: Literal["receiver", "sender"] = "receiver", *, oneshot: bool = False, headers: Pairs = ()
     ) -> tuple[Receiver | Sender, Ticket]:
-        """A new channel: the half to keep, and a ticket for the other one, to be sent with one message.
+        """Make a channel: the half to keep, and a ticket for the other one, to be sent with one message.
 
         The channel exists once that message is sent. `headers` go with it; a `oneshot` channel carries one message.
         """
@@ -146,26 +144,26 @@ class Connection(CommonSession):
         return self.core.new_receiver(oneshot=oneshot, headers=headers)
 
     async def peer_headers(self) -> Headers:
-        """Wait until the peer has said who it is: the headers that it gave to `connection`."""
+        """Wait for the headers that the peer gave to `connection`."""
         await trio.lowlevel.checkpoint()
-        await self.core.greeted.wait()
+        await self.core.connected.wait()
         if self.core.peer_headers is None:
             raise self.core.pump.loss()
         return self.core.peer_headers
 
-    # --- the common face
+    # --- the common session
 
     def open(self) -> AbstractAsyncContextManager[Channel]:
-        """A two-way channel; the peer hears of it at once. A server waits until its client has opened one, or asked for
-        those that the server opens.
+        """Open a two-way channel; the peer hears of it at once. A server waits until its client has called `open` or
+        `incoming`.
         """
-        return Opening(self._faces)
+        return Opening(self._common.open)
 
     def incoming(self) -> AsyncIterator[Channel]:
-        return self._faces.incoming()
+        return self._common.incoming()
 
     async def ping(self) -> float:
-        """The link's own round trip, in seconds; `Unsupported` where it does not measure one."""
+        """Give the round trip that the link has measured, in seconds; `Unsupported` if it measures none."""
         await trio.lowlevel.checkpoint()
         self.core.raise_if_lost()
         round_trip = self.core.round_trip() if self.core.round_trip is not None else None
@@ -174,20 +172,20 @@ class Connection(CommonSession):
         return round_trip
 
     async def shutdown(self, *, grace: float) -> None:
-        """Take no more channels, let the live ones end for up to `grace` seconds, then give them up.
+        """Accept no more channels, let the live ones end for up to `grace` seconds, then abort them.
 
-        The peer is told at once that it should open nothing more: a server's entrypoint takes no more messages. What
-        had come before can still be received.
+        The peer is told at once to open nothing more: a server's entrypoint accepts no more messages. What came before
+        can still be received.
         """
         core = self.core
         await trio.lowlevel.checkpoint()
         if not core.pump.is_lost:
-            self._faces.drain()
+            self._common.drain()
         with trio.move_on_after(grace):
             while core.live and not core.pump.is_lost:
-                await core.moved.park()
+                await core.changed.park()
         if not core.pump.is_lost:
-            core.cut_all()
+            core.abort_all()
 
     @property
     def limits(self) -> Limits:
@@ -215,27 +213,27 @@ class Connection(CommonSession):
 
 
 class Client(Connection):
-    """The side that owns a sender when the connection begins."""
+    """The side whose entrypoint is a sender."""
 
     @property
     def entrypoint(self) -> Sender:
-        """Where the first message goes, and with it the first channels."""
-        self._faces.check_free()
+        """The sender for the first messages, and with them the first channels."""
+        self._common.check_unused()
         return self.core.sender_of(self.core.engine.entrypoint)
 
 
 class Server(Connection):
-    """The side that receives what the client sends on the entrypoint."""
+    """The side whose entrypoint is a receiver."""
 
     @property
     def entrypoint(self) -> Receiver:
-        """Where the first messages come from, and with them the first channels."""
-        self._faces.check_free()
+        """The receiver of the first messages, and with them the first channels."""
+        self._common.check_unused()
         return self.core.receiver_of(self.core.engine.entrypoint)
 
 
 class _Protocol:
-    """What `muxkit.connect` and `muxkit.serve` find under the name `aqueduct`."""
+    """The plugin that `muxkit.connect` and `muxkit.serve` find under the name `aqueduct`."""
 
     options = frozenset({"config", "headers"})
     links: frozenset[LinkKind] = frozenset({"stream", "multistream"})
@@ -253,12 +251,8 @@ class _Protocol:
         config: Config | None = None,
         headers: Pairs = (),
     ) -> AbstractAsyncContextManager[Connection]:
-        if role == "client":
-            return connection(
-                link, role="client", headers=headers, config=config, limits=limits, observer=observer, linger=linger
-            )
         return connection(
-            link, role="server", headers=headers, config=config, limits=limits, observer=observer, linger=linger
+            link, role=role, headers=headers, config=config, limits=limits, observer=observer, linger=linger
         )
 
 

@@ -1,4 +1,4 @@
-"""What can be chosen for one Aqueduct connection, apart from the limits?"""
+"""The settings of one Aqueduct connection, apart from `Limits`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ class Config:
     """The settings of an engine; times in seconds, sizes in bytes."""
 
     channel_field: bool = True
-    """ACK_NACK_UNRELIABLE carries its CHANNEL field, as the document has it; both sides must agree."""
+    """Whether ACK_NACK_UNRELIABLE carries its CHANNEL field, as the document says; both sides must agree."""
     flush_delay: float = 0.025
-    """How long acks and counts of datagrams wait for more of their kind."""
+    """How long acks and datagram counts are collected before they are sent."""
     receipt_deadline: float | None = None
-    """How long to wait for a datagram that is known to have been sent. None: twice the RTT if it is known, else 1 s."""
+    """How long to wait for a datagram that the peer has counted. None: twice the RTT if it is known, else 1 s."""
     tombstone: float = 1.0
-    """For how long a channel that ended is remembered."""
+    """How long the id of a channel that ended is remembered."""
     in_flight: int = 1024
-    """Messages of one channel that wait to be sent, acked or nacked."""
+    """Messages of one channel that are unsent or unanswered at once."""
     unopened: int = 64
     """Unordered messages of one channel that wait until the peer allows one more stream."""
     unreliable_queue: int = 256
-    """Unreliable messages of one channel that wait for the link; the oldest give way."""
+    """Unreliable messages of one channel that wait for the link; above it the oldest are dropped."""
     streams: int = 1024
     """Streams that the peer may have open at once, beside two for each channel that `Limits.channels` allows."""
     early_bytes: int = 1024 * KIB
-    """Datagrams that are kept until the peer's connection headers have come."""
+    """Bytes of datagrams that are kept until the peer's connection headers have come."""
     connection_headers: int = 16 * KIB
     """Header data of the connection."""
     headers: int = 64 * KIB

@@ -1,4 +1,4 @@
-"""How does Aqueduct travel over one byte stream? Streams with their own credit, resets, stops and datagrams, as frames.
+"""Aqueduct over one byte stream: frames that carry streams with their own credit, resets, stops and datagrams.
 
 docs/reference/aqueduct-carrier.md describes the framing.
 """
@@ -26,11 +26,10 @@ from muxkit.core import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from muxkit.core import StreamId
-    from muxkit.protocols.aqueduct._engine import Engine
-    from muxkit.protocols.aqueduct._events import Event
+    from muxkit.protocols.aqueduct.engine import Engine
 
 HELLO: Final = b"AQUEDUX1"
 DATA: Final = 0
@@ -42,18 +41,17 @@ STREAMS: Final = 5
 DATAGRAM: Final = 6
 
 FIRST_CREDIT: Final = 4096  # bytes that may be sent on each stream before any CREDIT
-FIRST_STREAMS: Final = 16  # that may be opened before any STREAMS
+FIRST_STREAMS: Final = 16  # streams that may be opened before any STREAMS
 LARGEST_DATAGRAM: Final = 65_536  # bytes
-CHUNK: Final = 64 * 1024  # bytes of one stream at a time
-SLICE: Final = (
-    1024  # bytes handed to the engine at once while its pace is bounded, unless a frame is known to be longer
-)
-PIECES_A_FRAME: Final = 4  # frames of the carrier and slices that may come with each frame of the engine
+LARGEST_CHUNK: Final = 64 * 1024  # bytes of one stream at a time
+# Bytes handed to the engine at once while parsing is bounded, unless a frame is known to be longer.
+SLICE: Final = 1024
+PIECES_A_FRAME: Final = 4  # carrier frames and slices that may come with each frame of the engine
 MOST_STREAMS: Final = 2**60
 
 
 @attrs.define
-class _Arriving:
+class _IncomingStream:
     """A stream that the peer writes."""
 
     window: ReceiveWindow
@@ -71,35 +69,38 @@ class Carrier:
         limits = engine.limits
         self._budget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
         self._now = 0.0
-        # what we write
-        self._greeted = False
+        # Our streams
+        self._hello_sent = False
         self._opened = 0
-        self._may_open = FIRST_STREAMS
+        self._may_open = FIRST_STREAMS  # in all
         self._credit: dict[StreamId, Credit] = {}
-        # what we owe
+        # Control frames to write
         self._grants: dict[StreamId, int] = {}
         self._resets: dict[StreamId, None] = {}
         self._stops: dict[StreamId, None] = {}
-        # what the peer writes
-        self._was_greeted = False
-        self._arriving: dict[StreamId, _Arriving] = {}
-        self._arrived = 0  # streams that the peer has opened
-        self._done = 0  # and of these are over and consumed
-        self._told = FIRST_STREAMS  # how many he may open in all
+        # The peer's streams
+        self._hello_received = False
+        self._incoming: dict[StreamId, _IncomingStream] = {}
+        self._peer_opened = 0
+        self._peer_done = 0  # over and consumed
+        self._peer_may_open = FIRST_STREAMS  # in all, as it was told
         self._most = max(FIRST_STREAMS, engine.most_streams)
-        self._held = b""  # what came and was not looked at, from `_at` on
-        self._at = 0
-        self._is_pacing = False
-        self._left = 0  # bytes of the chunk that is arriving
-        self._into: StreamId = 0
-        self._is_last = False
+        self._held = b""  # received and not parsed, from `_held_from` on
+        self._held_from = 0
+        self._is_bounded = False  # parsing stopped because of `frames_at_once`
+        self._chunk_left = 0  # bytes of the chunk that is being received
+        self._chunk_stream: StreamId = 0
+        self._chunk_is_last = False
+        # Parts of a `StreamEngine` that the engine itself does
+        self.events = engine.events
+        self.next_deadline = engine.next_deadline
 
     # --- the stream
 
     @property
     def unparsed(self) -> int:
-        """Bytes kept because of `frames_at_once`; there may be more frames in them."""
-        return len(self._held) - self._at if self._is_pacing else 0
+        """Bytes kept because of `frames_at_once`; they may hold more frames."""
+        return len(self._held) - self._held_from if self._is_bounded else 0
 
     def receive_bytes(self, data: bytes, now: float) -> None:
         if self.engine.over:
@@ -108,16 +109,16 @@ class Carrier:
         start = 0
         if self._held:
             if data:
-                data = self._held[self._at :] + data
-            else:  # a position is kept, or each step of a turn would copy what is left
-                data, start = self._held, self._at
+                data = self._held[self._held_from :] + data
+            else:  # keep the position: each step of a turn would copy the rest otherwise
+                data, start = self._held, self._held_from
         cursor = Cursor(data, start)
-        self._is_pacing = False
+        self._is_bounded = False
         most, pieces = self.frames_at_once + self.engine.frames, PIECES_A_FRAME * self.frames_at_once
         try:
             while cursor.remaining and not self.engine.over:
                 if self.engine.frames >= most or not pieces:
-                    self._is_pacing = True
+                    self._is_bounded = True
                     break
                 start = cursor.position
                 self._take(cursor)
@@ -129,18 +130,12 @@ class Carrier:
             error.offset = self.offset
             self.engine.fail(error)
         if cursor.position < len(data):
-            self._held, self._at = data, cursor.position
+            self._held, self._held_from = data, cursor.position
         else:
-            self._held, self._at = b"", 0
+            self._held, self._held_from = b"", 0
 
     def receive_eof(self, now: float) -> None:
-        self.engine.receive_closed(now, clean=not self._held and not self._left)
-
-    def events(self) -> Sequence[Event]:
-        return self.engine.events()
-
-    def next_deadline(self) -> float | None:
-        return self.engine.next_deadline()
+        self.engine.receive_closed(now, clean=not self._held and not self._chunk_left)
 
     def handle_deadline(self, now: float) -> None:
         self._now = now
@@ -151,14 +146,14 @@ class Carrier:
             return False
         self._run_control()
         return (
-            not self._greeted
+            not self._hello_sent
             or bool(self._grants or self._resets or self._stops)
             or self._renewable > 0
             or self.engine.has_output(self._opened < self._may_open)
         )
 
     def buffers_to_send(self, limit: int) -> list[Buffer]:
-        """Control first, then datagrams up to half the limit, then the streams in turn."""
+        """Give control frames first, then datagrams up to half of the limit, then the streams in turn."""
         out: list[Buffer] = []
         if self.engine.over:
             return out
@@ -174,7 +169,7 @@ class Carrier:
             out += [_frame(DATAGRAM, len(datagram)), datagram]
             size += len(datagram) + 4
         while size < limit and (stream := self.engine.next_stream(self._opened < self._may_open)) is not None:
-            size += self._write(stream, min(CHUNK, limit - size), out)
+            size += self._write(stream, min(LARGEST_CHUNK, limit - size), out)
         return out
 
     # --- writing
@@ -191,18 +186,18 @@ class Carrier:
         if last:
             del self._credit[stream]
         elif not credit.available:
-            self.engine.stream_to_send(stream, 0)  # it waits for credit, out of the line
+            self.engine.stream_to_send(stream, 0)  # parked until CREDIT comes
         head = _frame(LAST if last else DATA, stream >> 2, len(data))
         out += [head, data] if data else [head]
         return len(head) + len(data)
 
     def _control(self) -> Iterator[bytes]:
-        if not self._greeted:
-            self._greeted = True
+        if not self._hello_sent:
+            self._hello_sent = True
             yield HELLO
         if self._renewable:
             renewed = self._renewable
-            self._told += renewed
+            self._peer_may_open += renewed
             yield _frame(STREAMS, renewed)
         for tag, owed in ((RESET, self._resets), (STOP, self._stops)):
             while owed:
@@ -214,54 +209,62 @@ class Carrier:
 
     @property
     def _renewable(self) -> int:
-        """Streams that the peer may open on top of what he was told; not told one at a time."""
-        renewable = self._done + self._most - self._told
+        """Streams that the peer may open beyond what it was told; 0 while a STREAMS frame is not worth it."""
+        renewable = self._peer_done + self._most - self._peer_may_open
         return renewable if renewable >= max(1, self._most // 4) else 0
 
     def _run_control(self) -> None:
         for control in self.engine.control_to_run():
             match control:
                 case Reset(stream):
-                    # One that was written to its end is there: on an ordered link nothing can be taken back.
+                    # A stream that was written to its end cannot be taken back on an ordered link.
                     if self._credit.pop(stream, None) is not None:
                         self._resets[stream] = None
                 case Stop(stream):
-                    arriving = self._arriving.get(stream)
-                    if arriving is not None and not arriving.over:
+                    incoming = self._incoming.get(stream)
+                    if incoming is not None and not incoming.over:
                         self._stops[stream] = None
                 case Lent(stream, amount):
-                    arriving = self._arriving.get(stream)
-                    if arriving is not None and not arriving.over:
-                        arriving.window.lend(amount)
+                    incoming = self._incoming.get(stream)
+                    if incoming is not None and not incoming.over:
+                        incoming.window.lend(amount)
                         self._grant(stream, amount)
                 case Consumed(stream, amount):
-                    arriving = self._arriving.get(stream)
-                    if arriving is not None:
-                        grant, _ = arriving.window.consumed(amount, self._now)
+                    incoming = self._incoming.get(stream)
+                    if incoming is not None:
+                        grant, _ = incoming.window.consumed(amount, self._now)
                         self._grant(stream, grant)
-                        self._release(stream, arriving)
+                        self._release(stream, incoming)
 
     def _grant(self, stream: StreamId, amount: int) -> None:
         if amount:
             self._grants[stream] = self._grants.get(stream, 0) + amount
 
-    def _release(self, stream: StreamId, arriving: _Arriving) -> None:
-        if arriving.over and not arriving.window.held:
-            del self._arriving[stream]
-            self._done += 1
+    def _release(self, stream: StreamId, incoming: _IncomingStream) -> None:
+        if incoming.over and not incoming.window.held:
+            del self._incoming[stream]
+            self._peer_done += 1
 
     # --- reading
 
     def _take(self, cursor: Cursor) -> None:
-        """One frame, or one piece of a chunk."""
-        if self._left:
-            self._take_chunk(cursor)
+        """Parse one frame, or one piece of a chunk."""
+        if self._chunk_left:
+            most = self._chunk_left
+            if self.frames_at_once < sys.maxsize:
+                most = min(most, max(SLICE, self.engine.missing(self._chunk_stream)))
+            data = cursor.exact(min(most, cursor.remaining))
+            self._chunk_left -= len(data)
+            is_last = self._chunk_is_last and not self._chunk_left
+            if is_last:
+                self._end_stream(self._chunk_stream)
+            self.engine.receive_stream(self._chunk_stream, data, is_last, self._now)
             return
-        if not self._was_greeted:
+        if not self._hello_received:
             hello = cursor.exact(len(HELLO))
             if hello != HELLO:
                 raise RemoteProtocolError(f"the stream begins with {hello!r}, not with {HELLO!r}")
-            self._was_greeted = True
+            self._hello_received = True
             return
         tag = cursor.byte()
         if tag == DATAGRAM:
@@ -279,7 +282,7 @@ class Carrier:
             self._begin_chunk(index, size, last=tag == LAST)
         elif tag == RESET:
             stream = self._theirs(cursor.varint())
-            self._is_over(stream)
+            self._end_stream(stream)
             self.engine.receive_reset(stream, self._now)
         elif tag == STOP:
             self.engine.receive_stopped(self._ours(cursor.varint()), self._now)
@@ -298,58 +301,48 @@ class Carrier:
         return index << 2 | 2 | self.engine.role
 
     def _theirs(self, index: int) -> StreamId:
-        """A stream that the peer has opened, and not ended."""
+        """Give the id of a stream that the peer has opened and not ended."""
         stream = index << 2 | 2 | self.engine.role.peer
-        if index >= self._arrived:
-            raise RemoteProtocolError(f"stream {index} of the peer, {self._arrived} were opened")
-        arriving = self._arriving.get(stream)
-        if arriving is None or arriving.over:
+        if index >= self._peer_opened:
+            raise RemoteProtocolError(f"stream {index} of the peer, {self._peer_opened} were opened")
+        incoming = self._incoming.get(stream)
+        if incoming is None or incoming.over:
             raise RemoteProtocolError(f"stream {index} has ended")
         return stream
 
     def _begin_chunk(self, index: int, size: int, *, last: bool) -> None:
         if not size and not last:
             raise RemoteProtocolError(f"an empty chunk on stream {index}")
-        if index == self._arrived:
-            if self._arrived >= self._told:
+        if index == self._peer_opened:
+            if self._peer_opened >= self._peer_may_open:
                 raise RemoteProtocolError(
-                    f"stream {index} opened, {self._told} are allowed; raise Config(streams=…) if this peer is right"
+                    f"stream {index} opened, {self._peer_may_open} are allowed; "
+                    "raise Config(streams=…) if this peer is right"
                 )
             window = ReceiveWindow(self.engine.limits.channel_bytes, self._budget)
             window.start(self._now, FIRST_CREDIT)
             stream = index << 2 | 2 | self.engine.role.peer
-            arriving = _Arriving(window)
+            incoming = _IncomingStream(window)
         else:
             stream = self._theirs(index)
-            arriving = self._arriving[stream]
-        arriving.window.arrived(size)
-        if index == self._arrived:
-            self._arriving[stream] = arriving
-            self._arrived += 1
-        self._into, self._left, self._is_last = stream, size, last
+            incoming = self._incoming[stream]
+        incoming.window.arrived(size)
+        if index == self._peer_opened:
+            self._incoming[stream] = incoming
+            self._peer_opened += 1
+        self._chunk_stream, self._chunk_left, self._chunk_is_last = stream, size, last
         if not size:
-            self._is_over(stream)
+            self._end_stream(stream)
             self.engine.receive_stream(stream, b"", True, self._now)
 
-    def _take_chunk(self, cursor: Cursor) -> None:
-        most = self._left
-        if self.frames_at_once < sys.maxsize:
-            most = min(most, max(SLICE, self.engine.missing(self._into)))
-        data = cursor.exact(min(most, cursor.remaining))
-        self._left -= len(data)
-        fin = self._is_last and not self._left
-        if fin:
-            self._is_over(self._into)
-        self.engine.receive_stream(self._into, data, fin, self._now)
-
-    def _is_over(self, stream: StreamId) -> None:
-        """Nothing more will come of it; what came counts until it is consumed."""
-        arriving = self._arriving[stream]
-        arriving.over = True
-        arriving.window.retire()
+    def _end_stream(self, stream: StreamId) -> None:
+        """End a stream; what came of it counts until it is consumed."""
+        incoming = self._incoming[stream]
+        incoming.over = True
+        incoming.window.retire()
         self._grants.pop(stream, None)
         self._stops.pop(stream, None)
-        self._release(stream, arriving)
+        self._release(stream, incoming)
 
 
 def _frame(tag: int, *numbers: int) -> bytes:

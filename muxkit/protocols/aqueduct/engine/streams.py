@@ -1,4 +1,4 @@
-"""Which stream writes next, and what? Our streams, their frames made when they are pulled, in fair order."""
+"""The streams that we write: their frames are made when they are pulled, and the streams take turns."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from muxkit.core import Buffer, StreamId
 
 
-class Source(Protocol):
-    """Who has frames for a stream."""
+class FrameSource(Protocol):
+    """Makes the frames of one stream."""
 
     def has_frames(self) -> bool: ...
 
@@ -20,85 +20,59 @@ class Source(Protocol):
         """Append one frame to `stream.pending`, if there is one; set `stream.fin` with the last."""
 
     def pulled(self, stream: OutStream) -> None:
-        """Some of what is pending has gone."""
+        """Called after some of `stream.pending` was taken."""
 
 
 class OutStream:
-    """A stream that we write: it gets its number when it first writes."""
+    """A stream that we write; it gets its id when it first writes."""
 
     __slots__ = ("ended", "fin", "id", "on_end", "parked", "pending", "source", "urgent", "was_reset")
 
     def __init__(
         self,
         *frames: Buffer,
-        source: Source | None = None,
+        source: FrameSource | None = None,
         urgent: bool = False,
-        on_end: Callable[[], None] | None = None,
+        on_end: Callable[[], object] | None = None,
     ) -> None:
         self.id: StreamId | None = None
-        self.pending: list[Buffer] = [*frames]  # a few: more are made when these are gone
+        self.pending: list[Buffer] = [*frames]  # short: the source makes more when these are gone
         self.source = source
-        self.urgent = urgent  # to be opened before those that bring messages
-        self.fin = source is None  # the end comes after what is pending
+        self.urgent = urgent  # opened before streams that bring messages
+        self.fin = source is None  # the stream ends behind what is pending
         self.ended = False  # nothing more may be written
-        self.parked = False  # waits for `writable`
+        self.parked = False  # blocked until the link has room
         self.was_reset = False
         self.on_end = on_end
 
     @property
     def is_ready(self) -> bool:
+        """Whether the stream has something to write."""
         if self.ended:
             return False
-        return self.fin or (self.source is not None and self.source.has_frames()) or self._has_begun
-
-    @property
-    def _has_begun(self) -> bool:
+        if self.fin or (self.source is not None and self.source.has_frames()):
+            return True
         return self.id is not None and bool(self.pending)
 
-    def pull(self, limit: int) -> bytes:
-        pieces: list[Buffer] = []
-        room = limit
-        while room > 0:
-            if not self.pending:
-                if not self.fin and self.source is not None:
-                    self.source.fill(self)
-                if not self.pending:
-                    break
-            piece = self.pending.pop(0)
-            if len(piece) > room:
-                view = memoryview(piece)
-                self.pending.insert(0, view[room:])
-                piece = view[:room]
-            pieces.append(piece)
-            room -= len(piece)
-        if self.source is not None:
-            self.source.pulled(self)
-        return b"".join(pieces)
 
-
-class Line:
-    """The streams that have something to write: those that are open, and those that wait to be opened."""
+class StreamScheduler:
+    """Decides which stream writes next: open streams and streams that wait to be opened take turns."""
 
     def __init__(self, first: StreamId, prefix: bytes) -> None:
-        self.prefix = prefix  # what every sequence begins with
+        self.prefix = prefix  # written first on every new stream
         self.streams: dict[StreamId, OutStream] = {}  # open
-        self.resets: dict[StreamId, None] = {}
-        self._next = first
+        self.resets: dict[StreamId, None] = {}  # to be reset by the link
+        self._next_id = first
         self._ready: OrderedDict[OutStream, None] = OrderedDict()
         self._urgent: OrderedDict[OutStream, None] = OrderedDict()
         self._opening: OrderedDict[OutStream, None] = OrderedDict()
-        self._open_next = False  # an open one had its turn last
+        self._open_next = False  # the last turn went to an open stream
 
-    @property
-    def waits_to_open(self) -> bool:
-        return bool(self._urgent or self._opening)
-
-    @property
-    def has_ready(self) -> bool:
-        return bool(self._ready)
+    def has_output(self, may_open: bool) -> bool:
+        return bool(self._ready or self.resets or (may_open and (self._urgent or self._opening)))
 
     def add(self, stream: OutStream) -> None:
-        """It may have something to write; harmless if it stands in line, or if it has not."""
+        """Queue a stream that may have something to write; does nothing if it is queued, parked or empty."""
         if stream.parked or not stream.is_ready:
             return
         if stream.id is not None:
@@ -109,7 +83,7 @@ class Line:
             self._opening.setdefault(stream)
 
     def next(self, may_open: bool) -> StreamId | None:
-        """Whose turn it is. An open stream and a new one take turns; urgent ones do not wait."""
+        """Give the stream whose turn it is. Open and new streams alternate; urgent ones do not wait."""
         while may_open and (self._urgent or (self._opening and (self._open_next or not self._ready))):
             stream, _ = (self._urgent or self._opening).popitem(last=False)
             if stream.is_ready:
@@ -126,8 +100,8 @@ class Line:
         return None
 
     def _open(self, stream: OutStream) -> StreamId:
-        stream.id = self._next
-        self._next += 4
+        stream.id = self._next_id
+        self._next_id += 4
         self.streams[stream.id] = stream
         if self.prefix:
             stream.pending.insert(0, self.prefix)
@@ -137,6 +111,7 @@ class Line:
         return stream.id
 
     def pull(self, id: StreamId, limit: int) -> tuple[bytes, bool]:
+        """Give at most `limit` bytes of a stream, and whether they are its last; 0 parks it until `writable`."""
         stream = self.streams.get(id)
         if stream is None:
             return b"", False
@@ -144,28 +119,44 @@ class Line:
             stream.parked = True
             self._ready.pop(stream, None)
             return b"", False
-        data = stream.pull(limit)
-        if stream.fin and not stream.pending:
+        pieces: list[Buffer] = []
+        pending = stream.pending
+        while limit > 0:
+            if not pending and not stream.fin and stream.source is not None:
+                stream.source.fill(stream)
+            if not pending:
+                break
+            piece = pending.pop(0)
+            if len(piece) > limit:
+                view = memoryview(piece)
+                pending.insert(0, view[limit:])
+                piece = view[:limit]
+            pieces.append(piece)
+            limit -= len(piece)
+        if stream.source is not None:
+            stream.source.pulled(stream)
+        if stream.fin and not pending:
             self._end(stream)
         elif not stream.is_ready:
             self._ready.pop(stream, None)
         elif stream in self._ready:
             self._ready.move_to_end(stream)
-        return data, stream.ended
+        return b"".join(pieces), stream.ended
 
     def writable(self, id: StreamId) -> None:
+        """Unpark a stream: the link has room for it."""
         stream = self.streams.get(id)
         if stream is not None and stream.parked:
             stream.parked = False
             self.add(stream)
 
     def drop(self, stream: OutStream) -> None:
-        """What is not written will not be: an open stream is reset, another one never was."""
+        """Give up what is not written: reset an open stream, and never open another one."""
         if not stream.ended:
             self.reset(stream)
 
     def reset(self, stream: OutStream) -> None:
-        """The same also if everything has been handed to the link, which may still be holding it."""
+        """The same as `drop`, also for a stream that has ended: the link may still hold its bytes."""
         self._urgent.pop(stream, None)
         self._opening.pop(stream, None)
         if stream.id is not None and not stream.was_reset:
@@ -174,9 +165,9 @@ class Line:
         self._end(stream)
 
     def clear(self) -> None:
-        """Nothing is written any more."""
-        for lane in (self._ready, self._urgent, self._opening):
-            lane.clear()
+        """Write nothing any more."""
+        for queue in (self._ready, self._urgent, self._opening):
+            queue.clear()
         self.streams.clear()
         self.resets.clear()
 
