@@ -15,13 +15,13 @@ from muxkit import Limits
 from muxkit.cli._outcome import CommandFailed, Exit
 from muxkit.cli._terminal import printable
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._open import KINDS, open_store
+from muxkit.protocols.restream.store.open import KINDS, open_store
 from muxkit.runtime import background
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from muxkit.protocols.restream._stores._protocol import SessionStore
+    from muxkit.protocols.restream.store.protocol import SessionStore
 
 APPLICATIONS = {"numbers": restream.Numbers, "fed": restream.Fed}
 STATELESS: dict[str, type[restream.StatelessApplication]] = {

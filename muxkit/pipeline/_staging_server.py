@@ -12,12 +12,6 @@ import trio
 
 import muxkit
 from muxkit.pipeline._errors import plain
-from muxkit.pipeline._staging_errors import (
-    StagingError,
-    StagingRefused,
-    StagingRequestInvalid,
-    StagingUnavailable,
-)
 from muxkit.pipeline._staging_messages import (
     Abort,
     Aborted,
@@ -37,12 +31,18 @@ from muxkit.pipeline._staging_messages import (
     is_block,
     question,
 )
-from muxkit.protocols.restream._stores._errors import StoreError, StoreFull
+from muxkit.pipeline.staging.store.errors import (
+    StagingError,
+    StagingRefused,
+    StagingRequestInvalid,
+    StagingUnavailable,
+)
+from muxkit.protocols.restream.store.errors import StoreError, StoreFull
 from muxkit.runtime import background
 
 if TYPE_CHECKING:
-    from muxkit.pipeline._staging_store import Staging
-    from muxkit.pipeline._staging_store_rows import Block
+    from muxkit.pipeline.staging.store.rows import Block
+    from muxkit.pipeline.staging.store.store import Staging
 
 SWEEP: Final = 5.0  # s between two looks for transactions whose time is over
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import trio
 
-from muxkit.protocols.restream._stores._codec import Codec
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._stores._protocol import KEEP, SessionStore, StoreLimits
-from muxkit.protocols.restream._stores._rules import Rules
-from muxkit.protocols.restream._stores._sqlite import open_sqlite
+from muxkit.protocols.restream.store.codec import Codec
+from muxkit.protocols.restream.store.open import open_store
+from muxkit.protocols.restream.store.protocol import KEEP, SessionStore, StoreLimits
+from muxkit.protocols.restream.store.rules import Rules
+from muxkit.protocols.restream.store.sqlite import open_sqlite
 
 BEAT = 0.001  # s between two looks at the loop's clock
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import muxkit
     from muxkit.pipeline._staging_server import Authorize
-    from muxkit.pipeline._staging_store_rows import Block
+    from muxkit.pipeline.staging.store.rows import Block
 
 KEY = Key("orders", "query")
 DAY = 86_400.0

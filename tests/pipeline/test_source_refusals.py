@@ -6,7 +6,7 @@ import pytest
 
 from muxkit.pipeline._refusals import Refusal, acknowledged, meaning
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._errors import (
+from muxkit.protocols.restream.store.errors import (
     MessageGone,
     SessionBusy,
     SessionExpired,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from muxkit.pipeline import Encoding, Key, StagingLimits, make_block, open_staging
-from muxkit.pipeline._staging_errors import StagingFull
+from muxkit.pipeline.staging.store.errors import StagingFull
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._errors import (
+from muxkit.protocols.restream.store.errors import (
     StoreClosed,
     StoreCorrupt,
     StoreFull,

@@ -13,8 +13,8 @@ import trio.testing
 from muxkit.pipeline import Encoding, Staging, forward, make_block, open_staging
 from muxkit.pipeline._staging_forward import NotForwarding
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._errors import StoreFailed
-from muxkit.protocols.restream._stores._protocol import StoreLimits
+from muxkit.protocols.restream.store.errors import StoreFailed
+from muxkit.protocols.restream.store.protocol import StoreLimits
 from muxkit.testing import cancel_sweep
 from tests.pipeline._staging_world import DAY, KEY, rows, stage
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from muxkit.protocols.restream._stores._protocol import SessionStore
+    from muxkit.protocols.restream.store.protocol import SessionStore
 
     AnyStore = SessionStore[Any, Any]
 

@@ -9,13 +9,13 @@ import pytest
 import trio
 
 from muxkit.pipeline import Encoding, Key, make_block, open_staging
-from muxkit.protocols.restream._stores._errors import StoreFailed, StoreVersion
+from muxkit.protocols.restream.store.errors import StoreFailed, StoreVersion
 from tests.pipeline._staging_world import DAY, KEY, Place, everything, rows, stage
 from tests.protocols.restream.stores import Clock
 
 if TYPE_CHECKING:
     from muxkit.pipeline import Staging
-    from muxkit.pipeline._staging_store_rules import Commit
+    from muxkit.pipeline.staging.store.rules import Commit
 
 pytest_plugins = ["tests.protocols.restream._postgres"]
 

@@ -10,7 +10,8 @@ import trio.testing
 
 import muxkit
 from muxkit.pipeline import Encoding, Key, Staging, StagingClient, StagingLimits, open_staging, tokens
-from muxkit.pipeline._staging_errors import (
+from muxkit.pipeline._staging_messages import Ask, Standing, answer, encode
+from muxkit.pipeline.staging.store.errors import (
     NotCommitted,
     StagingError,
     StagingFull,
@@ -18,8 +19,7 @@ from muxkit.pipeline._staging_errors import (
     StagingRequestInvalid,
     StagingUnavailable,
 )
-from muxkit.pipeline._staging_messages import Ask, Standing, answer, encode
-from muxkit.protocols.restream._stores._errors import StoreFailed
+from muxkit.protocols.restream.store.errors import StoreFailed
 from muxkit.runtime import Backoff
 from muxkit.testing import ChaosPlan, chaos_relay
 from tests.pipeline._staging_world import KEY, Given, everything, rows, serving, write
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from muxkit.pipeline import Claim
-    from muxkit.pipeline._staging_store import Backend
-    from muxkit.pipeline._staging_store_rows import Block, Rows
+    from muxkit.pipeline.staging.store.rows import Block, Rows
+    from muxkit.pipeline.staging.store.store import Backend
 
 T = TypeVar("T")
 

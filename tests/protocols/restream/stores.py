@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from muxkit.protocols.restream._stores._codec import Codec
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._stores._protocol import KEEP, Message, SessionStore, StoreLimits
-from muxkit.protocols.restream._stores._rules import Rules
+from muxkit.protocols.restream.store.codec import Codec
+from muxkit.protocols.restream.store.open import open_store
+from muxkit.protocols.restream.store.protocol import KEEP, Message, SessionStore, StoreLimits
+from muxkit.protocols.restream.store.rules import Rules
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

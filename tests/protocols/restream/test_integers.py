@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit.protocols.restream import INLINE_DIGITS, format_integer, parse_integer
-from muxkit.protocols.restream._integers import count_digits, is_canonical
+from muxkit.protocols.restream.wire.integers import count_digits, is_canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

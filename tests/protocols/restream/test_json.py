@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.protocols.restream._json import MOST_DEPTH, encode_line, parse_json, parse_object
+from muxkit.protocols.restream.wire.json import MOST_DEPTH, encode_line, parse_json, parse_object
 
 if TYPE_CHECKING:
     from muxkit.protocols.restream import Json

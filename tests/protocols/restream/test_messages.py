@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.protocols.restream import Status, new_uuid
-from muxkit.protocols.restream._integers import format_integer
-from muxkit.protocols.restream._messages import (
+from muxkit.protocols.restream.wire.integers import format_integer
+from muxkit.protocols.restream.wire.messages import (
     Ack,
     AskStatus,
     Error,

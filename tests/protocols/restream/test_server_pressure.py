@@ -12,10 +12,10 @@ from trio.testing import wait_all_tasks_blocked
 
 from muxkit import Limits
 from muxkit.protocols import restream
-from muxkit.protocols.restream._session_server_connection import BATCH, MARK
-from muxkit.protocols.restream._session_server_turns import IN_THE_LOOP, Turns
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._stores._protocol import Message
+from muxkit.protocols.restream.server.connection import BATCH, MARK
+from muxkit.protocols.restream.server.quota import IN_THE_LOOP, Turns
+from muxkit.protocols.restream.store.open import open_store
+from muxkit.protocols.restream.store.protocol import Message
 from tests.protocols.restream._server_clients import U1, begin, place
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream._session_server_log import shown
-from muxkit.protocols.restream._stores._errors import StoreFailed, StoreFull
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._stores._protocol import StoreLimits
+from muxkit.protocols.restream.server.log import shown
+from muxkit.protocols.restream.store.errors import StoreFailed, StoreFull
+from muxkit.protocols.restream.store.open import open_store
+from muxkit.protocols.restream.store.protocol import StoreLimits
 from muxkit_adapters import memory
 from tests.protocols.restream._server_clients import U1, U2, Client, ack, begin, place, resume
 

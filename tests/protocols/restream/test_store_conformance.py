@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from muxkit.protocols.restream._stores._errors import (
+from muxkit.protocols.restream.store.errors import (
     IdsExhausted,
     MessageGone,
     NotJson,
@@ -17,8 +17,8 @@ from muxkit.protocols.restream._stores._errors import (
     UnknownMessage,
     UnknownSession,
 )
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._stores._protocol import LAST_ID, Message, StoreLimits
+from muxkit.protocols.restream.store.open import open_store
+from muxkit.protocols.restream.store.protocol import LAST_ID, Message, StoreLimits
 from tests.protocols.restream.stores import (
     U1,
     U2,

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from muxkit.protocols.restream._stores._errors import (
+from muxkit.protocols.restream.store.errors import (
     SessionBusy,
     SessionExpired,
     SessionFinished,
@@ -16,7 +16,7 @@ from muxkit.protocols.restream._stores._errors import (
     Superseded,
     UnknownSession,
 )
-from muxkit.protocols.restream._stores._protocol import Message, Status, StoreLimits
+from muxkit.protocols.restream.store.protocol import Message, Status, StoreLimits
 from tests.protocols.restream.stores import (
     U1,
     U2,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 
-from muxkit.protocols.restream._stores._errors import StoreFull
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._stores._protocol import StoreLimits
+from muxkit.protocols.restream.store.errors import StoreFull
+from muxkit.protocols.restream.store.open import open_store
+from muxkit.protocols.restream.store.protocol import StoreLimits
 from tests.protocols.restream.stores import U1, U2, Clock
 
 

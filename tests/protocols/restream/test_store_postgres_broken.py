@@ -10,10 +10,10 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from muxkit.protocols.restream._stores._errors import (
+from muxkit.protocols.restream.store.errors import (
     StoreFailed,
 )
-from muxkit.protocols.restream._stores._postgres_rows import PostgresRows
+from muxkit.protocols.restream.store.postgres_rows import PostgresRows
 from tests.protocols.restream.stores import U1, Clock, Number, Numbers, NumberStore, Place, next_number, numbers
 from tests.protocols.restream.stores_servers import break_connections, two
 

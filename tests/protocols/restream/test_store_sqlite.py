@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from muxkit.protocols.restream._stores import _sqlite_file
-from muxkit.protocols.restream._stores._errors import (
+from muxkit.protocols.restream.store import _sqlite_file
+from muxkit.protocols.restream.store.errors import (
     StoreFailed,
     StoreFull,
     StoreLocked,
     StoreVersion,
 )
-from muxkit.protocols.restream._stores._protocol import StoreLimits
-from muxkit.protocols.restream._stores._sqlite import open_sqlite
-from muxkit.protocols.restream._stores._sqlite_connection import (
+from muxkit.protocols.restream.store.protocol import StoreLimits
+from muxkit.protocols.restream.store.sqlite import open_sqlite
+from muxkit.storage.sqlite import Journal, has_wal_reset_bug
+from muxkit.storage.sqlite_connection import (
     Connection,
     StandardConnection,
     Value,
     Version,
 )
-from muxkit.protocols.restream._stores._sqlite_file import Journal, has_wal_reset_bug
 from tests.protocols.restream.stores import U1, Clock, Number, Numbers, next_number, numbers, rules
 from tests.protocols.restream.stores_disk import ApswConnection
 
@@ -147,7 +147,7 @@ async def test_what_clients_are_sent_is_not_for_everybody_to_read(path: Path) ->
 HOLDER = """
 import sys, trio
 from pathlib import Path
-from muxkit.protocols.restream._stores._open import open_store
+from muxkit.protocols.restream.store.open import open_store
 
 async def main():
     async with open_store("sqlite:" + sys.argv[1]) as store:
