@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from muxkit.pipeline._staging_server import StagingService as StagingService
     from muxkit.pipeline._staging_server import serve_staging as serve_staging
     from muxkit.pipeline._staging_server import tokens as tokens
+    from muxkit.pipeline.staging.store import Encoding as Encoding
+    from muxkit.pipeline.staging.store import Key as Key
+    from muxkit.pipeline.staging.store import Staging as Staging
+    from muxkit.pipeline.staging.store import StagingLimits as StagingLimits
+    from muxkit.pipeline.staging.store import open_staging as open_staging
     from muxkit.pipeline.staging.store.errors import StagingError as StagingError
-    from muxkit.pipeline.staging.store.rows import Encoding as Encoding
-    from muxkit.pipeline.staging.store.rows import Key as Key
-    from muxkit.pipeline.staging.store.rows import StagingLimits as StagingLimits
-    from muxkit.pipeline.staging.store.store import Staging as Staging
-    from muxkit.pipeline.staging.store.store import open_staging as open_staging
 
 # Importing this must be cheap: Spark does so whenever it looks for data sources. name -> module here.
 _LAZY: dict[str, str] = {
@@ -60,17 +60,17 @@ _LAZY: dict[str, str] = {
     "spark_session": "_session",
     # --- the sink and its server
     "Claim": "_staging_server",
-    "Encoding": "staging.store.rows",
-    "Key": "staging.store.rows",
+    "Encoding": "staging.store",
+    "Key": "staging.store",
     "SinkOptions": "_sink_options",
-    "Staging": "staging.store.store",
+    "Staging": "staging.store",
     "StagingClient": "_staging_client",
     "StagingError": "staging.store.errors",
-    "StagingLimits": "staging.store.rows",
+    "StagingLimits": "staging.store",
     "StagingService": "_staging_server",
     "forward": "_staging_forward",
     "make_block": "_staging_messages",
-    "open_staging": "staging.store.store",
+    "open_staging": "staging.store",
     "serve_staging": "_staging_server",
     "tokens": "_staging_server",
     # --- captures, analysis, the report

@@ -36,7 +36,7 @@ from muxkit.runtime import Backoff, background, can_heal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-    from muxkit.pipeline.staging.store.rows import Block, Encoding, Key
+    from muxkit.pipeline.staging.store import Block, Encoding, Key
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", Begun, Committed, Aborted, Standing)

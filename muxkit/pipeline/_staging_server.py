@@ -37,12 +37,11 @@ from muxkit.pipeline.staging.store.errors import (
     StagingRequestInvalid,
     StagingUnavailable,
 )
-from muxkit.protocols.restream.store.errors import StoreError, StoreFull
 from muxkit.runtime import background
+from muxkit.storage import StoreError, StoreFull
 
 if TYPE_CHECKING:
-    from muxkit.pipeline.staging.store.rows import Block
-    from muxkit.pipeline.staging.store.store import Staging
+    from muxkit.pipeline.staging.store import Block, Staging
 
 SWEEP: Final = 5.0  # s between two looks for transactions whose time is over
 
@@ -181,7 +180,7 @@ class _Conversation:
             case Abort():
                 return Aborted(dropped=await self._store.abort(asked.key, asked.batch, asked.txns))
             case Ask():
-                return Standing(**attrs.asdict(await self._store.standing(asked.key)))
+                return Standing(**attrs.asdict(await self._store.progress(asked.key)))
             case _:
                 assert_never(asked)
 

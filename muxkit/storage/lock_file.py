@@ -1,7 +1,7 @@
-"""Who has the file, and was there ever a store in it? A small file beside it knows both.
+"""The file beside a SQLite file that locks it and records that a store was made in it.
 
-The lock is the operating system's, so it ends with its process however that ends. The remark that a store was made
-keeps a lost or emptied file from being taken for a new one.
+The lock is the operating system's, so it ends with its process however that ends. The record keeps a lost or emptied
+file from being taken for a new one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from muxkit.protocols.restream.store.errors import (
+from muxkit.storage.errors import (
     StoreError,
     StoreFailed,
     StoreFull,
@@ -26,7 +26,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def _lock(file: int) -> None:
-        os.lseek(file, 1 << 20, os.SEEK_SET)  # locks of this system forbid reading: one far behind the text
+        os.lseek(file, 1 << 20, os.SEEK_SET)  # locks of this system forbid reading, so lock a byte far behind the text
         msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
 else:
     import fcntl
@@ -38,7 +38,7 @@ else:
 MADE = "a store was made"
 
 
-class SideFile:
+class LockFile:
     """`PATH.lock`, which stays when the store is closed."""
 
     def __init__(self, store: Path) -> None:
@@ -48,7 +48,7 @@ class SideFile:
         self.was_made = False
 
     def acquire(self) -> None:
-        """Raises `StoreLocked` at once if somebody else has it, be it in this process."""
+        """Lock the file; raises `StoreLocked` at once if another process, or this one, has it already."""
         try:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         except OSError as error:
@@ -68,13 +68,13 @@ class SideFile:
             raise _unwritable(self.path, error) from error
 
     def mark_made(self) -> None:
-        """From now on a file without a store in it is a loss."""
+        """Record that there is a store: from now on an empty file is a loss."""
         if not self.was_made:
             self.was_made = True
             self._write()
 
     def release(self) -> None:
-        """Let others have it."""
+        """Unlock the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -83,7 +83,7 @@ class SideFile:
         if self._file is None:
             return
         text = f"pid {os.getpid()}\n" + (f"{MADE}\n" if self.was_made else "")
-        # Written over, then cut: no moment at which the remark is not there.
+        # Overwritten, then cut: the record is there at every moment.
         os.pwrite(self._file, text.encode(), 0) if hasattr(os, "pwrite") else _overwrite(self._file, text.encode())
         os.ftruncate(self._file, len(text))
         os.fsync(self._file)

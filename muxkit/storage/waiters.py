@@ -1,4 +1,4 @@
-"""Who sleeps until something happens to a session? One entry for each sleeper, none for anybody else."""
+"""The tasks that sleep until a row changes, by a key such as the uuid of a session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Waiters:
-    """Sleepers by the uuid of their session."""
+    """Sleeping tasks by key; a key without one takes no memory."""
 
     __slots__ = ("_asleep",)
 
@@ -23,25 +23,25 @@ class Waiters:
         return sum(map(len, self._asleep.values()))
 
     @contextmanager
-    def watching(self, uuid: str) -> Iterator[trio.Event]:
-        """The event that the next change sets. Look at the session only inside, or a change may slip past."""
+    def watching(self, key: str) -> Iterator[trio.Event]:
+        """Return the event that the next change sets. Read the rows only inside, or a change may be missed."""
         event = trio.Event()
-        self._asleep.setdefault(uuid, set()).add(event)
+        self._asleep.setdefault(key, set()).add(event)
         try:
             yield event
         finally:
-            asleep = self._asleep.get(uuid)
+            asleep = self._asleep.get(key)
             if asleep is not None:
                 asleep.discard(event)
                 if not asleep:
-                    del self._asleep[uuid]
+                    del self._asleep[key]
 
-    def wake(self, uuid: str) -> None:
-        """Something happened to this session."""
-        for event in self._asleep.pop(uuid, ()):
+    def wake(self, key: str) -> None:
+        """Wake the tasks that wait for this key."""
+        for event in self._asleep.pop(key, ()):
             event.set()
 
     def wake_all(self) -> None:
-        """Something may have happened to any of them."""
-        for uuid in list(self._asleep):
-            self.wake(uuid)
+        """Wake every task: any key may have changed, or the store is closed."""
+        for key in list(self._asleep):
+            self.wake(key)

@@ -19,10 +19,8 @@ from pathlib import Path
 
 import trio
 
-from muxkit.protocols.restream.store.codec import Codec
-from muxkit.protocols.restream.store.open import open_store
-from muxkit.protocols.restream.store.protocol import KEEP, SessionStore, StoreLimits
-from muxkit.protocols.restream.store.rules import Rules
+from muxkit.protocols.restream.store import KEEP, SessionStore, StoreLimits, open_store
+from muxkit.protocols.restream.store.rules import Codec, Rules
 from muxkit.protocols.restream.store.sqlite import open_sqlite
 
 BEAT = 0.001  # s between two looks at the loop's clock

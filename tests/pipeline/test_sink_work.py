@@ -54,7 +54,7 @@ def found_in(server: StagingThread) -> list[bytes]:
     """All rows of the store, in which nothing is staged any more."""
 
     async def read(store: Staging) -> list[bytes]:
-        assert (await store.standing(KEY)).transactions == 0
+        assert (await store.progress(KEY)).transactions == 0
         return await everything(store, "main")
 
     return server.ask(read)

@@ -9,13 +9,7 @@ import pytest
 from muxkit.pipeline import Encoding, Key, StagingLimits, make_block, open_staging
 from muxkit.pipeline.staging.store.errors import StagingFull
 from muxkit.protocols import restream
-from muxkit.protocols.restream.store.errors import (
-    StoreClosed,
-    StoreCorrupt,
-    StoreFull,
-    StoreLocked,
-    StoreVersion,
-)
+from muxkit.storage import StoreClosed, StoreCorrupt, StoreFull, StoreLocked, StoreVersion
 from tests.pipeline._staging_world import DAY, KEY, everything, rows, stage
 
 if TYPE_CHECKING:

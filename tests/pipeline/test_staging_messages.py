@@ -30,9 +30,8 @@ from muxkit.pipeline._staging_messages import (
     is_block,
     question,
 )
+from muxkit.pipeline.staging.store import LAST_BATCH, rows_of
 from muxkit.pipeline.staging.store.errors import KINDS, StagingError, StagingRequestInvalid, TransactionGone
-from muxkit.pipeline.staging.store.rows import LAST_BATCH
-from muxkit.pipeline.staging.store.rules import rows_of
 
 LIMITS = StagingLimits()
 

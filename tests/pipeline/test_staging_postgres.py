@@ -9,13 +9,13 @@ import pytest
 import trio
 
 from muxkit.pipeline import Encoding, Key, make_block, open_staging
-from muxkit.protocols.restream.store.errors import StoreFailed, StoreVersion
+from muxkit.storage import StoreFailed, StoreVersion
 from tests.pipeline._staging_world import DAY, KEY, Place, everything, rows, stage
 from tests.protocols.restream.stores import Clock
 
 if TYPE_CHECKING:
     from muxkit.pipeline import Staging
-    from muxkit.pipeline.staging.store.rules import Commit
+    from muxkit.pipeline.staging.store import Commit
 
 pytest_plugins = ["tests.protocols.restream._postgres"]
 
@@ -66,7 +66,7 @@ async def test_a_batch_that_two_servers_commit_at_once_is_committed_by_one(datab
                 nursery.start_soon(commit, other, attempts[1])
             assert sorted(each.duplicate for each in done) == [False, True]
         assert await everything(one) == rows(0, 5)
-        assert (await one.standing(KEY)).transactions == 0
+        assert (await one.progress(KEY)).transactions == 0
 
 
 @pytest.mark.seeds(5, soak=200)
@@ -81,7 +81,7 @@ async def test_an_application_that_begins_on_two_servers_at_once_begins_once(dat
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(write, one, f"{number} a", key)
                 nursery.start_soon(write, other, f"{number} b", key)
-            standing = await one.standing(key)
+            standing = await one.progress(key)
             assert (standing.transactions, standing.staged) == (2, 2 * 3 * (8 + 4))
 
 

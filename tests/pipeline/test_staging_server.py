@@ -19,8 +19,8 @@ from muxkit.pipeline.staging.store.errors import (
     StagingRequestInvalid,
     StagingUnavailable,
 )
-from muxkit.protocols.restream.store.errors import StoreFailed
 from muxkit.runtime import Backoff
+from muxkit.storage import StoreFailed
 from muxkit.testing import ChaosPlan, chaos_relay
 from tests.pipeline._staging_world import KEY, Given, everything, rows, serving, write
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from muxkit.pipeline import Claim
-    from muxkit.pipeline.staging.store.rows import Block, Rows
-    from muxkit.pipeline.staging.store.store import Backend
+    from muxkit.pipeline.staging.store import Backend, Block, Rows
 
 T = TypeVar("T")
 
@@ -96,7 +95,7 @@ async def test_a_batch_that_is_committed_while_a_zombie_writes_ends_the_zombie_i
             assert not (await StagingClient(served.url).commit(KEY, 0, real)).duplicate
             go_on.set()
         assert await everything(store) == rows(0, 10)
-        assert (await store.standing(KEY)).transactions == 0
+        assert (await store.progress(KEY)).transactions == 0
 
 
 async def test_an_abort_goes_over_the_wire(store: Staging) -> None:
@@ -281,7 +280,7 @@ async def test_only_who_has_a_token_may_ask(store: Staging) -> None:
                 await write(client, "a", 0, rows(0, 10))
             with pytest.raises(StagingRefused, match=r"does not allow 'commit'"):
                 await client.commit(KEY, 0, {"a": 1})
-    assert (await store.standing(KEY)).transactions == 0
+    assert (await store.progress(KEY)).transactions == 0
 
 
 def test_no_token_at_all_is_no_way_to_ask_for_tokens() -> None:
@@ -345,7 +344,7 @@ async def test_a_client_is_never_further_ahead_of_the_store_than_its_window(stor
             assert 8192 - 2 * 120 <= given.taken * (8 + 4) <= 8192 + 120
             backend.go_on.set()
         assert given.taken == 5_000
-    assert (await store.standing(KEY)).staged == 5_000 * (8 + 4)
+    assert (await store.progress(KEY)).staged == 5_000 * (8 + 4)
 
 
 @pytest.mark.requirement("R-59")
@@ -354,6 +353,6 @@ async def test_a_server_sweeps_what_is_left_staged(autojump_clock: trio.testing.
         client = StagingClient(served.url)
         await client.write("a", KEY, 0, Given(rows(0, 10)), encoding=Encoding.BINARY, ttl=10.0)
         await trio.sleep(9.0)
-        assert (await store.standing(KEY)).transactions == 1
+        assert (await store.progress(KEY)).transactions == 1
         await trio.sleep(7.0)
-        assert (await store.standing(KEY)).transactions == 0
+        assert (await store.progress(KEY)).transactions == 0

@@ -29,7 +29,7 @@ import trio
 
 from muxkit import Limits
 from muxkit.protocols import restream
-from muxkit.protocols.restream.store.open import open_store
+from muxkit.protocols.restream.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream.store.open import open_store
+from muxkit.protocols.restream.store import open_store
 from muxkit_adapters import memory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from muxkit.protocols.restream.store.protocol import SessionStore
+    from muxkit.protocols.restream.store import SessionStore
 
     Store = SessionStore[object, object]
 

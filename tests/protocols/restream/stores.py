@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from muxkit.protocols.restream.store.codec import Codec
-from muxkit.protocols.restream.store.open import open_store
-from muxkit.protocols.restream.store.protocol import KEEP, Message, SessionStore, StoreLimits
-from muxkit.protocols.restream.store.rules import Rules
+from muxkit.protocols.restream.store import KEEP, Message, SessionStore, StoreLimits, open_store
+from muxkit.protocols.restream.store.rules import Codec, Rules
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import apsw
 import attrs
 
-from muxkit.storage.sqlite_connection import ERROR, FULL, IOERR, SqliteFault, Value, Version
+from muxkit.storage.sqlite import ERROR, FULL, IOERR, SqliteFault, Value, Version
 
 if TYPE_CHECKING:
     import random

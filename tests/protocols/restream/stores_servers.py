@@ -10,7 +10,7 @@ import psycopg
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from muxkit.protocols.restream.store.protocol import StoreLimits
+    from muxkit.protocols.restream.store import StoreLimits
     from tests.protocols.restream.stores import NumberStore, Place
 
 

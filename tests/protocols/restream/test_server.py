@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream.twister import next_value
+from muxkit.protocols.restream.applications import next_value
 from tests.protocols.restream._server_clients import U1, U2, ack, begin, place, resume, stored_ids
 
 WAIT = 0.5  # s of virtual time in which everything that can happen has happened

@@ -9,7 +9,7 @@ import trio
 
 from muxkit.protocols import restream
 from muxkit.protocols.restream.server import backend as _session_server_sessions
-from muxkit.protocols.restream.store.protocol import Message
+from muxkit.protocols.restream.store import Message
 from tests.protocols.restream._server_clients import U1, ack, begin, place, resume
 
 if TYPE_CHECKING:

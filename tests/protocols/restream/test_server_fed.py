@@ -9,8 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream.store.open import open_store
-from muxkit.protocols.restream.store.protocol import StoreLimits
+from muxkit.protocols.restream.store import StoreLimits, open_store
 from tests.protocols.restream._server_clients import U1, ack, begin, place, resume
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import trio
 from muxkit.protocols import restream
 from muxkit.protocols.restream.server import backend as _session_server_sessions
 from muxkit.protocols.restream.server import connection as _session_server_connection
-from muxkit.protocols.restream.store.open import open_store
+from muxkit.protocols.restream.store import open_store
 from tests.protocols.restream._server_clients import U1, Place, ack, begin, place, resume
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from muxkit import Limits
 from muxkit.protocols import restream
 from muxkit.protocols.restream.server.connection import BATCH, MARK
 from muxkit.protocols.restream.server.quota import IN_THE_LOOP, Turns
-from muxkit.protocols.restream.store.open import open_store
-from muxkit.protocols.restream.store.protocol import Message
+from muxkit.protocols.restream.store import Message, open_store
 from tests.protocols.restream._server_clients import U1, begin, place
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ import trio
 
 from muxkit.protocols import restream
 from muxkit.protocols.restream.server.log import shown
-from muxkit.protocols.restream.store.errors import StoreFailed, StoreFull
-from muxkit.protocols.restream.store.open import open_store
-from muxkit.protocols.restream.store.protocol import StoreLimits
+from muxkit.protocols.restream.store import StoreLimits, open_store
+from muxkit.storage import StoreFailed, StoreFull
 from muxkit_adapters import memory
 from tests.protocols.restream._server_clients import U1, U2, Client, ack, begin, place, resume
 

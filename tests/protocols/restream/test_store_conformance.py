@@ -5,20 +5,21 @@ from __future__ import annotations
 import pytest
 import trio
 
-from muxkit.protocols.restream.store.errors import (
+from muxkit.protocols.restream.store import (
+    LAST_ID,
     IdsExhausted,
+    Message,
     MessageGone,
     NotJson,
     OutOfOrderAck,
     SessionExists,
     SessionFinished,
-    StoreClosed,
-    StoreFull,
+    StoreLimits,
     UnknownMessage,
     UnknownSession,
+    open_store,
 )
-from muxkit.protocols.restream.store.open import open_store
-from muxkit.protocols.restream.store.protocol import LAST_ID, Message, StoreLimits
+from muxkit.storage import StoreClosed, StoreFull
 from tests.protocols.restream.stores import (
     U1,
     U2,

@@ -8,15 +8,17 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from muxkit.protocols.restream.store.errors import (
+from muxkit.protocols.restream.store import (
+    Message,
     SessionBusy,
     SessionExpired,
     SessionFinished,
-    StoreFull,
+    Status,
+    StoreLimits,
     Superseded,
     UnknownSession,
 )
-from muxkit.protocols.restream.store.protocol import Message, Status, StoreLimits
+from muxkit.storage import StoreFull
 from tests.protocols.restream.stores import (
     U1,
     U2,

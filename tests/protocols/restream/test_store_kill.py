@@ -23,8 +23,8 @@ SESSIONS = 8
 
 SERVER = """
 import sys, trio
-from muxkit.protocols.restream.store.errors import SessionExists
-from muxkit.protocols.restream.store.open import open_store
+from muxkit.protocols.restream.store import SessionExists
+from muxkit.protocols.restream.store import open_store
 from tests.protocols.restream.stores import Numbers, Number, next_number
 
 async def main():

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from muxkit.protocols.restream.store.errors import StoreFull
-from muxkit.protocols.restream.store.open import open_store
-from muxkit.protocols.restream.store.protocol import StoreLimits
+from muxkit.protocols.restream.store import StoreLimits, open_store
+from muxkit.storage import StoreFull
 from tests.protocols.restream.stores import U1, U2, Clock
 
 

@@ -8,14 +8,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from muxkit.protocols.restream.store.errors import (
-    SessionExists,
-    StoreError,
-    StoreReadOnly,
-    StoreVersion,
-    Superseded,
-)
-from muxkit.protocols.restream.store.protocol import Message, Status, StoreLimits
+from muxkit.protocols.restream.store import Message, SessionExists, Status, StoreLimits, Superseded
+from muxkit.storage import StoreError, StoreReadOnly, StoreVersion
 from tests.protocols.restream.stores import U1, U2, Clock, Number, Numbers, NumberStore, Place, next_number, numbers
 from tests.protocols.restream.stores_servers import ask, two
 

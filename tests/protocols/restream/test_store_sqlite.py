@@ -14,21 +14,16 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from muxkit.protocols.restream.store import _sqlite_file
-from muxkit.protocols.restream.store.errors import (
-    StoreFailed,
-    StoreFull,
-    StoreLocked,
-    StoreVersion,
-)
-from muxkit.protocols.restream.store.protocol import StoreLimits
+from muxkit.protocols.restream.store import StoreLimits, _sqlite_file
 from muxkit.protocols.restream.store.sqlite import open_sqlite
-from muxkit.storage.sqlite import Journal, has_wal_reset_bug
-from muxkit.storage.sqlite_connection import (
+from muxkit.storage import StoreFailed, StoreFull, StoreLocked, StoreVersion
+from muxkit.storage.sqlite import (
     Connection,
+    Journal,
     StandardConnection,
     Value,
     Version,
+    has_wal_reset_bug,
 )
 from tests.protocols.restream.stores import U1, Clock, Number, Numbers, next_number, numbers, rules
 from tests.protocols.restream.stores_disk import ApswConnection
@@ -147,7 +142,7 @@ async def test_what_clients_are_sent_is_not_for_everybody_to_read(path: Path) ->
 HOLDER = """
 import sys, trio
 from pathlib import Path
-from muxkit.protocols.restream.store.open import open_store
+from muxkit.protocols.restream.store import open_store
 
 async def main():
     async with open_store("sqlite:" + sys.argv[1]) as store:

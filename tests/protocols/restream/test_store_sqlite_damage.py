@@ -14,12 +14,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from muxkit.protocols.restream.store.errors import (
-    StoreCorrupt,
-    StoreError,
-    StoreVersion,
-)
 from muxkit.protocols.restream.store.sqlite import open_sqlite
+from muxkit.storage import StoreCorrupt, StoreError, StoreVersion
 from tests.protocols.restream.stores import U1, U2, Clock, Number, Numbers, NumberStore, next_number, rules
 
 pytest_plugins = ["tests.protocols.restream.stores_fixtures"]

@@ -13,12 +13,8 @@ import attrs
 import pytest
 import trio
 
-from muxkit.protocols.restream.store.errors import (
-    StoreError,
-    StoreFailed,
-    StoreFull,
-)
 from muxkit.protocols.restream.store.sqlite import open_sqlite
+from muxkit.storage import StoreError, StoreFailed, StoreFull
 from tests.protocols.restream.stores import U1, Clock, Numbers, NumberStore, next_number, numbers, rules
 from tests.protocols.restream.stores_disk import ApswConnection, Disk
 
@@ -135,8 +131,8 @@ async def test_after_an_io_error_the_file_is_asked_what_was_stored(path: Path) -
 
 FILE_SIZE = """
 import resource, sys, trio
-from muxkit.protocols.restream.store.errors import StoreError
-from muxkit.protocols.restream.store.open import open_store
+from muxkit.storage import StoreError
+from muxkit.protocols.restream.store import open_store
 
 async def main():
     async with open_store("sqlite:" + sys.argv[1]) as store:
@@ -182,8 +178,8 @@ async def make(path: Path) -> None:
 READ_ONLY = """
 import os, sys, trio
 import muxkit.protocols.restream.store.sqlite
-from muxkit.protocols.restream.store.errors import StoreError
-from muxkit.protocols.restream.store.open import open_store
+from muxkit.storage import StoreError
+from muxkit.protocols.restream.store import open_store
 
 if os.getuid() == 0:
     os.setgid(65534)

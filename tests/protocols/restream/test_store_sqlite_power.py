@@ -9,8 +9,9 @@ import attrs
 import pytest
 import trio
 
-from muxkit.protocols.restream.store.errors import StoreError, UnknownSession
+from muxkit.protocols.restream.store import UnknownSession
 from muxkit.protocols.restream.store.sqlite import open_sqlite
+from muxkit.storage import StoreError
 from tests.protocols.restream.stores import Clock, Numbers, NumberStore, next_number, numbers, rules
 from tests.protocols.restream.stores_disk import Disk, PowerCut
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from muxkit.storage.sqlite_connection import Connection, Value
+    from muxkit.storage.sqlite import Connection, Value
 
 Journal = Literal["wal", "delete"]
 

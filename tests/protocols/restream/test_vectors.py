@@ -18,8 +18,8 @@ from muxkit.protocols.restream import (
     StatelessRequested,
     parse_integer,
 )
-from muxkit.protocols.restream.crc import roll
-from muxkit.protocols.restream.twister import next_value
+from muxkit.protocols.restream.applications import roll
+from muxkit.protocols.restream.applications import next_value
 from tests.protocols import _vectors as vectors
 from tests.protocols.restream._helpers import said
 

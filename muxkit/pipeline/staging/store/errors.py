@@ -1,6 +1,6 @@
-"""What can a staging server refuse? One class for each, and sentences that say what to do.
+"""The errors of a staging server, each with a sentence that says what to do.
 
-Each names the stream, the application and the batch that it is about. To a client the class travels as its `kind`.
+Each text names the stream, the application and the batch. On the wire a class is sent as its `kind`.
 """
 
 from __future__ import annotations
@@ -11,55 +11,55 @@ from muxkit.pipeline._errors import PipelineError
 
 
 class StagingError(PipelineError):
-    """Everything that staging raises on its own account."""
+    """The base of all errors that staging raises on its own account."""
 
     kind: ClassVar[str] = "failed"
 
 
 class TransactionGone(StagingError):
-    """The transaction is not staged: it was never begun, was aborted or swept, or its batch is committed."""
+    """The transaction is not staged: it was never begun, was aborted or deleted, or its batch is committed."""
 
     kind = "gone"
 
 
 class TransactionConflict(StagingError):
-    """The transaction is there and is another one: its batch, its stream or its rows are not those that were sent."""
+    """The transaction exists with another batch, another stream or other rows than those that were sent."""
 
     kind = "conflict"
 
 
 class NotCommitted(StagingError):
-    """A commit that did not fit what is staged. Nothing of the batch was committed."""
+    """The commit does not match the staged rows. Nothing of the batch was committed."""
 
     kind = "uncommitted"
 
 
 class StagingFull(StagingError):
-    """A bound of `StagingLimits`, or the disk. What was to be added was not."""
+    """A limit of `StagingLimits` or the disk is full. Nothing was added."""
 
     kind = "full"
 
 
 class StagingRefused(StagingError):
-    """The server does not let this client do that."""
+    """The server does not allow this client to do that."""
 
     kind = "refused"
 
 
 class StagingRequestInvalid(StagingError):
-    """What came is no request, or no block of rows."""
+    """The received bytes are no request, or no block of rows."""
 
     kind = "invalid"
 
 
 class StagingUnavailable(StagingError):
-    """There is no answer to be had now: no connection, or a server whose store is in trouble. May be tried again."""
+    """There is no connection, or the store of the server has failed. The call may be repeated."""
 
     kind = "unavailable"
 
 
 class RowsGone(StagingError):
-    """Rows of a stream were asked for that were trimmed, or that do not exist yet."""
+    """The requested rows were trimmed, or do not exist yet."""
 
     kind = "rows-gone"
 

@@ -1,4 +1,4 @@
-"""A staging store in memory: as long as the process lives, and no longer."""
+"""A staging store in memory, which ends with its process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import trio
 from muxkit.pipeline.staging.store.errors import StagingFull
 from muxkit.pipeline.staging.store.rows import Block, Span
 from muxkit.pipeline.staging.store.store import Staging
-from muxkit.protocols.restream.store.errors import StoreClosed
-from muxkit.storage.waiters import Waiters
+from muxkit.storage import StoreClosed, Waiters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_SHOWN = 1000  # blocks of one transaction that are looked at to serve a read
+MAX_BLOCKS_READ = 1000  # blocks that one read looks at
 
 
 @asynccontextmanager
 async def open_memory(rules: Rules) -> AsyncIterator[Staging]:
-    """A store whose calls never wait."""
+    """Open a store whose calls never wait."""
     waiters = Waiters()
     backend = _Memory(rules.limits.bytes, waiters)
     try:
@@ -39,16 +38,16 @@ async def open_memory(rules: Rules) -> AsyncIterator[Staging]:
 
 
 class _Memory:
-    """The backend and its rows at once: units of work cannot overlap, since none of them waits."""
+    """Both the backend and its rows: units of work cannot overlap, since none of them waits."""
 
     def __init__(self, most_bytes: int, waiters: Waiters) -> None:
         self._applications: dict[Key, Application] = {}
         self._transactions: dict[str, Transaction] = {}
-        self._by_key: dict[Key, set[str]] = {}  # transactions that are not committed
+        self._by_key: dict[Key, set[str]] = {}  # the transactions that are not committed
         self._published: dict[str, list[tuple[int, str]]] = {}  # by stream: base and id of those with rows, sorted
         self._streams: dict[str, Stream] = {}
         self._blocks: dict[str, dict[int, Block]] = {}
-        self._firsts: dict[str, list[int]] = {}  # of each transaction's blocks, sorted
+        self._firsts: dict[str, list[int]] = {}  # the first rows of each transaction's blocks, sorted
         self._used = 0
         self._most_bytes = most_bytes
         self._waiters = waiters
@@ -61,7 +60,7 @@ class _Memory:
         return act(self)
 
     @property
-    def looks_after(self) -> float | None:
+    def poll_interval(self) -> float | None:
         return None
 
     def close(self) -> None:
@@ -113,7 +112,7 @@ class _Memory:
         self._used -= sum(len(block.body) for block in self._blocks.pop(id, {}).values())
 
     def reclaim(self, id: str) -> None:
-        pass  # what is gone is gone at once
+        pass  # deleted blocks are gone at once
 
     def purge(self) -> bool:
         return False
@@ -148,7 +147,7 @@ class _Memory:
         start = bisect_right(firsts, row) - 1
         found: list[Block] = []
         size = 0
-        for at in firsts[start : start + MOST_SHOWN]:
+        for at in firsts[start : start + MAX_BLOCKS_READ]:
             size += len(known[at].body)
             if found and size > most_bytes:
                 break

@@ -1,20 +1,20 @@
-"""A staging store in PostgreSQL, for several servers behind one address: one thread, one transaction for each question.
+"""A staging store in PostgreSQL, which several servers share: one thread, one database transaction for each job.
 
-Whatever is done to an application's transactions is done with the row of that application locked, then that of the
-stream; so two servers agree about each batch, and wait for each other in one order only.
+Each change of an application's transactions locks the row of the application first, then that of the stream; so two
+servers agree about each batch, and cannot deadlock.
 """
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from muxkit.pipeline.staging.store.sql import POSTGRES, SqlRows, migrations
 from muxkit.pipeline.staging.store.store import Staging
-from muxkit.protocols.restream.store.errors import StoreError, StoreFailed, StoreVersion
+from muxkit.storage import Job, Schema, StoreError, Waiters, Worker
+from muxkit.storage.errors import copy_of
 from muxkit.storage.postgres import Database
-from muxkit.storage.waiters import Waiters
-from muxkit.storage.worker import Job, Worker
+from muxkit.storage.schema import migrate_postgres
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,21 +23,19 @@ if TYPE_CHECKING:
 
     from muxkit.pipeline.staging.store.rows import Rows
     from muxkit.pipeline.staging.store.rules import Rules
-    from muxkit.protocols.restream.store.rows import Rows as RestreamRows
-    from muxkit.storage.sqlite_connection import Value
+    from muxkit.storage.sqlite import Value
 
 T = TypeVar("T")
 
-LOCK = 0x6D787374  # of the advisory lock that whoever looks at the version holds
-MIGRATIONS = migrations(POSTGRES)
-VERSION = len(MIGRATIONS)
-TRIES = 10  # of a unit of work that met another server's on its way, or lost its connection
-LOOK = 1.0  # s between two looks for what other servers have committed
+APPLICATION = "muxkit staging"  # of the connections, as the database shows them
+SCHEMA = Schema(0x6D787374, "a staging store", migrations(POSTGRES), version_table="staging_store")
+MAX_TRIES = 10  # of a job that collided with one of another server, or lost its connection
+POLL_INTERVAL = 1.0  # s between two looks for the commits of other servers
 
 
 @asynccontextmanager
 async def open_postgres(url: str, rules: Rules) -> AsyncIterator[Staging]:
-    """A store in this database, in the first schema of its search path; its tables are made if there are none."""
+    """Open a store in this database, in the first schema of its search path; missing tables are made."""
     waiters = Waiters()
     backend = _Postgres(url, waiters)
     opened = False
@@ -46,27 +44,26 @@ async def open_postgres(url: str, rules: Rules) -> AsyncIterator[Staging]:
         opened = True
         yield Staging(backend, rules, waiters)
     finally:
-        await backend.worker.stop(backend.close, patiently=opened)
+        await backend.worker.stop(backend.close, shield=opened)
         waiters.wake_all()
 
 
 class _Postgres:
-    """The backend. What was asked may be done twice when a connection breaks, which all of it can bear."""
+    """The backend. A job may be run twice when a connection breaks, which the rules allow."""
 
     def __init__(self, url: str, waiters: Waiters) -> None:
-        self._database = Database(_introduced(url))
+        self._database = Database(url, APPLICATION)
         self._waiters = waiters
         self._changed: list[str] = []  # filled in the thread before a group is delivered, emptied when it is
         self._statements: dict[str, str] = {}
-        self.worker = Worker("muxkit staging", self._run_group, self._wake)
+        self.worker: Worker[Rows] = Worker("muxkit staging", self._run_group, self._wake)
 
     async def work(self, act: Callable[[Rows], T]) -> T:
-        # The thread hands back to `_attempt` what it is given here, and never looks at the rows.
-        return await self.worker.ask("", cast("Callable[[RestreamRows], T]", act), reads=False)
+        return await self.worker.ask("", act)
 
     @property
-    def looks_after(self) -> float | None:
-        return LOOK
+    def poll_interval(self) -> float | None:
+        return POLL_INTERVAL
 
     def _wake(self) -> None:
         while self._changed:
@@ -76,19 +73,19 @@ class _Postgres:
 
     def open(self) -> None:
         try:
-            _migrate(self._database.connection())
+            migrate_postgres(self._database.connection(), SCHEMA)
         except self._database.errors as error:
             raise self._database.judge(error) from error
 
     def close(self) -> None:
         self._database.close()
 
-    def _run_group(self, jobs: list[Job]) -> None:
+    def _run_group(self, jobs: list[Job[Rows]]) -> None:
         for job in jobs:
             self._run_job(job)
 
-    def _run_job(self, job: Job) -> None:
-        for tries in range(TRIES, 0, -1):
+    def _run_job(self, job: Job[Rows]) -> None:
+        for tries in range(MAX_TRIES, 0, -1):
             job.error = None
             try:
                 self._attempt(job)
@@ -100,15 +97,15 @@ class _Postgres:
                 job.error = self._database.judge(error)
                 return
             except StoreError as error:
-                job.error = StoreFailed(str(error)) if type(error) is StoreFailed else error
+                job.error = copy_of(error)
                 return
 
-    def _attempt(self, job: Job) -> None:
+    def _attempt(self, job: Job[Rows]) -> None:
         connection = self._database.connection()
         rows = SqlRows(self._runs(connection), self._runs_many(connection), POSTGRES, lambda: False)
         connection.execute("BEGIN")
         try:
-            job.result = job.act(cast("RestreamRows", rows))  # it is one of ours, and takes ours
+            job.result = job.act(rows)
         except self._database.errors:
             raise
         except Exception as error:  # the rules
@@ -136,34 +133,6 @@ class _Postgres:
     def _translated(self, sql: str) -> str:
         found = self._statements.get(sql)
         if found is None:
-            # Binary, or bytes would travel as text of twice their length.
+            # Binary parameters: bytes as text would be twice as long.
             found = self._statements[sql] = sql.replace("?", "%b")
         return found
-
-
-def _introduced(url: str) -> str:
-    """With a name by which whoever looks after the database knows these connections."""
-    if "application_name" in url:
-        return url
-    return f"{url}{'&' if '?' in url else '?'}application_name=muxkit%20staging"
-
-
-def _migrate(connection: psycopg.Connection) -> None:
-    """Make or update the tables, in the first schema of the connection's search path."""
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
-        connection.execute("CREATE TABLE IF NOT EXISTS staging_store (version integer NOT NULL)")
-        found = connection.execute("SELECT version FROM staging_store").fetchone()
-        version: int = 0 if found is None else found[0]
-        if version > VERSION:
-            raise StoreVersion(
-                f"the database's tables are of version {version}, and this muxkit knows up to {VERSION}; "
-                "use a newer muxkit"
-            )
-        for statements in MIGRATIONS[version:]:
-            for statement in statements:
-                connection.execute(statement)
-        if found is None:
-            connection.execute("INSERT INTO staging_store VALUES (%s)", (VERSION,))
-        elif version < VERSION:
-            connection.execute("UPDATE staging_store SET version = %s", (VERSION,))

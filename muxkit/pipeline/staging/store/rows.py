@@ -1,7 +1,7 @@
-"""What does a staging store keep? Applications, transactions, blocks of rows, streams, and what the rules do with them.
+"""The rows of a staging store (applications, transactions, blocks, streams), and the interface to read and write them.
 
-Committing moves nothing: a transaction that is committed is given its place in the stream, and its blocks stay where
-they lie. Row `n` of it, counted from 0, has the id `base + n + 1`.
+A commit moves no rows: the transaction gets its position in the stream, and its blocks stay where they are. Row `n` of
+it, counted from 0, has the id `base + n + 1`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NEVER = -1  # the last committed batch of an application that has committed nothing
-LONGEST_NAME = 255  # characters of a stream, an application, a transaction
+NO_BATCH = -1  # the last committed batch of an application that has committed nothing
+LONGEST_NAME = 255  # characters of the name of a stream, an application, a transaction
 LAST_BATCH = 2**63 - 1
 KIB = 1024
 MIB = 1024 * KIB
@@ -24,7 +24,7 @@ GIB = 1024 * MIB
 
 
 class Encoding(Enum):
-    """What the bytes of a row are."""
+    """The format of the bytes of a row."""
 
     JSON = "json"
     TEXT = "text"  # UTF-8
@@ -32,7 +32,7 @@ class Encoding(Enum):
 
 
 class Key(NamedTuple):
-    """Whose batches are told apart by their numbers: an application, in one stream."""
+    """An application in one stream. The numbers of its batches are unique."""
 
     stream: str
     app: str
@@ -43,35 +43,35 @@ class Key(NamedTuple):
 
 @attrs.define
 class Application:
-    """How far an application is in a stream."""
+    """The progress of an application in a stream."""
 
     key: Key
-    batch: int = NEVER  # the last one that was committed
-    rows: int = 0  # of that one
+    batch: int = NO_BATCH  # the last committed one
+    rows: int = 0  # of that batch
     staged: int = 0  # bytes of its transactions that are not committed
-    transactions: int = 0  # how many those are
-    due: float | None = None  # when it is forgotten, if nothing of it is staged; None: never
+    transactions: int = 0  # the number of those
+    due: float | None = None  # when it is deleted, if nothing of it is staged; None: never
 
 
 @attrs.define
 class Transaction:
-    """What one partition of a batch wrote."""
+    """The rows of one partition of a batch."""
 
     id: str
     key: Key
     batch: int
     encoding: Encoding
-    ttl: float  # s that it survives untouched
-    due: float | None  # when it is swept; None once it is committed
+    ttl: float  # s without a change after which it is deleted
+    due: float | None  # when it is deleted; None once it is committed
     rows: int = 0
     size: int = 0  # bytes
     prepared: bool = False
-    base: int | None = None  # rows of the stream before it; None: not committed
+    base: int | None = None  # the number of rows of the stream before it; None: not committed
 
 
 @attrs.define
 class Stream:
-    """What was committed, row after row. Ids go from 1 to `head`; those up to `trimmed` are gone."""
+    """The committed rows in order. Ids go from 1 to `head`; those up to `trimmed` are deleted."""
 
     name: str
     head: int = 0
@@ -81,7 +81,7 @@ class Stream:
 class Block(NamedTuple):
     """Consecutive rows of a transaction: the length of each (32 bits, little-endian), then their bytes."""
 
-    first: int  # the number of its first row in the transaction
+    first: int  # the index of its first row in the transaction
     rows: int
     crc: int  # of the body
     body: bytes
@@ -107,84 +107,84 @@ def _limit(default: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class StagingLimits:
-    """What a staging store may hold for whoever writes to it; sizes in bytes, times in seconds."""
+    """The limits of a staging store; sizes in bytes, times in seconds."""
 
     staged: int = _limit(4 * GIB)
-    """Of one application in one stream: staged and not committed."""
+    """Staged and not committed bytes of one application in one stream."""
     transactions: int = _limit(10_000)
-    """Of one application in one stream, as many."""
+    """Staged and not committed transactions of one application in one stream."""
     applications: int = _limit(100_000)
-    """Whose last batch is remembered, in all streams together."""
+    """Applications in all streams together."""
     row: int = _limit(512 * KIB)
     """One row."""
     block: int = _limit(4 * MIB)
     """One block of rows."""
     bytes: int = _limit(1 << 40)
-    """Memory: all that is kept; SQLite: the file."""
+    """In memory: of all rows; in SQLite: of the file."""
     ttl: int = _limit(7 * 86_400)
-    """The longest time that a client may ask its transactions to be kept untouched."""
+    """The longest lifetime of an unchanged transaction that a client may request."""
 
 
 class Rows(Protocol):
-    """The rows during one unit of work. Nothing is written unless the rules have been checked to the end."""
+    """The rows during one unit of work. The rules write only after all their checks."""
 
     def application(self, key: Key) -> Application | None:
-        """The application, which nobody else changes from now on until the unit of work is over."""
+        """Return the application, locked until the unit of work is over."""
 
     def save_application(self, application: Application) -> None: ...
 
     def applications(self) -> int:
-        """How many there are."""
+        """Return the number of applications."""
 
     def remove_application(self, key: Key) -> None: ...
 
     def overdue_applications(self, now: float, most: int) -> list[Key]:
-        """Some that are to be forgotten, with nothing staged."""
+        """Return some expired applications with nothing staged."""
 
     def transaction(self, id: str) -> Transaction | None: ...
 
     def save_transaction(self, transaction: Transaction) -> None: ...
 
     def remove_transaction(self, id: str) -> None:
-        """It is gone; its blocks may go later, in small portions."""
+        """Delete the transaction; its blocks may be deleted later, in small portions."""
 
     def reclaim(self, id: str) -> None:
-        """Another transaction will have this name: nothing of the last one may be left."""
+        """Delete what is left of a transaction of this name, before another one gets the name."""
 
     def purge(self) -> bool:
-        """Delete a portion of the blocks of transactions that are gone; whether there may be more."""
+        """Delete a portion of the blocks of deleted transactions; True if there may be more."""
 
     def staged(self, key: Key, upto: int) -> list[Transaction]:
-        """Of this application, not committed, of batches up to this one."""
+        """Return the transactions of this application that are not committed, of batches up to this one."""
 
     def overdue(self, now: float, most: int) -> list[Transaction]:
-        """Some that are to be swept."""
+        """Return some expired transactions."""
 
     def add(self, id: str, blocks: Sequence[Block]) -> None:
-        """Blocks of a transaction that are not there yet."""
+        """Add new blocks of a transaction."""
 
     def spans(self, id: str, first: int, last: int) -> list[Span]:
-        """The blocks of a transaction that begin at one of these rows, in order."""
+        """Return the blocks of a transaction that begin at one of these rows, in order."""
 
     def blocks(self, id: str, row: int, most_bytes: int) -> list[Block]:
-        """The block that holds this row and those that follow, as many as fit; at least one."""
+        """Return the block that holds this row and as many of the next ones as fit; at least one."""
 
     def stream(self, name: str) -> Stream | None:
-        """The stream, which nobody else changes from now on until the unit of work is over."""
+        """Return the stream, locked until the unit of work is over."""
 
     def look_at_stream(self, name: str) -> Stream | None:
-        """The stream as it is now."""
+        """Return the stream without locking it."""
 
     def save_stream(self, stream: Stream) -> None: ...
 
     def published(self, stream: str, id: int) -> Transaction | None:
-        """The committed transaction that holds this row of the stream."""
+        """Return the committed transaction that holds this row of the stream."""
 
     def passed(self, stream: str, upto: int, most: int) -> list[str]:
-        """Some committed transactions of the stream whose rows all have ids up to this one."""
+        """Return some committed transactions of the stream whose rows all have ids up to this one."""
 
     def changed(self, stream: str) -> None:
-        """Wake who waits for this stream when the work is durable."""
+        """Wake the tasks that wait for this stream when the work is durable."""
 
     def shrink(self) -> bool:
-        """Give some unused room back to the disk; whether there is more to give."""
+        """Return some unused space to the disk; True if there is more."""

@@ -1,7 +1,7 @@
-"""What may be done to staged transactions, and what does it do to the rows? The same for every store.
+"""The rules of a staging store: what each operation checks, and what it changes in the rows.
 
-Each function is one unit of work, and each may be repeated: whoever does not know whether it was done does it again. No
-clock, no Trio, no disk.
+They are the same for every kind of store. Each function is one unit of work and may be repeated, so a caller that does
+not know whether it was done calls it again. There is no Trio and no disk here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from muxkit.pipeline.staging.store.errors import (
     TransactionGone,
 )
 from muxkit.pipeline.staging.store.rows import (
-    NEVER,
+    NO_BATCH,
     Application,
     Block,
     Encoding,
@@ -31,40 +31,40 @@ from muxkit.pipeline.staging.store.rows import (
     Stream,
     Transaction,
 )
-from muxkit.protocols.restream.store.errors import StoreCorrupt
+from muxkit.storage import StoreCorrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-Now = Callable[[], float]  # seconds since 1970, as `time.time` gives them; called in any thread
+Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any thread
 
 
 @attrs.frozen(kw_only=True)
 class Commit:
-    """What a commit did."""
+    """The result of a commit."""
 
     duplicate: bool
-    """The batch, or a later one, was committed before: nothing was done now."""
+    """The batch, or a later one, was committed before: this call did nothing."""
     rows: int
     head: int
     """The last id of the stream."""
 
 
 @attrs.frozen(kw_only=True)
-class Standing:
-    """How far an application is in a stream."""
+class BatchProgress:
+    """The progress of an application in a stream."""
 
     batch: int | None
-    """The last one that was committed."""
+    """The last committed one."""
     rows: int
-    """How many that one had."""
+    """The number of rows of that batch."""
     staged: int
     """Bytes that are staged and not committed."""
     transactions: int
     head: int
     """The last id of the stream."""
     trimmed: int
-    """The last id that may be gone."""
+    """The last id that may be deleted."""
 
 
 @attrs.frozen
@@ -86,7 +86,7 @@ class Rules:
     # ------------------------------------------------------------------------ the first phase
 
     def begin(self, rows: Rows, id: str, key: Key, batch: int, encoding: Encoding, ttl: float, *, once: bool) -> bool:
-        """Begin a transaction, or go on with it. False: the batch is committed, and there is nothing to write."""
+        """Begin a transaction, or continue it. False: the batch is committed, and there is nothing to write."""
         application = self._application(rows, key)
         if batch <= application.batch:
             return False
@@ -118,7 +118,7 @@ class Rules:
         return True
 
     def put(self, rows: Rows, id: str, key: Key, batch: int, blocks: Sequence[Block]) -> bool:
-        """Add blocks to a transaction; one that is there already is left as it is. False: its batch is committed."""
+        """Add blocks to a transaction; existing ones stay as they are. False: its batch is committed."""
         application = self._application(rows, key)
         if batch <= application.batch:
             return False
@@ -143,7 +143,7 @@ class Rules:
         return True
 
     def prepare(self, rows: Rows, id: str, key: Key, batch: int, count: int) -> bool:
-        """Promise that the transaction can be committed with so many rows. False: its batch is committed."""
+        """Promise that the transaction can be committed with `count` rows. False: its batch is committed."""
         application = self._application(rows, key)
         if batch <= application.batch:
             return False
@@ -166,7 +166,7 @@ class Rules:
     # ------------------------------------------------------------------------ the second phase
 
     def commit(self, rows: Rows, key: Key, batch: int, parts: Mapping[str, int]) -> Commit:
-        """Add all of these to the stream, or none. `parts`: the rows that each transaction has."""
+        """Add all of these transactions to the stream, or none. `parts`: the number of rows of each."""
         application = self._application(rows, key)
         if batch <= application.batch:
             stream = rows.look_at_stream(key.stream) or Stream(key.stream)
@@ -174,7 +174,7 @@ class Rules:
             return Commit(duplicate=True, rows=count, head=stream.head)
         found = [self._committable(rows, id, key, batch, count) for id, count in parts.items()]
         stream = rows.stream(key.stream) or Stream(key.stream)
-        if application.due is not None:  # long enough for whoever did not hear the answer to ask again
+        if application.due is not None:  # long enough for a client that missed the answer to ask again
             application.due = self.now() + max((each.ttl for each in found), default=0.0)
         for each in found:
             each.base, each.due = stream.head, None
@@ -184,7 +184,7 @@ class Rules:
             rows.save_transaction(each)
         application.batch = batch
         application.rows = sum(each.rows for each in found)
-        # What failed attempts left behind can never be committed any more.
+        # The transactions of failed attempts can never be committed.
         for each in rows.staged(key, batch):
             if each.id not in parts:
                 self._drop(rows, application, each)
@@ -194,7 +194,7 @@ class Rules:
         return Commit(duplicate=False, rows=application.rows, head=stream.head)
 
     def abort(self, rows: Rows, key: Key, batch: int, ids: Iterable[str]) -> int:
-        """Drop those of these that are staged for this batch; how many. What is committed stays."""
+        """Delete those of these transactions that are staged for this batch; return how many. Committed ones stay."""
         application = self._application(rows, key)
         dropped = 0
         for id in ids:
@@ -210,7 +210,7 @@ class Rules:
         return rows.overdue(self.now(), most)
 
     def sweep(self, rows: Rows, id: str, key: Key) -> bool:
-        """Drop a transaction whose time is over; whether there was one."""
+        """Delete a transaction if it is expired; return True if it was."""
         application = self._application(rows, key)
         found = rows.transaction(id)
         if found is None or not self._is_over(found):
@@ -223,7 +223,7 @@ class Rules:
         return rows.overdue_applications(self.now(), most)
 
     def forget(self, rows: Rows, key: Key) -> bool:
-        """Forget an application that was for one batch only; whether there was one."""
+        """Delete an expired application that was for one batch only; return True if it was."""
         application = rows.application(key)
         if application is None or application.due is None or application.transactions:
             return False
@@ -235,7 +235,7 @@ class Rules:
     # ------------------------------------------------------------------------ the stream
 
     def read(self, rows: Rows, stream: str, after: int, most_bytes: int) -> Published | None:
-        """Rows behind the id `after`, or None if there are none yet."""
+        """Return rows after the id `after`, or None if there are none yet."""
         known = rows.look_at_stream(stream) or Stream(stream)
         if not known.trimmed <= after <= known.head:
             raise RowsGone(
@@ -259,7 +259,7 @@ class Rules:
         return Published(after + 1, found.encoding, got)
 
     def trim(self, rows: Rows, name: str, upto: int, most: int) -> bool:
-        """Let rows up to this id go; whether there is more to delete."""
+        """Delete rows up to this id; return True if there are more to delete."""
         stream = rows.stream(name) or Stream(name)
         if upto > stream.head:
             raise RowsGone(f"stream {name!a}: rows up to {upto} were to go, and it ends with {stream.head}")
@@ -271,11 +271,11 @@ class Rules:
             rows.save_stream(stream)
         return len(gone) == most
 
-    def standing(self, rows: Rows, key: Key) -> Standing:
+    def progress(self, rows: Rows, key: Key) -> BatchProgress:
         application = rows.application(key) or Application(key)
         stream = rows.look_at_stream(key.stream) or Stream(key.stream)
-        return Standing(
-            batch=None if application.batch == NEVER else application.batch,
+        return BatchProgress(
+            batch=None if application.batch == NO_BATCH else application.batch,
             rows=application.rows,
             staged=application.staged,
             transactions=application.transactions,
@@ -352,7 +352,7 @@ class Rules:
 
 
 def rows_of(block: Block) -> list[bytes]:
-    """The rows of a block that is in order."""
+    """Return the rows of a valid block."""
     lengths = struct.unpack_from(f"<{block.rows}I", block.body)
     got: list[bytes] = []
     at = 4 * block.rows

@@ -1,6 +1,6 @@
-"""How do the rows of staging lie in a database? The same tables and statements for SQLite and PostgreSQL.
+"""The tables and statements of a staging store, the same for SQLite and PostgreSQL.
 
-Each row carries a checksum, as those of restream's stores do: what was read is what was written, or it is an error.
+Each row carries a checksum as a seal, which is compared when the row is read.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from zlib import crc32
 import attrs
 
 from muxkit.pipeline.staging.store.rows import Application, Block, Encoding, Key, Span, Stream, Transaction
-from muxkit.protocols.restream.store.errors import StoreCorrupt
+from muxkit.storage import StoreCorrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from muxkit.storage.sqlite_connection import Value
+    from muxkit.storage.sqlite import Value
 
     Run = Callable[[str, Sequence[Value]], list[tuple[Value, ...]]]
     RunMany = Callable[[str, Sequence[Sequence[Value]]], None]
 
 PURGED_AT_ONCE = 64  # blocks
-STEP = 16  # blocks that are fetched at once: how large the next ones are is not known before they are read
+STEP = 16  # blocks that are fetched at once, as the size of a block is not known before it is read
 
 
 @attrs.frozen
 class Dialect:
-    """What differs between the two databases."""
+    """The types and the locking clause of one database."""
 
     text: str
     integer: str
     number: str
     binary: str
-    lock: str  # behind a SELECT whose rows nobody else may change until the transaction is over
+    lock: str  # after a SELECT: locks the rows until the end of the transaction
 
 
 SQLITE = Dialect(text="TEXT", integer="INTEGER", number="REAL", binary="BLOB", lock="")
@@ -43,7 +43,7 @@ POSTGRES = Dialect(
 
 
 def migrations(dialect: Dialect) -> tuple[tuple[str, ...], ...]:
-    """The n-th entry makes version n of version n - 1. Entries are never changed, only added."""
+    """Return the statements that make each version of the tables from the one before."""
     text, integer, number, binary = dialect.text, dialect.integer, dialect.number, dialect.binary
     return (
         (
@@ -80,15 +80,15 @@ class SqlRows:
         self._run_many = run_many
         self._lock = dialect.lock
         self._shrink = shrink
-        self._known: set[Key | str] = set()  # applications and streams that the database has, of this unit of work
+        self._known: set[Key | str] = set()  # the applications and streams that this unit of work found
         self._changed: dict[str, None] = {}
 
     def begin(self) -> None:
-        """Another unit of work."""
+        """Start another unit of work."""
         self._known.clear()
 
     def take_changed(self) -> list[str]:
-        """Streams whose waiters are to be woken."""
+        """Return the streams whose waiters are to be woken, and forget them."""
         changed = list(self._changed)
         self._changed.clear()
         return changed
@@ -120,7 +120,7 @@ class SqlRows:
                 (*columns[2:], seal, *key),
             )
         else:
-            # If another server has made it meanwhile this fails, and the unit of work begins again.
+            # If another server has made it meanwhile, this fails and the unit of work is repeated.
             self._run("INSERT INTO staging_applications VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*columns, seal))
             self._known.add(key)
 
@@ -155,12 +155,12 @@ class SqlRows:
         )
 
     def remove_transaction(self, id: str) -> None:
-        # Its blocks may be many: whoever commits need not wait until all of them are deleted.
+        # There may be many blocks: `purge` deletes them, so that a commit does not wait for it.
         self._run("DELETE FROM staging_transactions WHERE id = ?", (id,))
         self._run("INSERT INTO staging_garbage (id) VALUES (?) ON CONFLICT DO NOTHING", (id,))
 
     def reclaim(self, id: str) -> None:
-        # Locked, like in `purge`: that one must not meet the blocks of the next transaction.
+        # Locked, as in `purge`, which must not delete the blocks of the next transaction.
         if self._run(f"SELECT id FROM staging_garbage WHERE id = ?{self._lock}", (id,)):
             self._run("DELETE FROM staging_blocks WHERE id = ?", (id,))
             self._run("DELETE FROM staging_garbage WHERE id = ?", (id,))

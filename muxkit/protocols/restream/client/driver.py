@@ -1,152 +1,302 @@
-"""What happens on one connection of a client? The request, lines as fast as they are taken, acknowledgements, the end.
-
-Unlike `StreamPump` it stops reading while enough waits for the application, so the server is held back in its turn.
-"""
+"""The driver of a client's engine: one connection after another, until its task has all that it wants."""
 
 from __future__ import annotations
 
 import math
+from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
+import attrs
 import trio
 
-from muxkit.protocols.restream.engine.snapshot import Standing
-from muxkit.runtime import Described, LinkLost, background
+from muxkit._errors import MuxError
+from muxkit.protocols.restream.engine import Received, ReceivedValue, StatusReceived, StreamState
+from muxkit.runtime import Backoff, Described, Ended, LinkLost, Outage, background, redial
 
 if TYPE_CHECKING:
-    from muxkit._observer import Observer
-    from muxkit.protocols.restream.client.policy import ClientPolicy
-    from muxkit.protocols.restream.engine.client import ClientEngine
+    from collections.abc import Callable, Sequence
 
-READ: Final = 64 * 1024  # bytes to ask for at once
+    from muxkit._observer import Observer
+    from muxkit.protocols.restream.engine import ClientEngine, ClientEvent
+    from muxkit.runtime import Dial
+
+    OnFailed = Callable[[Exception, float], None]
+
+MIN_PAUSE: Final = 5.0  # s, "it should wait at least 5 seconds before retrying"
+IDLE_SILENCE: Final = 300.0  # s, for streams that may be idle
+MAX_ERROR_TEXT: Final = 1000  # characters of a server's error
+MAX_FUTILE: Final = 8  # connections in a row that brought nothing, after which dialling waits as after a failure
+READ_BYTES: Final = 64 * 1024  # to ask for at once
 BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
-class Taker(Protocol):
-    """Who takes what comes."""
-
-    def hear(self) -> None:
-        """The engine may have events."""
-
-    @property
-    def has_room(self) -> bool:
-        """May there be more?"""
-
-    async def room(self) -> None:
-        """Wait until there may be more."""
+def _backoff() -> Backoff:
+    return Backoff(first=1.0, least=MIN_PAUSE, most=30.0)
 
 
-class Connection:
-    """One connection, until it is lost or the stream is over."""
+@attrs.frozen(kw_only=True)
+class ClientPolicy:
+    """How a stream is kept going over one connection after another; times in seconds."""
+
+    backoff: Backoff = attrs.field(factory=_backoff)
+    """The pauses after failed attempts to connect. After a lost connection there is none."""
+    ahead: int = 64
+    """Reading pauses while this many messages wait for the application."""
+    ack_after: float | None = 1.0
+    """The longest time until a received message is acknowledged; None: only as `ClientConfig(ack_every=)` says."""
+    silence: float | None = 20.0
+    """A connection that brings nothing for this time is closed and dialled again; None: never. A session whose client
+    is absent expires after 30 s, so this should be less."""
+    linger: float = 5.0
+    """For the last acknowledgement and the closing handshake."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.backoff.least < MIN_PAUSE:
+            raise ValueError(
+                f"ClientPolicy(backoff=Backoff(least={self.backoff.least:g})): restream asks for at least "
+                f"{MIN_PAUSE:g} s after a failed attempt to connect"
+            )
+        if self.ahead < 1:
+            raise ValueError(f"ClientPolicy(ahead={self.ahead}): must be at least 1")
+        for name in ("ack_after", "silence", "linger"):
+            seconds: float | None = getattr(self, name)
+            if seconds is not None and not 0 < seconds < float("inf"):
+                raise ValueError(f"ClientPolicy({name}={seconds!r}): must be finite and above 0")
+
+
+class StreamRefused(MuxError, trio.BrokenResourceError):
+    """The server sent an error: the stream is over, and must not be resumed.
+
+    `text` is at most 1,000 characters of the server's text, with everything escaped that a terminal would obey.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = escaped(text)
+        super().__init__(f"the server refused: {self.text}")
+
+
+def escaped(text: str) -> str:
+    """Return a peer's text for people: bounded, and without characters that control a terminal."""
+    told = text if len(text) <= MAX_ERROR_TEXT else text[:MAX_ERROR_TEXT] + "…"
+    if told.isprintable():
+        return told
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in told)
+
+
+class Stop(Enum):
+    """Why a connection brings nothing more."""
+
+    SILENCE = "silence"
+    """Nothing came for `ClientPolicy.silence`."""
+    HUNG_UP = "hung up"
+    """The server closed the connection in order."""
+    LOST = "lost"
+    """The connection broke."""
+
+
+class ClientTask(Protocol):
+    """What a driver works for."""
+
+    def engine(self) -> ClientEngine:
+        """Return the engine for the next connection: a new one, or the one that all connections share."""
+
+    async def take(self, events: Sequence[ClientEvent]) -> Ended | Exception | None:
+        """Handle events; nothing is read meanwhile. DONE ends the run, an error makes this a failed attempt."""
+
+    def stopped(self, stop: Stop) -> bool:
+        """Return True if the task has all it wants although the connection ends like this."""
+
+
+class ClientDriver:
+    """Connects, reads, writes and reconnects for a task.
+
+    With `confirms` the run ends only after the server has closed its end, so it has read all that was written.
+    """
 
     def __init__(
         self,
-        stream: trio.abc.Stream,
-        engine: ClientEngine,
-        taker: Taker,
+        dial: Dial,
+        task: ClientTask,
         policy: ClientPolicy,
-        observer: Observer | None,
+        *,
+        observer: Observer | None = None,
+        on_failed: OnFailed | None = None,
+        read_bytes: int = READ_BYTES,
+        confirms: bool = False,
     ) -> None:
+        self.connections = 0
+        """The number of connections so far, with the present one."""
+        self.outage = Outage()
+        """The recent failures to connect."""
+        self.loss: LinkLost | None = None
+        """Why the last connection ended, if it was lost before anything came."""
+        self.task = task
+        self.policy = policy
+        self.observer = observer
+        self.read_bytes = read_bytes
+        self.confirms = confirms
+        self._dial = dial
+        self._on_failed = on_failed
+        self._connection: _Connection | None = None
+        self.is_done = False
+        """There is no next connection."""
+        self._is_leaving = False
+        self._futile = 0  # connections in a row that brought nothing
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
+
+    async def run(self) -> None:
+        """Connect again and again until the task is done; raises the error of an attempt that cannot succeed."""
+        await redial(
+            self._dial, self._run_connection, backoff=self.policy.backoff, on_failed=self._on_failed, outage=self.outage
+        )
+
+    def ring(self) -> None:
+        """Write what the engine has to write."""
+        if self._connection is not None:
+            self._connection.rung.unpark_all()
+
+    def leave(self) -> None:
+        """Read no more; write what is owed, then end. There is no next connection."""
+        self._is_leaving = True
+        if self._connection is not None:
+            self._connection.leave()
+
+    async def _run_connection(self, stream: trio.abc.Stream) -> Ended | Exception:
+        self.connections += 1
+        connection = self._connection = _Connection(stream, self)
+        try:
+            ended = await connection.run()
+        finally:
+            self._connection = None
+        if connection.has_brought:
+            self.loss, self._futile = None, 0
+        else:
+            self.loss, self._futile = connection.loss, self._futile + 1
+        self.is_done = self._is_leaving or ended is Ended.DONE
+        if self.is_done:
+            return Ended.DONE
+        if ended is Ended.LOST and self._futile <= MAX_FUTILE:
+            return Ended.WORKED
+        return ended
+
+
+class _Connection:
+    """One connection of a driver.
+
+    Unlike `StreamPump` it reads nothing while the task handles events, so a slow task slows down the server.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, driver: ClientDriver) -> None:
+        self.has_brought = False
+        self.loss: LinkLost | None = None
+        self.rung = trio.lowlevel.ParkingLot()
         self._stream = stream
-        self._engine = engine
-        self._taker = taker
-        self._policy = policy
-        self._observer = observer
+        self._driver = driver
+        self._policy = driver.policy
+        self._observer = driver.observer
+        self._engine = driver.task.engine()
         self._began = trio.current_time()
-        self._paused = 0.0  # s without reading: meanwhile no line can be late
+        self._paused = 0.0  # s without reading, during which no line can be late
         self._reading = trio.CancelScope()
         self._is_leaving = False
         self._is_writing = False
         self._cannot_write = False
-        self._rung = trio.lowlevel.ParkingLot()
         self._wrote = trio.lowlevel.ParkingLot()
-        self._loss: LinkLost | None = None
 
-    async def run(self) -> None:
-        """Until there is nothing more to be had here. The caller closes the stream."""
+    async def run(self) -> Ended | Exception:
+        """Run until the connection or the task is over. The caller closes the stream."""
         engine = self._engine
         engine.connection_made(self._now())
+        ended: Ended | Exception = Ended.LOST
         try:
-            # Nothing comes before the request is out; an acknowledgement that cannot be written later is no loss.
+            # Nothing comes before the request is written; an ack that cannot be written later is no loss.
             if await self._write_out():
                 async with background() as nursery:
                     nursery.start_soon(self._write)
-                    await self._read()
-                    if engine.standing is Standing.FINISHED or self._is_leaving:
-                        await self._settle()
+                    ended = await self._read()
+                    if engine.state is StreamState.FINISHED or self._is_leaving or self._driver.confirms:
+                        await self._flush(confirm=ended is Ended.DONE and self._driver.confirms)
         finally:
             engine.connection_lost(self._now())
-            self._taker.hear()
-        if self._loss is not None and self._observer is not None and not engine.over:
-            self._observer.error(self._loss)
-
-    def ring(self) -> None:
-        """The engine may have something to write."""
-        self._rung.unpark_all()
+        if self.loss is not None and self._observer is not None and not engine.over:
+            self._observer.error(self.loss)
+        return ended
 
     def leave(self) -> None:
-        """Read no more; write what is owed, then end."""
         self._is_leaving = True
         self._reading.cancel()
         self._wrote.unpark_all()
 
     # --- reading
 
-    async def _read(self) -> None:
-        engine, taker = self._engine, self._taker
+    async def _read(self) -> Ended | Exception:
+        engine, task = self._engine, self._driver.task
+        with self._reading:
+            while True:
+                stop = None
+                if engine.unparsed:
+                    engine.receive_bytes(b"", self._now())
+                else:
+                    stop = await self._receive()
+                if events := engine.events():
+                    if any(isinstance(event, (Received, ReceivedValue, StatusReceived)) for event in events):
+                        self._note_success()
+                    began = trio.current_time()
+                    ended = await task.take(events)
+                    self._paused += trio.current_time() - began
+                    if ended is not None:
+                        return ended
+                if stop is not None:
+                    return Ended.DONE if task.stopped(stop) else Ended.LOST
+        return Ended.LOST
+
+    def _note_success(self) -> None:
+        self.has_brought = True
+        self._driver.outage.over()
+        self._driver.outage.failures = 0  # the pauses of an old outage could be longer than a session lives
+
+    async def _receive(self) -> Stop | None:
+        """Read once, or notice that it takes too long."""
+        engine = self._engine
+        deadline = engine.next_deadline()
+        late = math.inf if deadline is None else deadline + self._paused
+        silence = self._policy.silence
+        silent = math.inf if silence is None else trio.current_time() + silence
         try:
-            with self._reading:
-                while not engine.over:
-                    if not taker.has_room:
-                        await self._pause()
-                    if engine.unparsed:
-                        engine.receive_bytes(b"", self._now())
-                    elif not await self._receive():
-                        return
-                    taker.hear()
+            with trio.CancelScope(deadline=min(late, silent)):
+                data = await self._stream.receive_some(self._driver.read_bytes)
+                if data:
+                    engine.receive_bytes(bytes(data), self._now())
+                    return None
+                engine.receive_eof(self._now())
+                self._lose("the server hung up", by="peer")
+                return Stop.HUNG_UP
         except BROKEN as error:
             self._lose("the connection broke", by="network", cause=error)
-
-    async def _pause(self) -> None:
-        began = trio.current_time()
-        await self._taker.room()
-        self._paused += trio.current_time() - began
-
-    async def _receive(self) -> bool:
-        """Read once, or find out that it takes too long; is there to be more?"""
-        engine = self._engine
-        late = engine.next_deadline()
-        late = math.inf if late is None else late + self._paused
-        silence = self._policy.silence
-        given_up = math.inf if silence is None else trio.current_time() + silence
-        with trio.CancelScope(deadline=min(late, given_up)):
-            data = await self._stream.receive_some(READ)
-            if data:
-                engine.receive_bytes(bytes(data), self._now())
-                return True
-            engine.receive_eof(self._now())
-            self._lose("the server hung up", by="peer")
-            return False
-        if late <= given_up:
+            return Stop.LOST
+        if late <= silent:
             engine.handle_deadline(self._now())
-            if engine.over or engine.standing is Standing.JOINED:
-                return True
+            if engine.over or engine.state is StreamState.CONNECTED:
+                return None
             silence = engine.limits.stall
         self._lose(f"nothing came for {silence:g} s", by="network")
-        return False
+        return Stop.SILENCE if late > silent else Stop.LOST
 
     def _now(self) -> float:
-        """The engine's clock, which stands still while we do not read."""
+        """Return the time of the engine, which stands still while nothing is read."""
         return trio.current_time() - self._paused
 
     # --- writing
 
     async def _write(self) -> None:
         while await self._write_out():
-            await self._rung.park()
+            await self.rung.park()
 
     async def _write_out(self) -> bool:
-        """All that the engine has to say; False if it cannot be written."""
+        """Write all that the engine has to write; False if the connection is broken."""
         engine, observer = self._engine, self._observer
         self._is_writing = True
         try:
@@ -164,19 +314,28 @@ class Connection:
             self._wrote.unpark_all()
         return True
 
-    async def _settle(self) -> None:
-        """The end of a stream is acknowledged as well, once the application has it; but not for ever."""
+    async def _flush(self, *, confirm: bool) -> None:
+        """Write the acknowledgement of what the application takes now, and with `confirm` wait for the server's end."""
+        self.rung.unpark_all()
         with trio.move_on_after(self._policy.linger):
             while not self._cannot_write and (self._is_writing or self._engine.has_output() or self._awaits_ack):
                 await self._wrote.park()
+            if confirm and isinstance(self._stream, trio.abc.HalfCloseableStream):
+                # Closing with unread bytes could cut off what was written.
+                try:
+                    await self._stream.send_eof()
+                    while await self._stream.receive_some(self._driver.read_bytes):
+                        pass
+                except BROKEN as error:
+                    self._lose("the connection broke", by="network", cause=error)
 
     @property
     def _awaits_ack(self) -> bool:
-        return not self._is_leaving and self._engine.acknowledged < self._engine.last_id
-
-    # --- the end
+        if self._is_leaving or self._driver.confirms:
+            return False
+        return self._engine.acknowledged < self._engine.last_id
 
     def _lose(self, reason: str, *, by: Literal["peer", "network"], cause: BaseException | None = None) -> None:
         peer = self._stream.peer if isinstance(self._stream, Described) else ""
-        self._loss = LinkLost(reason, by=by, peer=peer, after=trio.current_time() - self._began)
-        self._loss.__cause__ = cause
+        self.loss = LinkLost(reason, by=by, peer=peer, after=trio.current_time() - self._began)
+        self.loss.__cause__ = cause

@@ -1,4 +1,4 @@
-"""How does a program read restream? As receive channels that dial again: numbers, other messages, plain integers."""
+"""The functions that read restream as receive channels: numbers, messages of any application, plain integers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.restream.applications import MOST_COUNT
-from muxkit.protocols.restream.client.dial import dial_of
-from muxkit.protocols.restream.client.policy import IDLE_SILENCE, ClientPolicy
+from muxkit.protocols.restream.applications import MAX_COUNT, Unverified
+from muxkit.protocols.restream.client.driver import IDLE_SILENCE, ClientPolicy
 from muxkit.protocols.restream.client.reader import Reader
-from muxkit.protocols.restream.engine.client import ClientEngine
-from muxkit.protocols.restream.engine.events import Received, ReceivedValue, StatusReceived
-from muxkit.protocols.restream.engine.snapshot import Mode
-from muxkit.protocols.restream.store.protocol import Message
-from muxkit.protocols.restream.verifiers import Unverified
-from muxkit.protocols.restream.wire.integers import parse_integer
-from muxkit.protocols.restream.wire.messages import new_uuid
+from muxkit.protocols.restream.engine import ClientEngine, Mode, Received, ReceivedValue, StatusReceived
+from muxkit.protocols.restream.plugin import transport_of
+from muxkit.protocols.restream.store import Message
+from muxkit.protocols.restream.wire import new_uuid, parse_integer
 from muxkit.runtime import background, protect_package, protected_manager
 
 if TYPE_CHECKING:
@@ -26,11 +22,11 @@ if TYPE_CHECKING:
 
     from muxkit._limits import Limits
     from muxkit._observer import Observer
-    from muxkit.protocols.restream.client.reader import Item, OnFailed
-    from muxkit.protocols.restream.engine.config import ClientConfig
-    from muxkit.protocols.restream.verifiers import Verifier
-    from muxkit.protocols.restream.wire.json import Json, JsonObject
-    from muxkit.protocols.restream.wire.messages import Status
+    from muxkit.protocols.restream.applications import Verifier
+    from muxkit.protocols.restream.client.driver import OnFailed
+    from muxkit.protocols.restream.client.reader import Item
+    from muxkit.protocols.restream.engine import ClientConfig
+    from muxkit.protocols.restream.wire import Json, JsonObject, Status
     from muxkit.runtime import Dial
 
 ItemT = TypeVar("ItemT")
@@ -51,11 +47,11 @@ def numbers(
     on_failed: OnFailed | None = None,
     **options: Any,
 ) -> AbstractAsyncContextManager[Reader[int]]:
-    """`count` numbers from the server at `where`; behind the last one their CRC and count are verified.
+    """Read `count` numbers from the server at `where`; after the last one their CRC and count are verified.
 
-    `where` is a URL, `restream+tcp://127.0.0.1:7000`, or a function that dials. Entering waits for nobody; the stream
-    ends with the block. `resume` is what `snapshot` gave, instead of `count`. `on_failed` is told of each attempt that
-    failed, and of the seconds until the next. Other keyword arguments are options of the transport.
+    `where` is a URL, `restream+tcp://127.0.0.1:7000`, or a function that dials. Entering does not wait for a connection;
+    the stream ends with the block. `resume` is the result of `snapshot`, instead of `count`. `on_failed` is called with
+    the error of each failed attempt and the seconds until the next. Other keyword arguments are options of the transport.
     """
     if resume is not None:
         if count is not None or uuid is not None:
@@ -64,8 +60,8 @@ def numbers(
         _check_mode(engine, Mode.STATEFUL)
     elif count is None:
         raise ValueError("numbers(...) needs a count, or resume=")
-    elif not 1 <= count <= MOST_COUNT:
-        raise ValueError(f"count={count}: must be from 1 to {MOST_COUNT}")
+    elif not 1 <= count <= MAX_COUNT:
+        raise ValueError(f"count={count}: must be from 1 to {MAX_COUNT}")
     else:
         engine = ClientEngine.stateful(
             uuid or new_uuid(), {"count": count}, config=config, limits=limits, observer=observer
@@ -88,12 +84,12 @@ def stream(
     on_failed: OnFailed | None = None,
     **options: Any,
 ) -> AbstractAsyncContextManager[Reader[Message[Json]]]:
-    """The messages of a session of any application, with `id`, `data` and perhaps `time`.
+    """Read the messages of a session of any application, with `id`, `data` and perhaps `time`.
 
-    A new session with `params`; or the one that has this `uuid`, from its first message on; or, with `resume`, where
-    `snapshot` left off. Data with `final_key` is the last, without one the stream has no end. A `verifier` says both
-    what is right and what is final. The other arguments are those of `numbers`; a silence of 300 s is borne, since a
-    live stream may have nothing to say.
+    With `params` it is a new session; with only `uuid` an existing one, from its first message on; with `resume` it
+    continues after a `snapshot`. Data with the key `final_key` is the last; without a `final_key` the stream has no end.
+    A `verifier` checks the data and knows which is final. The other arguments are those of `numbers`, except that the
+    default policy allows a silence of 300 s, since a live stream may be idle.
     """
     if verifier is not None and final_key is not None:
         raise ValueError("a verifier knows by itself what is final: there can be no final_key beside it")
@@ -123,9 +119,9 @@ def integers(
     on_failed: OnFailed | None = None,
     **options: Any,
 ) -> AbstractAsyncContextManager[Reader[int]]:
-    """A stateless stream, which has no end: leave the block when you have enough. The arguments are those of `numbers`.
+    """Read a stateless stream, which has no end. The arguments are those of `numbers`.
 
-    The server goes on after the last integer that came, whichever server it is.
+    After a reconnect any server continues after the last integer that came.
     """
     if resume is not None:
         engine = ClientEngine.restore(resume, config=config, limits=limits, observer=observer)
@@ -145,7 +141,10 @@ async def status(
     on_failed: OnFailed | None = None,
     **options: Any,
 ) -> Status:
-    """How a session stands. An addition of ours: `StreamRefused` by a server without `ServerConfig(status=True)`."""
+    """Return the progress of a session.
+
+    This extends the specification: a server without `ServerConfig(status=True)` refuses it with `StreamRefused`.
+    """
     engine = ClientEngine.status(uuid, limits=limits, observer=observer)
     dial = dial_of(where, options)
     async with _reading(engine, _as_status, dial, policy or ClientPolicy(), observer, on_failed) as reader:
@@ -168,11 +167,25 @@ async def _reading(
         try:
             yield reader
         except trio.TooSlowError as error:
-            # A deadline of Trio's own cannot know what was waited for.
+            # A deadline of Trio's own does not know why there was no message.
             if reader.outage.last is not None and error.__cause__ is None:
                 error.add_note(f"restream: there was no connection: {reader.outage.last}")
             raise
         await reader.aclose()
+
+
+def dial_of(where: str | Dial, options: dict[str, Any]) -> Dial:
+    """Return a function that dials `where`. Raises ValueError for an invalid URL, `PluginError` for its transport."""
+    if not isinstance(where, str):
+        if options:
+            raise TypeError(f"a dial function takes no options of a transport: {', '.join(options)}")
+        return where
+    transport, address = transport_of(where)
+
+    def dial() -> AbstractAsyncContextManager[trio.abc.Stream]:
+        return transport.connect(address, **options)
+
+    return dial
 
 
 def _check_mode(engine: ClientEngine, mode: Mode) -> None:
@@ -180,12 +193,12 @@ def _check_mode(engine: ClientEngine, mode: Mode) -> None:
         raise LocalProtocolError(f"the saved state is of a {engine.mode.value} stream, not of a {mode.value} one")
 
 
-# What an application gets of what came; the engine has made sure of the types.
+# How an event becomes an item of the channel; the engine has checked the types.
 
 
 def _as_number(item: Item) -> int:
     assert isinstance(item, Received)
-    return cast("dict[str, int]", item.data)["value"]  # the verifier has looked at it
+    return cast("dict[str, int]", item.data)["value"]  # the verifier has checked it
 
 
 def _as_message(item: Item) -> Message[Json]:

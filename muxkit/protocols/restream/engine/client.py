@@ -1,4 +1,4 @@
-"""The rules of a restream client as one object, for one stream over many connections: lines in, messages out."""
+"""The engine of a client: one stream over any number of connections, lines in and messages out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.restream.engine import snapshot as _saved
+from muxkit.protocols.restream.applications import NumbersVerifier, Verifier
 from muxkit.protocols.restream.engine.config import ClientConfig
 from muxkit.protocols.restream.engine.events import (
     ClientEvent,
@@ -19,9 +19,18 @@ from muxkit.protocols.restream.engine.events import (
     Silent,
     StatusReceived,
 )
-from muxkit.protocols.restream.engine.snapshot import Mode, Position, Standing
-from muxkit.protocols.restream.engine.timers import Patience
-from muxkit.protocols.restream.verifiers import NumbersVerifier, Verifier
+from muxkit.protocols.restream.engine.snapshot import (
+    Mode,
+    Position,
+    StreamState,
+    checked_uuid,
+    first_message,
+    position_of_value,
+    read_snapshot,
+    verifier_for,
+    write_snapshot,
+)
+from muxkit.protocols.restream.engine.timers import LineTimers
 from muxkit.protocols.restream.wire.lines import Lines
 from muxkit.protocols.restream.wire.messages import (
     U32_MAX,
@@ -40,18 +49,18 @@ if TYPE_CHECKING:
 
     from muxkit._observer import Observer
     from muxkit.core import Buffer
-    from muxkit.protocols.restream.wire.json import Json, JsonObject
+    from muxkit.protocols.restream.wire import Json, JsonObject
 
-PULL = 64 * 1024  # bytes
+WRITE_BYTES = 64 * 1024
 NEVER: Final = U32_MAX + 1  # above every id
 
 
 class ClientEngine:
-    """A client's end of one stream, which may outlive any number of connections; a `StreamEngine` on each of them.
+    """A client's end of one stream, which outlives its connections; a `StreamEngine` on each of them.
 
-    Made by `stateless`, `stateful`, `status` or `restore`. For each connection: `connection_made`, then bytes, then
-    `connection_lost`; as long as `may_resume` is true there may be another one. `taken` says how far the application
-    is: this is what is acknowledged and saved, and what `rewind` goes back to.
+    Made by `stateless`, `stateful`, `status` or `restore`. For each connection call `connection_made`, then pass bytes,
+    then call `connection_lost`; while `may_resume` is true there may be another one. `taken` reports the position of the
+    application, which is acknowledged and saved, and to which `rewind` goes back.
     """
 
     def __init__(
@@ -68,34 +77,34 @@ class ClientEngine:
     ) -> None:
         self.mode = mode
         self.uuid = uuid
-        """Of the session, in lower case; empty for a stateless stream."""
+        """The uuid of the session, in lower case; empty for a stateless stream."""
         self.params = params
         self.config = config or ClientConfig()
         self.limits = limits or Limits()
-        self.standing = Standing.FINISHED if position.finished else Standing.APART
+        self.state = StreamState.FINISHED if position.finished else StreamState.DISCONNECTED
         self.acknowledged = position.acknowledged
-        """The highest id that we have acknowledged."""
+        """The highest id that was acknowledged."""
         self._verifier = verifier or NumbersVerifier()
         self._observer = observer
         self._taken = position
-        # What was received, and where another connection would go on.
+        # The last received message, after which another connection continues.
         self._last_id = position.id
         self._last_check = position.check
         self._last_value = position.value
         self._events: list[ClientEvent] = []
         self._request: bytes | None = None  # not written yet
-        # What is to be acknowledged: merged, the last one counts. It goes only on a connection that may carry it.
+        # The highest id to acknowledge; it is written only on a connection that allows it.
         self._owed = position.acknowledged
-        self._least_ack = NEVER  # the lowest id that an ack may still name on this connection
-        self._ack_at = NEVER  # the id that is acknowledged by itself once it is taken
+        self._least_ack = NEVER  # the lowest id that an ack on this connection may have
+        self._ack_at = NEVER  # the id that is acknowledged automatically once it is taken
         limit, name = self.config.line, f"ClientConfig(line={self.config.line})"
         if mode is Mode.STATELESS:
             limit, name = self.config.value_line, f"ClientConfig(digits={self.config.digits})"
         self._lines = Lines(limit, name)
         self._take = {Mode.STATELESS: self._take_value, Mode.STATEFUL: self._take_message}.get(mode, self._take_status)
-        self._patience = Patience(self._lines, self.limits, observer)
+        self._timers = LineTimers(self._lines, self.limits, observer)
 
-    # --- how one is made
+    # --- making one
 
     @classmethod
     def stateless(
@@ -106,8 +115,8 @@ class ClientEngine:
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> ClientEngine:
-        """A stream of integers: a new one, or from the value after `state`, which is canonical decimal text."""
-        position = _saved.position_of_value(state)
+        """Make a stream of integers: a new one, or from the value after `state`, which is canonical decimal text."""
+        position = position_of_value(state)
         return cls(Mode.STATELESS, position, config=config, limits=limits, observer=observer)
 
     @classmethod
@@ -121,17 +130,16 @@ class ClientEngine:
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> ClientEngine:
-        """A session under this UUID; `new_uuid` makes one. Without `params` it has to exist, and begins with message 1.
+        """Make a session with this UUID, from `new_uuid`. Without `params` it has to exist, and begins with message 1.
 
-        The verifier is that of the document's application if nothing else is said, and knows how many numbers were
-        asked for.
+        The default verifier is that of the specification's application, with the requested count of numbers.
         """
-        verifier = verifier or _saved.verifier_for(params)
+        verifier = verifier or verifier_for(params)
         position = Position(id=0, check=verifier.begin())
         return cls(
             Mode.STATEFUL,
             position,
-            uuid=_saved.checked_uuid(uuid),
+            uuid=checked_uuid(uuid),
             params=params,
             verifier=verifier,
             config=config,
@@ -148,8 +156,8 @@ class ClientEngine:
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> ClientEngine:
-        """Only ask how a session stands; a server that does not know the question refuses it."""
-        uuid = _saved.checked_uuid(uuid)
+        """Make a request for the progress of a session; a server without the extension refuses it."""
+        uuid = checked_uuid(uuid)
         return cls(Mode.STATUS, Position(), uuid=uuid, config=config, limits=limits, observer=observer)
 
     @classmethod
@@ -162,12 +170,12 @@ class ClientEngine:
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> ClientEngine:
-        """Go on with a stream that `snapshot` has saved, in another process perhaps.
+        """Continue a stream after a `snapshot`, perhaps of another process.
 
-        Raises `LocalProtocolError` for what no `snapshot` has made. The verifier has to be the same as before.
+        Raises `LocalProtocolError` for an invalid snapshot. The verifier has to be the same as before.
         """
-        saved = _saved.read(snapshot)
-        verifier = verifier or _saved.verifier_for(saved.params)
+        saved = read_snapshot(snapshot)
+        verifier = verifier or verifier_for(saved.params)
         position = saved.position
         if saved.mode is Mode.STATEFUL:
             position.check = verifier.resume(position.check) if position.id else verifier.begin()
@@ -182,36 +190,36 @@ class ClientEngine:
             observer=observer,
         )
 
-    # --- what is known
+    # --- state
 
     @property
     def over(self) -> bool:
-        """Nothing more will be told: everything came, or an error did."""
-        return self.standing not in (Standing.APART, Standing.JOINED)
+        """True if no event follows: the stream is finished, refused or failed."""
+        return self.state not in (StreamState.DISCONNECTED, StreamState.CONNECTED)
 
     @property
     def may_resume(self) -> bool:
-        """May there be another connection after this one?"""
+        """True if there may be another connection after this one."""
         return not self.over
 
     @property
     def last_id(self) -> int:
-        """The highest id that was received; 0 before the first."""
+        """The highest received id; 0 before the first."""
         return self._last_id
 
     @property
     def last_value(self) -> str | None:
-        """The last value of a stateless stream that was received."""
+        """The last received value of a stateless stream."""
         return self._last_value
 
     @property
     def unparsed(self) -> int:
-        """Bytes of lines beyond `frames_at_once`; `receive_bytes(b"", now)` goes on with them."""
+        """Bytes of lines beyond `frames_at_once`; `receive_bytes(b"", now)` continues with them."""
         return self._lines.unparsed
 
     @property
     def frames_at_once(self) -> int:
-        """Lines that one call of `receive_bytes` looks at."""
+        """The number of lines that one call of `receive_bytes` parses."""
         return self._lines.at_once
 
     @frames_at_once.setter
@@ -219,38 +227,38 @@ class ClientEngine:
         self._lines.at_once = count
 
     def snapshot(self) -> dict[str, Json]:
-        """All that a later `restore` needs, as JSON. It goes on after what was `taken`.
+        """Return all that `restore` needs, as JSON. It continues after the last message that was `taken`.
 
-        A server does not go back behind what was acknowledged: whoever wants to restore what he has saved takes
-        `ClientConfig(ack_every=None)` and acknowledges after saving.
+        A server deletes what was acknowledged: to be able to restore, use `ClientConfig(ack_every=None)` and
+        acknowledge after saving.
         """
-        return _saved.write(self.mode, self.uuid, self.params, self._taken)
+        return write_snapshot(self.mode, self.uuid, self.params, self._taken)
 
     # --- commands
 
     def connection_made(self, now: float) -> None:
-        """A new connection: the first line that it needs is queued."""
+        """Start a new connection: its first line is queued."""
         if self.over:
-            raise LocalProtocolError(f"this stream is {self.standing.value}, there is nothing to connect for")
-        if self.standing is Standing.JOINED:
+            raise LocalProtocolError(f"this stream is {self.state.value}, there is nothing to connect for")
+        if self.state is StreamState.CONNECTED:
             raise LocalProtocolError("this stream has a connection already")
         self._request = encode_request(
-            _saved.request(self.mode, self.uuid, self.params, self._last_id, self._last_value)
+            first_message(self.mode, self.uuid, self.params, self._last_id, self._last_value)
         )
-        self._begin_to_acknowledge()
+        self._start_acknowledging()
         self._lines.restart()
-        self.standing = Standing.JOINED
+        self.state = StreamState.CONNECTED
 
     def connection_lost(self, now: float) -> None:
-        """The connection is gone, and with it what was half received or not written. Harmless without one."""
-        if self.standing is Standing.JOINED:
-            self.standing = Standing.APART
-        self._say_nothing()
+        """End the connection; an unfinished line and queued bytes are dropped. Harmless without a connection."""
+        if self.state is StreamState.CONNECTED:
+            self.state = StreamState.DISCONNECTED
+        self._drop_output()
         self._lines.stop()
-        self._patience.stop()
+        self._timers.stop()
 
     def taken(self, event: Received | ReceivedValue) -> None:
-        """The application has this and all before it. It is acknowledged as `ClientConfig(ack_every=)` says."""
+        """Record that the application has this and all before it. `ClientConfig(ack_every=)` says when it is acknowledged."""
         taken = self._taken
         if isinstance(event, ReceivedValue):
             taken.value = event.value
@@ -264,10 +272,10 @@ class ClientEngine:
             self._owed, self._ack_at = event.id, self._following(event.id)
 
     def acknowledge(self, id: int) -> None:
-        """Acknowledge by hand everything up to this id, which has to be taken by now. Once is enough.
+        """Acknowledge all messages up to this id, which have to be taken. One call is enough.
 
-        After a reconnect an ack below what the first line said (the last id received, which may be ahead of what was
-        taken) would break the order. It is held back, and a later one for that id or a higher one covers it.
+        After a reconnect an ack below the id of the first line (the last received one, which may be ahead of what was
+        taken) would break the order. It is held back, and a later ack for that id or a higher one covers it.
         """
         if self.mode is not Mode.STATEFUL:
             raise LocalProtocolError("only the messages of a session are acknowledged")
@@ -279,9 +287,9 @@ class ClientEngine:
             self._owed, self._ack_at = id, self._following(id)
 
     def rewind(self) -> None:
-        """Between connections: forget what was received and not taken. The next connection asks for it again."""
-        if self.standing is not Standing.APART:
-            raise LocalProtocolError(f"this stream is {self.standing.value}, only one that is apart can be rewound")
+        """Between connections, drop the messages that were received and not taken; the next connection requests them."""
+        if self.state is not StreamState.DISCONNECTED:
+            raise LocalProtocolError(f"this stream is {self.state.value}, only a disconnected one can be rewound")
         taken = self._taken
         self._last_id, self._last_check, self._last_value = taken.id, taken.check, taken.value
         self._events = [event for event in self._events if not isinstance(event, (Received, ReceivedValue))]
@@ -289,8 +297,8 @@ class ClientEngine:
     # --- the stream engine
 
     def receive_bytes(self, data: bytes, now: float) -> None:
-        """Take in what the transport brought; never raises."""
-        if self._lines.stopped or self.standing is not Standing.JOINED:
+        """Parse received bytes; never raises."""
+        if self._lines.stopped or self.state is not StreamState.CONNECTED:
             return
         if self._observer is not None and data:
             self._observer.transport("in", data)
@@ -298,18 +306,18 @@ class ClientEngine:
         if error is not None:
             self._fail(error)
         else:
-            self._patience.heard(now)
+            self._timers.received(now)
 
     def receive_eof(self, now: float) -> None:
-        """The server will send nothing more. An unfinished line is no message."""
-        if self.standing is Standing.JOINED:
+        """Handle the end of the server's bytes. An unfinished line is no message."""
+        if self.state is StreamState.CONNECTED:
             self._events.append(HungUp())
         self.connection_lost(now)
 
     def has_output(self) -> bool:
         return self._request is not None or self._owed >= self._least_ack
 
-    def buffers_to_send(self, limit: int = PULL) -> list[Buffer]:
+    def buffers_to_send(self, limit: int = WRITE_BYTES) -> list[Buffer]:
         buffers: list[Buffer] = []
         if self._request is not None:
             buffers.append(self._request)
@@ -330,17 +338,17 @@ class ClientEngine:
         return events
 
     def next_deadline(self) -> float | None:
-        return self._patience.next()
+        return self._timers.next()
 
     def handle_deadline(self, now: float) -> None:
-        found = self._patience.handle(now)
+        found = self._timers.handle(now)
         if isinstance(found, Silent):
             self._events.append(found)
             self.connection_lost(now)
         elif found is not None:
             self._fail(found)
 
-    # --- what the server says
+    # --- the lines of the server
 
     def _take_message(self, line: bytes) -> None:
         message = parse_message(line)
@@ -357,7 +365,7 @@ class ClientEngine:
         if self._observer is not None:
             self._observer.frame("in", "restream", "message", len(line))
         if final:
-            self._end(Standing.FINISHED)
+            self._end(StreamState.FINISHED)
             self._events.append(Finished())
 
     def _take_value(self, line: bytes) -> None:
@@ -375,7 +383,7 @@ class ClientEngine:
         if isinstance(status, Error):
             self._refuse(status)
             return
-        self._end(Standing.FINISHED)
+        self._end(StreamState.FINISHED)
         self._events.append(StatusReceived(status))
 
     def _check_id(self, message: Message) -> None:
@@ -390,18 +398,18 @@ class ClientEngine:
     # --- inside
 
     def _following(self, id: int) -> int:
-        """The next id to acknowledge by itself now that `id` is owed; one that is held back goes as soon as it may."""
+        """Return the next id to acknowledge automatically after `id`; one that is held back goes as soon as it may."""
         every = self.config.ack_every
         if every is None:
             return NEVER
         return id + every if id >= self._least_ack else self._least_ack
 
-    def _begin_to_acknowledge(self) -> None:
-        """Decide anew for a new connection: no ack that was owed on an earlier one is taken over below its `state`.
+    def _start_acknowledging(self) -> None:
+        """Decide what to acknowledge on a new connection.
 
-        The document forbids an ack below an earlier one, and a server may take a `state` for an ack. An ack of an
-        earlier connection may be lost: the server could wait for it with its store full. So one is owed again as soon
-        as the application has taken all that this connection's `state` names.
+        The specification forbids an ack below an earlier one, and a server may count a `state` as an ack, so no ack
+        below this connection's `state` is written. An ack of an earlier connection may be lost, and the server could
+        wait for it with its store full, so one is owed again as soon as the application has taken all up to `state`.
         """
         state = self._last_id
         self._least_ack = max(state, 1)
@@ -414,22 +422,22 @@ class ClientEngine:
         else:
             self._owed, self._ack_at = state, state + self.config.ack_every
 
-    def _say_nothing(self) -> None:
-        """What was queued was for a connection that is gone or useless."""
+    def _drop_output(self) -> None:
+        """Drop what is queued for the connection."""
         self._request = None
         self._least_ack = NEVER
 
     def _refuse(self, error: Error) -> None:
-        self._end(Standing.REFUSED)
-        self._say_nothing()
+        self._end(StreamState.REFUSED)
+        self._drop_output()
         self._events.append(Refused(error.text))
 
     def _fail(self, error: RemoteProtocolError) -> None:
-        self._end(Standing.FAILED)
-        self._say_nothing()
+        self._end(StreamState.FAILED)
+        self._drop_output()
         self._events.append(Failed(error))
 
-    def _end(self, standing: Standing) -> None:
-        self.standing = standing
+    def _end(self, state: StreamState) -> None:
+        self.state = state
         self._lines.stop()
-        self._patience.stop()
+        self._timers.stop()

@@ -1,4 +1,4 @@
-"""What can be chosen for one end of a restream connection, apart from the limits that all protocols share?"""
+"""The settings of both engines, beside the `Limits` that all protocols share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import attrs
 
 KIB: Final = 1024
-FIRST_LINE_EXTRA: Final = 4 * KIB  # bytes that a line which carries the longest integer may have beside it
+FIRST_LINE_EXTRA: Final = 4 * KIB  # bytes beside the longest integer of a line
 
 
 @attrs.frozen(kw_only=True)
@@ -15,20 +15,20 @@ class ServerConfig:
     """The settings of a `ServerEngine`; sizes in bytes, without the line feed."""
 
     status: bool = False
-    """Answer status requests, an addition of ours; without it they are errors, as the document has it."""
+    """Answer status requests, an extension; without it they are errors, as in the specification."""
     digits: int = 100_000
     """The longest integer of a stateless stream, in decimal digits."""
     line: int = 64 * KIB
-    """The longest line, after the first."""
+    """The longest line after the first."""
     opening: int = 8 * KIB
-    """The longest line that opens a session: what `params` hold is stored as long as the session."""
+    """The longest line that opens a session: its `params` are stored as long as the session."""
 
     def __attrs_post_init__(self) -> None:
         _check("ServerConfig", digits=self.digits, line=self.line, opening=self.opening)
 
     @property
     def first_line(self) -> int:
-        """The longest first line: it may carry the longest integer."""
+        """The longest first line, which may hold the longest integer."""
         return max(self.line, self.digits + FIRST_LINE_EXTRA)
 
 
@@ -37,9 +37,9 @@ class ClientConfig:
     """The settings of a `ClientEngine`; sizes in bytes, without the line feed."""
 
     ack_every: int | None = 16
-    """Acknowledge when so many messages were taken since the last time, and the final one; None: only by hand."""
+    """Acknowledge after this many messages, and the final one; None: only by `acknowledge`."""
     consecutive: bool = True
-    """Each id must be the one after the last; otherwise it only has to be higher, as the document has it."""
+    """Each id must be the one after the last; otherwise it only has to be higher, as in the specification."""
     digits: int = 100_000
     """The longest integer of a stateless stream, in decimal digits."""
     line: int = 64 * KIB

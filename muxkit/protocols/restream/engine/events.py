@@ -1,4 +1,4 @@
-"""What can an engine tell? What the client asks of a server, and what the server told a client."""
+"""The events of both engines: requests and acknowledgements of a client, messages and ends of a server."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import attrs
 
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
-    from muxkit.protocols.restream.wire.json import Json, JsonObject
-    from muxkit.protocols.restream.wire.messages import Status
+    from muxkit.protocols.restream.wire import Json, JsonObject, Status
 
-# ---------------------------------------------------------------------------- of a server
+# ---------------------------------------------------------------------------- events of a server engine
 
 
 @attrs.define
 class StatelessRequested:
-    """The client wants a stateless stream: a new one, or from the value after `state` on.
+    """The client requests a stateless stream: a new one, or from the value after `state`.
 
-    `state` is canonical decimal text; `parse_integer` makes a number of it. Answer with `send_value`.
+    `state` is canonical decimal text, for `parse_integer`. Answer with `send_value`.
     """
 
     state: str | None
@@ -26,7 +25,7 @@ class StatelessRequested:
 
 @attrs.define
 class Registered:
-    """The client wants a new session; `uuid` is in lower case. Answer with `accept` or `fail`."""
+    """The client requests a new session; `uuid` is in lower case. Answer with `accept` or `fail`."""
 
     uuid: str
     params: JsonObject
@@ -34,7 +33,7 @@ class Registered:
 
 @attrs.define
 class Resumed:
-    """The client wants to go on after message `state`, 0 for the beginning. Answer with `accept` or `fail`."""
+    """The client requests a session from the message after `state`; 0 for the first. Answer with `accept` or `fail`."""
 
     uuid: str
     state: int
@@ -42,7 +41,7 @@ class Resumed:
 
 @attrs.define
 class Acknowledged:
-    """The client has everything up to this id. It is higher than what was acknowledged before."""
+    """The client has all messages up to this id, which is higher than the last acknowledged one."""
 
     uuid: str
     id: int
@@ -50,24 +49,24 @@ class Acknowledged:
 
 @attrs.define
 class StatusRequested:
-    """The client wants to know how a session stands. Answer with `send_status` or `fail`."""
+    """The client requests the progress of a session. Answer with `send_status` or `fail`."""
 
     uuid: str
 
 
-# ---------------------------------------------------------------------------- of a client
+# ---------------------------------------------------------------------------- events of a client engine
 
 
 @attrs.define
 class ReceivedValue:
-    """The next integer of a stateless stream, as canonical decimal text; `parse_integer` makes a number of it."""
+    """The next integer of a stateless stream, as canonical decimal text, for `parse_integer`."""
 
     value: str
 
 
 @attrs.define
 class Received:
-    """The next message of a session. `check` belongs to the engine."""
+    """The next message of a session. `check` is the verifier's check after it, for the engine only."""
 
     id: int
     data: Json
@@ -78,36 +77,36 @@ class Received:
 
 @attrs.define
 class Finished:
-    """The final message came before this, and everything was verified. Write what is left, then close."""
+    """The final message came before this event, and everything is verified. Write what is queued, then close."""
 
 
 @attrs.define
 class Refused:
-    """The server said an error. Close, and do not resume. The text is the server's own: escape it when you show it."""
+    """The server sent an error. Close, and do not resume. The text is the server's own: escape it before showing it."""
 
     text: str
 
 
 @attrs.define
 class StatusReceived:
-    """How the session stands; there is nothing more to come. Close."""
+    """The progress of the session. Nothing follows: close."""
 
     status: Status
 
 
-# ---------------------------------------------------------------------------- of both
+# ---------------------------------------------------------------------------- events of both
 
 
 @attrs.define
 class HungUp:
-    """The peer will send nothing more. What it had begun to send is dropped."""
+    """The peer will send nothing more. An unfinished line is dropped."""
 
 
 @attrs.define
 class Silent:
-    """Nothing came for so many seconds while a line was unfinished: the connection is dead, and nobody broke a rule.
+    """Nothing came for `seconds` while a line was unfinished: the connection is dead, and no rule was broken.
 
-    A server still has to write its error line: flush, then close.
+    A server still has its error line to write: flush, then close.
     """
 
     seconds: float
@@ -115,7 +114,7 @@ class Silent:
 
 @attrs.define
 class Failed:
-    """The peer broke the rules. A server still has to write its error line: flush, then close."""
+    """The peer broke a rule. A server still has its error line to write: flush, then close."""
 
     error: RemoteProtocolError
 

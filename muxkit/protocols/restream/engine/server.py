@@ -1,4 +1,4 @@
-"""The rules of a restream server as one object, for one connection: lines in, requests out, lines out again."""
+"""The engine of a server: one connection, requests and acknowledgements in, messages out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from muxkit.protocols.restream.engine.events import (
     StatelessRequested,
     StatusRequested,
 )
-from muxkit.protocols.restream.engine.timers import Patience
+from muxkit.protocols.restream.engine.timers import LineTimers
 from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
 from muxkit.protocols.restream.wire.lines import Lines
 from muxkit.protocols.restream.wire.messages import (
@@ -44,36 +44,36 @@ if TYPE_CHECKING:
 
     from muxkit._observer import Observer
     from muxkit.core import Buffer
-    from muxkit.protocols.restream.wire.json import Json
+    from muxkit.protocols.restream.wire import Json
 
-PULL = 64 * 1024  # bytes
+WRITE_BYTES = 64 * 1024
 
 
 class Phase(Enum):
-    """How far a connection is."""
+    """The phase of a connection."""
 
     ASKING = "asking"
-    """The client has not said what it wants."""
+    """The first line has not come."""
     VALUES = "values"
     """A stateless stream."""
-    JUDGING = "judging"
-    """A session was asked for; `accept` or `fail` has to follow."""
+    OPENING = "opening"
+    """A session was requested; `accept` or `fail` has to follow."""
     MESSAGES = "messages"
     """The stream of a session."""
     STATUS = "status"
-    """The status of a session was asked for; `send_status` or `fail` has to follow."""
+    """The progress of a session was requested; `send_status` or `fail` has to follow."""
     CLOSING = "closing"
     """The last line is queued or written: flush, then close."""
     OVER = "over"
-    """The client hung up, or the connection is gone."""
+    """The client hung up, or the connection is lost."""
 
 
 class ServerEngine:
     """A server's end of one connection; a `StreamEngine`.
 
-    It tells what the client asks for and the application answers with commands. A command either does all of its
-    work or raises `LocalProtocolError` and changes nothing. After any violation there is one `Failed`, the error line
-    is queued, and nothing more is told: as soon as `closing` is true, flush and close.
+    An event says what the client requests, and commands answer it. A command either does all of its work or raises
+    `LocalProtocolError` and changes nothing. After a violation there is one `Failed`, the error line is queued, and no
+    event follows: as soon as `closing` is true, flush and close.
     """
 
     def __init__(
@@ -83,44 +83,44 @@ class ServerEngine:
         self.limits = limits or Limits()
         self.phase = Phase.ASKING
         self.uuid = ""
-        """Of the session that this connection is about, in lower case; empty for a stateless stream."""
+        """The uuid of the session, in lower case; empty for a stateless stream."""
         self.acknowledged = 0
-        """The highest id that this session's client has acknowledged."""
+        """The highest id that the client has acknowledged."""
         self.sent = 0
-        """The highest id that left the engine, on this connection or, as far as `accept` knew, on one before."""
+        """The highest id that left the engine, on this connection or, as `accept` was told, on an earlier one."""
         self.outbox = 0
-        """Bytes that are queued and wait only for the transport."""
+        """Bytes that are queued for the transport."""
         self._observer = observer
         self._events: list[ServerEvent] = []
-        self._queue: deque[tuple[int, bytes]] = deque()  # (id of the message, its line); 0 for other lines
+        self._queue: deque[tuple[int, bytes]] = deque()  # (id, line); id 0 for lines that are no messages
         self._lines = Lines(self.config.first_line, f"ServerConfig(digits={self.config.digits})")
-        self._patience = Patience(self._lines, self.limits, observer)
+        self._timers = LineTimers(self._lines, self.limits, observer)
         self._started = False
         self._failed = False
         self._queued = 0  # the highest id that was queued or skipped
-        self._state = 0  # the id that the first line named
-        self._early = 0  # the last ack that came before `accept`
+        self._state = 0  # the id of the first line
+        self._early = 0  # the last ack before `accept`
 
-    # --- what is known
+    # --- state
 
     @property
     def closing(self) -> bool:
-        """The last line is queued: flush, then close the connection."""
+        """True when the last line is queued: flush, then close the connection."""
         return self.phase is Phase.CLOSING
 
     @property
     def over(self) -> bool:
-        """The client hung up, or `connection_lost` was called."""
+        """True when the client hung up, or after `connection_lost`."""
         return self.phase is Phase.OVER
 
     @property
     def unparsed(self) -> int:
-        """Bytes of lines beyond `frames_at_once`; `receive_bytes(b"", now)` goes on with them."""
+        """Bytes of lines beyond `frames_at_once`; `receive_bytes(b"", now)` continues with them."""
         return self._lines.unparsed
 
     @property
     def frames_at_once(self) -> int:
-        """Lines that one call of `receive_bytes` looks at."""
+        """The number of lines that one call of `receive_bytes` parses."""
         return self._lines.at_once
 
     @frames_at_once.setter
@@ -130,31 +130,33 @@ class ServerEngine:
     # --- commands
 
     def accept(self, *, acknowledged: int = 0, head: int = 0) -> bool:
-        """A session that was asked for exists: stream it, beginning after the id that the client named.
+        """Stream the requested session, from the message after the id of the request.
 
-        `head` is the last id that there is, `acknowledged` the last that was acknowledged on any connection. False
-        if the request cannot be met with them: then a `Failed` tells why, and the connection is closing. Also False if
-        the end was decided meanwhile.
+        `head` is its last id, `acknowledged` the last acknowledged one on any connection. Returns False if the request
+        does not fit them: then a `Failed` has the reason, and the connection is closing. Also returns False if the
+        connection is ending already.
         """
         if self.closing or self.over:
             return False
-        if self.phase is not Phase.JUDGING:
+        if self.phase is not Phase.OPENING:
             raise LocalProtocolError(f"there is no session to accept, the connection is {self.phase.value}")
         if not 0 <= acknowledged <= head:
             raise LocalProtocolError(f"acknowledged={acknowledged} is not within 0 and head={head}")
-        error = self._judge(acknowledged, head)
+        error = self._violation_of(acknowledged, head)
         if error is not None:
             self._refuse(error)
             return False
         self.phase = Phase.MESSAGES
         self.acknowledged, self.sent = acknowledged, head
         if self._early > acknowledged:
-            self._acknowledge(self._early)
+            self.acknowledged = self._early
+            self._events.append(Acknowledged(self.uuid, self._early))
         return True
 
     def send_value(self, value: int | str) -> None:
         """Queue the next value of a stateless stream; text has to be canonical."""
-        self._check(Phase.VALUES, "a value")
+        if self.phase is not Phase.VALUES:
+            raise self._wrong_phase("a value")
         text = value if isinstance(value, str) else format_integer(value)
         if not is_canonical(text):
             raise LocalProtocolError("a value has to be a decimal integer without leading zeros")
@@ -165,8 +167,9 @@ class ServerEngine:
         self._push(0, encode_value(text))
 
     def send_message(self, id: int, data: Json, time: float | None = None, *, final: bool = False) -> None:
-        """Queue a message of the session. It must be durable by now. After the final one the connection is closing."""
-        self._check(Phase.MESSAGES, "a message")
+        """Queue a message of the session, which must be durable. After the final one the connection is closing."""
+        if self.phase is not Phase.MESSAGES:
+            raise self._wrong_phase("a message")
         if id <= self._queued:
             raise LocalProtocolError(f"message {id} after message {self._queued}: ids have to ascend")
         line = encode_message(id, data, time)
@@ -177,37 +180,39 @@ class ServerEngine:
 
     def send_status(self, status: Status) -> None:
         """Answer a status request; the connection is closing then."""
-        self._check(Phase.STATUS, "a status")
+        if self.phase is not Phase.STATUS:
+            raise self._wrong_phase("a status")
         self._push(0, encode_status(status))
         self.finish()
 
     def fail(self, text: str) -> None:
-        """Tell the client an error and close. What is queued goes out first. Harmless if the end is decided already."""
+        """Queue an error line and close. Harmless if the connection is ending already."""
         if self.phase is not Phase.CLOSING and self.phase is not Phase.OVER:
             self._push(0, encode_error(text))
             self.phase = Phase.CLOSING
-            self._deafen()
+            self._stop_reading()
 
     def finish(self) -> None:
-        """Close when everything queued is out. Harmless if the end is decided already.
+        """Close when everything queued is written. Harmless if the connection is ending already.
 
-        After a stream, acknowledgements are still taken until the client hangs up.
+        Acknowledgements of a session are still handled until the client hangs up.
         """
         if self.phase is Phase.CLOSING or self.phase is Phase.OVER:
             return
         if self.phase is not Phase.MESSAGES:
-            self._deafen()
+            self._stop_reading()
         self.phase = Phase.CLOSING
 
     def connection_lost(self, now: float) -> None:
-        """The transport is gone: nothing more is told or written. What was told before can still be fetched."""
+        """End the connection: no event follows, and nothing is written. Earlier events can still be fetched."""
         self._end()
 
     # --- the stream engine
 
     def receive_bytes(self, data: bytes, now: float) -> None:
-        """Take in what the transport brought; never raises."""
-        self._start(now)
+        """Parse received bytes; never raises."""
+        if not self._started:
+            self._start(now)
         if self._lines.stopped:
             return
         if self._observer is not None and data:
@@ -216,10 +221,10 @@ class ServerEngine:
         if error is not None:
             self._refuse(error)
         else:
-            self._patience.heard(now)
+            self._timers.received(now)
 
     def receive_eof(self, now: float) -> None:
-        """The client will send nothing more: it has enough, or is gone. An unfinished line is no message."""
+        """Handle the end of the client's bytes. An unfinished line is no message."""
         if self.phase is not Phase.OVER:
             self._end()
             if not self._failed:
@@ -228,8 +233,8 @@ class ServerEngine:
     def has_output(self) -> bool:
         return bool(self._queue)
 
-    def buffers_to_send(self, limit: int = PULL) -> list[Buffer]:
-        """Take out lines of about `limit` bytes; from here on they count as sent."""
+    def buffers_to_send(self, limit: int = WRITE_BYTES) -> list[Buffer]:
+        """Remove queued lines of about `limit` bytes; they count as sent."""
         queue, size, last = self._queue, 0, 0
         lines: list[Buffer] = []
         while queue and size < limit:
@@ -249,18 +254,19 @@ class ServerEngine:
         return events
 
     def next_deadline(self) -> float | None:
-        """At once, as long as nobody has said what time it is."""
-        return self._patience.next() if self._started else float("-inf")
+        """Return the next deadline; at once before the engine was told the time."""
+        return self._timers.next() if self._started else float("-inf")
 
     def handle_deadline(self, now: float) -> None:
-        self._start(now)
-        found = self._patience.handle(now)
+        if not self._started:
+            self._start(now)
+        found = self._timers.handle(now)
         if isinstance(found, Silent):
-            self._give_up(f"nothing came for {found.seconds:g} s while a line is unfinished", found)
+            self._fail_with(f"nothing came for {found.seconds:g} s while a line is unfinished", found)
         elif found is not None:
             self._refuse(found)
 
-    # --- what the client says
+    # --- the lines of the client
 
     def _take(self, line: bytes) -> None:
         if self._observer is not None:
@@ -276,8 +282,8 @@ class ServerEngine:
         request = parse_request(line, digits=self.config.digits, status=self.config.status)
         self._lines.limit = self.config.line
         self._lines.limit_name = f"ServerConfig(line={self.config.line})"
-        self._patience.first_line_came()
-        if type(request) is OpenStateful and len(line) > self.config.opening:  # its params are kept with the session
+        self._timers.first_line_came()
+        if type(request) is OpenStateful and len(line) > self.config.opening:  # its params are stored with the session
             raise RemoteProtocolError(
                 f"a request of {len(line)} bytes for a session against {self.config.opening} allowed",
                 rule="restream-S01",
@@ -290,30 +296,35 @@ class ServerEngine:
                 self.phase = Phase.VALUES
                 self._events.append(StatelessRequested(state))
             case OpenStateful(uuid, params):
-                self.phase, self.uuid = Phase.JUDGING, uuid
+                self.phase, self.uuid = Phase.OPENING, uuid
                 self._events.append(Registered(uuid, params))
             case ResumeStateful(uuid, state):
-                self.phase, self.uuid, self._queued, self._state = Phase.JUDGING, uuid, state, state
+                self.phase, self.uuid, self._queued, self._state = Phase.OPENING, uuid, state, state
                 self._events.append(Resumed(uuid, state))
             case AskStatus(uuid):
                 self.phase, self.uuid = Phase.STATUS, uuid
                 self._events.append(StatusRequested(uuid))
 
     def _take_ack(self, ack: Ack) -> None:
+        id = ack.id
+        is_early = self.phase is Phase.OPENING  # `accept` says later what was sent and acknowledged before
+        before = self._early if is_early else self.acknowledged
         if ack.uuid != self.uuid:
             raise RemoteProtocolError("an ack for another session than this connection's", rule="restream-S40")
-        if self.phase is Phase.JUDGING:  # nobody has said yet what was sent and acknowledged before
-            self._check_order(ack.id, self._early)
-            self._early = ack.id
-            return
-        self._check_order(ack.id, self.acknowledged)
-        if ack.id > self.sent:
-            raise _not_sent(ack.id, self.sent)
-        if ack.id > self.acknowledged:
-            self._acknowledge(ack.id)
+        if id < before:
+            raise _out_of_order(id, f"ack {before}")
+        if id < self._state:
+            raise _out_of_order(id, f"state {self._state}")
+        if is_early:
+            self._early = id
+        elif id > self.sent:
+            raise _not_sent(id, self.sent)
+        elif id > before:
+            self.acknowledged = id
+            self._events.append(Acknowledged(self.uuid, id))
 
-    def _judge(self, acknowledged: int, head: int) -> RemoteProtocolError | None:
-        """Can the client have what it asks for?"""
+    def _violation_of(self, acknowledged: int, head: int) -> RemoteProtocolError | None:
+        """Return the violation of a request that does not fit the session."""
         state = self._queued
         if state < acknowledged:
             return RemoteProtocolError(
@@ -323,30 +334,17 @@ class ServerEngine:
             return RemoteProtocolError(f"state {state} is beyond the last message, {head}", rule="restream-S27")
         if self._early > head:
             return _not_sent(self._early, head)
-        return None  # no early ack is below its connection's state, and that is not below what was acknowledged
-
-    def _check_order(self, id: int, before: int) -> None:
-        """Not below the ack before it, nor below what the first line of this connection has acknowledged."""
-        if id < before:
-            raise _out_of_order(id, f"ack {before}")
-        if id < self._state:
-            raise _out_of_order(id, f"state {self._state}")
-
-    def _acknowledge(self, id: int) -> None:
-        self.acknowledged = id
-        self._events.append(Acknowledged(self.uuid, id))
+        return None  # an early ack is not below the state, which is not below what was acknowledged
 
     # --- inside
 
     def _start(self, now: float) -> None:
-        if not self._started:
-            self._started = True
-            if self.phase is Phase.ASKING:
-                self._patience.expect_first_line(now)
+        self._started = True
+        if self.phase is Phase.ASKING:
+            self._timers.expect_first_line(now)
 
-    def _check(self, phase: Phase, what: str) -> None:
-        if self.phase is not phase:
-            raise LocalProtocolError(f"{what} cannot be sent, the connection is {self.phase.value}")
+    def _wrong_phase(self, what: str) -> LocalProtocolError:
+        return LocalProtocolError(f"{what} cannot be sent, the connection is {self.phase.value}")
 
     def _push(self, id: int, line: bytes) -> None:
         self._queue.append((id, line))
@@ -355,26 +353,26 @@ class ServerEngine:
             self._observer.frame("out", "restream", self.phase.value, len(line) - 1)
 
     def _refuse(self, error: RemoteProtocolError) -> None:
-        self._give_up(error.message, Failed(error))
+        self._fail_with(error.message, Failed(error))
 
-    def _give_up(self, why: str, last: Failed | Silent) -> None:
-        """The last event; the error line, unless the last line is out already and the transport perhaps shut."""
+    def _fail_with(self, why: str, last: Failed | Silent) -> None:
+        """Queue the last event, and the error line unless the last line is written and the transport perhaps closed."""
         if self.phase is not Phase.CLOSING or self._queue:
             self._push(0, encode_error(why))
         self.phase = Phase.CLOSING
         self._failed = True
-        self._deafen()
+        self._stop_reading()
         self._events.append(last)
 
-    def _deafen(self) -> None:
-        """Nothing that the client may still say matters."""
+    def _stop_reading(self) -> None:
+        """Ignore all that the client sends from now on."""
         self._lines.stop()
-        self._patience.stop()
+        self._timers.stop()
         self._started = True
 
     def _end(self) -> None:
         self.phase = Phase.OVER
-        self._deafen()
+        self._stop_reading()
         self._queue.clear()
         self.outbox = 0
 

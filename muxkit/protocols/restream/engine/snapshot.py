@@ -1,4 +1,4 @@
-"""How far is a client's stream, how does it stand, and how is that saved for another process to go on with?"""
+"""The state of a client's stream, and its form as JSON for another process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.protocols.restream.verifiers import NumbersVerifier, Verifier
+from muxkit.protocols.restream.applications import NumbersVerifier, Verifier
 from muxkit.protocols.restream.wire.integers import is_canonical
 from muxkit.protocols.restream.wire.json import encode_line
 from muxkit.protocols.restream.wire.messages import (
@@ -23,37 +23,37 @@ from muxkit.protocols.restream.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from muxkit.protocols.restream.wire.json import Json, JsonObject
+    from muxkit.protocols.restream.wire import Json, JsonObject
 
-VERSION = 1  # of what is saved
+SNAPSHOT_VERSION = 1
 
 
 class Mode(Enum):
-    """What a client wants."""
+    """The kind of a client's request."""
 
     STATELESS = "stateless"
     STATEFUL = "stateful"
     STATUS = "status"
 
 
-class Standing(Enum):
-    """How a stream stands."""
+class StreamState(Enum):
+    """The state of a client's stream."""
 
-    APART = "apart"
+    DISCONNECTED = "disconnected"
     """There is no connection; `connection_made` begins one."""
-    JOINED = "joined"
+    CONNECTED = "connected"
     """There is a connection."""
     FINISHED = "finished"
-    """Everything has come and was verified; only an acknowledgement may be left to write."""
+    """Everything came and is verified; only an acknowledgement may be left to write."""
     REFUSED = "refused"
-    """The server said an error."""
+    """The server sent an error."""
     FAILED = "failed"
-    """The server broke the rules, or what came cannot be what was sent."""
+    """The server broke a rule, or the data failed its check."""
 
 
 @attrs.define
 class Position:
-    """How far a stream is: the last value, or the last id with the verifier's check up to it."""
+    """The position of a stream: the last value, or the last id with the verifier's check after it."""
 
     value: str | None = None
     id: int = 0
@@ -64,7 +64,7 @@ class Position:
 
 @attrs.frozen
 class Saved:
-    """A stream as it was saved."""
+    """A stream as read from a snapshot."""
 
     mode: Mode
     uuid: str
@@ -72,8 +72,8 @@ class Saved:
     position: Position
 
 
-def request(mode: Mode, uuid: str, params: JsonObject | None, id: int, value: str | None) -> Request:
-    """What a connection has to begin with, when this was the last that came."""
+def first_message(mode: Mode, uuid: str, params: JsonObject | None, id: int, value: str | None) -> Request:
+    """Return the first message of a connection that continues after this position."""
     if mode is Mode.STATELESS:
         return OpenStateless() if value is None else ResumeStateless(value)
     if mode is Mode.STATUS:
@@ -81,14 +81,14 @@ def request(mode: Mode, uuid: str, params: JsonObject | None, id: int, value: st
     return ResumeStateful(uuid, id) if id or params is None else OpenStateful(uuid, params)
 
 
-def write(mode: Mode, uuid: str, params: JsonObject | None, position: Position) -> dict[str, Json]:
-    """A stream as JSON."""
+def write_snapshot(mode: Mode, uuid: str, params: JsonObject | None, position: Position) -> dict[str, Json]:
+    """Return a stream as JSON."""
     if mode is Mode.STATELESS:
-        return {"version": VERSION, "mode": mode.value, "value": position.value}
+        return {"version": SNAPSHOT_VERSION, "mode": mode.value, "value": position.value}
     if mode is Mode.STATUS:
         raise LocalProtocolError("a status request has no state to save")
     return {
-        "version": VERSION,
+        "version": SNAPSHOT_VERSION,
         "mode": mode.value,
         "uuid": uuid,
         "params": params,
@@ -99,11 +99,11 @@ def write(mode: Mode, uuid: str, params: JsonObject | None, position: Position) 
     }
 
 
-def read(saved: JsonObject) -> Saved:
-    """The stream that was saved; raises `LocalProtocolError` for anything else."""
+def read_snapshot(saved: JsonObject) -> Saved:
+    """Return the stream of a snapshot; raises `LocalProtocolError` for anything else."""
     version, mode = saved.get("version"), saved.get("mode")
-    if version != VERSION:
-        raise LocalProtocolError(f"the saved state has version {version!r}, this can read version {VERSION}")
+    if version != SNAPSHOT_VERSION:
+        raise LocalProtocolError(f"the saved state has version {version!r}, this can read version {SNAPSHOT_VERSION}")
     if mode == Mode.STATELESS.value:
         value = saved.get("value")
         if value is not None and not isinstance(value, str):
@@ -136,9 +136,9 @@ def checked_uuid(uuid: str) -> str:
 
 
 def verifier_for(params: JsonObject | None) -> Verifier:
-    """That of the document's application, which knows how many numbers were asked for."""
+    """Return the verifier of the specification's application, with the requested count."""
     if params is not None:
-        encode_line(params)  # what has no form in JSON is refused here, and not when a connection is there
+        encode_line(params)  # so that params without a form in JSON are refused before there is a connection
     count = None if params is None else params.get("count")
     return NumbersVerifier(count if type(count) is int else None)
 

@@ -1,28 +1,13 @@
-"""What can a store refuse, and what can befall it? One class for each, and sentences that say what to do.
-
-`str(error)` is for whoever runs the server; `error.for_client` is what may be told to a stranger.
-"""
+"""The errors of a session store that are about one session; those of a store as a whole are in `muxkit.storage`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muxkit._errors import MuxError
+from muxkit.storage import StoreError
 
 if TYPE_CHECKING:
     from muxkit.protocols.restream.store.protocol import Status
-
-
-class StoreError(MuxError):
-    """Everything that a session store raises on its own account."""
-
-    @property
-    def for_client(self) -> str:
-        """The sentence for the error line: no path, no address, nothing of other sessions."""
-        return str(self)
-
-
-# ---------------------------------------------------------------------------- about one session
 
 
 class UnknownSession(StoreError):
@@ -34,7 +19,7 @@ class UnknownSession(StoreError):
 
 
 class SessionExpired(UnknownSession):
-    """The client stayed away for too long and its session is gone."""
+    """The client was absent for too long, and its session is deleted."""
 
     def __init__(self, uuid: str) -> None:
         StoreError.__init__(self, f"session {uuid} has expired; begin a new one with params")
@@ -42,7 +27,7 @@ class SessionExpired(UnknownSession):
 
 
 class SessionExists(StoreError):
-    """`register` for a uuid that has a session already; `status` is what is known about it."""
+    """`register` was called with the uuid of an existing session, whose `status` this is."""
 
     def __init__(self, status: Status) -> None:
         super().__init__(f"session {status.uuid} exists already; resume it with state, or choose another uuid")
@@ -58,7 +43,7 @@ class SessionBusy(StoreError):
 
 
 class Superseded(StoreError):
-    """A newer connection has taken the session over; the old owner must stop and send nothing more."""
+    """A newer connection has taken over the session; the old owner must stop and send nothing more."""
 
     def __init__(self, uuid: str, *, held: int, current: int) -> None:
         super().__init__(f"session {uuid} was taken over by a newer connection (epoch {current}, this one was {held})")
@@ -72,7 +57,7 @@ class Superseded(StoreError):
 
 
 class SessionFinished(StoreError):
-    """Something was to be added behind the final message."""
+    """A message was to be added after the final one."""
 
     def __init__(self, uuid: str, head: int) -> None:
         super().__init__(f"session {uuid} is finished; nothing follows message {head}")
@@ -81,7 +66,7 @@ class SessionFinished(StoreError):
 
 
 class UnknownMessage(StoreError):
-    """An id that names no message of the session: 0, or above the last one."""
+    """No message of the session has this id: it is 0, or above the last one."""
 
     def __init__(self, uuid: str, id: int, head: int) -> None:
         known = f"its messages are 1 to {head}" if head else "it has no messages yet"
@@ -92,7 +77,7 @@ class UnknownMessage(StoreError):
 
 
 class OutOfOrderAck(StoreError):
-    """An ack below an earlier one."""
+    """An acknowledgement is below an earlier one."""
 
     def __init__(self, uuid: str, id: int, acknowledged: int) -> None:
         super().__init__(f"session {uuid}: ack {id} after ack {acknowledged}; acks never go back")
@@ -102,7 +87,7 @@ class OutOfOrderAck(StoreError):
 
 
 class MessageGone(StoreError):
-    """Messages were asked for that had been acknowledged, and so may be gone."""
+    """The requested messages were acknowledged, so they may be deleted."""
 
     def __init__(self, uuid: str, id: int, acknowledged: int) -> None:
         super().__init__(
@@ -115,7 +100,7 @@ class MessageGone(StoreError):
 
 
 class IdsExhausted(StoreError):
-    """The last of the 32-bit ids is taken."""
+    """The last of the 32-bit ids is used."""
 
     def __init__(self, uuid: str) -> None:
         super().__init__(f"session {uuid} has used all message ids up to 4294967295; go on in a new session")
@@ -123,58 +108,4 @@ class IdsExhausted(StoreError):
 
 
 class NotJson(StoreError, ValueError):
-    """A state, data or params that JSON cannot hold, or that came back from JSON in another shape."""
-
-
-# ---------------------------------------------------------------------------- about the store
-
-
-class StoreFull(StoreError):
-    """No room: a limit of the store, a session that is not acknowledged, or the disk. Nothing was stored."""
-
-    @property
-    def for_client(self) -> str:
-        return "the server has no room for more messages at the moment"
-
-
-class _StoreTrouble(StoreError):
-    @property
-    def for_client(self) -> str:
-        return "the server cannot use its session store at the moment"
-
-
-class StoreFailed(_StoreTrouble):
-    """The disk or the database failed. What was under way may or may not have been stored, never half of it."""
-
-
-class StoreReadOnly(_StoreTrouble):
-    """The file, its directory or the database cannot be written to. Nothing was stored."""
-
-
-class StoreLocked(_StoreTrouble):
-    """Another process has the file; `pid` is its number if it could be read."""
-
-    def __init__(self, path: str, pid: int | None) -> None:
-        holder = "another process" if pid is None else f"process {pid}"
-        super().__init__(
-            f"{path} is in use by {holder}; stop that one, or choose another file "
-            "(several servers share a store through postgresql://)"
-        )
-        self.path = path
-        self.pid = pid
-
-
-class StoreCorrupt(_StoreTrouble):
-    """What was read is not what was written. `aside` is where the file was moved to, if it was."""
-
-    def __init__(self, message: str, *, aside: str | None = None) -> None:
-        super().__init__(message)
-        self.aside = aside
-
-
-class StoreVersion(_StoreTrouble):
-    """The file or database was written by a newer version, or belongs to something else; it was left alone."""
-
-
-class StoreClosed(_StoreTrouble):
-    """The store was closed while, or before, this was asked of it."""
+    """A state, data or params has no form in JSON, or came back from JSON in another shape."""

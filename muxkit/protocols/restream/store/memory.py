@@ -1,4 +1,4 @@
-"""A store in memory: as long as the process lives, and no longer."""
+"""A session store in memory, which ends with its process."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 import trio
 
-from muxkit.protocols.restream.store.errors import StoreClosed, StoreFull
 from muxkit.protocols.restream.store.store import Store
 from muxkit.runtime import protect_package, protected_manager
-from muxkit.storage.waiters import Waiters
+from muxkit.storage import StoreClosed, StoreFull, Waiters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from muxkit.protocols.restream.store.protocol import Data, State
-    from muxkit.protocols.restream.store.rows import Row, Session
+    from muxkit.protocols.restream.store.rows import Row, Session, Wanted
     from muxkit.protocols.restream.store.rules import Rules
 
 T = TypeVar("T")
 
-SESSION_BYTES = 1150  # what a session costs beside its params, state and messages, measured
-MESSAGE_BYTES = 140  # what a message costs beside its data, measured
+SESSION_BYTES = 1150  # measured: the memory of a session beside its params, state and messages
+MESSAGE_BYTES = 140  # measured: the memory of a message beside its data
 
 
 @protected_manager
 async def open_memory(rules: Rules[State, Data]) -> AsyncIterator[Store[State, Data]]:
-    """A store whose calls never wait."""
+    """Open a store whose calls never wait."""
     waiters = Waiters()
     backend = _Memory(rules.limits.bytes, waiters)
     try:
@@ -40,7 +39,7 @@ async def open_memory(rules: Rules[State, Data]) -> AsyncIterator[Store[State, D
 
 
 class _Memory:
-    """The backend and its rows at once: units of work cannot overlap, since none of them waits."""
+    """Both the backend and its rows: units of work cannot overlap, since none of them waits."""
 
     def __init__(self, most_bytes: int, waiters: Waiters) -> None:
         self._sessions: dict[str, Session] = {}
@@ -51,14 +50,13 @@ class _Memory:
         self._waiters = waiters
         self._is_closed = False
 
-    async def work(self, uuid: str, act: Callable[[_Memory], T]) -> T:
+    async def work(self, uuid: str, act: Callable[[_Memory], T], wants: Wanted | None = None) -> T:
         await trio.lowlevel.checkpoint()
         if self._is_closed:
             raise StoreClosed("the store is closed; open it again")
         return act(self)
 
-    async def look(self, uuid: str, act: Callable[[_Memory], T], *, after: int = -1, most: int = 0, size: int = 0) -> T:
-        return await self.work(uuid, act)
+    look = work
 
     def close(self) -> None:
         self._is_closed = True
@@ -90,16 +88,16 @@ class _Memory:
         self._used += growth
         self._messages[uuid].extend(messages)
 
-    def messages(self, uuid: str, after: int, most: int, most_bytes: int) -> list[Row]:
-        kept = self._messages[uuid]
+    def messages(self, wanted: Wanted) -> list[Row]:
+        kept = self._messages[wanted.uuid]
         found: list[Row] = []
         if not kept:
             return found
         size = 0
-        start = max(0, after + 1 - kept[0].id)
-        for row in islice(kept, start, start + most):
+        start = max(0, wanted.after + 1 - kept[0].id)
+        for row in islice(kept, start, start + wanted.most):
             size += len(row.data)
-            if found and size > most_bytes:
+            if found and size > wanted.most_bytes:
                 break
             found.append(row)
         return found

@@ -1,4 +1,4 @@
-"""Which store does an address mean? The one door to all of them."""
+"""Open the session store that an address names."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from muxkit.protocols.restream.store.codec import Codec
 from muxkit.protocols.restream.store.protocol import KEEP, StoreLimits
-from muxkit.protocols.restream.store.rules import Rules
+from muxkit.protocols.restream.store.rules import Codec, Rules
 from muxkit.runtime import protect_package, protected_manager
+from muxkit.storage import Kind, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from muxkit.protocols.restream.store.protocol import Data, Now, SessionStore, State
 
 LIMITS = StoreLimits()
-KINDS = "memory:, sqlite:PATH or postgresql://…"
 
 
 @overload
@@ -42,9 +41,9 @@ def open_store(
     limits: StoreLimits = LIMITS,
     now: Now = time.time,
 ) -> AbstractAsyncContextManager[object]:
-    """Open `memory:`, `sqlite:PATH` or `postgresql://…`; leaving the context closes it, when all is stored.
+    """Open `memory:`, `sqlite:PATH` or `postgresql://…`; leaving the context stores everything and closes it.
 
-    `state` and `data` are the types that the application stores, anything that msgspec can decode into; without them
+    `state` and `data` are the types that the application stores, any that msgspec can decode into; without them
     it gets back dicts, lists, strings and numbers. `keep` is how many seconds a session outlives its connection.
     """
     if not keep >= 0:
@@ -55,24 +54,22 @@ def open_store(
 @protected_manager
 async def _open(where: str, rules: Rules[State, Data]) -> AsyncIterator[SessionStore[State, Data]]:
     # Imported where needed: most programs use one of them.
-    kind, colon, rest = where.partition(":")
-    if kind == "memory" and colon and not rest:
+    kind, place = kind_of(where)
+    if kind is Kind.MEMORY:
         from muxkit.protocols.restream.store.memory import open_memory
 
         async with open_memory(rules) as memory:
             yield memory
-    elif kind == "sqlite" and rest:
+    elif kind is Kind.SQLITE:
         from muxkit.protocols.restream.store.sqlite import open_sqlite
 
-        async with open_sqlite(Path(rest), rules) as sqlite:
+        async with open_sqlite(Path(place), rules) as sqlite:
             yield sqlite
-    elif kind in ("postgresql", "postgres") and rest:
+    else:
         from muxkit.protocols.restream.store.postgres import open_postgres
 
-        async with open_postgres(where, rules) as postgres:
+        async with open_postgres(place, rules) as postgres:
             yield postgres
-    else:
-        raise ValueError(f"{where!r} names no store: {KINDS}")
 
 
 protect_package("muxkit.protocols.restream")

@@ -1,4 +1,4 @@
-"""What does a store keep? The rows, and the few things that the rules do with them."""
+"""The rows of a session store, and the interface through which the rules read and write them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Session:
     head: int
     acknowledged: int
     final: bool
-    fed: bool  # something was appended: feeders in other processes may be waiting for acks
+    fed: bool  # messages were appended: feeders in other processes may wait for acks
     epoch: int
-    keep: float | None  # s of absence that it survives; None: as the store says
+    keep: float | None  # s of absence that it survives; None: the store's own number
     due: float | None  # when it expires; None while it is attached
 
 
@@ -34,41 +34,50 @@ class Row(NamedTuple):
     data: bytes
 
 
-class Rows(Protocol):
-    """The rows during one unit of work. What is read here is what was written here, committed or not.
+class Wanted(NamedTuple):
+    """Messages that a unit of work will read."""
 
-    Nothing is written unless the rules have been checked to the end; `save` is always the last word about a session.
+    uuid: str
+    after: int
+    most: int
+    most_bytes: int
+
+
+class Rows(Protocol):
+    """The rows during one unit of work, which reads its own writes.
+
+    The rules write only after all their checks, and `save` is the last call about a session.
     """
 
     def session(self, uuid: str) -> Session | None:
-        """The session; the caller may change it and `save` it."""
+        """Return the session, which the caller may change and `save`."""
 
     def save(self, session: Session) -> None:
-        """Make it so, whether there was one or not."""
+        """Insert or update the session."""
 
     def remove(self, uuid: str) -> None:
-        """The session and all its messages."""
+        """Delete the session and all its messages."""
 
     def add(self, uuid: str, messages: Sequence[Row]) -> None:
-        """Messages behind the last one."""
+        """Add messages after the last one."""
 
-    def messages(self, uuid: str, after: int, most: int, most_bytes: int) -> list[Row]:
-        """In order; at least one if there is one."""
+    def messages(self, wanted: Wanted) -> list[Row]:
+        """Return messages in order; at least one if there is one."""
 
     def trim(self, uuid: str, above: int, upto: int) -> None:
         """Delete the messages with these ids."""
 
     def count(self) -> int:
-        """How many sessions there are, for the limit; 0 where nobody counts."""
+        """Return how many sessions there are, for the limit; 0 from a store that does not count them."""
 
     def page(self, after: str, most: int, now: float) -> list[Session]:
-        """Sessions in the order of their uuids that are not due yet."""
+        """Return sessions that have not expired, in the order of their uuids."""
 
     def overdue(self, now: float, most: int) -> list[str]:
-        """Some of the sessions whose time is over."""
+        """Return some of the expired sessions."""
 
     def changed(self, uuid: str, *, everywhere: bool) -> None:
-        """Wake who waits for this session when the work is durable; everywhere: in other processes as well."""
+        """Wake the tasks that wait for this session when the work is durable; `everywhere`: also in other processes."""
 
     def shrink(self) -> bool:
-        """Give some unused room back to the disk; whether there is more to give."""
+        """Return some unused space to the disk; True if there is more."""

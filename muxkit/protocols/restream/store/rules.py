@@ -1,7 +1,7 @@
-"""What may be done to a session, and what does it do to the rows? The same for every store.
+"""The rules of a session store: what each operation checks, and what it changes in the rows.
 
-Each function is one unit of work: it checks everything first and writes last, so that one that raises has changed
-nothing. No clock, no Trio, no disk.
+They are the same for every kind of store. Each function is one unit of work: it checks everything first and writes
+last, so one that raises has changed nothing. There is no Trio and no disk here.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic
 
 import attrs
+import msgspec
 
 from muxkit.protocols.restream.store.errors import (
     IdsExhausted,
     MessageGone,
+    NotJson,
     OutOfOrderAck,
     SessionBusy,
     SessionExists,
     SessionExpired,
     SessionFinished,
-    StoreCorrupt,
-    StoreFull,
     Superseded,
     UnknownMessage,
     UnknownSession,
@@ -35,17 +35,16 @@ from muxkit.protocols.restream.store.protocol import (
     StoreLimits,
     Transform,
 )
-from muxkit.protocols.restream.store.rows import Row, Rows, Session
+from muxkit.protocols.restream.store.rows import Row, Rows, Session, Wanted
+from muxkit.storage import StoreCorrupt, StoreFull
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from muxkit.protocols.restream.store.codec import Codec
-
 
 @attrs.frozen(eq=False)
 class Rules(Generic[State, Data]):
-    """The rules with what they need to know: the application's JSON, the limits, the clock."""
+    """The rules, with the application's JSON, the limits and the clock."""
 
     codec: Codec[State, Data]
     limits: StoreLimits
@@ -87,6 +86,10 @@ class Rules(Generic[State, Data]):
         session = self._load(rows, uuid)
         if session.due is not None or (epoch is not None and epoch != session.epoch):
             return
+        self.detach(rows, session)
+
+    def detach(self, rows: Rows, session: Session) -> None:
+        """Begin the absence of a session's client."""
         session.due = self._due(session)
         rows.save(session)
 
@@ -128,7 +131,7 @@ class Rules(Generic[State, Data]):
         return made
 
     def append(self, rows: Rows, uuid: str, data: Sequence[bytes], time: float | None) -> int:
-        """The id of the first of them."""
+        """Add messages and return the id of the first."""
         session = self._load(rows, uuid)
         self._room(session, len(data))
         first = session.head + 1
@@ -147,7 +150,8 @@ class Rules(Generic[State, Data]):
             rows.changed(uuid, everywhere=True)
         return self._status(session)
 
-    def replay(self, rows: Rows, uuid: str, after: int, most: int, most_bytes: int) -> list[Row]:
+    def replay(self, rows: Rows, wanted: Wanted) -> list[Row]:
+        uuid, after = wanted.uuid, wanted.after
         session = self._load(rows, uuid)
         if not 0 <= after <= session.head:
             raise UnknownMessage(uuid, after, session.head)
@@ -155,7 +159,7 @@ class Rules(Generic[State, Data]):
             raise MessageGone(uuid, after, session.acknowledged)
         if after == session.head:
             return []
-        found = rows.messages(uuid, after, most, most_bytes)
+        found = rows.messages(wanted)
         if [row.id for row in found] != list(range(after + 1, after + 1 + len(found))) or not found:
             raise StoreCorrupt(
                 f"session {uuid}: messages are missing behind {after}, though {session.head} were stored and only "
@@ -176,7 +180,7 @@ class Rules(Generic[State, Data]):
         rows.save(session)
         rows.changed(uuid, everywhere=session.fed)
 
-    # ------------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------------ status
 
     def status(self, rows: Rows, uuid: str) -> Status:
         return self._status(self._load(rows, uuid))
@@ -203,7 +207,7 @@ class Rules(Generic[State, Data]):
         return self.now() + (self.keep if session.keep is None else session.keep)
 
     def _room(self, session: Session, count: int) -> int:
-        """For how many messages there is room; raises unless it is `count`."""
+        """Return for how many messages there is room; raises if it is less than `count`."""
         if session.final:
             raise SessionFinished(session.uuid, session.head)
         ids = LAST_ID - session.head
@@ -229,3 +233,55 @@ class Rules(Generic[State, Data]):
             session.due is None,
             session.due,
         )
+
+
+# ---------------------------------------------------------------------------- JSON
+
+
+class Codec(Generic[State, Data]):
+    """The JSON of one application; `state` and `data` are any types that msgspec can decode into.
+
+    NaN and the infinities become null, as JSON has none; tuples become arrays.
+    """
+
+    __slots__ = ("_data", "_encoder", "_params", "_state")
+
+    def __init__(self, state: type[State], data: type[Data]) -> None:
+        self._state = msgspec.json.Decoder(state)
+        self._data = msgspec.json.Decoder(data)
+        self._params = msgspec.json.Decoder(object)
+        self._encoder = msgspec.json.Encoder()
+
+    def encode(self, value: object, most: int) -> bytes:
+        """Return a value as JSON; raises `StoreFull` above `most` bytes."""
+        try:
+            encoded = self._encoder.encode(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise NotJson(f"a {type(value).__name__} cannot be written as JSON: {error}") from error
+        if len(encoded) > most:
+            raise StoreFull(
+                f"{len(encoded):,} bytes of JSON are more than the {most:,} allowed; "
+                "send less at once, or raise StoreLimits(message_bytes=…)"
+            )
+        return encoded
+
+    def state(self, encoded: bytes) -> State:
+        """Return a new copy, so that the application may change it."""
+        return _decoded(self._state, encoded, "state")
+
+    def data(self, encoded: bytes) -> Data:
+        """Return the data of a message."""
+        return _decoded(self._data, encoded, "data of a message")
+
+    def params(self, encoded: bytes) -> object:
+        """Return the params of a session."""
+        return _decoded(self._params, encoded, "params")
+
+
+def _decoded(decoder: msgspec.json.Decoder[State], encoded: bytes, what: str) -> State:
+    try:
+        return decoder.decode(encoded)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise NotJson(
+            f"the stored {what} is not what this application stores: {error}; was the session made by another one?"
+        ) from error

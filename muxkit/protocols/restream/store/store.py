@@ -1,17 +1,11 @@
-"""How does a call become one unit of work on the rows, and how does a reader sleep until there is more?"""
+"""A session store over any backend: each call is one unit of work on the rows, and waiting tasks sleep."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from muxkit.protocols.restream.store.errors import (
-    IdsExhausted,
-    SessionFinished,
-    StoreFull,
-    Superseded,
-    UnknownSession,
-)
+from muxkit.protocols.restream.store.errors import IdsExhausted, SessionFinished, Superseded, UnknownSession
 from muxkit.protocols.restream.store.protocol import (
     LAST_ID,
     MOST,
@@ -22,28 +16,30 @@ from muxkit.protocols.restream.store.protocol import (
     Status,
     Transform,
 )
+from muxkit.protocols.restream.store.rows import Wanted
+from muxkit.storage import StoreFull
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from muxkit.protocols.restream.store.rows import Rows
     from muxkit.protocols.restream.store.rules import Rules
-    from muxkit.storage.waiters import Waiters
+    from muxkit.storage import Waiters
 
 T = TypeVar("T")
 
-SWEPT_AT_ONCE = 100  # sessions of one unit of work, so that a sweep never holds the others up for long
+SWEPT_AT_ONCE = 100  # sessions that one unit of work deletes, so that other work is not delayed
 LONGEST_UUID = 255
 
 
 class Backend(Protocol):
-    """Whatever holds the rows."""
+    """What holds the rows and runs units of work on them."""
 
     async def work(self, uuid: str, act: Callable[[Rows], T]) -> T:
-        """Run a unit of work that may write; return when it is durable. `uuid` is the session that it is about."""
+        """Run a unit of work that may write; return when it is durable. `uuid` is its session, "" for all."""
 
-    async def look(self, uuid: str, act: Callable[[Rows], T], *, after: int = -1, most: int = 0, size: int = 0) -> T:
-        """Run one that only reads. `after`, `most` and `size` are the messages that it will ask for, if it does."""
+    async def look(self, uuid: str, act: Callable[[Rows], T], wants: Wanted | None = None) -> T:
+        """Run a unit of work that only reads. `wants` are the messages that it will read."""
 
 
 class Store(Generic[State, Data]):
@@ -112,7 +108,7 @@ class Store(Generic[State, Data]):
     async def append_many(self, uuid: str, data: Sequence[Data], *, time: float | None = None) -> list[Message[Data]]:
         stored = [self._encode(each) for each in data]
         if time is not None:
-            time = float(time) + 0.0  # stores have one zero
+            time = float(time) + 0.0  # no negative zero
             if not math.isfinite(time):
                 raise ValueError(f"{time} is no time")
         if not stored:
@@ -136,13 +132,8 @@ class Store(Generic[State, Data]):
     ) -> list[Message[Data]]:
         _check_most(most)
         _check(uuid)
-        found = await self._backend.look(
-            uuid,
-            lambda rows: self._rules.replay(rows, uuid, after, most, most_bytes),
-            after=after,
-            most=most,
-            size=most_bytes,
-        )
+        wanted = Wanted(uuid, after, most, most_bytes)
+        found = await self._backend.look(uuid, lambda rows: self._rules.replay(rows, wanted), wanted)
         decode = self._codec.data
         return [Message(row.id, decode(row.data), row.time) for row in found]
 
@@ -200,7 +191,7 @@ class Store(Generic[State, Data]):
 
 
 def _check(uuid: str) -> None:
-    """What could not have been registered is not known; a database might choke on it instead of saying so."""
+    """Refuse a uuid that cannot have been registered: a database may fail on it in its own way."""
     if not _is_storable(uuid):
         raise UnknownSession(ascii(uuid[:LONGEST_UUID])[1:-1])
 

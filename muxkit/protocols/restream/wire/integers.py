@@ -1,7 +1,7 @@
-"""How does an integer of any size become decimal text, and back? Without the interpreter's limit on digits.
+"""Integers of any size as decimal text, without the interpreter's limit on digits.
 
-Python refuses to convert more than 4,300 digits because its way takes quadratic time. These ways do not, and no
-single step of theirs holds the interpreter for long, so that a thread that runs them leaves the others their turns.
+Python refuses to convert more than 4,300 digits because its algorithm takes quadratic time. These take less, and no
+single step holds the interpreter for long, so other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import decimal
 from typing import Final
 
 INLINE_DIGITS: Final = 20_000
-"""Up to here a conversion is over so soon that it needs no thread of its own."""
+"""Digits up to which a conversion is so short that it needs no thread of its own."""
 
-_FEW_DIGITS: Final = 512  # the interpreter's limit can be set as low as 640
-_FEW_BITS: Final = 1600  # of a number with fewer than 512 digits
+_DIRECT_DIGITS: Final = 512  # the interpreter's limit can be set as low as 640
+_DIRECT_BITS: Final = 1600  # of a number with fewer than 512 digits
 
 
 def is_canonical(text: str) -> bool:
-    """Is this an integer, with neither a plus sign nor leading zeros, and 0 without a sign?"""
+    """Return True for an integer without plus sign and leading zeros, and 0 without a sign."""
     digits = text[1:] if text[:1] == "-" else text
     return digits.isdigit() and digits.isascii() and (digits[0] != "0" or text == "0")
 
 
 def count_digits(text: str) -> int:
-    """The digits of canonical text."""
+    """Return the number of digits of canonical text."""
     return len(text) - (text[:1] == "-")
 
 
 def parse_integer(text: str) -> int:
-    """The number that canonical text stands for."""
-    if len(text) <= _FEW_DIGITS:
+    """Return the integer of canonical text."""
+    if len(text) <= _DIRECT_DIGITS:
         return int(text)
     if text[0] == "-":
         return -_parse(text, 1, len(text), {})
@@ -37,9 +37,9 @@ def parse_integer(text: str) -> int:
 
 
 def format_integer(value: int) -> str:
-    """The canonical text of a number."""
+    """Return the canonical text of an integer."""
     bits = value.bit_length()
-    if bits <= _FEW_BITS:
+    if bits <= _DIRECT_BITS:
         return str(value)
     with decimal.localcontext() as context:
         context.prec = decimal.MAX_PREC
@@ -51,7 +51,7 @@ def format_integer(value: int) -> str:
 
 
 def _parse(text: str, start: int, stop: int, powers: dict[int, int]) -> int:
-    if stop - start <= _FEW_DIGITS:
+    if stop - start <= _DIRECT_DIGITS:
         return int(text[start:stop])
     low = (stop - start) // 2
     upper = _parse(text, start, stop - low, powers)
@@ -67,7 +67,7 @@ def _power_of_ten(exponent: int, powers: dict[int, int]) -> int:
 
 
 def _decimal(value: int, bits: int, powers: dict[int, decimal.Decimal]) -> decimal.Decimal:
-    if bits <= _FEW_BITS:
+    if bits <= _DIRECT_BITS:
         return decimal.Decimal(value)
     low = bits // 2
     upper = _decimal(value >> low, bits - low, powers)

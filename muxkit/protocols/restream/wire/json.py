@@ -1,4 +1,4 @@
-"""What does a line of JSON say, taken strictly? One value, or one error that says what is wrong with it."""
+"""Strict JSON: a line becomes one value, or one error that says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from muxkit._errors import LocalProtocolError, RemoteProtocolError
 Json: TypeAlias = Union[bool, int, float, str, Sequence["Json"], Mapping[str, "Json"], None]  # noqa: UP007
 JsonObject: TypeAlias = Mapping[str, Json]
 
-MOST_DEPTH: Final = 32  # objects and arrays inside one another
+MAX_DEPTH: Final = 32  # nested objects and arrays
 
 _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
-# It matches to the end where a string has none, so that no text makes it start over and over.
+# An unterminated string matches to the end, so that the time is linear in every text.
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]+|\\.?)*+"?', re.DOTALL)
-_UP_AND_DOWN: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: one deeper, one less deep
+_DEPTH_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: +1 and -1
 _NO_BRACKETS: Final = bytes(code for code in range(256) if code not in b"[]{}")
 
 
 def parse_object(line: bytes) -> dict[str, Json]:
-    """The object that a line holds. UTF-8, depth, duplicate keys, numbers and surrogates are all judged."""
+    """Return the object of a line, after checks of UTF-8, depth, duplicate keys, numbers and surrogates."""
     value = parse_json(line)
     if type(value) is not dict:
         raise _violation(f"a message has to be a JSON object, this is {_kind(value)}")
@@ -35,10 +35,10 @@ def parse_object(line: bytes) -> dict[str, Json]:
 
 
 def parse_json(line: bytes) -> Json:
-    """The value that a line holds; raises `RemoteProtocolError` and nothing else.
+    """Return the value of a line; raises `RemoteProtocolError` and nothing else.
 
-    The decoder by itself passes over bad UTF-8 in what it skips, runs out of stack on deep nesting and keeps the
-    last of two equal keys, so these three are looked at here.
+    The decoder itself ignores bad UTF-8 in what it skips, exhausts the stack on deep nesting and keeps the last of two
+    equal keys, so these three are checked here.
     """
     if not line.isascii():
         try:
@@ -46,41 +46,41 @@ def parse_json(line: bytes) -> Json:
         except UnicodeDecodeError as error:
             raise _violation(f"byte {error.start} of the line is not UTF-8", rule="restream-F04") from None
     if _is_too_deep(line):
-        raise _violation(f"more than {MOST_DEPTH} objects and arrays inside one another")
+        raise _violation(f"more than {MAX_DEPTH} objects and arrays inside one another")
     try:
         value: Json = _decode(line)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise _violation(f"not JSON: {error}") from None
     colons = line.count(b":")
-    # More colons than keys: they stand in strings, or two keys of one object are the same.
+    # More colons than keys: some are in strings, or two keys of one object are equal.
     if colons and colons != (keys := _keys(value)) and _STRINGS.sub(b"", line).count(b":") != keys:
         raise _violation("an object has the same key twice")
     return value
 
 
 def encode_line(value: Json) -> bytes:
-    """Compact JSON in UTF-8 with one line feed, at the end; raises `LocalProtocolError` for what JSON cannot say."""
+    """Return a value as compact JSON in UTF-8 and a line feed; raises `LocalProtocolError` if it has no form in JSON."""
     try:
         line = _encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise LocalProtocolError(f"this has no form in JSON: {error}") from None
     if _is_too_deep(line):
-        raise LocalProtocolError(f"more than {MOST_DEPTH} objects and arrays inside one another")
+        raise LocalProtocolError(f"more than {MAX_DEPTH} objects and arrays inside one another")
     if b"null" in line:
-        _refuse_not_finite(value)  # which the encoder writes as null
+        _refuse_not_finite(value)  # NaN and infinities, which the encoder writes as null
     return line + b"\n"
 
 
 def _is_too_deep(line: bytes) -> bool:
-    """True also for some lines that are no JSON at all; the decoder never gets deeper than what is counted here."""
-    if line.count(b"[") + line.count(b"{") <= MOST_DEPTH:
+    """Return True if the nesting is too deep, also for some invalid JSON; the decoder is never deeper than this count."""
+    if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
         return False
-    brackets = _STRINGS.sub(b"", line).translate(_UP_AND_DOWN, _NO_BRACKETS)
-    return max(accumulate(array("b", brackets)), default=0) > MOST_DEPTH
+    brackets = _STRINGS.sub(b"", line).translate(_DEPTH_STEPS, _NO_BRACKETS)
+    return max(accumulate(array("b", brackets)), default=0) > MAX_DEPTH
 
 
 def _keys(value: Json) -> int:
-    """How many keys all objects in there have."""
+    """Return the number of keys of all objects in a value."""
     if type(value) is dict:
         count = len(value)
         for member in value.values():

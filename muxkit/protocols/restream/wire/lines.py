@@ -1,4 +1,4 @@
-"""Where does a line end? Cuts what arrives at its line feeds, and bounds what has no end yet."""
+"""Splits received bytes into lines, and limits their length."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Lines:
-    """Hands over whole lines, without their line feeds.
+    """Gives whole lines, without their line feeds, to a function.
 
-    `limit` is the longest line in bytes; it may be changed between two lines. Each byte is looked at once, however
-    small the pieces are in which it comes. At most `at_once` lines are handed over in one call of `feed`; the others
-    wait for the next, which may bring nothing.
+    `limit` is the longest line in bytes; it may be changed between two lines. Each byte is searched once, however
+    small the received pieces are. One call of `feed` gives at most `at_once` lines; the others wait for the next call,
+    which may bring no bytes.
     """
 
     __slots__ = ("_held", "_whole", "at_once", "count", "limit", "limit_name", "offset", "stopped", "unparsed")
@@ -26,36 +26,36 @@ class Lines:
         self.limit = limit
         self.limit_name = limit_name
         self.at_once = sys.maxsize
-        self.count = 0  # lines handed over so far
-        self.offset = 0  # where the line that is handed over, or waited for, begins in all that came
-        self.unparsed = 0  # bytes of whole lines that were not handed over yet
+        self.count = 0  # lines given so far
+        self.offset = 0  # of the present line, in all received bytes
+        self.unparsed = 0  # bytes of whole lines that wait for the next call
         self.stopped = False
         self._whole: deque[bytes] = deque()
         self._held = bytearray()
 
     @property
     def held(self) -> int:
-        """Bytes of a line that is not whole yet."""
+        """Bytes of an unfinished line."""
         return len(self._held)
 
     @property
     def received(self) -> int:
-        """All bytes that came."""
+        """The number of all received bytes."""
         return self.offset + self.unparsed + len(self._held)
 
     def stop(self) -> None:
-        """Hand over nothing more, whatever comes."""
+        """Ignore all that comes from now on."""
         self.stopped = True
         self._forget()
 
     def restart(self) -> None:
-        """Another connection begins."""
+        """Start again for another connection."""
         self.stopped = False
         self.offset = 0
         self._forget()
 
     def feed(self, data: bytes, take: Callable[[bytes], None]) -> RemoteProtocolError | None:
-        """Hand each line to `take`; gives the violation that ended it, with the offset of its line."""
+        """Give each line to `take`; return the violation that ended it, with the offset of its line."""
         if self.stopped:
             return None
         end = data.rfind(b"\n")
@@ -65,26 +65,23 @@ class Lines:
             self._whole.extend(whole.split(b"\n"))
             self.unparsed += len(whole) + 1
         self._held += data[end + 1 :]
+        lines, last = self._whole, self.count + self.at_once
         try:
-            self._hand_over(take)
-            if len(self._held) > self.limit and not self._whole:
+            while lines and self.count < last:
+                line = lines.popleft()
+                size = len(line)
+                self.count += 1
+                if size > self.limit:
+                    raise self._too_long()
+                self.unparsed -= size + 1
+                take(line)
+                self.offset += size + 1
+            if len(self._held) > self.limit and not lines:
                 raise self._too_long()
         except RemoteProtocolError as error:
             error.offset = self.offset
             return error
         return None
-
-    def _hand_over(self, take: Callable[[bytes], None]) -> None:
-        lines, last = self._whole, self.count + self.at_once
-        while lines and self.count < last:
-            line = lines.popleft()
-            size = len(line)
-            self.count += 1
-            if size > self.limit:
-                raise self._too_long()
-            self.unparsed -= size + 1
-            take(line)
-            self.offset += size + 1
 
     def _forget(self) -> None:
         self._whole.clear()

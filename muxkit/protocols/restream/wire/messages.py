@@ -1,4 +1,4 @@
-"""What can the two sides say? Each message as a value, read from a line and written as one; no state."""
+"""The messages of both sides as values: parsed from lines, and encoded as lines."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ if TYPE_CHECKING:
     from muxkit.protocols.restream.wire.json import Json, JsonObject
 
 U32_MAX: Final = 0xFFFFFFFF
-MOST_NUMBER_DIGITS: Final = 4000  # of a `state` that is a JSON number instead of a string
-MOST_ERROR_TEXT: Final = 4000  # characters of an error that we send
+MAX_NUMBER_DIGITS: Final = 4000  # of a `state` that is a JSON number instead of a string
+MAX_ERROR_TEXT: Final = 4000  # characters of an error that a server sends
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
-# ---------------------------------------------------------------------------- of a client, at first
+ACK_FIELDS: Final = {"uuid", "ack"}
+
+# ---------------------------------------------------------------------------- the first message of a client
 
 
 @attrs.frozen
 class OpenStateless:
-    """A new stateless stream."""
+    """Request a new stateless stream."""
 
 
 @attrs.frozen
 class ResumeStateless:
-    """A stateless stream from the value after this one on; canonical decimal text."""
+    """Request a stateless stream from the value after `state`, which is canonical decimal text."""
 
     state: str
 
 
 @attrs.frozen
 class OpenStateful:
-    """A new session; what `params` says is between the applications."""
+    """Request a new session; only the application reads `params`."""
 
     uuid: str
     params: JsonObject
@@ -47,7 +49,7 @@ class OpenStateful:
 
 @attrs.frozen
 class ResumeStateful:
-    """A session from the message after this one on; 0 for the first."""
+    """Request a session from the message after `state`; 0 for the first."""
 
     uuid: str
     state: int
@@ -55,30 +57,30 @@ class ResumeStateful:
 
 @attrs.frozen
 class AskStatus:
-    """How does a session stand? An addition of ours, which other servers answer with an error."""
+    """Request the progress of a session: an extension, which other servers refuse."""
 
     uuid: str
 
 
 Request = OpenStateless | ResumeStateless | OpenStateful | ResumeStateful | AskStatus
 
-# ---------------------------------------------------------------------------- of a client, later
+# ---------------------------------------------------------------------------- later messages of a client
 
 
 @attrs.define
 class Ack:
-    """Everything up to this id has come."""
+    """Acknowledge all messages up to this id."""
 
     uuid: str
     id: int
 
 
-# ---------------------------------------------------------------------------- of a server
+# ---------------------------------------------------------------------------- messages of a server
 
 
 @attrs.define
 class Message:
-    """One message of a session. `time` is an addition of ours, in seconds since 1970."""
+    """One message of a session. `time`, in seconds since 1970, is an extension."""
 
     id: int
     data: Json
@@ -87,9 +89,9 @@ class Message:
 
 @attrs.frozen
 class Status:
-    """How a session stands: the last id there is, the last that was acknowledged, and whether the last is final.
+    """The progress of a session: the last id, the last acknowledged id, and whether the last message is final.
 
-    `epoch` counts who has owned it; None where nobody counts.
+    `epoch` counts the owners; None if the server does not count them.
     """
 
     head: int
@@ -100,16 +102,16 @@ class Status:
 
 @attrs.frozen
 class Error:
-    """The server gives up, and says why."""
+    """The server ends the stream, with the reason."""
 
     text: str
 
 
-# ---------------------------------------------------------------------------- reading what a client says
+# ---------------------------------------------------------------------------- parsing a client's messages
 
 
 def parse_request(line: bytes, *, digits: int, status: bool) -> Request:
-    """The first line of a connection. `digits` bounds an integer in it, `status` lets status requests pass."""
+    """Parse the first line of a connection. `digits` limits an integer in it, `status` allows status requests."""
     fields = parse_object(line)
     known = known_fields(fields, status=status)
     if "uuid" not in fields:
@@ -132,8 +134,10 @@ def parse_request(line: bytes, *, digits: int, status: bool) -> Request:
 
 
 def parse_later(line: bytes, *, stateful: bool, status: bool) -> Ack | None:
-    """A line after the first; None for one that holds only fields that we do not know."""
+    """Parse a line after the first; None for one with unknown fields only."""
     fields = parse_object(line)
+    if stateful and fields.keys() == ACK_FIELDS:
+        return Ack(read_uuid(fields["uuid"]), _id_of_ack(fields["ack"]))
     known = known_fields(fields, status=status)
     if stateful and known == ["uuid", "ack"]:
         return Ack(read_uuid(fields["uuid"]), _id_of_ack(fields["ack"]))
@@ -143,13 +147,13 @@ def parse_later(line: bytes, *, stateful: bool, status: bool) -> Ack | None:
 
 
 def known_fields(fields: JsonObject, *, status: bool) -> list[str]:
-    """Those that mean something, in one order."""
+    """Return the names of the known fields, in a fixed order."""
     known = [name for name in ("uuid", "params", "state", "ack") if name in fields]
     return [*known, "status"] if status and "status" in fields else known
 
 
 def read_uuid(value: Json) -> str:
-    """A UUID as text of five groups, in lower case."""
+    """Return a UUID as text of five groups, in lower case."""
     if type(value) is str:
         text = value.lower()
         if _UUID.fullmatch(text):
@@ -158,7 +162,7 @@ def read_uuid(value: Json) -> str:
 
 
 def new_uuid() -> str:
-    """A UUID of 122 random bits, which nobody can guess."""
+    """Return a UUID of 122 random bits, which cannot be guessed."""
     return str(uuids.uuid4())
 
 
@@ -174,9 +178,9 @@ def _value_of_state(state: Json, digits: int) -> str:
         return state
     if type(state) is int:
         text = format_integer(state)
-        if count_digits(text) > min(digits, MOST_NUMBER_DIGITS):
+        if count_digits(text) > min(digits, MAX_NUMBER_DIGITS):
             raise RemoteProtocolError(
-                f"state is a number of {count_digits(text)} digits; more than {min(digits, MOST_NUMBER_DIGITS)} "
+                f"state is a number of {count_digits(text)} digits; more than {min(digits, MAX_NUMBER_DIGITS)} "
                 "have to come as a string",
                 rule="restream-L14",
             )
@@ -211,11 +215,11 @@ def _unusable(known: list[str], *, first: bool, stateful: bool = False) -> Remot
     return RemoteProtocolError(f"nothing may come after the first message, and this did: {names}", rule="restream-L15")
 
 
-# ---------------------------------------------------------------------------- reading what a server says
+# ---------------------------------------------------------------------------- parsing a server's messages
 
 
 def parse_value(line: bytes, *, digits: int) -> str | Error:
-    """A line of a stateless stream; the value is canonical decimal text."""
+    """Parse a line of a stateless stream; the value is canonical decimal text."""
     fields = parse_object(line)
     value = fields.get("data")
     if "error" in fields:
@@ -231,7 +235,7 @@ def parse_value(line: bytes, *, digits: int) -> str | Error:
 
 
 def parse_message(line: bytes) -> Message | Error:
-    """A line of a session."""
+    """Parse a line of a session."""
     fields = parse_object(line)
     if "error" in fields:
         return _error_in(fields)
@@ -247,7 +251,7 @@ def parse_message(line: bytes) -> Message | Error:
 
 
 def parse_status(line: bytes) -> Status | Error:
-    """The answer to a status request."""
+    """Parse the answer to a status request."""
     fields = parse_object(line)
     if "error" in fields:
         return _error_in(fields)
@@ -274,7 +278,7 @@ def _error_in(fields: JsonObject) -> Error:
 
 
 def _read_time(time: Json) -> float | None:
-    """The document does not know this field, so whatever is no number is ignored as an unknown field would be."""
+    """Return the time, or None for a value that is no number: the specification ignores unknown fields."""
     if type(time) is float and math.isfinite(time):
         return time
     if type(time) is int and abs(time) <= 1 << 53:
@@ -329,12 +333,12 @@ def encode_status(status: Status) -> bytes:
 
 
 def encode_error(text: str) -> bytes:
-    """Whatever the text is, this is one line that tells something."""
-    told = text[:MOST_ERROR_TEXT].encode("utf-8", "replace").decode("utf-8") or "the server gives no reason"
+    """Return the error line for any text; an empty one gets a general reason."""
+    told = text[:MAX_ERROR_TEXT].encode("utf-8", "replace").decode("utf-8") or "the server gives no reason"
     return encode_line({"error": told})
 
 
 def shown(number: int) -> str:
-    """For a message: a number as it is, or only its size."""
+    """Return a number for an error text, or its size if it is long."""
     bits = number.bit_length()
     return str(number) if bits <= 64 else f"of {bits} bits"
