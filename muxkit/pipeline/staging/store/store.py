@@ -80,7 +80,7 @@ class Staging:
         return await self._backend.work(lambda rows: self._rules.abort(rows, key, batch, named))
 
     async def sweep(self) -> int:
-        """Delete expired transactions and applications; call it every few seconds. Returns the number of transactions."""
+        """Delete expired transactions, whose number it returns, and applications; call it every few seconds."""
         dropped = 0
         found = await self._backend.work(lambda rows: self._rules.overdue(rows, SWEPT_AT_ONCE))
         while found:

@@ -49,9 +49,10 @@ def numbers(
 ) -> AbstractAsyncContextManager[Reader[int]]:
     """Read `count` numbers from the server at `where`; after the last one their CRC and count are verified.
 
-    `where` is a URL, `restream+tcp://127.0.0.1:7000`, or a function that dials. Entering does not wait for a connection;
-    the stream ends with the block. `resume` is the result of `snapshot`, instead of `count`. `on_failed` is called with
-    the error of each failed attempt and the seconds until the next. Other keyword arguments are options of the transport.
+    `where` is a URL, `restream+tcp://127.0.0.1:7000`, or a function that dials. Entering does not wait for a
+    connection; the stream ends with the block. `resume` is the result of `snapshot`, instead of `count`. `on_failed`
+    gets the error of each failed attempt and the seconds until the next. Other keyword arguments are options of the
+    transport.
     """
     if resume is not None:
         if count is not None or uuid is not None:
@@ -87,8 +88,8 @@ def stream(
     """Read the messages of a session of any application, with `id`, `data` and perhaps `time`.
 
     With `params` it is a new session; with only `uuid` an existing one, from its first message on; with `resume` it
-    continues after a `snapshot`. Data with the key `final_key` is the last; without a `final_key` the stream has no end.
-    A `verifier` checks the data and knows which is final. The other arguments are those of `numbers`, except that the
+    continues after a `snapshot`. Data with the key `final_key` is the last; without `final_key` the stream has no end. A
+    `verifier` checks the data and knows which is final. The other arguments are those of `numbers`, except that the
     default policy allows a silence of 300 s, since a live stream may be idle.
     """
     if verifier is not None and final_key is not None:

@@ -59,8 +59,8 @@ class ClientEngine:
     """A client's end of one stream, which outlives its connections; a `StreamEngine` on each of them.
 
     Made by `stateless`, `stateful`, `status` or `restore`. For each connection call `connection_made`, then pass bytes,
-    then call `connection_lost`; while `may_resume` is true there may be another one. `taken` reports the position of the
-    application, which is acknowledged and saved, and to which `rewind` goes back.
+    then call `connection_lost`; while `may_resume` is true there may be another one. `taken` reports the position of
+    the application, which is acknowledged and saved, and to which `rewind` goes back.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class ClientEngine:
         self._timers.stop()
 
     def taken(self, event: Received | ReceivedValue) -> None:
-        """Record that the application has this and all before it. `ClientConfig(ack_every=)` says when it is acknowledged."""
+        """Record that the application has this and all before it; `ClientConfig(ack_every=)` says when to acknowledge."""
         taken = self._taken
         if isinstance(event, ReceivedValue):
             taken.value = event.value
@@ -287,7 +287,7 @@ class ClientEngine:
             self._owed, self._ack_at = id, self._following(id)
 
     def rewind(self) -> None:
-        """Between connections, drop the messages that were received and not taken; the next connection requests them."""
+        """Between connections, drop what was received and not taken; the next connection requests it."""
         if self.state is not StreamState.DISCONNECTED:
             raise LocalProtocolError(f"this stream is {self.state.value}, only a disconnected one can be rewound")
         taken = self._taken

@@ -1,4 +1,4 @@
-"""The sessions of a server, as its connections use them: over a session store, or over the specification's five methods."""
+"""The sessions of a server as its connections use them: in a session store, or behind the specification's methods."""
 
 from __future__ import annotations
 
@@ -203,6 +203,9 @@ class Maker:
         self.ends = application.is_over(following) or application.is_final(data)
         return data, following
 
+    def is_final(self, data: object) -> bool:
+        return self.ends
+
 
 # ---------------------------------------------------------------------------- over a session store
 
@@ -261,7 +264,7 @@ class StoreBackend:
             try:
                 async with self._quota.borrow(most) as count:
                     made = await store.put_many(
-                        claim.uuid, maker.make, count, epoch=claim.epoch, is_final=lambda data: maker.ends
+                        claim.uuid, maker.make, count, epoch=claim.epoch, is_final=maker.is_final
                     )
             except StreamIsOver:
                 return Batch([], True)

@@ -59,7 +59,7 @@ def parse_json(line: bytes) -> Json:
 
 
 def encode_line(value: Json) -> bytes:
-    """Return a value as compact JSON in UTF-8 and a line feed; raises `LocalProtocolError` if it has no form in JSON."""
+    """Return a value as a line of compact JSON; raises `LocalProtocolError` if it has no form in JSON."""
     try:
         line = _encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -72,7 +72,7 @@ def encode_line(value: Json) -> bytes:
 
 
 def _is_too_deep(line: bytes) -> bool:
-    """Return True if the nesting is too deep, also for some invalid JSON; the decoder is never deeper than this count."""
+    """Return True if the nesting is too deep, also for some invalid JSON; the decoder never exceeds this count."""
     if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
         return False
     brackets = _STRINGS.sub(b"", line).translate(_DEPTH_STEPS, _NO_BRACKETS)
