@@ -211,7 +211,7 @@ class ClientConnection:
         """Write what is queued, then close, all within `grace` seconds."""
         self._engine.finish()
         self._close_within(grace)
-        self._pump.ring()
+        self._pump.request_write()
         self._serving.cancel()
 
     # --- from the engine and the pump
@@ -269,7 +269,7 @@ class ClientConnection:
             self._fail("this server knows no status of its sessions")
         elif self._engine.phase is Phase.STATUS:
             self._engine.send_status(Status(status.head, status.acknowledged, status.final, status.epoch))
-            self._pump.ring()
+            self._pump.request_write()
 
     # --- the stream of a session
 
@@ -280,8 +280,8 @@ class ClientConnection:
             return
         is_accepted = engine.accept(acknowledged=claim.acknowledged, head=claim.head)
         self._stored = claim.acknowledged
-        pump.settle()  # earlier acknowledgements, or a violation
-        pump.ring()  # for the error line of a violation
+        pump.dispatch_events()  # earlier acknowledgements, or a violation
+        pump.request_write()  # for the error line of a violation
         while is_accepted:
             claim.sent = after
             most = await self._wait_for_room()
@@ -301,7 +301,7 @@ class ClientConnection:
                 self._note_sent(len(batch.messages))
             if batch.ends:
                 engine.finish()
-            pump.ring()
+            pump.request_write()
             if batch.ends:
                 return
 
@@ -351,7 +351,7 @@ class ClientConnection:
                 value = stateless.next(value)
                 sent += 1
             self._note_sent(sent)
-            self._pump.ring()
+            self._pump.request_write()
             await trio.lowlevel.checkpoint()
 
     # --- how much is queued
@@ -445,7 +445,7 @@ class ClientConnection:
     def _fail(self, text: str) -> None:
         self._engine.fail(text)
         self._close_within(self._context.linger)
-        self._pump.ring()
+        self._pump.request_write()
         self._serving.cancel()
 
     def _close_within(self, seconds: float) -> None:
