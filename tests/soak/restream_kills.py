@@ -120,7 +120,7 @@ class Tally:
 
 
 def is_over(engine: restream.ClientEngine) -> bool:
-    return engine.standing is restream.Standing.FINISHED
+    return engine.state is restream.StreamState.FINISHED
 
 
 class Reader:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.protocols.restream import Doubling, Fed, Numbers, NumbersVerifier, Permutation, Unverified
-from muxkit.protocols.restream.applications import roll
-from muxkit.protocols.restream.applications import next_value
+from muxkit.protocols.restream.applications import next_value, roll
 from tests.protocols.restream._helpers import EXAMPLE, EXAMPLE_CRC
 
 if TYPE_CHECKING:

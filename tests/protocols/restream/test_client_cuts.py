@@ -15,8 +15,8 @@ import trio.testing
 from muxkit import Limits
 from muxkit.protocols import restream
 from muxkit.protocols.restream import ClientConfig, ClientPolicy, Served, ServerConfig, StreamRefused
-from muxkit.protocols.restream.store import open_store
 from muxkit.protocols.restream.applications import next_value
+from muxkit.protocols.restream.store import open_store
 from muxkit.runtime import Backoff
 from muxkit.testing import ChaosPlan, Way, chaos_dial
 from muxkit.testing._chaos_plan import BOTH_WAYS

@@ -105,7 +105,7 @@ def test_an_observer_of_a_server_is_told_every_line_and_no_content() -> None:
     sizes = [len(each) - 1 for each in data.splitlines(keepends=True)]
     assert diary.frames == [
         f"in restream asking {sizes[0]}",
-        f"in restream judging {sizes[1]}",
+        f"in restream opening {sizes[1]}",
         "out restream messages 27",
         "out restream messages 60",
     ]

@@ -15,7 +15,7 @@ from muxkit.protocols.restream import (
     Received,
     ReceivedValue,
     Refused,
-    Standing,
+    StreamState,
 )
 from tests.protocols.restream._helpers import (
     UUID,
@@ -211,7 +211,7 @@ def test_a_restored_session_goes_on_after_what_was_taken(taken: int) -> None:
     other = ClientEngine.restore(saved(client), config=ClientConfig(ack_every=2))
     assert saved(other) == saved(client)
     if taken == 5:
-        assert other.standing is Standing.FINISHED
+        assert other.state is StreamState.FINISHED
         is_silent(other)
         return
     first: list[object] = [{"uuid": UUID, "state": taken} if taken else OPENED]

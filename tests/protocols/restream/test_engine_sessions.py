@@ -274,9 +274,9 @@ def test_a_session_is_accepted_once_and_only_if_it_was_asked_for() -> None:
     server = asked(RESUMED)
     with pytest.raises(LocalProtocolError, match="head=2"):
         server.accept(acknowledged=3, head=2)
-    with pytest.raises(LocalProtocolError, match="judging"):
+    with pytest.raises(LocalProtocolError, match="opening"):
         server.send_message(1, {})
-    assert server.phase is Phase.JUDGING
+    assert server.phase is Phase.OPENING
 
 
 def test_a_session_that_comes_too_late_is_not_accepted() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.protocols.restream.wire.json import MOST_DEPTH, encode_line, parse_json, parse_object
+from muxkit.protocols.restream.wire.json import MAX_DEPTH, encode_line, parse_json, parse_object
 
 if TYPE_CHECKING:
     from muxkit.protocols.restream import Json
@@ -192,7 +192,7 @@ def test_a_null_is_written_and_is_no_lost_number() -> None:
 
 def test_nothing_is_written_that_would_be_too_deep_to_read() -> None:
     value: Json = 1
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         value = [value]
     assert parse_json(encode_line(value)[:-1]) == value
     with pytest.raises(LocalProtocolError, match="32"):

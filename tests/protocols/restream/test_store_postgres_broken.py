@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from muxkit.protocols.restream.store.postgres_rows import PostgresRows
+from muxkit.protocols.restream.store.postgres import PostgresRows
 from muxkit.storage import StoreFailed
 from tests.protocols.restream.stores import U1, Clock, Number, Numbers, NumberStore, Place, next_number, numbers
 from tests.protocols.restream.stores_servers import break_connections, two

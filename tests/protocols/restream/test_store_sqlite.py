@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from muxkit.protocols.restream.store import StoreLimits, _sqlite_file
+from muxkit.protocols.restream.store import StoreLimits
 from muxkit.protocols.restream.store.sqlite import open_sqlite
-from muxkit.storage import StoreFailed, StoreFull, StoreLocked, StoreVersion
+from muxkit.storage import StoreFailed, StoreFull, StoreLocked, StoreVersion, sqlite
 from muxkit.storage.sqlite import (
     Connection,
     Journal,
@@ -92,7 +92,7 @@ def test_versions_with_the_wal_reset_bug_are_known(version: Version, is_affected
 async def test_an_affected_version_uses_a_rollback_journal_and_says_so_once(
     path: Path, version: Version, journal: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_sqlite_file, "_warned", set())
+    monkeypatch.setattr(sqlite, "_warned", set())
     spies: list[Spy] = []
 
     def connect(path: Path) -> Spy:

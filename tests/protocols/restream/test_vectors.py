@@ -18,8 +18,7 @@ from muxkit.protocols.restream import (
     StatelessRequested,
     parse_integer,
 )
-from muxkit.protocols.restream.applications import roll
-from muxkit.protocols.restream.applications import next_value
+from muxkit.protocols.restream.applications import next_value, roll
 from tests.protocols import _vectors as vectors
 from tests.protocols.restream._helpers import said
 

@@ -88,7 +88,7 @@ def stream(
     """Read the messages of a session of any application, with `id`, `data` and perhaps `time`.
 
     With `params` it is a new session; with only `uuid` an existing one, from its first message on; with `resume` it
-    continues after a `snapshot`. Data with the key `final_key` is the last; without `final_key` the stream has no end. A
+    continues after a `snapshot`. Data with the key `final_key` is the last; without it the stream has no end. A
     `verifier` checks the data and knows which is final. The other arguments are those of `numbers`, except that the
     default policy allows a silence of 300 s, since a live stream may be idle.
     """

@@ -258,7 +258,7 @@ class ClientEngine:
         self._timers.stop()
 
     def taken(self, event: Received | ReceivedValue) -> None:
-        """Record that the application has this and all before it; `ClientConfig(ack_every=)` says when to acknowledge."""
+        """Record that the application has this and all before it; `ClientConfig(ack_every=)` says when it is acked."""
         taken = self._taken
         if isinstance(event, ReceivedValue):
             taken.value = event.value
