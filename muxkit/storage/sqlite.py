@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
 from muxkit.runtime import protect_package
 from muxkit.storage.errors import (
@@ -376,8 +376,8 @@ class SqliteRows(Protocol):
 RowsT = TypeVar("RowsT", bound=SqliteRows)
 
 
-class SqliteBackend(Generic[RowsT]):
-    """Runs units of work in the thread of a file: a group of jobs is one transaction, each job a savepoint in it."""
+class SqliteBackend(Worker[RowsT]):
+    """The thread of a file: a group of jobs is one transaction, each job a savepoint in it."""
 
     def __init__(
         self, file: SqliteFile, make_rows: Callable[[Connection], RowsT], waiters: Waiters, *, thread_name: str
@@ -388,24 +388,16 @@ class SqliteBackend(Generic[RowsT]):
         self._waiters = waiters
         self._changed: list[str] = []  # filled in the thread before a group is delivered, emptied when it is
         self._is_corrupt = False  # every later call will fail
-        self._worker: Worker[RowsT] = Worker(thread_name, self._run_group, self._wake)
+        super().__init__(thread_name, self._run_jobs, self._wake)
 
     async def open(self, first: Callable[[RowsT], None] | None = None) -> None:
         """Open the file, and run `first` in a transaction of its own before any job."""
-        await self._worker.call(lambda: self._open(first))
+        await self.call(lambda: self._open(first))
 
     async def close(self) -> None:
         """Finish the queued jobs and close the file, even if cancelled."""
-        await self._worker.stop(self._file.close)
+        await self.stop(self._file.close)
         self._waiters.wake_all()
-
-    async def work(self, key: str, act: Callable[[RowsT], T]) -> T:
-        """Run a unit of work that may write; return when it is durable."""
-        return await self._worker.ask(key, act)
-
-    async def look(self, key: str, act: Callable[[RowsT], T], wants: object = None) -> T:
-        """Run a unit of work that only reads."""
-        return await self._worker.ask(key, act, reads=True)
 
     def _wake(self) -> None:
         if self._is_corrupt:
@@ -429,7 +421,7 @@ class SqliteBackend(Generic[RowsT]):
             raise judged from (error if isinstance(error, SqliteFault) else None)
         self._rows = rows
 
-    def _run_group(self, jobs: list[Job[RowsT]]) -> None:
+    def _run_jobs(self, jobs: list[Job[RowsT]]) -> None:
         writes = not all(job.reads for job in jobs)
         try:
             connection = self._file.connection()
@@ -451,7 +443,7 @@ class SqliteBackend(Generic[RowsT]):
             elif len(jobs) > 1:
                 # The whole group was undone, though some of its jobs may fit on the full disk: each is tried alone.
                 for job in jobs:
-                    self._run_group([job])
+                    self._run_jobs([job])
                 return
             self._is_corrupt = isinstance(error, StoreCorrupt)
             _fail(jobs, error)

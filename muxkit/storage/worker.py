@@ -56,18 +56,18 @@ class _Call:
 class Worker(Generic[RowsT]):
     """One thread and its queue.
 
-    `run` is called in the thread with each group and sets the result or error of each job; `on_group_done` is called
-    in Trio's thread before the tasks of a group are woken.
+    `run_group` is called in the thread with each group and sets the result or error of each job; `on_group_done` is
+    called in Trio's thread before the tasks of a group are woken.
     """
 
     def __init__(
         self,
         name: str,
-        run: Callable[[list[Job[RowsT]]], None],
+        run_group: Callable[[list[Job[RowsT]]], None],
         on_group_done: Callable[[], None] = lambda: None,
     ) -> None:
         self._queue: queue.SimpleQueue[Job[RowsT] | _Call] = queue.SimpleQueue()
-        self._run = run
+        self._run_group = run_group
         self._on_group_done = on_group_done
         self._token = trio.lowlevel.current_trio_token()
         self._is_stopping = False
@@ -75,8 +75,8 @@ class Worker(Generic[RowsT]):
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
-    async def ask(self, key: str, act: Callable[[RowsT], T], *, reads: bool = False, wants: object = None) -> T:
-        """Sleep until the job is done; return what `act` returned or raise what it raised."""
+    async def work(self, key: str, act: Callable[[RowsT], T], *, reads: bool = False, wants: object = None) -> T:
+        """Sleep until the job is done, and durable unless it only reads; return or raise what `act` did."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._is_stopping:
             raise StoreClosed("the store is closed; open it again")
@@ -94,6 +94,10 @@ class Worker(Generic[RowsT]):
             finally:
                 job.error = None  # or the traceback would hold the job that holds it
         return cast("T", job.result)  # what `act` returned
+
+    async def look(self, key: str, act: Callable[[RowsT], T], wants: object = None) -> T:
+        """Run a job that only reads; `wants` is what it will read."""
+        return await self.work(key, act, reads=True, wants=wants)
 
     async def call(self, act: Callable[[], None]) -> None:
         """Run a function in the thread between two groups. It goes on there if the caller is cancelled."""
@@ -131,11 +135,11 @@ class Worker(Generic[RowsT]):
     # ------------------------------------------------------------------------ in the thread
 
     def _main(self) -> None:
-        held: Job[RowsT] | _Call | None = None
+        following: Job[RowsT] | _Call | None = None
         while True:
-            item = self._queue.get() if held is None else held
-            held = None
+            item = self._queue.get() if following is None else following
             if isinstance(item, _Call):
+                following = None
                 try:
                     item.act()
                 except BaseException as error:
@@ -143,31 +147,32 @@ class Worker(Generic[RowsT]):
                 self._run_in_trio(item.done.set)
                 if item.is_last:
                     return
-            else:
-                held = self._run_group(item)
+                continue
+            jobs, following = self._group_of(item)
+            try:
+                self._run_group(jobs)
+            except BaseException as error:
+                for job in jobs:
+                    job.error = error
+            with suppress(trio.RunFinishedError):  # no task is left
+                self._token.run_sync_soon(self._deliver, jobs)
+            del jobs, item  # an idle thread keeps no job
 
-    def _run_group(self, first: Job[RowsT]) -> Job[RowsT] | _Call | None:
-        """Run the group that begins with this job; return what was taken from the queue and is not part of it."""
+    def _group_of(self, first: Job[RowsT]) -> tuple[list[Job[RowsT]], Job[RowsT] | _Call | None]:
+        """Return the group that begins with this job, and what was taken from the queue and is not part of it."""
         jobs = [first]
-        held: Job[RowsT] | _Call | None = None
+        following: Job[RowsT] | _Call | None = None
         while len(jobs) < MAX_GROUP_JOBS:
             try:
                 following = self._queue.get_nowait()
             except queue.Empty:
                 break
             if isinstance(following, _Call):
-                held = following
                 break
             jobs.append(following)
-        wanted = [job for job in jobs if job.task is not None]
-        try:
-            self._run(wanted)
-        except BaseException as error:
-            for job in wanted:
-                job.error = error
-        self._run_in_trio(self._deliver, wanted)
-        return held
+            following = None
+        return [job for job in jobs if job.task is not None], following
 
     def _run_in_trio(self, act: Callable[..., None], *values: Any) -> None:
-        with suppress(trio.RunFinishedError):  # no task is left
+        with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(act, *values)

@@ -20,7 +20,7 @@ from pathlib import Path
 import trio
 
 from muxkit.protocols.restream.store import SessionStore, StoreLimits, open_store
-from muxkit.protocols.restream.store.protocol import KEEP
+from muxkit.protocols.restream.store.rows import KEEP
 from muxkit.protocols.restream.store.rules import Codec, Rules
 from muxkit.protocols.restream.store.sqlite import open_sqlite
 

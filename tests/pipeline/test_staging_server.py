@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from muxkit.pipeline import Claim
-    from muxkit.pipeline.staging.store import Backend, Block, Rows
+    from muxkit.pipeline.staging.store import Block
+    from muxkit.pipeline.staging.store.rows import Rows
+    from muxkit.pipeline.staging.store.store import Backend
 
 T = TypeVar("T")
 
@@ -166,15 +168,11 @@ class Troubled:
         self._backend: Backend = store._backend
         self.times = times
 
-    async def work(self, act: Callable[[Rows], T]) -> T:
+    async def work(self, key: str, act: Callable[[Rows], T]) -> T:
         if self.times:
             self.times -= 1
             raise StoreFailed("/secret/path: the disk failed")
-        return await self._backend.work(act)
-
-    @property
-    def looks_after(self) -> float | None:
-        return None
+        return await self._backend.work(key, act)
 
 
 @pytest.mark.requirement("R-57")
@@ -316,15 +314,11 @@ class Slow:
         self.go_on = trio.Event()
         self.asked = 0
 
-    async def work(self, act: Callable[[Rows], T]) -> T:
+    async def work(self, key: str, act: Callable[[Rows], T]) -> T:
         self.asked += 1
         if self.asked > 1:  # `begin` goes through
             await self.go_on.wait()
-        return await self._backend.work(act)
-
-    @property
-    def looks_after(self) -> float | None:
-        return None
+        return await self._backend.work(key, act)
 
 
 @pytest.mark.requirement("R-08")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from muxkit.protocols.restream.store import Message, SessionStore, StoreLimits, open_store
-from muxkit.protocols.restream.store.protocol import KEEP
+from muxkit.protocols.restream.store.rows import KEEP
 from muxkit.protocols.restream.store.rules import Codec, Rules
 
 if TYPE_CHECKING:

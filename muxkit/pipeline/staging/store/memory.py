@@ -53,15 +53,11 @@ class _Memory:
         self._waiters = waiters
         self._is_closed = False
 
-    async def work(self, act: Callable[[_Memory], T]) -> T:
+    async def work(self, key: str, act: Callable[[_Memory], T]) -> T:
         await trio.lowlevel.checkpoint()
         if self._is_closed:
             raise StoreClosed("the store is closed; open it again")
         return act(self)
-
-    @property
-    def poll_interval(self) -> float | None:
-        return None
 
     def close(self) -> None:
         self._is_closed = True

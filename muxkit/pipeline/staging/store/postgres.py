@@ -40,15 +40,15 @@ async def open_postgres(url: str, rules: Rules) -> AsyncIterator[Staging]:
     backend = _Postgres(url, waiters)
     opened = False
     try:
-        await backend.worker.call(backend.open)
+        await backend.call(backend.open)
         opened = True
-        yield Staging(backend, rules, waiters)
+        yield Staging(backend, rules, waiters, poll_interval=POLL_INTERVAL)
     finally:
-        await backend.worker.stop(backend.close, shield=opened)
+        await backend.stop(backend.close, shield=opened)
         waiters.wake_all()
 
 
-class _Postgres:
+class _Postgres(Worker["Rows"]):
     """The backend. A job may be run twice when a connection breaks, which the rules allow."""
 
     def __init__(self, url: str, waiters: Waiters) -> None:
@@ -56,14 +56,7 @@ class _Postgres:
         self._waiters = waiters
         self._changed: list[str] = []  # filled in the thread before a group is delivered, emptied when it is
         self._statements: dict[str, str] = {}
-        self.worker: Worker[Rows] = Worker("muxkit staging", self._run_group, self._wake)
-
-    async def work(self, act: Callable[[Rows], T]) -> T:
-        return await self.worker.ask("", act)
-
-    @property
-    def poll_interval(self) -> float | None:
-        return POLL_INTERVAL
+        super().__init__("muxkit staging", self._run_jobs, self._wake)
 
     def _wake(self) -> None:
         while self._changed:
@@ -80,7 +73,7 @@ class _Postgres:
     def close(self) -> None:
         self._database.close()
 
-    def _run_group(self, jobs: list[Job[Rows]]) -> None:
+    def _run_jobs(self, jobs: list[Job[Rows]]) -> None:
         for job in jobs:
             self._run_job(job)
 

@@ -26,21 +26,21 @@ READ_BYTES = 1 << 20
 class Backend(Protocol):
     """What holds the rows and runs units of work on them."""
 
-    async def work(self, act: Callable[[Rows], T]) -> T:
-        """Run a unit of work; return when it is durable."""
-
-    @property
-    def poll_interval(self) -> float | None:
-        """Seconds between two looks for the commits of other servers; None: there can be no other server."""
+    async def work(self, key: str, act: Callable[[Rows], T]) -> T:
+        """Run a unit of work; return when it is durable. No backend uses the key."""
 
 
 class Staging:
-    """A staging store over any backend. Several tasks may use it at once."""
+    """A staging store over any backend. Several tasks may use it at once.
 
-    def __init__(self, backend: Backend, rules: Rules, waiters: Waiters) -> None:
+    `poll_interval`: seconds between two looks for the commits of other servers; None: there can be no other server.
+    """
+
+    def __init__(self, backend: Backend, rules: Rules, waiters: Waiters, *, poll_interval: float | None = None) -> None:
         self._backend = backend
         self._rules = rules
         self._waiters = waiters
+        self._poll_interval = poll_interval
 
     @property
     def limits(self) -> StagingLimits:
@@ -53,18 +53,18 @@ class Staging:
 
         `once`: the application has this one batch only, and is deleted `ttl` seconds after it.
         """
-        return await self._backend.work(lambda rows: self._rules.begin(rows, id, key, batch, encoding, ttl, once=once))
+        return await self._work(lambda rows: self._rules.begin(rows, id, key, batch, encoding, ttl, once=once))
 
     async def put(self, id: str, key: Key, batch: int, blocks: Sequence[Block]) -> bool:
         """Add the blocks that a transaction does not have yet. False: its batch is committed.
 
         Raises `TransactionGone`, `TransactionConflict` and `StagingFull`.
         """
-        return await self._backend.work(lambda rows: self._rules.put(rows, id, key, batch, blocks))
+        return await self._work(lambda rows: self._rules.put(rows, id, key, batch, blocks))
 
     async def prepare(self, id: str, key: Key, batch: int, count: int) -> bool:
         """Check that a transaction has exactly `count` rows, and promise them. False: its batch is committed."""
-        return await self._backend.work(lambda rows: self._rules.prepare(rows, id, key, batch, count))
+        return await self._work(lambda rows: self._rules.prepare(rows, id, key, batch, count))
 
     async def commit(self, key: Key, batch: int, parts: Mapping[str, int]) -> Commit:
         """Add these transactions to the stream, in this order, all or none; `parts`: the number of rows of each.
@@ -72,38 +72,38 @@ class Staging:
         Raises `NotCommitted` when one is not staged, prepared and as long as it should be. A batch that is not above
         the last one is a duplicate, which is no error.
         """
-        return await self._backend.work(lambda rows: self._rules.commit(rows, key, batch, parts))
+        return await self._work(lambda rows: self._rules.commit(rows, key, batch, parts))
 
     async def abort(self, key: Key, batch: int, ids: Iterable[str]) -> int:
         """Delete these transactions of a batch; return how many there were. Once it is committed nothing happens."""
         named = list(ids)
-        return await self._backend.work(lambda rows: self._rules.abort(rows, key, batch, named))
+        return await self._work(lambda rows: self._rules.abort(rows, key, batch, named))
 
     async def sweep(self) -> int:
         """Delete expired transactions, whose number it returns, and applications; call it every few seconds."""
         dropped = 0
-        found = await self._backend.work(lambda rows: self._rules.overdue(rows, SWEPT_AT_ONCE))
+        found = await self._work(lambda rows: self._rules.overdue(rows, SWEPT_AT_ONCE))
         while found:
             for each in found:
                 dropped += await self._sweep(each.id, each.key)
-            found = await self._backend.work(lambda rows: self._rules.overdue(rows, SWEPT_AT_ONCE))
-        forgotten = await self._backend.work(lambda rows: self._rules.overdue_applications(rows, SWEPT_AT_ONCE))
+            found = await self._work(lambda rows: self._rules.overdue(rows, SWEPT_AT_ONCE))
+        forgotten = await self._work(lambda rows: self._rules.overdue_applications(rows, SWEPT_AT_ONCE))
         while forgotten:
             for key in forgotten:
                 await self._forget(key)
-            forgotten = await self._backend.work(lambda rows: self._rules.overdue_applications(rows, SWEPT_AT_ONCE))
+            forgotten = await self._work(lambda rows: self._rules.overdue_applications(rows, SWEPT_AT_ONCE))
         # In small portions, so that a commit does not wait for long.
-        while await self._backend.work(lambda rows: rows.purge()):
+        while await self._work(lambda rows: rows.purge()):
             pass
-        while await self._backend.work(lambda rows: rows.shrink()):
+        while await self._work(lambda rows: rows.shrink()):
             pass
         return dropped
 
     async def _sweep(self, id: str, key: Key) -> bool:
-        return await self._backend.work(lambda rows: self._rules.sweep(rows, id, key))
+        return await self._work(lambda rows: self._rules.sweep(rows, id, key))
 
     async def _forget(self, key: Key) -> bool:
-        return await self._backend.work(lambda rows: self._rules.forget(rows, key))
+        return await self._work(lambda rows: self._rules.forget(rows, key))
 
     # ------------------------------------------------------------------------ committed rows
 
@@ -112,7 +112,7 @@ class Staging:
 
         It returns at least one row if there is one. Raises `RowsGone` below what was trimmed and above the end.
         """
-        return await self._backend.work(lambda rows: self._rules.read(rows, stream, after, most_bytes))
+        return await self._work(lambda rows: self._rules.read(rows, stream, after, most_bytes))
 
     async def wait(self, stream: str, after: int) -> None:
         """Sleep until there may be a row after `after`."""
@@ -120,19 +120,22 @@ class Staging:
             with self._waiters.watching(stream) as changed:
                 if await self.head(stream) > after:
                     return
-                with trio.move_on_after(self._backend.poll_interval or float("inf")):
+                with trio.move_on_after(self._poll_interval or float("inf")):
                     await changed.wait()
 
     async def trim(self, stream: str, upto: int) -> None:
         """Delete the rows up to this id. Space is freed by whole transactions, in `sweep`."""
-        while await self._backend.work(lambda rows: self._rules.trim(rows, stream, upto, SWEPT_AT_ONCE)):
+        while await self._work(lambda rows: self._rules.trim(rows, stream, upto, SWEPT_AT_ONCE)):
             pass
 
     async def head(self, stream: str) -> int:
         """Return the last id of a stream; 0 before the first row."""
-        found = await self._backend.work(lambda rows: rows.look_at_stream(stream))
+        found = await self._work(lambda rows: rows.look_at_stream(stream))
         return 0 if found is None else found.head
 
     async def progress(self, key: Key) -> BatchProgress:
         """Return the progress of an application in a stream."""
-        return await self._backend.work(lambda rows: self._rules.progress(rows, key))
+        return await self._work(lambda rows: self._rules.progress(rows, key))
+
+    async def _work(self, act: Callable[[Rows], T]) -> T:
+        return await self._backend.work("", act)

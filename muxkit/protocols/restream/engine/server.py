@@ -24,7 +24,6 @@ from muxkit.protocols.restream.engine.timers import LineTimers
 from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
 from muxkit.protocols.restream.wire.lines import Lines
 from muxkit.protocols.restream.wire.messages import (
-    Ack,
     AskStatus,
     OpenStateful,
     OpenStateless,
@@ -164,7 +163,7 @@ class ServerEngine:
             raise LocalProtocolError(
                 f"a value of {count_digits(text)} digits; ServerConfig(digits={self.config.digits}) allows no more"
             )
-        self._push(0, encode_value(text))
+        self._push(encode_value(text))
 
     def send_message(self, id: int, data: Json, time: float | None = None, *, final: bool = False) -> None:
         """Queue a message of the session, which must be durable. After the final one the connection is closing."""
@@ -174,7 +173,10 @@ class ServerEngine:
             raise LocalProtocolError(f"message {id} after message {self._queued}: ids have to ascend")
         line = encode_message(id, data, time)
         self._queued = id
-        self._push(id, line)
+        self._queue.append((id, line))
+        self.outbox += len(line)
+        if self._observer is not None:
+            self._observer.frame("out", "restream", self.phase.value, len(line) - 1)
         if final:
             self.finish()
 
@@ -182,13 +184,13 @@ class ServerEngine:
         """Answer a status request; the connection is closing then."""
         if self.phase is not Phase.STATUS:
             raise self._wrong_phase("a status")
-        self._push(0, encode_status(status))
+        self._push(encode_status(status))
         self.finish()
 
     def fail(self, text: str) -> None:
         """Queue an error line and close. Harmless if the connection is ending already."""
         if self.phase is not Phase.CLOSING and self.phase is not Phase.OVER:
-            self._push(0, encode_error(text))
+            self._push(encode_error(text))
             self.phase = Phase.CLOSING
             self._stop_reading()
 
@@ -269,16 +271,34 @@ class ServerEngine:
     # --- the lines of the client
 
     def _take(self, line: bytes) -> None:
-        if self._observer is not None:
-            self._observer.frame("in", "restream", self.phase.value, len(line))
         if self.phase is Phase.ASKING:
             self._take_request(line)
             return
+        if self._observer is not None:
+            self._observer.frame("in", "restream", self.phase.value, len(line))
         ack = parse_later(line, stateful=bool(self.uuid), status=self.config.status)
-        if ack is not None:
-            self._take_ack(ack)
+        if ack is None:
+            return
+        id = ack.id
+        is_early = self.phase is Phase.OPENING  # `accept` says later what was sent and acknowledged before
+        before = self._early if is_early else self.acknowledged
+        if ack.uuid != self.uuid:
+            raise RemoteProtocolError("an ack for another session than this connection's", rule="restream-S40")
+        if id < before:
+            raise _out_of_order(id, f"ack {before}")
+        if id < self._state:
+            raise _out_of_order(id, f"state {self._state}")
+        if is_early:
+            self._early = id
+        elif id > self.sent:
+            raise _not_sent(id, self.sent)
+        elif id > before:
+            self.acknowledged = id
+            self._events.append(Acknowledged(self.uuid, id))
 
     def _take_request(self, line: bytes) -> None:
+        if self._observer is not None:
+            self._observer.frame("in", "restream", self.phase.value, len(line))
         request = parse_request(line, digits=self.config.digits, status=self.config.status)
         self._lines.limit = self.config.line
         self._lines.limit_name = f"ServerConfig(line={self.config.line})"
@@ -305,24 +325,6 @@ class ServerEngine:
                 self.phase, self.uuid = Phase.STATUS, uuid
                 self._events.append(StatusRequested(uuid))
 
-    def _take_ack(self, ack: Ack) -> None:
-        id = ack.id
-        is_early = self.phase is Phase.OPENING  # `accept` says later what was sent and acknowledged before
-        before = self._early if is_early else self.acknowledged
-        if ack.uuid != self.uuid:
-            raise RemoteProtocolError("an ack for another session than this connection's", rule="restream-S40")
-        if id < before:
-            raise _out_of_order(id, f"ack {before}")
-        if id < self._state:
-            raise _out_of_order(id, f"state {self._state}")
-        if is_early:
-            self._early = id
-        elif id > self.sent:
-            raise _not_sent(id, self.sent)
-        elif id > before:
-            self.acknowledged = id
-            self._events.append(Acknowledged(self.uuid, id))
-
     def _violation_of(self, acknowledged: int, head: int) -> RemoteProtocolError | None:
         """Return the violation of a request that does not fit the session."""
         state = self._queued
@@ -346,8 +348,8 @@ class ServerEngine:
     def _wrong_phase(self, what: str) -> LocalProtocolError:
         return LocalProtocolError(f"{what} cannot be sent, the connection is {self.phase.value}")
 
-    def _push(self, id: int, line: bytes) -> None:
-        self._queue.append((id, line))
+    def _push(self, line: bytes) -> None:
+        self._queue.append((0, line))
         self.outbox += len(line)
         if self._observer is not None:
             self._observer.frame("out", "restream", self.phase.value, len(line) - 1)
@@ -358,7 +360,7 @@ class ServerEngine:
     def _fail_with(self, why: str, last: Failed | Silent) -> None:
         """Queue the last event, and the error line unless the last line is written and the transport perhaps closed."""
         if self.phase is not Phase.CLOSING or self._queue:
-            self._push(0, encode_error(why))
+            self._push(encode_error(why))
         self.phase = Phase.CLOSING
         self._failed = True
         self._stop_reading()

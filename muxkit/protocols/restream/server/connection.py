@@ -221,7 +221,9 @@ class ClientConnection:
             match event:
                 case Acknowledged(id=id):
                     self._to_store = id
-                    self._store_acks()
+                    if not self._is_storing and self._nursery is not None:
+                        self._is_storing = True
+                        self._nursery.start_soon(self._store_acks)
                 case Failed(error):
                     _log.info("%s broke a rule: %s", self.client, shown(str(error)))
                     self._close_within(self._context.linger)
@@ -326,7 +328,9 @@ class ClientConnection:
     async def _reclaim(self, claim: Claim) -> None:
         """Take the session back, and store what could not be stored meanwhile: a client sends an ack only once."""
         await self._context.backend.reclaim(claim)
-        self._store_acks()
+        if not self._is_storing and self._nursery is not None:
+            self._is_storing = True
+            self._nursery.start_soon(self._store_acks)
 
     # --- a stateless stream
 
@@ -403,12 +407,7 @@ class ClientConnection:
 
     # --- acknowledgements
 
-    def _store_acks(self) -> None:
-        if self._stored < self._to_store and not self._is_storing and self._nursery is not None:
-            self._is_storing = True
-            self._nursery.start_soon(self._store_highest_acks)
-
-    async def _store_highest_acks(self) -> None:
+    async def _store_acks(self) -> None:
         """Store acknowledgements until none is left; of those that come during one write only the highest."""
         try:
             while self._claim is not None and self._stored < self._to_store:
@@ -418,7 +417,7 @@ class ClientConnection:
                     self._stored = id
                 except Superseded:
                     if self._claim.epoch == epoch:
-                        return  # the stream notices it too, and calls `_store_acks` again if it reclaims the session
+                        return  # the stream notices it too, and starts this again if it reclaims the session
         except Exception as error:
             self._fail_with(error)
         finally:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from muxkit.storage import StoreError
 
 if TYPE_CHECKING:
-    from muxkit.protocols.restream.store.protocol import Status
+    from muxkit.protocols.restream.store.rows import Status
 
 
 class UnknownSession(StoreError):

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 import trio
 
-from muxkit.protocols.restream.store.store import Store
+from muxkit.protocols.restream.store.store import SessionStore
 from muxkit.runtime import protect_package, protected_manager
 from muxkit.storage import StoreClosed, StoreFull, Waiters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from muxkit.protocols.restream.store.protocol import Data, State
-    from muxkit.protocols.restream.store.rows import Row, Session, Wanted
+    from muxkit.protocols.restream.store.rows import Data, Row, Session, State, Wanted
     from muxkit.protocols.restream.store.rules import Rules
 
 T = TypeVar("T")
@@ -28,12 +27,12 @@ MESSAGE_BYTES = 140  # measured: the memory of a message beside its data
 
 
 @protected_manager
-async def open_memory(rules: Rules[State, Data]) -> AsyncIterator[Store[State, Data]]:
+async def open_memory(rules: Rules[State, Data]) -> AsyncIterator[SessionStore[State, Data]]:
     """Open a store whose calls never wait."""
     waiters = Waiters()
     backend = _Memory(rules.limits.bytes, waiters)
     try:
-        yield Store(backend, rules, waiters)
+        yield SessionStore(backend, rules, waiters)
     finally:
         backend.close()
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from muxkit.protocols.restream.store.protocol import KEEP, StoreLimits
+from muxkit.protocols.restream.store.rows import KEEP, StoreLimits
 from muxkit.protocols.restream.store.rules import Codec, Rules
 from muxkit.runtime import protect_package, protected_manager
 from muxkit.storage import Kind, kind_of
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from muxkit.protocols.restream.store.protocol import Data, Now, SessionStore, State
+    from muxkit.protocols.restream.store.rows import Data, Now, State
+    from muxkit.protocols.restream.store.store import SessionStore
 
 LIMITS = StoreLimits()
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 import trio
 
-from muxkit.protocols.restream.store.protocol import LAST_ID
-from muxkit.protocols.restream.store.rows import Row, Session, Wanted
-from muxkit.protocols.restream.store.store import Store
+from muxkit.protocols.restream.store.rows import LAST_ID, Row, Session, Wanted
+from muxkit.protocols.restream.store.store import SessionStore
 from muxkit.runtime import protect_package, protected_manager
 from muxkit.storage import Job, Schema, StoreError, StoreFailed, Waiters, Worker
 from muxkit.storage.postgres import HEARTBEAT, Database, Listener
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from muxkit.protocols.restream.store.protocol import Data, Now, State
-    from muxkit.protocols.restream.store.rows import Rows
+    from muxkit.protocols.restream.store.rows import Data, Now, Rows, State
     from muxkit.protocols.restream.store.rules import Rules
 
 T = TypeVar("T")
@@ -102,7 +100,7 @@ SELECT * FROM unnest(%s::text[], %s::bigint[], %s::float8[], %b::bytea[])
 
 
 @protected_manager
-async def open_postgres(url: str, rules: Rules[State, Data]) -> AsyncIterator[Store[State, Data]]:
+async def open_postgres(url: str, rules: Rules[State, Data]) -> AsyncIterator[SessionStore[State, Data]]:
     """Open a store in this database, in the first schema of its search path; missing tables are made."""
     waiters = Waiters()
     backend = _Postgres(url, waiters, rules.keep, rules.now)
@@ -124,7 +122,7 @@ async def open_postgres(url: str, rules: Rules[State, Data]) -> AsyncIterator[St
             beat=lambda connection: beat(connection, backend.server, rules.now()),
         )
         await listening.wait()
-        yield Store(backend, rules, waiters)
+        yield SessionStore(backend, rules, waiters)
     finally:
         if listener is not None:
             listener.stop()
@@ -148,10 +146,10 @@ class _Postgres:
         self.reader: Worker[Rows] = Worker("muxkit store reader", self._read)
 
     async def work(self, uuid: str, act: Callable[[Rows], T]) -> T:
-        return await self.writer.ask(uuid, act)
+        return await self.writer.work(uuid, act)
 
     async def look(self, uuid: str, act: Callable[[Rows], T], wants: Wanted | None = None) -> T:
-        return await self.reader.ask(uuid, act, reads=True, wants=wants)
+        return await self.reader.look(uuid, act, wants)
 
     def _wake(self) -> None:
         while self._changed:

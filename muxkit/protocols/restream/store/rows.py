@@ -1,13 +1,63 @@
-"""The rows of a session store, and the interface through which the rules read and write them."""
+"""The values of a session store: messages, status and limits for its callers, rows for its backends."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import attrs
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+State = TypeVar("State")
+Data = TypeVar("Data")
+
+Transform = Callable[[State], tuple[Data, State]]
+IsFinal = Callable[[Data], bool]
+Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any thread
+
+LAST_ID = 2**32 - 1  # ids are unsigned 32-bit integers and never wrap
+KEEP = 30.0  # s, "if it fails to re-establish a connection within 30 seconds"
+MOST = 256  # messages of one `replay` or `put_many` by default
+
+
+@attrs.define(eq=True)
+class Message(Generic[Data]):
+    """One message of a session; `time` is in seconds since 1970, if the source gave one."""
+
+    id: int
+    data: Data
+    time: float | None = None
+
+
+@attrs.frozen
+class Status:
+    """The progress of a session. Messages up to `acknowledged` may be deleted; `head` is the last id that exists."""
+
+    uuid: str
+    head: int
+    acknowledged: int
+    final: bool  # no message will follow `head`
+    epoch: int  # of the newest owner; 0 before the first
+    params: object  # as given to `register`
+    attached: bool
+    expires: float | None  # when it expires; None while it is attached
+
+    @property
+    def waiting(self) -> int:
+        """How many messages are kept because they are not acknowledged."""
+        return self.head - self.acknowledged
+
+
+@attrs.frozen
+class StoreLimits:
+    """The limits of a store. Beyond one of them `StoreFull` is raised and nothing is changed."""
+
+    sessions: int = 1_000_000  # memory and SQLite
+    messages: int = 1_000_000  # unacknowledged ones of one session
+    message_bytes: int = 1 << 20  # of one state, data or params, as JSON
+    bytes: int = 1 << 40  # memory: of all that is kept; SQLite: of the file
+
+
+# ---------------------------------------------------------------------------- rows
 
 
 @attrs.define(eq=True)

@@ -24,18 +24,21 @@ from muxkit.protocols.restream.store.errors import (
     UnknownMessage,
     UnknownSession,
 )
-from muxkit.protocols.restream.store.protocol import (
+from muxkit.protocols.restream.store.rows import (
     LAST_ID,
     Data,
     IsFinal,
     Message,
     Now,
+    Row,
+    Rows,
+    Session,
     State,
     Status,
     StoreLimits,
     Transform,
+    Wanted,
 )
-from muxkit.protocols.restream.store.rows import Row, Rows, Session, Wanted
 from muxkit.storage import StoreCorrupt, StoreFull
 
 if TYPE_CHECKING:

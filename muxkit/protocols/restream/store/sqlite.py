@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from zlib import crc32
 
 from muxkit.protocols.restream.store.rows import Row, Session, Wanted
-from muxkit.protocols.restream.store.store import Store
+from muxkit.protocols.restream.store.store import SessionStore
 from muxkit.runtime import protect_package, protected_manager
 from muxkit.storage import Schema, StoreCorrupt, Waiters
 from muxkit.storage.sqlite import Connect, Journal, SqliteBackend, SqliteFile, StandardConnection, give_back_pages
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from muxkit.protocols.restream.store.protocol import Data, State
+    from muxkit.protocols.restream.store.rows import Data, State
     from muxkit.protocols.restream.store.rules import Rules
     from muxkit.storage.sqlite import Connection, Value
 
@@ -42,7 +42,7 @@ SCHEMA = Schema(0x6D787273, "a store", MIGRATIONS)  # "mxrs"
 @protected_manager
 async def open_sqlite(
     path: Path, rules: Rules[State, Data], *, connect: Connect = StandardConnection, journal: Journal = "auto"
-) -> AsyncIterator[Store[State, Data]]:
+) -> AsyncIterator[SessionStore[State, Data]]:
     """Open a store in this file, which is made if there is none.
 
     The absence of sessions whose clients were connected when the last process ended begins now.
@@ -57,7 +57,7 @@ async def open_sqlite(
 
     try:
         await backend.open(detach_all)
-        yield Store(backend, rules, waiters)
+        yield SessionStore(backend, rules, waiters)
     finally:
         await backend.close()
 

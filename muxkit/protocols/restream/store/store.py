@@ -1,12 +1,22 @@
-"""A session store over any backend: each call is one unit of work on the rows, and waiting tasks sleep."""
+"""A session store over any backend: the specification's five methods, owners, batches and fed sessions.
+
+Every method is a checkpoint. When one returns, its effect is durable (as durable as the store is). A call that is
+cancelled may have taken effect or not, but never half of it: ask `status`, or go on with `replay`.
+
+**Owners.** `attach` increments the session's epoch and returns it. A later call with an older `epoch` raises
+`Superseded` and changes nothing, also when the new owner is on another server. Without `epoch` there is no check.
+
+**Transformers** are called in another thread while the store works, perhaps several times: they must be pure and short.
+"""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from muxkit.protocols.restream.store.errors import IdsExhausted, SessionFinished, Superseded, UnknownSession
-from muxkit.protocols.restream.store.protocol import (
+from muxkit.protocols.restream.store.rows import (
     LAST_ID,
     MOST,
     Data,
@@ -15,8 +25,8 @@ from muxkit.protocols.restream.store.protocol import (
     State,
     Status,
     Transform,
+    Wanted,
 )
-from muxkit.protocols.restream.store.rows import Wanted
 from muxkit.storage import StoreFull
 
 if TYPE_CHECKING:
@@ -42,8 +52,8 @@ class Backend(Protocol):
         """Run a unit of work that only reads. `wants` are the messages that it will read."""
 
 
-class Store(Generic[State, Data]):
-    """A `SessionStore` over any backend."""
+class SessionStore(Generic[State, Data]):
+    """A store of sessions, over any backend. Several tasks may use one at once."""
 
     def __init__(self, backend: Backend, rules: Rules[State, Data], waiters: Waiters) -> None:
         self._backend = backend
@@ -51,6 +61,8 @@ class Store(Generic[State, Data]):
         self._waiters = waiters
         self._codec = rules.codec
         self._limits = rules.limits
+
+    # ------------------------------------------------------------------------ the specification's own
 
     async def register(
         self,
@@ -62,6 +74,12 @@ class Store(Generic[State, Data]):
         keep: float | None = None,
         head: int = 0,
     ) -> Status:
+        """Make a session. Raises `SessionExists`, with the status of the session that has the uuid.
+
+        `attached`: the caller is its owner, of epoch 1. Otherwise (a fed session whose client will connect later) its
+        absence begins now. `keep` is how many seconds of absence it survives: `math.inf` for no limit, the store's own
+        number if None. Ids begin above `head`.
+        """
         if not 0 <= head <= LAST_ID:
             raise ValueError(f"head {head} is not between 0 and {LAST_ID}")
         if keep is not None and not keep >= 0:
@@ -74,11 +92,10 @@ class Store(Generic[State, Data]):
             lambda rows: self._rules.register(rows, uuid, stored, asked, attached=attached, keep=keep, head=head),
         )
 
-    async def attach(self, uuid: str, *, takeover: bool = True) -> Status:
-        return await self._work(uuid, lambda rows: self._rules.attach(rows, uuid, takeover=takeover))
-
     async def disconnect(self, uuid: str, *, epoch: int | None = None) -> None:
-        await self._work(uuid, lambda rows: self._rules.disconnect(rows, uuid, epoch))
+        """Begin the absence of the client. Harmless from an owner that was superseded."""
+        _check(uuid)
+        await self._backend.work(uuid, partial(self._rules.disconnect, uuid=uuid, epoch=epoch))
 
     async def put(
         self,
@@ -88,7 +105,39 @@ class Store(Generic[State, Data]):
         epoch: int | None = None,
         is_final: IsFinal[Data] | None = None,
     ) -> Message[Data]:
+        """Make the next message from the state, and store both at once.
+
+        Raises `SessionFinished` after a final message, `IdsExhausted`, `StoreFull`, and any error of the transformer;
+        nothing has changed then.
+        """
         return (await self.put_many(uuid, transform, 1, epoch=epoch, is_final=is_final))[0]
+
+    async def after(self, uuid: str, id: int) -> Message[Data] | None:
+        """Return the stored message after `id` (0: the first), or None if there is none yet.
+
+        Raises `MessageGone` below what was acknowledged and `UnknownMessage` above the last message.
+        """
+        found = await self.replay(uuid, id, 1)
+        return found[0] if found else None
+
+    async def ack(self, uuid: str, id: int, *, epoch: int | None = None) -> None:
+        """Delete the messages up to `id`, which the client has.
+
+        Raises `OutOfOrderAck` below an earlier one and `UnknownMessage` for 0 and above the last message.
+        """
+        _check(uuid)
+        await self._backend.work(uuid, partial(self._rules.ack, uuid=uuid, id=id, epoch=epoch))
+
+    # ------------------------------------------------------------------------ owners and batches
+
+    async def attach(self, uuid: str, *, takeover: bool = True) -> Status:
+        """Become the owner, with the epoch in the answer; an attached session does not expire.
+
+        The last owner is superseded, and its tasks in `wait` wake. With `takeover=False` an attached session raises
+        `SessionBusy` instead.
+        """
+        _check(uuid)
+        return await self._backend.work(uuid, partial(self._rules.attach, uuid=uuid, takeover=takeover))
 
     async def put_many(
         self,
@@ -99,13 +148,35 @@ class Store(Generic[State, Data]):
         epoch: int | None = None,
         is_final: IsFinal[Data] | None = None,
     ) -> list[Message[Data]]:
+        """Make from one to `most` messages as one unit; fewer if one is final or the session has no more room."""
         _check_most(most)
-        return await self._work(uuid, lambda rows: self._rules.put(rows, uuid, transform, most, epoch, is_final))
+        _check(uuid)
+        return await self._backend.work(
+            uuid, partial(self._rules.put, uuid=uuid, transform=transform, most=most, epoch=epoch, is_final=is_final)
+        )
+
+    async def replay(
+        self, uuid: str, after: int, most: int = MOST, *, most_bytes: int = 1 << 20
+    ) -> list[Message[Data]]:
+        """Return the stored messages after `after`, in order; empty if there are none yet. Raises like `after`.
+
+        It returns at least one if there is one, then as many as fit into `most` and `most_bytes` of JSON.
+        """
+        _check_most(most)
+        _check(uuid)
+        wanted = Wanted(uuid, after, most, most_bytes)
+        found = await self._backend.look(uuid, lambda rows: self._rules.replay(rows, wanted), wanted)
+        decode = self._codec.data
+        return [Message(row.id, decode(row.data), row.time) for row in found]
+
+    # ------------------------------------------------------------------------ fed sessions
 
     async def append(self, uuid: str, data: Data, *, time: float | None = None) -> Message[Data]:
+        """Store a message that the caller made, and wake the tasks that wait for it, in any process."""
         return (await self.append_many(uuid, (data,), time=time))[0]
 
     async def append_many(self, uuid: str, data: Sequence[Data], *, time: float | None = None) -> list[Message[Data]]:
+        """Store all of these messages as one unit, or none."""
         stored = [self._encode(each) for each in data]
         if time is not None:
             time = float(time) + 0.0  # no negative zero
@@ -114,38 +185,20 @@ class Store(Generic[State, Data]):
         if not stored:
             await self.status(uuid)
             return []
-        first = await self._work(uuid, lambda rows: self._rules.append(rows, uuid, stored, time))
+        _check(uuid)
+        first = await self._backend.work(uuid, partial(self._rules.append, uuid=uuid, data=stored, time=time))
         return [Message(id, each, time) for id, each in enumerate(data, first)]
 
     async def finish(self, uuid: str) -> Status:
-        return await self._work(uuid, lambda rows: self._rules.finish(rows, uuid))
-
-    async def ack(self, uuid: str, id: int, *, epoch: int | None = None) -> None:
-        await self._work(uuid, lambda rows: self._rules.ack(rows, uuid, id, epoch))
-
-    async def after(self, uuid: str, id: int) -> Message[Data] | None:
-        found = await self.replay(uuid, id, 1)
-        return found[0] if found else None
-
-    async def replay(
-        self, uuid: str, after: int, most: int = MOST, *, most_bytes: int = 1 << 20
-    ) -> list[Message[Data]]:
-        _check_most(most)
+        """Add no more messages: later puts and appends raise `SessionFinished`. Harmless when repeated."""
         _check(uuid)
-        wanted = Wanted(uuid, after, most, most_bytes)
-        found = await self._backend.look(uuid, lambda rows: self._rules.replay(rows, wanted), wanted)
-        decode = self._codec.data
-        return [Message(row.id, decode(row.data), row.time) for row in found]
-
-    async def status(self, uuid: str) -> Status:
-        _check(uuid)
-        return await self._backend.look(uuid, lambda rows: self._rules.status(rows, uuid))
-
-    async def sessions(self, after: str = "", most: int = MOST) -> list[Status]:
-        _check_most(most)
-        return await self._backend.look("", lambda rows: self._rules.page(rows, after, most))
+        return await self._backend.work(uuid, partial(self._rules.finish, uuid=uuid))
 
     async def wait(self, uuid: str, after: int, *, epoch: int | None = None) -> Status:
+        """Sleep until there is a message after `after`, or the session is finished.
+
+        Raises `Superseded` as soon as a newer owner than `epoch` attaches, `UnknownSession` when it expires.
+        """
         while True:
             with self._waiters.watching(uuid) as changed:
                 status = await self.status(uuid)
@@ -156,6 +209,7 @@ class Store(Generic[State, Data]):
                 await changed.wait()
 
     async def wait_room(self, uuid: str, count: int = 1) -> Status:
+        """Sleep until `count` more messages may be added; acknowledgements make room."""
         if count > self._limits.messages:
             raise StoreFull(f"{count:,} messages never fit into StoreLimits(messages={self._limits.messages})")
         while True:
@@ -169,7 +223,23 @@ class Store(Generic[State, Data]):
                     return status
                 await changed.wait()
 
+    # ------------------------------------------------------------------------ status and expiry
+
+    async def status(self, uuid: str) -> Status:
+        """Return the progress of the session."""
+        _check(uuid)
+        return await self._backend.look(uuid, lambda rows: self._rules.status(rows, uuid))
+
+    async def sessions(self, after: str = "", most: int = MOST) -> list[Status]:
+        """Return one page of the sessions that have not expired, ordered by uuid, after the uuid `after`."""
+        _check_most(most)
+        return await self._backend.look("", lambda rows: self._rules.page(rows, after, most))
+
     async def expire(self, now: float | None = None) -> int:
+        """Delete the expired sessions and return how many there were; call it every few seconds.
+
+        An expired session is refused even before it is deleted. `now` is the store's own clock if None.
+        """
         moment = self._rules.now() if now is None else now
         total = 0
         swept = SWEPT_AT_ONCE
@@ -179,12 +249,6 @@ class Store(Generic[State, Data]):
         while await self._backend.work("", lambda rows: rows.shrink()):
             pass
         return total
-
-    # ------------------------------------------------------------------------ helpers
-
-    async def _work(self, uuid: str, act: Callable[[Rows], T]) -> T:
-        _check(uuid)
-        return await self._backend.work(uuid, act)
 
     def _encode(self, value: object) -> bytes:
         return self._codec.encode(value, self._limits.message_bytes)
