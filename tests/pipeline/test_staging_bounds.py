@@ -1,4 +1,4 @@
-"""Is what one client can make a staging store hold bounded, and does each refusal say which bound it was?"""
+"""What one client can store is limited, and each refusal names the limit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_an_application_may_stage_so_many_bytes(place: Place) -> None:
         await store.put("c", KEY, 0, [make_block(0, rows(10, 10))])
         await store.prepare("c", KEY, 0, 10)
         await store.commit(KEY, 0, {"a": 10, "c": 10})
-        await stage(store, "d", 1, rows(20, 20))  # what is committed is not staged any more
+        await stage(store, "d", 1, rows(20, 20))  # committed rows are not staged any more
         assert await everything(store) == rows(0, 20)
 
 

@@ -1,4 +1,4 @@
-"""Is each row there once when the server is killed between any two steps, or between a step and its answer?"""
+"""Each row is there once after the server is killed between any two steps, or between a step and its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do several servers on one database agree about each batch, and does a broken connection change nothing?"""
+"""Several servers on one database agree about each batch, and a broken connection changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a batch committed once, whole and in order, whatever is replayed, aborted or late? The same for every store."""
+"""A batch is committed once, whole and in order, after any repetition, abort or delay; the same for every store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's stream over its connections: what it asks for, what it takes, and when it is over."""
+"""The client's engine over its connections: requests, messages, and the end of the stream."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_wrong_checksum_is_told_and_ends_the_stream() -> None:
 
 
 def test_a_checksum_of_zero_is_one() -> None:
-    """Known by its presence: a value whose four bytes have the CRC 0."""
+    """Its presence marks the last message: a value whose four bytes have the CRC 0."""
     client = reader(1)
     assert hear(client, {"id": 1, "data": {"value": 0x9D0AD96D, "crc": 0}})[-1:] == [Finished()]
 

@@ -1,4 +1,4 @@
-"""What does a server do with sessions whose messages somebody appends?"""
+"""A server with sessions whose messages are appended to the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When does a connection of a server end, and when a session? Takeover, absence, deadlines, shutdown."""
+"""The ends of a server's connections and sessions: takeover, absence, deadlines, shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a server work on real transports, and on sockets that somebody else has bound?"""
+"""A server on real transports, and on sockets that the program has bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two servers on one PostgreSQL: who owns a session, and how does the other one learn that it does not any more?"""
+"""Two servers on one PostgreSQL: the owner of a session, and how the other server learns of a takeover."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def two_servers(schema: str, **options: Any) -> AsyncIterator[tuple[Place,
 
 @pytest.mark.clause("restream-T02", "restream-S20")
 async def test_a_client_that_comes_to_the_other_server_takes_its_session_along(schema: str) -> None:
-    # Alone the first one would need 40 s for its stream, and the second one's client may be slow to hang up.
+    # The stream takes the first server 40 s, and the client of the second may hang up late.
     async with open_store(schema) as store, open_store(schema) as another:
         async with place(store, pace=10.0) as here, place(another, linger=60.0) as there:
             old = await here.ask(begin(400))
@@ -97,7 +97,7 @@ async def test_a_takeover_by_somebody_who_leaves_at_once_is_undone(
     has_left, reclaim = trio.Event(), StoreBackend.reclaim
 
     async def reclaim_then(books: Any, claim: Any) -> None:  # noqa: ANN401
-        await has_left.wait()  # "at once" is before anybody looks, however slow the database is
+        await has_left.wait()  # "at once" is before the next look, however slow the database is
         await reclaim(books, claim)
 
     monkeypatch.setattr(StoreBackend, "reclaim", reclaim_then)
@@ -119,7 +119,7 @@ async def test_a_takeover_by_somebody_who_leaves_at_once_is_undone(
 
 @pytest.mark.clause("restream-S31")
 async def test_an_ack_that_came_during_such_a_takeover_is_not_forgotten(autojump_clock: trio.testing.MockClock) -> None:
-    """The client has no reason to say it again on this connection, and a full session would wait for it."""
+    """The client does not repeat it on this connection, and a full session would wait for it."""
     async with open_store("memory:", now=trio.current_time) as store, place(store, pace=10.0) as here:
         client = await here.ask(begin(50))
         await client.hear_ids(3)
@@ -147,7 +147,7 @@ async def test_an_absence_begins_only_when_the_newest_owner_s_client_is_gone(sch
 
 
 async def _is_blocked(here: Place) -> None:
-    """Until nothing more is made."""
+    """Wait until no message is made."""
     before, made = -1, 0
     with trio.fail_after(60):
         while before != made:

@@ -1,4 +1,4 @@
-"""How much does a client cost that reads slowly, or asks for a lot? Bounded memory, bounded turns, fair shares."""
+"""Clients that read slowly or request a lot: bounded memory, bounded turns, fair shares."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINE = 60  # bytes, at most, of a message of numbers
 
 
 class Blobs:
-    """Messages of one size, without end."""
+    """An application with messages of one size, without end."""
 
     generates = True
 
@@ -70,7 +70,7 @@ async def test_the_outbox_limit_of_a_connection_is_kept(autojump_clock: MockCloc
 @pytest.mark.parametrize("kind", ["stateless", "small", "large", "replay"])
 async def test_a_client_that_does_not_read_costs_a_bounded_amount(kind: str, autojump_clock: MockClock) -> None:
     application = Blobs(20 if kind == "small" else 20 * KIB)
-    clients = 5  # each with an outbox, and as much that the transport has not taken
+    clients = 5  # each with an outbox, and as many bytes that the transport has not taken
     forgetful = Silent() if kind in ("small", "large") else None
     async with place(forgetful, application=application) as there:
         if kind == "replay":
@@ -94,7 +94,7 @@ async def test_a_client_that_does_not_read_costs_a_bounded_amount(kind: str, aut
 
 
 class Silent:
-    """Sessions that forget what they made, so that only what the server holds is counted."""
+    """Sessions that store nothing, so that only the server's memory is counted."""
 
     def __init__(self) -> None:
         self.states: dict[str, Any] = {}

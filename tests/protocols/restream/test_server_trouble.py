@@ -1,4 +1,4 @@
-"""What if the store fails, or the application, or a client says odd things? One connection ends, the others go on."""
+"""A failure of the store, the application or a client ends one connection; the others continue."""
 
 from __future__ import annotations
 

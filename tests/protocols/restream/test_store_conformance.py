@@ -1,4 +1,4 @@
-"""What every store does, as the document says it: one suite over all of them."""
+"""What the specification requires of every store: one suite over all kinds."""
 
 from __future__ import annotations
 
@@ -320,5 +320,5 @@ async def test_a_cancelled_put_is_whole_or_not_there(store: NumberStore) -> None
             for _ in range(moment % 8):
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
-    last = await store.put(U1, next_number)  # behind whatever is still under way
+    last = await store.put(U1, next_number)  # after all queued work
     assert await store.replay(U1, 0, 1000) == numbers(*range(1, last.id + 1))

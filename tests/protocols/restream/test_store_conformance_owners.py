@@ -1,4 +1,4 @@
-"""What every store does beyond the document: owners, absence, fed sessions, sleepers, pages."""
+"""What every store does beyond the specification: owners, absence, fed sessions, waiting tasks, pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the store in memory has: a bound on its bytes. And: which address means which store?"""
+"""The limit of bytes of the store in memory, and the addresses of stores."""
 
 from __future__ import annotations
 

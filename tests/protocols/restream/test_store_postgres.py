@@ -1,4 +1,4 @@
-"""What only PostgreSQL has: several servers, notifications, tables made at the same time."""
+"""The store in PostgreSQL: several servers, notifications, tables made at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens when connections to PostgreSQL break, or never come about?"""
+"""The store when connections to PostgreSQL break, or cannot be made."""
 
 from __future__ import annotations
 

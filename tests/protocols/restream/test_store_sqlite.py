@@ -1,4 +1,4 @@
-"""How does the store keep its file: settings, lock, versions, groups, size?"""
+"""The file of a SQLite store: settings, lock, versions, groups of jobs, size."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def path(quick_path: Path) -> Path:
 
 
 class Spy:
-    """A connection that notes its statements, and may lie about its version and its settings."""
+    """A connection that records its statements, and may report another version and other settings."""
 
     def __init__(self, path: Path, version: Version | None = None, lies: dict[str, Value] | None = None) -> None:
         self._connection: Connection = StandardConnection(path)
@@ -173,7 +173,7 @@ async def test_a_second_process_gets_an_error_at_once_that_names_the_first(path:
             took.append(time.perf_counter() - began)
             assert refused.value.pid == holder.pid
             assert str(path) not in refused.value.for_client
-        assert min(took) < 1  # whoever waits for the other one does so each time
+        assert min(took) < 1  # one of them would wait for the other each time
     finally:
         holder.kill()
         await holder.wait()
@@ -325,7 +325,7 @@ async def test_closing_finishes_what_was_asked_before(path: Path) -> None:
             await store.register(U1, Numbers(10**9))
             for _ in range(20):
                 nursery.start_soon(store.put, U1, next_number)
-            for _ in range(2):  # all of them have begun, whichever came first
+            for _ in range(2):  # all of them have begun, in any order
                 await trio.lowlevel.checkpoint()
     async with open_sqlite(path, rules(Clock())) as store:
         assert (await store.status(U1)).head == 20

@@ -1,4 +1,4 @@
-"""What does the store make of a disk that is full, fails, or refuses to be written?"""
+"""The store on a disk that is full, fails, or cannot be written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path(quick_path: Path) -> Path:
 
 @attrs.define
 class Spell:
-    """A time of trouble, counted in operations of the disk."""
+    """An interval of failures, counted in operations of the disk."""
 
     error: type[apsw.Error]
     start: int = 0
@@ -62,7 +62,7 @@ async def test_the_store_is_consistent_after_trouble_and_recovers_by_itself(seed
         spell.come(luck.randrange(300), luck.choice([1, 1, 2, 10, 60]))
         told, acked = await work_through(store, luck)
         assert spell.met
-        # Whatever happened, this store is usable now, and it says what the file says.
+        # After any failure this store is usable, and agrees with the file.
         await check(store, told, acked)
     async with open_sqlite(path, rules(Clock()), connect=disk.connect, journal=journal) as store:
         await check(store, told, acked)
@@ -83,7 +83,7 @@ async def work_through(store: NumberStore, luck: random.Random) -> tuple[int, in
             else:
                 told = (await store.put_many(U1, next_number, luck.randint(1, 5)))[-1].id
         except (StoreFull, StoreFailed):
-            if not is_registered:  # it may have been stored or not, and a repetition would say so
+            if not is_registered:  # it may have been stored or not; a repetition shows which
                 is_registered = bool(await store_tries(store))
     assert is_registered
     return told, acked

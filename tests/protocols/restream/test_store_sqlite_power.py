@@ -1,4 +1,4 @@
-"""What is left of a store when the power goes at any moment? Everything that anybody was told was stored."""
+"""After a power cut at any moment, all that the store confirmed is there."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 Journal = Literal["wal", "delete"]
 
 SESSIONS = 4
-OPERATIONS = 500  # of the disk: more than the busiest of these runs gets to
+OPERATIONS = 500  # of the disk: more than the longest of these runs needs
 
 
 @attrs.define
 class Told:
-    """What the store said was stored."""
+    """What the store confirmed."""
 
     sessions: set[str] = attrs.field(factory=set)
     heads: dict[str, int] = attrs.field(factory=dict)
@@ -67,7 +67,7 @@ async def work_until_the_lights_go_out(store: NumberStore, seed: int, told: Told
 async def cut_and_look(
     seed: int, journal: Journal, path: Path, connection: Callable[[Connection], Connection]
 ) -> list[str]:
-    """One run with one cut: what was lost, in words."""
+    """Run once with one cut; return what was lost, in words."""
     luck = random.Random(seed)
     disk = Disk(PowerCut(luck.randrange(OPERATIONS)))
     told = Told()
@@ -121,7 +121,7 @@ def plain(connection: Connection) -> Connection:
 
 
 def with_a_short_log(connection: Connection) -> Connection:
-    """Its log begins again every few commits, so that cuts meet that too."""
+    """A connection whose log starts again every few commits, so that cuts happen there too."""
     connection.run("PRAGMA wal_autocheckpoint = 12")
     return connection
 

@@ -1,6 +1,9 @@
 """Reading restream: streams as receive channels that reconnect, and the driver of one connection."""
 
+from muxkit.protocols.restream.client.driver import ClientDriver as ClientDriver
 from muxkit.protocols.restream.client.driver import ClientPolicy as ClientPolicy
+from muxkit.protocols.restream.client.driver import ClientTask as ClientTask
+from muxkit.protocols.restream.client.driver import Stop as Stop
 from muxkit.protocols.restream.client.driver import StreamRefused as StreamRefused
 from muxkit.protocols.restream.client.reader import Reader as Reader
 from muxkit.protocols.restream.client.streams import dial_of as dial_of
