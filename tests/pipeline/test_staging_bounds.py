@@ -8,8 +8,7 @@ import pytest
 
 from muxkit.pipeline import Encoding, Key, StagingLimits, make_block, open_staging
 from muxkit.pipeline.staging.store.errors import StagingFull
-from muxkit.protocols import restream
-from muxkit.storage import StoreClosed, StoreCorrupt, StoreFull, StoreLocked, StoreVersion
+from muxkit.storage import StoreCorrupt, StoreFull
 from tests.pipeline._staging_world import DAY, KEY, everything, rows, stage
 
 if TYPE_CHECKING:
@@ -110,25 +109,6 @@ async def test_a_file_gives_back_what_was_trimmed(staging_path: Path) -> None:
     assert size_of(staging_path) < large / 4
 
 
-@pytest.mark.requirement("R-55")
-async def test_a_file_that_somebody_has_is_refused(staging_path: Path) -> None:
-    async with open_staging(f"sqlite:{staging_path}"):
-        with pytest.raises(StoreLocked):
-            async with open_staging(f"sqlite:{staging_path}"):
-                pass
-
-
-async def test_a_file_of_restream_is_refused_and_left_alone(staging_path: Path) -> None:
-    where = f"sqlite:{staging_path}"
-    async with restream.open_store(where) as store:
-        await store.register("a", {})
-    with pytest.raises(StoreVersion, match=r"database of something else"):
-        async with open_staging(where):
-            pass
-    async with restream.open_store(where) as store:
-        assert (await store.status("a")).head == 0
-
-
 @pytest.mark.requirement("R-58")
 async def test_rows_that_are_not_what_was_written_are_an_error_and_the_file_is_put_aside(staging_path: Path) -> None:
     where = f"sqlite:{staging_path}"
@@ -141,20 +121,6 @@ async def test_rows_that_are_not_what_was_written_are_an_error_and_the_file_is_p
         assert caught.value.aside is not None
         with pytest.raises(StoreCorrupt):
             await store.head(KEY.stream)
-
-
-async def test_a_closed_store_says_so() -> None:
-    async with open_staging("memory:") as store:
-        pass
-    with pytest.raises(StoreClosed):
-        await store.head("orders")
-
-
-@pytest.mark.parametrize("where", ["memory:x", "sqlite:", "mysql:x", "nothing"])
-async def test_an_address_that_names_no_store_is_refused(where: str) -> None:
-    with pytest.raises(ValueError, match=r"names no store: memory:, sqlite:PATH or postgresql://"):
-        async with open_staging(where):
-            pass
 
 
 @pytest.mark.parametrize("field", ["staged", "transactions", "applications", "row", "block", "bytes", "ttl"])

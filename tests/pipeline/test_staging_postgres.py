@@ -8,8 +8,7 @@ import psycopg
 import pytest
 import trio
 
-from muxkit.pipeline import Encoding, Key, make_block, open_staging
-from muxkit.storage import StoreFailed, StoreVersion
+from muxkit.pipeline import Encoding, Key, make_block
 from tests.pipeline._staging_world import DAY, KEY, Place, everything, rows, stage
 from tests.protocols.restream.stores import Clock
 
@@ -117,18 +116,3 @@ async def test_a_commit_of_another_server_is_noticed(database: Place) -> None:
     async with database.open() as one, database.open() as other, trio.open_nursery() as nursery:
         nursery.start_soon(one.wait, KEY.stream, 0)
         await other.commit(KEY, 0, await stage(other, "a", 0, rows(0, 5)))
-
-
-async def test_tables_of_a_newer_version_are_left_alone(database: Place) -> None:
-    async with database.open():
-        pass
-    ask(database.where, "UPDATE staging_store SET version = 9")
-    with pytest.raises(StoreVersion, match=r"version 9, and this muxkit knows up to 1"):
-        async with database.open():
-            pass
-
-
-async def test_a_database_that_is_away_is_one_sentence() -> None:
-    with pytest.raises(StoreFailed, match=r"^the database cannot be reached"):
-        async with open_staging("postgresql://127.0.0.1:1/none"):
-            pass

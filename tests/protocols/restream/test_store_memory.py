@@ -56,13 +56,6 @@ async def test_calls_are_checkpoints() -> None:
         assert (await store.status(U1)).head == 0
 
 
-@pytest.mark.parametrize("where", ["", "memory", "memory:x", "sqlite:", "sqlite", "redis://here", "a.db"])
-async def test_an_address_that_names_no_store_is_refused(where: str) -> None:
-    with pytest.raises(ValueError, match=r"names no store: memory:, sqlite:PATH or postgresql://…"):
-        async with open_store(where):
-            pytest.fail("it was opened")
-
-
 @pytest.mark.parametrize("keep", [-1, float("nan")])
 async def test_a_time_that_is_none_is_refused(keep: float) -> None:
     with pytest.raises(ValueError, match="is not a number of seconds"):
