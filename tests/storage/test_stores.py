@@ -135,7 +135,7 @@ async def test_a_directory_that_does_not_exist_is_named(kind: Kind, tmp_path: Pa
 
 async def test_a_directory_in_the_place_of_the_file_is_an_error(kind: Kind, path: Path) -> None:
     os.mkdir(path)
-    await refused(kind, f"sqlite:{path}", StoreFailed, "")
+    await refused(kind, f"sqlite:{path}", StoreFailed, path.name)
 
 
 # ---------------------------------------------------------------------------- databases
