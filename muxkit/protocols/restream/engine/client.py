@@ -30,7 +30,7 @@ from muxkit.protocols.restream.engine.snapshot import (
     verifier_for,
     write_snapshot,
 )
-from muxkit.protocols.restream.engine.timers import LineTimers
+from muxkit.protocols.restream.engine.timers import LineEngine, LineTimers
 from muxkit.protocols.restream.wire.lines import Lines
 from muxkit.protocols.restream.wire.messages import (
     U32_MAX,
@@ -45,8 +45,6 @@ from muxkit.protocols.restream.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from muxkit._observer import Observer
     from muxkit.core import Buffer
     from muxkit.protocols.restream.wire import Json, JsonObject
@@ -55,7 +53,7 @@ WRITE_BYTES = 64 * 1024
 NEVER: Final = U32_MAX + 1  # above every id
 
 
-class ClientEngine:
+class ClientEngine(LineEngine[ClientEvent]):
     """A client's end of one stream, which outlives its connections; a `StreamEngine` on each of them.
 
     Made by `stateless`, `stateful`, `status` or `restore`. For each connection call `connection_made`, then pass bytes,
@@ -212,20 +210,6 @@ class ClientEngine:
         """The last received value of a stateless stream."""
         return self._last_value
 
-    @property
-    def unparsed(self) -> int:
-        """Bytes of lines beyond `frames_at_once`; `receive_bytes(b"", now)` continues with them."""
-        return self._lines.unparsed
-
-    @property
-    def frames_at_once(self) -> int:
-        """The number of lines that one call of `receive_bytes` parses."""
-        return self._lines.at_once
-
-    @frames_at_once.setter
-    def frames_at_once(self, count: int) -> None:
-        self._lines.at_once = count
-
     def snapshot(self) -> dict[str, Json]:
         """Return all that `restore` needs, as JSON. It continues after the last message that was `taken`.
 
@@ -330,12 +314,6 @@ class ClientEngine:
             for buffer in buffers:
                 self._observer.frame("out", "restream", self.mode.value, len(buffer) - 1)
         return buffers
-
-    def events(self) -> Sequence[ClientEvent]:
-        if not self._events:
-            return ()
-        events, self._events = self._events, []
-        return events
 
     def next_deadline(self) -> float | None:
         return self._timers.next()

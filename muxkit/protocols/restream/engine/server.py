@@ -20,7 +20,7 @@ from muxkit.protocols.restream.engine.events import (
     StatelessRequested,
     StatusRequested,
 )
-from muxkit.protocols.restream.engine.timers import LineTimers
+from muxkit.protocols.restream.engine.timers import LineEngine, LineTimers
 from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
 from muxkit.protocols.restream.wire.lines import Lines
 from muxkit.protocols.restream.wire.messages import (
@@ -39,8 +39,6 @@ from muxkit.protocols.restream.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from muxkit._observer import Observer
     from muxkit.core import Buffer
     from muxkit.protocols.restream.wire import Json
@@ -67,7 +65,7 @@ class Phase(Enum):
     """The client hung up, or the connection is lost."""
 
 
-class ServerEngine:
+class ServerEngine(LineEngine[ServerEvent]):
     """A server's end of one connection; a `StreamEngine`.
 
     An event says what the client requests, and commands answer it. A command either does all of its work or raises
@@ -111,20 +109,6 @@ class ServerEngine:
     def over(self) -> bool:
         """True when the client hung up, or after `connection_lost`."""
         return self.phase is Phase.OVER
-
-    @property
-    def unparsed(self) -> int:
-        """Bytes of lines beyond `frames_at_once`; `receive_bytes(b"", now)` continues with them."""
-        return self._lines.unparsed
-
-    @property
-    def frames_at_once(self) -> int:
-        """The number of lines that one call of `receive_bytes` parses."""
-        return self._lines.at_once
-
-    @frames_at_once.setter
-    def frames_at_once(self, count: int) -> None:
-        self._lines.at_once = count
 
     # --- commands
 
@@ -248,12 +232,6 @@ class ServerEngine:
         if last > self.sent:
             self.sent = last
         return lines
-
-    def events(self) -> Sequence[ServerEvent]:
-        if not self._events:
-            return ()
-        events, self._events = self._events, []
-        return events
 
     def next_deadline(self) -> float | None:
         """Return the next deadline; at once before the engine was told the time."""

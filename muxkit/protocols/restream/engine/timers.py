@@ -1,18 +1,23 @@
-"""The deadlines of a connection: the first line has to come in time, and an unfinished line has to grow."""
+"""What both engines do alike: lines are parsed in portions, and have to come in time."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Deadlines
 from muxkit.protocols.restream.engine.events import Silent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from muxkit._limits import Limits
     from muxkit._observer import Observer
     from muxkit.protocols.restream.wire.lines import Lines
+
+
+EventT = TypeVar("EventT")
 
 
 class Timer(Enum):
@@ -78,3 +83,32 @@ class LineTimers:
 
     def _violation(self, what: str, limit: str) -> RemoteProtocolError:
         return RemoteProtocolError(what, offset=self._lines.offset, limit=limit)
+
+
+class LineEngine(Generic[EventT]):
+    """The reading side of an engine: its lines, its timers, and the events that were not fetched yet."""
+
+    _lines: Lines
+    _timers: LineTimers
+    _events: list[EventT]
+
+    @property
+    def unparsed(self) -> int:
+        """Bytes of lines beyond `frames_at_once`; `receive_bytes(b"", now)` continues with them."""
+        return self._lines.unparsed
+
+    @property
+    def frames_at_once(self) -> int:
+        """The number of lines that one call of `receive_bytes` parses."""
+        return self._lines.at_once
+
+    @frames_at_once.setter
+    def frames_at_once(self, count: int) -> None:
+        self._lines.at_once = count
+
+    def events(self) -> Sequence[EventT]:
+        """Return the events since the last call."""
+        if not self._events:
+            return ()
+        events, self._events = self._events, []
+        return events

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, overload
 
 from muxkit.protocols.restream.store.rows import KEEP, StoreLimits
 from muxkit.protocols.restream.store.rules import Codec, Rules
-from muxkit.runtime import protect_package, protected_manager
+from muxkit.runtime import protect_package
 from muxkit.storage import Kind, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
     from muxkit.protocols.restream.store.rows import Data, Now, State
@@ -49,28 +48,20 @@ def open_store(
     """
     if not keep >= 0:
         raise ValueError(f"keep {keep} is not a number of seconds")
-    return _open(where, Rules(Codec(state, data), limits, keep, now))
-
-
-@protected_manager
-async def _open(where: str, rules: Rules[State, Data]) -> AsyncIterator[SessionStore[State, Data]]:
-    # Imported where needed: most programs use one of them.
+    rules = Rules(Codec(state, data), limits, keep, now)
     kind, place = kind_of(where)
+    # Imported where needed: most programs use one of them.
     if kind is Kind.MEMORY:
         from muxkit.protocols.restream.store.memory import open_memory
 
-        async with open_memory(rules) as memory:
-            yield memory
-    elif kind is Kind.SQLITE:
+        return open_memory(rules)
+    if kind is Kind.SQLITE:
         from muxkit.protocols.restream.store.sqlite import open_sqlite
 
-        async with open_sqlite(Path(place), rules) as sqlite:
-            yield sqlite
-    else:
-        from muxkit.protocols.restream.store.postgres import open_postgres
+        return open_sqlite(Path(place), rules)
+    from muxkit.protocols.restream.store.postgres import open_postgres
 
-        async with open_postgres(place, rules) as postgres:
-            yield postgres
+    return open_postgres(place, rules)
 
 
 protect_package("muxkit.protocols.restream")
