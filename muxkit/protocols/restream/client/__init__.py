@@ -2,7 +2,8 @@
 
 from muxkit.protocols.restream.client.driver import ClientDriver as ClientDriver
 from muxkit.protocols.restream.client.driver import ClientPolicy as ClientPolicy
-from muxkit.protocols.restream.client.driver import ClientTask as ClientTask
+from muxkit.protocols.restream.client.driver import Closing as Closing
+from muxkit.protocols.restream.client.driver import DriverTask as DriverTask
 from muxkit.protocols.restream.client.driver import Stop as Stop
 from muxkit.protocols.restream.client.driver import StreamRefused as StreamRefused
 from muxkit.protocols.restream.client.reader import Reader as Reader

@@ -94,7 +94,17 @@ class Stop(Enum):
     """The connection broke."""
 
 
-class ClientTask(Protocol):
+class Closing(Enum):
+    """How a connection is closed when the task is done."""
+
+    AT_ONCE = "at once"
+    ACKNOWLEDGED = "acknowledged"
+    """After the application has taken the last message of the stream, and its acknowledgement is written."""
+    CONFIRMED = "confirmed"
+    """After the server has closed its end, so it has read all that was written."""
+
+
+class DriverTask(Protocol):
     """What a driver works for."""
 
     def engine(self) -> ClientEngine:
@@ -108,33 +118,30 @@ class ClientTask(Protocol):
 
 
 class ClientDriver:
-    """Connects, reads, writes and reconnects for a task.
-
-    With `confirms` the run ends only after the server has closed its end, so it has read all that was written.
-    """
+    """Connects, reads, writes and reconnects for a task."""
 
     def __init__(
         self,
         dial: Dial,
-        task: ClientTask,
+        task: DriverTask,
         policy: ClientPolicy,
         *,
         observer: Observer | None = None,
         on_failed: OnFailed | None = None,
         read_bytes: int = READ_BYTES,
-        confirms: bool = False,
+        closing: Closing = Closing.ACKNOWLEDGED,
     ) -> None:
         self.connections = 0
         """The number of connections so far, with the present one."""
         self.outage = Outage()
         """The recent failures to connect."""
         self.loss: LinkLost | None = None
-        """Why the last connection ended, if it was lost before anything came."""
+        """Why the last connection was lost, if it was."""
         self.task = task
         self.policy = policy
         self.observer = observer
         self.read_bytes = read_bytes
-        self.confirms = confirms
+        self.closing = closing
         self._dial = dial
         self._on_failed = on_failed
         self._connection: _Connection | None = None
@@ -171,10 +178,8 @@ class ClientDriver:
             ended = await connection.run()
         finally:
             self._connection = None
-        if connection.has_brought:
-            self.loss, self._futile = None, 0
-        else:
-            self.loss, self._futile = connection.loss, self._futile + 1
+        self.loss = connection.loss
+        self._futile = 0 if connection.has_brought else self._futile + 1
         self.is_done = self._is_leaving or ended is Ended.DONE
         if self.is_done:
             return Ended.DONE
@@ -217,8 +222,8 @@ class _Connection:
                 async with background() as nursery:
                     nursery.start_soon(self._write)
                     ended = await self._read()
-                    if engine.state is StreamState.FINISHED or self._is_leaving or self._driver.confirms:
-                        await self._flush(confirm=ended is Ended.DONE and self._driver.confirms)
+                    if ended is Ended.DONE or self._is_leaving:
+                        await self._flush()
         finally:
             engine.connection_lost(self._now())
         if self.loss is not None and self._observer is not None and not engine.over:
@@ -314,13 +319,15 @@ class _Connection:
             self._wrote.unpark_all()
         return True
 
-    async def _flush(self, *, confirm: bool) -> None:
-        """Write the acknowledgement of what the application takes now, and with `confirm` wait for the server's end."""
+    async def _flush(self) -> None:
+        """Write what is owed, as `Closing` says, in at most `ClientPolicy.linger` seconds."""
+        if self._driver.closing is Closing.AT_ONCE:
+            return
         self.rung.unpark_all()
         with trio.move_on_after(self._policy.linger):
             while not self._cannot_write and (self._is_writing or self._engine.has_output() or self._awaits_ack):
                 await self._wrote.park()
-            if confirm and isinstance(self._stream, trio.abc.HalfCloseableStream):
+            if self._driver.closing is Closing.CONFIRMED and isinstance(self._stream, trio.abc.HalfCloseableStream):
                 # Closing with unread bytes could cut off what was written.
                 try:
                     await self._stream.send_eof()
@@ -331,9 +338,9 @@ class _Connection:
 
     @property
     def _awaits_ack(self) -> bool:
-        if self._is_leaving or self._driver.confirms:
+        if self._is_leaving or self._driver.closing is not Closing.ACKNOWLEDGED:
             return False
-        return self._engine.acknowledged < self._engine.last_id
+        return self._engine.state is StreamState.FINISHED and self._engine.acknowledged < self._engine.last_id
 
     def _lose(self, reason: str, *, by: Literal["peer", "network"], cause: BaseException | None = None) -> None:
         peer = self._stream.peer if isinstance(self._stream, Described) else ""
