@@ -55,6 +55,10 @@ def change(path: Path, sql: str) -> None:
     connection.close()
 
 
+def content(path: Path) -> bytes:
+    return path.read_bytes()
+
+
 async def refused(kind: Kind, where: str, error: type[Exception], match: str) -> Exception:
     """Open a store that must be refused; return the error."""
     with pytest.raises(error, match=match) as caught:
@@ -104,26 +108,26 @@ async def test_a_file_of_a_newer_version_is_left_alone(kind: Kind, path: Path) -
     async with kind.open(f"sqlite:{path}"):
         pass
     change(path, "PRAGMA user_version = 9")
-    before = path.read_bytes()
+    before = content(path)
     reason = "of version 9, and this muxkit knows up to 1; use a newer muxkit"
     await refused(kind, f"sqlite:{path}", StoreVersion, reason)
-    assert path.read_bytes() == before
+    assert content(path) == before
 
 
 async def test_the_database_of_another_program_is_left_alone(kind: Kind, path: Path) -> None:
     change(path, "CREATE TABLE recipes (name)")
-    before = path.read_bytes()
+    before = content(path)
     await refused(kind, f"sqlite:{path}", StoreVersion, "is a database of something else")
-    assert path.read_bytes() == before
+    assert content(path) == before
 
 
 @pytest.mark.parametrize(("own", "other"), [(SESSIONS, STAGING), (STAGING, SESSIONS)], ids=["sessions", "staging"])
 async def test_a_file_of_the_other_kind_is_refused_and_left_alone(own: Kind, other: Kind, path: Path) -> None:
     async with own.open(f"sqlite:{path}"):
         pass
-    before = path.read_bytes()
+    before = content(path)
     await refused(other, f"sqlite:{path}", StoreVersion, "is a database of something else")
-    assert path.read_bytes() == before
+    assert content(path) == before
     async with own.open(f"sqlite:{path}") as store:
         await own.read(store)
 
