@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import Deadlines
+from muxkit.core import Deadlines, StallWatch
 from muxkit.protocols.restream.engine.events import Silent
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class LineTimers:
         self._limits = limits
         self._observer = observer
         self._deadlines: Deadlines[Timer] = Deadlines()
-        self._received_before = 0  # bytes at the beginning of the present stall interval
+        self._stall = StallWatch(self._deadlines, Timer.STALL, seconds=limits.stall, least=limits.stall_bytes)
 
     def next(self) -> float | None:
         return self._deadlines.next
@@ -50,39 +50,32 @@ class LineTimers:
 
     def received(self, now: float) -> None:
         """Bytes came, and their whole lines were handled."""
-        if not self._lines.held:
-            self._deadlines.stop(Timer.STALL)
-        elif Timer.STALL not in self._deadlines:
-            self._watch(now)
+        if self._lines.held:
+            self._stall.watch(now, self._lines.received)
+        else:
+            self._stall.stop()
 
     def stop(self) -> None:
         """Stop all timers: the connection is ending."""
-        for timer in Timer:
-            self._deadlines.stop(timer)
+        self._deadlines.stop(Timer.FIRST_LINE)
+        self._stall.stop()
 
     def handle(self, now: float) -> RemoteProtocolError | Silent | None:
         """Handle the due timers; return a violation if the peer was too slow, or `Silent` if nothing came."""
+        lines = self._lines
         for timer in self._deadlines.expired(now):
             if self._observer is not None:
                 self._observer.timer(timer.value)
             if timer is Timer.FIRST_LINE:
-                return self._violation(f"no first line within {self._limits.handshake} s", "handshake")
-            came = self._lines.received - self._received_before
-            if not came:  # a dead connection looks the same, so this is no violation
+                what = f"no first line within {self._limits.handshake} s"
+                return RemoteProtocolError(what, offset=lines.offset, limit="handshake")
+            came = self._stall.shortfall(lines.received)
+            if came == 0:  # a dead connection looks the same, so this is no violation
                 return Silent(self._limits.stall)
-            if came < self._limits.stall_bytes:
-                least = self._limits.stall_bytes
-                what = f"{came} bytes in {self._limits.stall} s while a line is unfinished, {least} are asked"
-                return self._violation(what, "stall")
-            self._watch(now)
+            if came is not None:
+                return self._stall.error(came, "line", lines.offset)
+            self._stall.watch(now, lines.received)
         return None
-
-    def _watch(self, now: float) -> None:
-        self._received_before = self._lines.received
-        self._deadlines.set(Timer.STALL, now + self._limits.stall)
-
-    def _violation(self, what: str, limit: str) -> RemoteProtocolError:
-        return RemoteProtocolError(what, offset=self._lines.offset, limit=limit)
 
 
 class LineEngine(Generic[EventT]):
