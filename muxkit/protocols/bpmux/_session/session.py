@@ -40,6 +40,7 @@ from muxkit.runtime import (
     background,
     protect_package,
     protected_manager,
+    turns,
 )
 from muxkit.runtime import Session as CommonSession
 
@@ -368,13 +369,14 @@ class Session(CommonSession):
 
     def _on_lost(self) -> None:
         loss = self.connection.pump.loss
-        for half in self._halves():
-            if isinstance(half, Sink):
-                half.lost(loss)
-            elif isinstance(half, Source):
-                half.ended(loss)
-            else:
-                half.failed(loss)
+        with turns().spreading():
+            for half in self._halves():
+                if isinstance(half, Sink):
+                    half.lost(loss)
+                elif isinstance(half, Source):
+                    half.ended(loss)
+                else:
+                    half.failed(loss)
         self.connection.pings.ended(loss)
         self._stop_opening(loss)
         self._gone.unpark_all()

@@ -88,6 +88,8 @@ class State:
         if entity.outgoing is not None:
             entity.outgoing.accepts = False
             self._drop_queue(entity.outgoing)
+            if not entity.is_top:
+                entity.outgoing = None  # break the reference cycle, which only a full garbage collection would free
         if entity.twin is not None:
             entity.twin.twin = None
             entity.twin = None

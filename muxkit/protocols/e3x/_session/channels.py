@@ -17,6 +17,7 @@ from muxkit.runtime import (
     ChannelStopped,
     SendHalf,
     Unsupported,
+    turns,
 )
 from muxkit.runtime import Channel as CommonChannel
 
@@ -478,7 +479,8 @@ class Inbox:
         """Note that no more messages arrive; `error` is raised once everything was taken."""
         if self._error is None:
             self._error = error
-            self._wake_all()
+            if self._line:
+                turns().wake(self._wake_all)
 
     @property
     def unread(self) -> int:

@@ -36,6 +36,7 @@ from muxkit.runtime import (
     background,
     protect_package,
     protected_manager,
+    turns,
 )
 from muxkit.runtime import Session as CommonSession
 from muxkit.runtime import SessionStats as CommonStats
@@ -306,10 +307,11 @@ class Session(CommonSession):
         connection = self.connection
         loss, peer_left = connection.pump.loss, connection.liveness.peer_left
         is_orderly = peer_left or (not self._live and loss().by == "peer")
-        for channel in [*self._live.values()]:
-            if peer_left and not channel.is_reliable:
-                channel.inbox.ended(trio.EndOfChannel)  # its end was lost
-            channel.lost(loss)
+        with turns().spreading():
+            for channel in [*self._live.values()]:
+                if peer_left and not channel.is_reliable:
+                    channel.inbox.ended(trio.EndOfChannel)  # its end was lost
+                channel.lost(loss)
         connection.liveness.lost(loss)
         self._stop_opening(None if is_orderly else loss)
         connection.wake_all()
