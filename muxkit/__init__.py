@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The engines know nothing of Trio, and whoever wants only them should not have to import it: so what needs it
-# is fetched when it is first asked for.
+# The engines do not need Trio, and a program that uses only them should not import it: names that need it are
+# imported at the first access.
 _LAZY = {
     "Channel": "runtime",
     "ChannelCancelled": "runtime",

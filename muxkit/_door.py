@@ -1,4 +1,4 @@
-"""How does a URL become a session? `protocol+transport://address`: both are looked up, nothing is built in."""
+"""`muxkit.connect` and `muxkit.serve`: from a URL `protocol+transport://address`, both looked up, to sessions."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     SessionHandler = Callable[[Session], Awaitable[object]]
     ChannelHandler = Callable[[Channel], Awaitable[object]]
 
-LINGER = 5.0  # s, for taking leave
+LINGER_SECONDS = 5.0  # for taking leave
 FORM = "protocol+transport://address, such as bpmux+tcp://127.0.0.1:7000"
 
 _log = logging.getLogger("muxkit")
 
 
 class _Door:
-    """A URL taken apart, with both plugins."""
+    """A URL taken apart, with its protocol plugin and its transport."""
 
     def __init__(
         self, url: str, limits: Limits | None, observer: Observer | None, linger: float, options: dict[str, Any]
@@ -71,7 +71,7 @@ class _Door:
         return self.transport.connect(self.address, **bounds, **self.link_options)
 
     def url(self, address: str) -> str:
-        """What a client connects to."""
+        """Return the URL that a client connects to."""
         if isinstance(self.protocol, ResumingPlugin):
             address = self.protocol.join(self._transport_name, address, self._endpoint)
         return f"{self.scheme}://{address}"
@@ -93,7 +93,7 @@ class _Door:
         return self.protocol.session(link, role=role, address=self.address, observer=observer, **self._session_options)
 
     def listening(self, handler: SessionHandler) -> AbstractAsyncContextManager[Listening]:
-        """What takes each connection, so that `handler` is called with each session."""
+        """Open what takes each connection, so that `handler` is called with each session."""
         if isinstance(self.protocol, ResumingPlugin):
             return self.protocol.listener(
                 handler, endpoint=self._endpoint, observer=self._observer, **self._session_options
@@ -102,7 +102,7 @@ class _Door:
 
 
 class _Connections:
-    """Each connection is a session, and ends with it."""
+    """Serves a protocol whose sessions end with their connections."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class _Connections:
             _log.error("the handler of a session failed, the session was closed: %s", _where(error))
             _log.debug("in full", exc_info=error)
         finally:
-            # Not before it has taken leave: what its handler sent last may still be on its way.
+            # After it has taken leave: what its handler sent last may still be on its way.
             if session is not None:
                 self._sessions.discard(session)
             self._ended.unpark_all()
@@ -148,7 +148,7 @@ class _Connections:
                 await self._ended.park()
 
     async def _drain(self, session: Session, grace: float) -> None:
-        with suppress(LinkLost):  # then it is over as well
+        with suppress(LinkLost):  # then the session is over as well
             await session.shutdown(grace=grace)
 
 
@@ -158,10 +158,10 @@ async def connect(
     *,
     limits: Limits | None = None,
     observer: Observer | None = None,
-    linger: float = LINGER,
+    linger: float = LINGER_SECONDS,
     **options: Any,
 ) -> AsyncGenerator[Session, None]:
-    """A session with whoever serves `url`; it ends with the block.
+    """Open a session with the server at `url`; it ends with the block.
 
     Other keyword arguments are options of the protocol (`config=` for bpmux) or of the transport
     (`ssl_context=` for tls, `insecure=True` for plaintext off loopback). Time limits are yours to set
@@ -181,12 +181,12 @@ class Served:
 
     @property
     def url(self) -> str:
-        """What a client connects to; the first, if there are several addresses."""
+        """The URL that a client connects to; the first, if there are several addresses."""
         return self.urls[0]
 
     @property
     def sessions(self) -> int:
-        """How many there are now."""
+        """How many sessions there are now."""
         return self._listening.sessions
 
     async def shutdown(self, *, grace: float) -> None:
@@ -201,7 +201,7 @@ async def serve(
     *,
     limits: Limits | None = None,
     observer: Observer | None = None,
-    linger: float = LINGER,
+    linger: float = LINGER_SECONDS,
     task_status: trio.TaskStatus[Served] = trio.TASK_STATUS_IGNORED,
     **options: Any,
 ) -> None:
@@ -223,16 +223,16 @@ async def serve(
 
 
 def each_channel(handler: ChannelHandler, *, most: int | None = None) -> SessionHandler:
-    """A session handler that calls `handler` with each channel that the peer opens, all at once.
+    """Make a session handler that calls `handler` with each channel that the peer opens, concurrently.
 
-    At most `most` handlers run at the same time in one session, its `Limits.channels` if nothing is said: work that
-    goes on after its channel is gone still counts, or a peer could start it without bound. A channel is closed when
-    its handler returns. What a handler raises aborts its own channel and is logged; that the peer stopped the
-    channel or that the connection was lost is nothing to log.
+    At most `most` handlers run at the same time in one session, by default its `Limits.channels`: work that goes on
+    after its channel is gone still counts, or a peer could start it without bound. A channel is closed when its
+    handler returns. What a handler raises aborts its own channel and is logged, except when the peer stopped the
+    channel or the connection was lost.
     """
 
     async def handle_session(session: Session) -> None:
-        free = _Places(most or session.limits.channels)
+        free = _HandlerSlots(most or session.limits.channels)
         async with bare_nursery() as nursery:
             try:
                 async for channel in session.incoming():
@@ -242,7 +242,7 @@ def each_channel(handler: ChannelHandler, *, most: int | None = None) -> Session
                 _log.debug("session lost: %s", error)
 
     @interruptible
-    async def handle_channel(channel: Channel, free: _Places) -> None:
+    async def handle_channel(channel: Channel, free: _HandlerSlots) -> None:
         try:
             await handler(channel)
         except (trio.BrokenResourceError, trio.EndOfChannel):
@@ -262,10 +262,10 @@ def each_channel(handler: ChannelHandler, *, most: int | None = None) -> Session
     return handle_session
 
 
-class _Places:
-    """How many handlers may still run: a semaphore that yields only when there is none left.
+class _HandlerSlots:
+    """How many handlers may still run: a semaphore that yields only when none is left.
 
-    Taking a place and waiting for one are apart, since nobody takes a channel that he has no place for.
+    A slot is free before a channel is taken, so that no channel waits for its handler.
     """
 
     def __init__(self, count: int) -> None:
@@ -273,7 +273,7 @@ class _Places:
         self._waiting = trio.lowlevel.ParkingLot()
 
     async def take_one(self) -> None:
-        """Take the place that there is; on return there is another one."""
+        """Take the free slot, and return once another one is free."""
         self._free -= 1
         while not self._free:
             await self._waiting.park()
@@ -284,14 +284,14 @@ class _Places:
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Nothing but lost links, in the groups of a handler's own nurseries as well."""
+    """Return True for nothing but lost links, in the groups of a handler's own nurseries as well."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_loss(member) for member in error.exceptions)
     return isinstance(error, LinkLost)
 
 
 def _where(error: BaseException) -> str:
-    """An error for the log: its type and the way to it, but not its text, which may quote what a peer sent."""
+    """Describe an error for the log: its type and traceback, but not its text, which may quote what a peer sent."""
     way = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     inner = [_where(member) for member in error.exceptions] if isinstance(error, BaseExceptionGroup) else []
     return "\n".join([f"{type(error).__name__} (its text is left out, it may hold payload)", way, *inner])

@@ -1,13 +1,13 @@
-"""What can go wrong without any I/O: you asked for something illegal, or the peer did.
+"""The errors of protocols: something illegal was asked for on this side, or by the peer.
 
-The errors of a transport that went away need Trio's own classes, so they live in `muxkit.runtime`.
+The errors of a transport that went away need Trio's own classes, so they are in `muxkit.runtime`.
 """
 
 from __future__ import annotations
 
 
 class MuxError(Exception):
-    """Everything that muxkit raises on its own account."""
+    """The base of all errors that muxkit raises by itself."""
 
 
 class ProtocolError(MuxError):
@@ -15,7 +15,7 @@ class ProtocolError(MuxError):
 
 
 class LocalProtocolError(ProtocolError):
-    """You asked for something that the protocol forbids; nothing was sent and nothing changed."""
+    """The application asked for something that the protocol forbids; nothing was sent and nothing changed."""
 
 
 class RemoteProtocolError(ProtocolError):

@@ -1,4 +1,4 @@
-"""Which names of a package are fetched when they are first asked for? Those that need Trio, or an extra."""
+"""Names of a package that are imported at the first access, because they need Trio or an extra."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def lazily(
     package: dict[str, object], places: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for the package with these globals; `places` has the module below it of each name."""
+    """Return `__getattr__` and `__dir__` for the package with these globals; `places` maps each name to its module."""
     name = str(package["__name__"])
 
     def fetch(attribute: str) -> object:

@@ -1,4 +1,4 @@
-"""How much may one peer make us hold? One object, every default finite, each name in the error that it raises."""
+"""The bounds on what a peer can cost: one object, every default finite, each named in the error that it raises."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Limits:
     """Live connections of one listener; more wait in the kernel's backlog."""
     half_open: int = _limit(100)
     """Connections of one listener that are still in a TLS, DTLS, QUIC or WebSocket handshake; over UDP, addresses that
-    have not proved themselves."""
+    are not verified yet."""
     channels: int = _limit(16_384)
     """Live channels in one connection that the peer opened, and as many that we opened; `channel_memory` may allow
     fewer."""
     backlog: int = _limit(16_384)
     """Channels that the peer opened and the application has not taken yet; more are refused."""
     pongs: int = _limit(1_048_576)
-    """Answers to pings that the peer may owe us the reading of."""
+    """Answers to pings that may wait because the peer does not read them."""
     tombstones: int = _limit(4096)
     """Ended channels whose late frames are still recognised."""
     resets_per_second: int = _limit(200)
@@ -56,7 +56,7 @@ class Limits:
     # Bytes
     channel_memory: int = _limit(32 * MIB)
     """What the live channels that the peer opened may cost beside their windows: objects, queues, a task that handles
-    each. Every protocol has a price for a channel."""
+    each. Each protocol says what one of its channels costs."""
     channel_bytes: int = _limit(1 * MIB)
     """The largest window of one channel: credit granted and data not yet consumed."""
     channel_first: int = _limit(64 * KIB)
@@ -68,22 +68,22 @@ class Limits:
     message: int = _limit(16 * MIB)
     """The largest message that is accepted, or sent."""
     reassembly: int = _limit(64 * MIB)
-    """Credit lent beyond the windows to messages that arrive in parts, a connection."""
+    """Credit lent beyond the windows to messages that arrive in parts, for each connection."""
     outbox: int = _limit(1 * MIB)
-    """Bytes that `send` may queue ahead of the transport, a connection."""
+    """Bytes that `send` may queue ahead of the transport, for each connection."""
 
     # Times
     handshake: float = _seconds(10.0)
-    """A TLS, DTLS or WebSocket handshake must be over by then, and so long may an unproved UDP address be silent."""
+    """A TLS, DTLS or WebSocket handshake must be over by then, and an unverified UDP address may be silent so long."""
     stall: float = _seconds(30.0)
-    """While a message is unfinished, `stall_bytes` must come in each such span."""
+    """While a message is unfinished, `stall_bytes` must come in each such interval."""
     stall_bytes: int = _limit(1024)
 
     bound_of_channels: ClassVar[str] = "channels"
     """The field that says how many channels there can be: this one, or `channel_memory`."""
 
     def at_price(self, price: int) -> Limits:
-        """The same, with as many channels as `channel_memory` pays for if each costs `price` bytes, at the most."""
+        """Return the same limits, with at most as many channels as `channel_memory` pays for at `price` bytes each."""
         most = max(1, self.channel_memory // price)
         if most >= self.channels:
             return self

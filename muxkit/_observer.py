@@ -1,4 +1,4 @@
-"""Who may watch? The seam that traces, metrics and captures hang on; without an observer it costs one test."""
+"""The observer of a connection, for traces, metrics and captures; without one it costs one test."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Observer(Protocol):
 
 @runtime_checkable
 class ConnectionObserver(Observer, Protocol):
-    """An observer of many connections, which wants one of its own for each: a server has one for all its sessions."""
+    """An observer of many connections, such as all those of a server, which makes one of its own for each."""
 
     def connection(self, name: str = "") -> Observer:
-        """The observer of the connection that begins now; `name` is for people."""
+        """Make the observer of the connection that begins now; `name` is text for its reader."""
 
 
 def for_connection(observer: Observer | None, name: str = "") -> Observer | None:
-    """Who watches the connection that begins now? Asked once for each, so that the frames of two are told apart."""
+    """Return the observer of the connection that begins now; called once for each, so that two can be told apart."""
     return observer.connection(name) if isinstance(observer, ConnectionObserver) else observer

@@ -24,12 +24,12 @@ COLOURS = 6
 
 @attrs.frozen(kw_only=True)
 class Bar:
-    """One row: parts from the left, one behind the other, and how far the whole was from its median."""
+    """One row of a chart: its parts from left to right, and the least and most that the whole was."""
 
     name: str
     parts: Sequence[float]
     colour: int
-    """A class of the page, `c0` and so on; further parts are paler."""
+    """A class of the page, `c0` and so on; parts behind the first are paler."""
     note: str
     least: float | None = None
     most: float | None = None
@@ -50,7 +50,7 @@ class Group:
 
 
 def bars(title: str, groups: Sequence[Group]) -> str:
-    """One drawing; each group has an axis of its own, which begins at nothing."""
+    """Draw bars; each group has an axis of its own, which begins at 0."""
     pieces: list[str] = []
     top = 4.0
     for group in groups:
@@ -73,7 +73,7 @@ def bars(title: str, groups: Sequence[Group]) -> str:
 
 @attrs.frozen
 class Series:
-    """One line: a value for each moment of the chart's axis."""
+    """One line of a chart: a value for each point of its axis."""
 
     name: str
     values: Sequence[float]
@@ -81,7 +81,7 @@ class Series:
 
 
 def lines(title: str, series: Sequence[Series], *, left: str, right: str, most: str) -> str:
-    """One chart; `left` and `right` say where its axis begins and ends, `most` what its highest line stands for."""
+    """Draw lines; `left` and `right` say where the axis begins and ends, `most` what the highest line stands for."""
     reach = max((max(one.values, default=0.0) for one in series), default=0.0) or 1.0
     floor = HEAD + HEIGHT
     pieces = [f'<path class="axis" d="M0 {HEAD}H{WIDTH}M0 {floor}H{WIDTH}"/>', _text(0, HEAD - 6, most, "note")]
@@ -163,7 +163,7 @@ text.head { fill: var(--faint); font-weight: 600; } text.name { text-anchor: end
 
 
 def document(title: str, body: str) -> str:
-    """A whole page: nothing is fetched, nothing runs."""
+    """Return a whole page, which fetches nothing and runs nothing."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
@@ -172,11 +172,11 @@ def document(title: str, body: str) -> str:
 
 
 def table(heads: Iterable[str], body: Iterable[str]) -> str:
-    """A table that scrolls by itself when it is too wide; `body` are rows of `cell`."""
+    """Return a table that scrolls when it is too wide; `body` are rows of `cell`."""
     head = "".join(f"<th>{escape(title)}</th>" for title in heads)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
 def cell(text: str, kind: str = "") -> str:
-    """One cell; `kind` is a class of the page: `number`, `good`, `bad`."""
+    """Return one cell; `kind` is a class of the page: `number`, `good`, `bad`."""
     return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"

@@ -1,4 +1,4 @@
-"""Which protocols and transports are there? Entry points of installed packages, ours among them and no better."""
+"""Protocols and transports: the entry points of installed packages, muxkit's own found in the same way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STREAMS: frozenset[LinkKind] = frozenset({"stream"})
 
 
 class PluginError(MuxError):
-    """A protocol or a transport is missing, broken, or there twice; the text names the packages."""
+    """A protocol or a transport is missing, broken, or installed twice; the text names the packages."""
 
 
 @attrs.frozen
@@ -37,7 +37,7 @@ class Plugin:
 
 
 def load(group: Group, name: str) -> object:
-    """The plugin of that name."""
+    """Load the plugin of that name."""
     found = _named(group, name)
     if not found:
         names = ", ".join(sorted({point.name for point in entry_points(group=group)})) or "none"
@@ -55,7 +55,7 @@ def load(group: Group, name: str) -> object:
 
 
 def load_transport(name: str, protocol: str, links: frozenset[LinkKind] = STREAMS) -> Transport:
-    """The transport of that name, for a protocol that speaks over links of these kinds."""
+    """Load the transport of that name, for a protocol that speaks over links of these kinds."""
     # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
     transport = cast("Transport", load(TRANSPORTS, name))
     if link_kind(transport) not in links:
@@ -68,7 +68,7 @@ def load_transport(name: str, protocol: str, links: frozenset[LinkKind] = STREAM
 
 
 def link_kind(transport: object) -> LinkKind:
-    """What the connections of a transport are."""
+    """Return the kind of link that the connections of a transport are."""
     kind: LinkKind = getattr(transport, "link", "stream")
     return kind
 
@@ -85,7 +85,7 @@ def _fits(plugin: Plugin, links: frozenset[LinkKind]) -> bool:
 
 
 def installed() -> list[Plugin]:
-    """Everything that is offered, with what is wrong with it."""
+    """List all plugins, with what is wrong with each."""
     plugins = []
     for group in (PROTOCOLS, TRANSPORTS):
         for point in sorted(_distinct(entry_points(group=group)), key=lambda point: point.name):
@@ -100,7 +100,7 @@ def _named(group: Group, name: str) -> list[EntryPoint]:
 
 
 def _distinct(points: Iterable[EntryPoint]) -> list[EntryPoint]:
-    """Without repetitions: a package that is installed and also lies on the path is found twice."""
+    """Drop repetitions: a package that is installed and also lies on the path is found twice."""
     return list({(_package(point), point.name, point.value): point for point in points}.values())
 
 
@@ -115,7 +115,7 @@ def _problem(group: Group, point: EntryPoint) -> str | None:
 
 
 def _package(point: EntryPoint) -> str:
-    # A package whose metadata was damaged has no name, whatever the annotation says.
+    # A package whose metadata was damaged has no name, although the annotation says that it has.
     return (point.dist.name if point.dist is not None else "") or "an unknown package"
 
 

@@ -189,7 +189,7 @@ def running(arguments: str | Sequence[str], folder: Path, log: str) -> Iterator[
 
 
 def until(holds: Callable[[], bool], *alive: subprocess.Popen[bytes]) -> None:
-    """Another process's files tell when they change to nobody: look again and again, while these live."""
+    """Poll, while these processes live: a change of another process's files wakes no task."""
     ends = time.monotonic() + PATIENCE
     while not holds():
         assert [process.poll() for process in alive] == [None] * len(alive)

@@ -1,4 +1,4 @@
-"""Which test shows which clause?  Writes docs/conformance.md; with --check only says whether it is stale.
+"""Find which test shows which clause. Writes docs/conformance.md; with --check only says whether it is stale.
 
 Tests are read, not run: a citation is `pytest.mark.clause("id", ..)` or `pytest.mark.requirement("id", ..)`
 in a decorator, a `pytestmark`, or the `marks` of a `pytest.param`.  What there is to cite is in tests/data.

@@ -1,4 +1,4 @@
-"""Does the conformance page find the citations that are there, and refuse the ones that mean nothing?"""
+"""The conformance page finds the citations that are there, and refuses the ones that mean nothing."""
 
 from pathlib import Path
 

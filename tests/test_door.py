@@ -1,4 +1,4 @@
-"""Is a URL all that it takes to connect and to serve?"""
+"""A URL is all that it takes to connect and to serve."""
 
 from __future__ import annotations
 

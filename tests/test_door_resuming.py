@@ -1,4 +1,4 @@
-"""Does a URL also open sessions that outlive their connections? Relink through `muxkit.connect` and `muxkit.serve`."""
+"""A URL also opens sessions that outlive their connections: Relink through `muxkit.connect` and `muxkit.serve`."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ async def test_who_serves_says_how_much_is_kept_of_absent_sessions(autojump_cloc
 
 @pytest.mark.requirement("R-64")
 async def test_who_serves_says_who_a_peer_is(autojump_clock: MockClock) -> None:
-    """Everybody is somebody else each time, so nobody can come back."""
+    """Every client has a new identity each time, so none can come back."""
     ids = iter(range(100))
 
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""Are plugins found as entry points of installed packages, and is what is wrong with them said by name?"""
+"""Plugins are found as entry points of installed packages, and what is wrong with one is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the frame of the project hold: layers, sizes, data files, and what the wheel and the pages promise?"""
+"""The frame of the project holds: layers, sizes, data files, and what the wheel and the pages promise."""
 
 import re
 import subprocess

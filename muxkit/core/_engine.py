@@ -19,10 +19,10 @@ class Engine(Protocol[EventT_co]):
     """Rules without I/O: bytes and times go in, events and bytes come out."""
 
     def events(self) -> Sequence[EventT_co]:
-        """What happened since the last call, oldest first."""
+        """Return what happened since the last call, oldest first."""
 
     def next_deadline(self) -> float | None:
-        """When `handle_deadline` wants to be called, on the clock that `now` comes from."""
+        """Return when to call `handle_deadline`, on the clock that `now` comes from."""
 
     def handle_deadline(self, now: float) -> None:
         """Act on what is due; harmless when early."""
@@ -42,7 +42,7 @@ class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):
         """The peer will send nothing more."""
 
     def has_output(self) -> bool:
-        """Is there anything to write? Cheap."""
+        """Return True if there is anything to write; cheap."""
 
     def buffers_to_send(self, limit: int) -> list[Buffer]:
         """Take out about `limit` bytes to write now; a frame that was begun is finished."""
@@ -71,14 +71,14 @@ class Reset:
 
 @attrs.define
 class Stop:
-    """Ask the peer to give up a stream that he writes."""
+    """Ask the peer to give up a stream that it writes."""
 
     stream: StreamId
 
 
 @attrs.define
 class Consumed:
-    """So many bytes of a stream that the peer writes are done with: they may be renewed to him."""
+    """Renew so many bytes of credit for a stream that the peer writes: they were consumed."""
 
     stream: StreamId
     amount: int
@@ -105,7 +105,7 @@ class MultistreamEngine(Engine[EventT_co], Protocol[EventT_co]):
         """The next bytes of a stream that the peer writes; with `fin` the last ones."""
 
     def receive_reset(self, stream: StreamId, now: float) -> None:
-        """The peer gave up a stream that he writes."""
+        """The peer gave up a stream that it writes."""
 
     def receive_stopped(self, stream: StreamId, now: float) -> None:
         """The peer wants no more of a stream that we write."""
@@ -114,22 +114,22 @@ class MultistreamEngine(Engine[EventT_co], Protocol[EventT_co]):
         """Take in one datagram."""
 
     def has_output(self, may_open: bool) -> bool:
-        """Is there anything to run or to write, if new streams may be opened or not? Cheap."""
+        """Return True if there is anything to run or to write, if new streams may be opened or not; cheap."""
 
     def control_to_run(self) -> Sequence[StreamControl]:
-        """What the link is to do about its streams, merged since the last call."""
+        """Take out what the link is to do about its streams, merged since the last call."""
 
     def next_stream(self, may_open: bool) -> StreamId | None:
-        """Which stream writes next, in fair order; a new one only if the peer allows one more."""
+        """Return the stream that writes next, in fair order; a new one only if the peer allows one more."""
 
     def stream_to_send(self, stream: StreamId, limit: int) -> tuple[bytes, bool]:
-        """At most `limit` bytes of it, and whether they end it. With a limit of 0 it waits for `stream_writable`."""
+        """Take out at most `limit` bytes, and whether they end the stream; with 0 it waits for `stream_writable`."""
 
     def stream_writable(self, stream: StreamId) -> None:
         """A stream has room again."""
 
     def datagram_to_send(self, limit: int) -> bytes | None:
-        """The next datagram, no larger than `limit`; its number is assigned here."""
+        """Take out the next datagram, no larger than `limit`; its number is assigned here."""
 
 
 @runtime_checkable
@@ -145,7 +145,7 @@ class BoundedParsing(Protocol):
 
     @property
     def unparsed(self) -> int:
-        """Bytes that it has kept because of that; call `receive_bytes(b"", now)` until there are none."""
+        """Bytes that were kept because of that; call `receive_bytes(b"", now)` until there are none."""
 
 
 @runtime_checkable

@@ -10,27 +10,32 @@ if TYPE_CHECKING:
 
 
 QUANTUM = 64 * 1024  # bytes a turn
-FEW = 4  # sources among which nobody should wait for more than a turn
+FEW_SOURCES = 4  # up to so many, none should wait for more than a turn of the others
 
 
 class Source(Protocol):
-    """Something with frames to write. The scheduler owns `deficit` and `scheduled`."""
+    """Something with frames to write. The scheduler alone sets `deficit` and `scheduled`."""
 
     deficit: int
     scheduled: bool
 
     def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
-        """Append frames up to `budget` bytes, none with more than `piece` bytes of payload; give their size.
+        """Append frames up to `budget` bytes, none with more than `piece` bytes of payload; return their size.
 
         0 means that nothing can be written now.
         """
 
     def is_ready(self) -> bool:
-        """Is there more to write?"""
+        """Return True if there is more to write."""
 
 
 class Scheduler:
-    """The line of ready sources."""
+    """Deficit round robin over the sources that have something to write.
+
+    A source's turn is `quantum` bytes; it goes to the back of the line only after it really wrote. One that must
+    write a frame larger than its turn pays for it in later turns, also if it left the line in between. A source alone
+    writes as much as the caller takes, and owes nothing for it.
+    """
 
     __slots__ = ("line", "quantum")
 
@@ -42,7 +47,7 @@ class Scheduler:
         return len(self.line)
 
     def add(self, source: Source) -> None:
-        """The source has something to write; harmless when it is in line already.
+        """Put a source in line that has something to write; harmless when it is in line already.
 
         One that is gone by its turn writes nothing and drops out of the line.
         """
@@ -53,14 +58,15 @@ class Scheduler:
             self.line.append(source)
 
     def pull(self, limit: int, out: list[Buffer]) -> int:
-        """Append about `limit` bytes in fair order; give their number. A few ready sources share one quantum.
+        """Append about `limit` bytes in fair order; return their number.
 
-        With many, whoever comes has to wait for the turns of all of them anyway, so more is taken at once.
+        Up to four ready sources share one quantum, so that a newcomer waits for little. With more of them it waits
+        longer anyway, so more is taken at once.
         """
         line = self.line
         taken = 0
         while line and taken < limit:
-            if 1 < len(line) <= FEW and limit > self.quantum:
+            if 1 < len(line) <= FEW_SOURCES and limit > self.quantum:
                 limit = self.quantum
                 if taken >= limit:
                     break
@@ -95,7 +101,10 @@ class Queued(Protocol):
 
 
 class Outbox:
-    """Shared by an engine, which counts, and whoever asks for room; an object, so that asking costs no call."""
+    """How much is queued and waits for nothing but the transport; the engine counts it, and senders read it.
+
+    It is an object, so that reading costs no call.
+    """
 
     __slots__ = ("used",)
 
@@ -106,9 +115,9 @@ class Outbox:
 ItemT = TypeVar("ItemT")
 
 NO_QUEUE: Final = cast("deque[Any]", ())
-"""Stands for an empty deque: it is false, has no length and no items, and nothing can be put into it by mistake."""
+"""Stands for an empty deque, which would take 760 bytes: it is false and empty, and refuses to be appended to."""
 
 
 def queue_of(queue: deque[ItemT]) -> deque[ItemT]:
-    """The same queue, or a new one for `NO_QUEUE`: `self.queue = queue = queue_of(self.queue)` before an append."""
+    """Return the queue, a new one for `NO_QUEUE`: `self.queue = queue = queue_of(self.queue)` before an append."""
     return queue if queue is not NO_QUEUE else deque()

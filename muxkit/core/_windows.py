@@ -7,12 +7,12 @@ from typing import Generic, TypeVar
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 
 U64_MAX = 2**64 - 1
-BUSY = 1.0  # s; half a window consumed within this: the channel could use a larger one
-IDLE = 4.0  # s; half a window consumed in more than this: the channel has more than it needs
+BUSY_SECONDS = 1.0  # s; a channel that consumes half a window within this could use a larger one
+IDLE_SECONDS = 4.0  # s; a channel that takes longer for half a window has more than it needs
 
 
 class Credit:
-    """Room to send that the peer grants by adding to it."""
+    """Room to send, to which the peer adds by granting (bpmux)."""
 
     __slots__ = ("available",)
 
@@ -92,7 +92,7 @@ class ReceiveBudget:
     Each window has `floor` to itself; what it holds beyond that is `used` of the `total` that all share. A window
     begins with `first` and grows only while its channel is busy: credit that was granted cannot be taken back, so what
     idle channels were given is lost to the busy ones. Windows of up to `first` may use half of `total`, those that have
-    grown share the other half, and whoever finds nothing left has his `floor`.
+    grown share the other half. If the shared pool is empty, a window still gets `floor`.
     """
 
     __slots__ = ("first", "floor", "grown", "total", "used", "windows")
@@ -106,12 +106,12 @@ class ReceiveBudget:
         self.grown = 0  # windows that have grown beyond the first grant
 
     def first_room(self, wanted: int) -> int:
-        """What a new window that wants `wanted` in the end may grant at once."""
+        """Return what a new window that wants `wanted` in the end may grant at once."""
         first = min(wanted, self.first)
         return first if self.used + first - self.floor <= self.total // 2 else min(first, self.floor)
 
     def room(self, wanted: int, outstanding: int) -> int:
-        """How much a window that wants `wanted` in all and has `outstanding` may grant now."""
+        """Return how much a window that wants `wanted` in all and has `outstanding` may grant now."""
         share = max(self.first, self.total // 2 // max(1, self.grown))
         pool = self.total if wanted > self.first else self.total // 2
         left = max(0, pool - self.used) + max(0, self.floor - outstanding)
@@ -124,14 +124,14 @@ class ReceiveBudget:
 
 
 class ReceiveWindow:
-    """What did I allow, and what shall I grant? Grants follow consumption, half a window at a time.
+    """What we have granted the peer on one channel; new grants follow consumption, half a window at a time.
 
     `credit` is what the peer may still send, `held` what arrived and was not consumed. Both together are made of
     three parts: `own`, which the window renews and the budget counts; `lent`, granted beyond it so that one large
     message could be put together; and `by_hand`. What is consumed repays the loans first, then what was granted
     by hand. `unfinished` is what messages that were begun still need. `size` is the largest window to keep open; 0
     means that every grant is made by hand. `target` is the window of now: what was granted first, and it doubles while
-    half of it is consumed within `BUSY`, and halves when that takes longer than `IDLE`.
+    half of it is consumed within `BUSY_SECONDS`, and halves when that takes longer than `IDLE_SECONDS`.
     """
 
     __slots__ = (
@@ -163,19 +163,19 @@ class ReceiveWindow:
 
     @property
     def own(self) -> int:
-        """What the window itself has granted and not seen consumed."""
+        """What the window itself has granted and was not consumed."""
         return self.credit + self.held - self.lent - self.by_hand
 
     def start(self, now: float, first: int | None = None) -> int:
-        """The first grant, `first` if the protocol says how much that is."""
+        """Return the first grant, `first` if the protocol says how much that is."""
         if self.budget is None or not self.renews:
             return 0
         room = self.target = self.budget.first_room(self.size)
         self.renewed_at = now
         if first is not None:
             room = first
-            self.renewed_at -= BUSY  # the rest follows as soon as something is consumed, which says nothing of the pace
-        # Most windows grant the same at first, and nothing else: then they share the number, too.
+            self.renewed_at -= BUSY_SECONDS  # the rest follows with the first bytes consumed
+        # Most windows grant the same at first, and nothing else: then they share one number object.
         self.credit = self.credit + room if self.credit else room
         self.budget.moved(0, room)
         return room
@@ -195,7 +195,7 @@ class ReceiveWindow:
         self.held += amount
 
     def consumed(self, amount: int, now: float) -> tuple[int, int]:
-        """The application took `amount`; gives (what to grant now, what to repay of loans)."""
+        """The application took `amount`; returns (what to grant now, what to repay of loans)."""
         if not 0 <= amount <= self.held:
             raise LocalProtocolError(f"{amount} bytes consumed, {self.held} were there")
         self.held -= amount
@@ -215,7 +215,7 @@ class ReceiveWindow:
         return self._refill(now), repaid
 
     def shortfall(self) -> int:
-        """What begun messages need beyond the credit that is out."""
+        """Return what begun messages need beyond the credit that is out."""
         return max(0, self.unfinished - self.credit)
 
     def lend(self, amount: int) -> None:
@@ -228,7 +228,7 @@ class ReceiveWindow:
         self.renews = False
 
     def retire(self) -> int:
-        """Nothing more will arrive; what is held stays counted until it is consumed. Gives what to repay of loans."""
+        """Nothing more will arrive; what is held stays counted until it is consumed. Returns what to repay of loans."""
         before = self.own
         repaid = max(0, self.lent - self.held)
         self.lent -= repaid
@@ -251,9 +251,9 @@ class ReceiveWindow:
         if room <= 0 or room < own:
             return 0
         took, self.renewed_at = now - self.renewed_at, now
-        if took < BUSY:
+        if took < BUSY_SECONDS:
             self._aim(min(self.size, self.target * 2), self.budget)
-        elif took > IDLE:
+        elif took > IDLE_SECONDS:
             self._aim(max(min(self.target, self.budget.first), self.target // 2), self.budget)
         room = max(0, self.budget.room(self.target, own))
         self.credit += room
@@ -269,8 +269,11 @@ KeyT = TypeVar("KeyT")
 
 
 class Reassembly(Generic[KeyT]):
-    """Loans out of `total`. A borrower that has to wait stands in line; the caller serves the line after each `repay`
-    and each `leave`, for as long as `next_waiting` names somebody whom `serve` can help.
+    """Loans of credit beyond the windows, out of one `total` a connection, for messages that arrive in parts.
+
+    A loan is the whole rest of a message at once: two messages that each held half of a loan would wait for each other
+    for ever. A borrower that has to wait stands in line; after each `repay` and each `leave` the caller serves the line
+    for as long as `next_waiting` returns a borrower that `serve` can help.
     """
 
     __slots__ = ("_waiting", "left", "served", "total")
@@ -278,12 +281,12 @@ class Reassembly(Generic[KeyT]):
     def __init__(self, total: int) -> None:
         self.total = total
         self.left = total
-        self.served = 0  # loans that somebody had to wait for, ever
+        self.served = 0  # loans that had to be waited for, ever
         self._waiting: dict[KeyT, None] = {}
 
     @property
     def waiting(self) -> int:
-        """How many stand in line."""
+        """How many borrowers stand in line."""
         return len(self._waiting)
 
     def waits(self, borrower: KeyT) -> bool:
@@ -301,11 +304,11 @@ class Reassembly(Generic[KeyT]):
         self.left += amount
 
     def next_waiting(self) -> KeyT | None:
-        """Whose turn it is; the caller asks how much he needs by now, and calls `serve` or `leave`."""
+        """Return the first borrower in line; the caller looks up what it needs now, and calls `serve` or `leave`."""
         return next(iter(self._waiting), None)
 
     def serve(self, borrower: KeyT, amount: int) -> bool:
-        """Give the first in line what he needs, if it is there."""
+        """Lend the first in line what it needs; return False if that much is not left."""
         if amount > self.left:
             return False
         self.left -= amount
@@ -330,7 +333,7 @@ class TokenBucket:
         self._at: float | None = None
 
     def has_token(self, now: float) -> bool:
-        """Would `take` succeed?"""
+        """Return True if `take` would succeed."""
         if self._at is None:
             self._at = now
         elif now > self._at:
@@ -339,7 +342,7 @@ class TokenBucket:
         return self.tokens >= 1
 
     def take(self, now: float) -> bool:
-        """One more; False when there were too many."""
+        """Take one token; return False if there is none."""
         if not self.has_token(now):
             return False
         self.tokens -= 1

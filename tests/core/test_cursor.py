@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit._errors import LocalProtocolError, MuxError, RemoteProtocolError
-from muxkit.core._cursor import Cursor, NeedMore, Pieces, encode_varint, encode_varu64
+from muxkit.core._numbers import Cursor, NeedMore, Pieces, encode_varint, encode_varu64
 
 BOUNDARIES = [
     0,

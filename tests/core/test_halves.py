@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from muxkit._errors import LocalProtocolError
-from muxkit.core._halves import RECEIVING, SENDING, Receiving, Sending, Step, advance, draw
+from muxkit.core._channels import RECEIVING, SENDING, Receiving, Sending, Step, advance, draw
 
 # The drawings of the architecture, written out once more by hand.
 SENDING_WAYS = """

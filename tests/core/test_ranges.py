@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core._ranges import Ranges, serial_add, serial_distance, serial_less
+from muxkit.core._numbers import Ranges, serial_add, serial_distance, serial_less
 
 BOUNDARIES = [0, 1, 2**7 - 1, 2**7, 2**7 + 1, 2**32 - 1, 2**32, 2**32 + 1, 2**63 - 1, 2**63, 2**63 + 1]
 BOUNDARIES += [2**64 - 1, 2**64]

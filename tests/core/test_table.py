@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.core._table import Census, ChannelTable, Ids
+from muxkit.core._channels import Census, ChannelTable, Ids
 
 U64_MAX = 2**64 - 1
 NONE: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Windows: what may be sent, what was allowed, what is granted next. The unit is nobody's business here."""
+"""Windows: what may be sent, what was allowed, what is granted next. The unit is the caller's."""
 
 from __future__ import annotations
 
@@ -397,7 +397,7 @@ def test_a_window_that_is_gone_leaves_its_share_to_the_others() -> None:
 
 
 class Windows(RuleBasedStateMachine):
-    """Three windows on one budget and a peer who uses what he gets."""
+    """Three windows on one budget and a peer that uses what it gets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -445,7 +445,7 @@ class Windows(RuleBasedStateMachine):
     @precondition(lambda self: self.budget.windows)
     @rule()
     def somebody_can_always_go_on(self) -> None:
-        """Consumed to the end, an automatic window has credit: nobody starves."""
+        """Consumed to the end, an automatic window has credit: no channel starves."""
         for n, window in enumerate(self.windows[:2]):
             self.consume(n, window.held)
             assert window.credit > 0

@@ -1,21 +1,25 @@
-"""A pump at work on an engine that does next to nothing, and links whose every step a test can see."""
+"""Engines and links in memory for the pumps, and what a test sees of a pump that runs."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections import deque
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import trio
 import trio.testing
 
-from muxkit.runtime import StreamPump
+from muxkit.core import Consumed, Lent, Reset, Stop, StreamControl
+from muxkit.runtime import Arrival, MultistreamLink, MultistreamPump, StreamPump
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable
 
     from muxkit.core import Buffer
+
 
 Link = trio.abc.Stream
 
@@ -170,3 +174,229 @@ class Slow(trio.abc.Stream):
     async def aclose(self) -> None:
         self.was_closed = True
         await trio.lowlevel.checkpoint()
+
+
+class Streams:
+    """An engine that sends what is queued for its streams, and gives what came as events."""
+
+    def __init__(self) -> None:
+        self.queues: dict[int, deque[bytes]] = {}
+        self.finished: set[int] = set()
+        self.parked: set[int] = set()
+        self.turns: deque[int] = deque()
+        self.datagrams: deque[bytes] = deque()
+        self.control: list[StreamControl] = []
+        self.pending: list[object] = []
+        self.deadline: float | None = None
+        self.rtt = 0.0
+        self.frames = 0
+        self.wanted = 0  # bytes of the frame that is under way
+        self.on_receive: Callable[[], None] = lambda: None
+        self.pulled = 0
+
+    def queue(self, stream: int, data: bytes, *, last: bool = False) -> None:
+        self.queues.setdefault(stream, deque()).append(data)
+        if last:
+            self.finished.add(stream)
+        if stream not in self.turns and stream not in self.parked:
+            self.turns.append(stream)
+
+    def receive_stream(self, stream: int, data: bytes, fin: bool, now: float) -> None:
+        self.frames += len(data)
+        self.pending.append((stream, data, fin))
+        self.on_receive()
+
+    def missing(self, stream: int) -> int:
+        return self.wanted
+
+    def receive_reset(self, stream: int, now: float) -> None:
+        self.pending.append(("reset", stream))
+
+    def receive_stopped(self, stream: int, now: float) -> None:
+        self.pending.append(("stopped", stream))
+
+    def receive_datagram(self, data: bytes, now: float) -> None:
+        self.pending.append(data)
+
+    def receive_closed(self, now: float, *, clean: bool = True) -> None:
+        self.pending.append("closed")
+
+    def set_rtt(self, seconds: float) -> None:
+        self.rtt = seconds
+
+    def events(self) -> Sequence[object]:
+        events, self.pending = self.pending, []
+        return events
+
+    def next_deadline(self) -> float | None:
+        return self.deadline
+
+    def handle_deadline(self, now: float) -> None:
+        self.deadline = None
+        self.pending.append(("time", now))
+
+    def has_output(self, may_open: bool) -> bool:
+        return bool(self.control or self.datagrams or self.turns)
+
+    def control_to_run(self) -> Sequence[StreamControl]:
+        control, self.control = self.control, []
+        return control
+
+    def next_stream(self, may_open: bool) -> int | None:
+        return self.turns[0] if self.turns else None
+
+    def stream_to_send(self, stream: int, limit: int) -> tuple[bytes, bool]:
+        self.turns.remove(stream)
+        if limit <= 0:
+            self.parked.add(stream)
+            return b"", False
+        queue = self.queues[stream]
+        data = b"".join(queue)
+        part, rest = data[:limit], data[limit:]
+        queue.clear()
+        if rest:
+            queue.append(rest)
+            self.turns.append(stream)
+        self.pulled += len(part)
+        return part, not rest and stream in self.finished
+
+    def stream_writable(self, stream: int) -> None:
+        self.parked.discard(stream)
+        if self.queues.get(stream):
+            self.turns.append(stream)
+
+    def datagram_to_send(self, limit: int) -> bytes | None:
+        return self.datagrams.popleft() if self.datagrams else None
+
+
+class SteppedLink(MultistreamLink):
+    """A link whose every step a test can see and decide."""
+
+    def __init__(self) -> None:
+        self.rooms: dict[int, int] = {}
+        self.written: list[tuple[int, bytes, bool]] = []
+        self.wanted: list[int] = []
+        self.done: list[object] = []
+        self.opened: list[int] = []
+        self.datagrams: list[bytes] = []
+        self.datagram_room = 100
+        self.closings: list[str] = []
+        self.was_closed = False
+        self.delivered = trio.Event()
+        self.to_receive, self._incoming = trio.open_memory_channel[Sequence[Arrival]](1000)
+        self.to_grant, self._granted = trio.open_memory_channel[Sequence[int]](1000)
+
+    @property
+    def role(self) -> Literal["client", "server"]:
+        return "client"
+
+    @property
+    def peer(self) -> str:
+        return "toy"
+
+    @property
+    def round_trip(self) -> float | None:
+        return 0.25
+
+    async def receive(self) -> Sequence[Arrival]:
+        try:
+            return await self._incoming.receive()
+        except trio.EndOfChannel as error:
+            raise trio.BrokenResourceError("no answer") from error
+
+    def may_open(self) -> bool:
+        return True
+
+    def open(self) -> int:
+        self.opened.append(2 + 4 * len(self.opened))
+        return self.opened[-1]
+
+    def room(self, stream: int) -> int:
+        room = self.rooms.get(stream, 1_000_000)
+        if not room:
+            self.wanted.append(stream)
+        return room
+
+    def write(self, stream: int, data: bytes, is_last: bool) -> None:
+        self.rooms[stream] = self.rooms.get(stream, 1_000_000) - len(data)
+        assert self.rooms[stream] >= 0
+        self.written.append((stream, data, is_last))
+
+    async def wait_writable(self) -> Sequence[int]:
+        streams = await self._granted.receive()
+        for stream in streams:
+            self.rooms[stream] = 1_000_000
+        return streams
+
+    def reset(self, stream: int) -> None:
+        self.done.append(Reset(stream))
+
+    def stop(self, stream: int) -> None:
+        self.done.append(Stop(stream))
+
+    def consumed(self, stream: int, amount: int) -> None:
+        self.done.append(Consumed(stream, amount))
+
+    def lend(self, stream: int, amount: int) -> None:
+        self.done.append(Lent(stream, amount))
+
+    @property
+    def datagram_limit(self) -> int:
+        return 1000
+
+    def may_send_datagram(self) -> bool:
+        return len(self.datagrams) < self.datagram_room
+
+    def send_datagram(self, data: bytes) -> bool:
+        self.datagrams.append(data)
+        return True
+
+    async def wait_delivered(self) -> None:
+        await self.delivered.wait()
+
+    def close(self, *, error: str = "") -> None:
+        self.closings.append(error)
+
+    async def aclose(self) -> None:
+        self.was_closed = True
+        await trio.lowlevel.checkpoint()
+
+
+class RunningMultistream:
+    """A pump at work, and what it told."""
+
+    def __init__(self) -> None:
+        self.link = SteppedLink()
+        self.engine = Streams()
+        self.got: list[object] = []
+        self.written = 0
+        self.losses = 0
+        self.queued = 0
+        self.pump: MultistreamPump[object] = MultistreamPump(
+            self.link,
+            self.engine,
+            on_events=self.got.extend,
+            on_written=self._count_write,
+            on_lost=self._count_loss,
+            queued=lambda: self.queued,
+        )
+
+    def of_streams(self) -> list[tuple[int, bytes, bool]]:
+        """What came, if it was data of streams only."""
+        return [cast("tuple[int, bytes, bool]", event) for event in self.got]
+
+    def _count_write(self) -> None:
+        self.written += 1
+
+    def _count_loss(self) -> None:
+        self.losses += 1
+
+
+@asynccontextmanager
+async def running_multistream() -> AsyncIterator[RunningMultistream]:
+    async with trio.open_nursery() as nursery:
+        run = RunningMultistream()
+        nursery.start_soon(run.pump.run)
+        await trio.testing.wait_all_tasks_blocked()
+        yield run
+        nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""Does each session have one connection at most, and are the absent ones kept within their bounds?"""
+"""Each session has one connection at most, and absent ones are kept within their bounds."""
 
 from __future__ import annotations
 

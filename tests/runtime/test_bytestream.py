@@ -1,4 +1,4 @@
-"""Is a pair of halves a byte stream as Trio means it?"""
+"""A pair of halves is a byte stream by Trio's definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does nobody sleep while there is room for what he sends, and does nobody overtake within a half?"""
+"""No sender sleeps while there is room for its message, and none overtakes another on the same half."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_a_stopped_sender_gives_back_the_room_that_was_kept_for_it() -> No
         await at_rest()
         outbox.drain()  # `one` is woken, `other` would not fit beside it
         one.stopped(stopped)
-        await at_rest()  # nothing is written any more, so nobody else would wake `other`
+        await at_rest()  # nothing is written any more, so nothing else would wake `other`
         assert other.sent == [bytes(80)]
         nursery.cancel_scope.cancel()
 
@@ -160,7 +160,7 @@ async def test_who_waits_for_his_window_does_not_hold_up_the_line_for_room() -> 
         for send in (give_up, partial(one.send, bytes(50)), partial(other.send, bytes(30))):
             nursery.start_soon(send)
             await at_rest()
-        scope.cancel()  # behind him is a message that the window has no room for
+        scope.cancel()  # behind it is a message that the window has no room for
         await at_rest()
         outbox.drain(40)
         await at_rest()
@@ -300,7 +300,7 @@ class Model:
             dice.choice((lambda: half.lost(lost), lambda: half.stopped(stopped), half.close, half.abort))()
 
     def check(self) -> None:
-        """Nobody sleeps while there is his share of room, unless one who came before him has too large a one for it."""
+        """No sender sleeps while its reservation fits, unless an earlier message is too large for what is free."""
         heads = [(half, self.size[next(iter(line))] + 4) for half, line in self.waiting.items() if line]
         used = self.outbox.used
         open_ = [(half, size) for half, size in heads if half.admits(size)]
@@ -311,7 +311,7 @@ class Model:
     def check_the_end(self) -> None:
         pushed = [[int.from_bytes(message[:4], "big") for message in half.sent] for half in self.halves]
         for numbers in pushed:
-            assert numbers == sorted(numbers), "somebody overtook within a half"
+            assert numbers == sorted(numbers), "a sender overtook within a half"
         assert {number for numbers in pushed for number in numbers} == self.returned
 
 
@@ -335,7 +335,7 @@ async def test_random_windows_grants_drains_cancellations_and_losses(seed: int) 
                 model.outbox.drain()
                 await at_rest()
                 model.check()
-            assert not any(model.waiting.values()), "somebody sleeps for ever"
+            assert not any(model.waiting.values()), "a sender sleeps for ever"
         model.check_the_end()
 
 

@@ -1,4 +1,4 @@
-"""Does a mailbox give back what was put into it, in little memory?"""
+"""A mailbox returns what was put into it, in little memory."""
 
 from __future__ import annotations
 

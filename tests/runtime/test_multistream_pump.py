@@ -1,4 +1,4 @@
-"""Does the pump for streams side by side take no more than the link has room for, and wait for nobody?"""
+"""The pump for streams side by side takes no more than the link has room for, and waits for no stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from muxkit import LinkLost, RemoteProtocolError
 from muxkit.core import Consumed, Lent, Reset, Stop
 from muxkit.runtime import Datagram, StreamData, StreamReset, StreamStopped
 
-from ._multistream import Running, running
+from ._pumps import RunningMultistream as Running
+from ._pumps import running_multistream as running
 
 if TYPE_CHECKING:
     from trio.testing import MockClock

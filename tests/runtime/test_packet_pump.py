@@ -1,4 +1,4 @@
-"""Does the packet pump move bursts, wait for nobody it need not, and survive what one packet may run into?"""
+"""The packet pump moves bursts, never waits without need, and survives what may happen to one packet."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Does a receiver that reads in the reader's place have its message, and lose nothing for anybody?"""
+"""A receiver that reads in the reader's place gets its message, loses none of another's, and leaves errors alone."""
 
 from __future__ import annotations
 
 import random
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -14,11 +15,15 @@ import muxkit
 from muxkit import LinkLost
 from muxkit.protocols import bpmux
 from muxkit.testing import replay, weather_pair
-from muxkit_adapters import tcp
+from muxkit_adapters import memory, tcp
 
-from ._halves import at_rest
-from ._pumps import Letters, Lines
-from ._tables import TRIES, Receiver, Table, table
+from ._halves import PlainReceive, at_rest
+from ._pumps import Letters, Lines, Running
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from muxkit.runtime import Reading
 
 
 async def _into(got: list[bytes], receiver: Receiver) -> None:
@@ -45,7 +50,7 @@ async def test_who_has_his_message_gives_the_place_back() -> None:
         await laid.there.send_all(b"a1")
         await at_rest()
         assert got == [b"a1"]
-        await laid.there.send_all(b"b1")  # nobody waits for a any more
+        await laid.there.send_all(b"b1")  # no task waits for a any more
         await _into(got, laid.b)
     assert got == [b"a1", b"b1"]
 
@@ -63,7 +68,7 @@ async def test_a_guest_serves_the_others_while_he_waits() -> None:
     assert got == [b"b1", b"a1", b"a2"]
 
 
-@pytest.mark.parametrize("letter", [b"a", b"b"], ids=["for himself", "for somebody else"])
+@pytest.mark.parametrize("letter", [b"a", b"b"], ids=["for itself", "for another"])
 async def test_a_deadline_that_comes_nearer_by_what_a_guest_reads_is_kept(
     letter: bytes, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -96,7 +101,7 @@ async def test_a_deadline_is_kept_that_a_guest_brought_who_was_gone_before_the_r
 ) -> None:
     engine = Lines()
     async with table(engine) as laid:
-        for time in range(TRIES // 4):  # who has his turn before whom is up to Trio's dice
+        for time in range(TRIES // 4):  # Trio shuffles which task runs first
             events: list[bytes] = []
 
             def react(event: bytes, events: list[bytes] = events) -> None:
@@ -137,7 +142,7 @@ async def test_a_cancelled_guest_leaves_the_place_to_the_reader() -> None:
         assert scope.cancelled_caught
         await laid.there.send_all(b"b1")
         await _into(got, laid.b)
-        await laid.there.send_all(b"a1")  # and he can come again
+        await laid.there.send_all(b"a1")  # and it can come again
         await _into(got, laid.a)
     assert got == [b"b1", b"a1"]
 
@@ -342,3 +347,143 @@ async def test_a_second_receiver_of_the_same_half_waits_behind_the_first(
             await trio.sleep(0.05)
     assert sorted(map(int, got[0] + got[1])) == list(range(40))
     assert got[0] == sorted(got[0], key=int)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_what_fails_before_the_reader_stood_back_comes_out_of_the_pump(seed: int) -> None:
+    async def guest(laid: Table) -> None:
+        assert await laid.a.receive() == b"a1"
+        laid.there.send_nowait([b"b"])  # there already when it waits again
+        with suppress(ZeroDivisionError, LinkLost):
+            await laid.a.receive()
+
+    def fail(event: bytes) -> None:
+        if event == b"b":
+            raise ZeroDivisionError
+        laid.deliver(event)
+
+    with replay(seed), pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery, table() as laid:
+            laid.run.on_lost = laid.lose
+            await laid.seat(nursery, partial(guest, laid))
+            laid.run.on_event = fail
+            await laid.there.send_all(b"a1")
+            await at_rest()
+            assert laid.run.losses == 1  # at once, not when the block is left
+
+
+async def test_what_fails_while_a_guest_loses_the_connection_comes_out_of_the_pump() -> None:
+    async def guest(laid: Table) -> None:
+        with suppress(ZeroDivisionError):
+            await laid.a.receive()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery, table() as laid:
+            laid.run.on_lost = fail
+            await laid.seat(nursery, partial(guest, laid))
+            await laid.there.aclose()
+            await at_rest()
+
+
+@pytest.mark.parametrize(("failure", "told"), [(ZeroDivisionError, LinkLost), (KeyboardInterrupt, KeyboardInterrupt)])
+async def test_what_fails_half_way_through_what_came_ends_the_connection(
+    failure: type[BaseException], told: type[BaseException]
+) -> None:
+    """What follows it in the same read would be missing without a sign."""
+
+    async def guest(laid: Table) -> None:
+        with pytest.raises(told):
+            await laid.a.receive()
+
+    def fail(event: bytes) -> None:
+        raise failure
+
+    with pytest.RaisesGroup(failure, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery, table() as laid:
+            laid.run.on_lost = laid.lose
+            await laid.seat(nursery, partial(guest, laid))
+            laid.run.on_event = fail
+            await laid.there.send_all(b"b1")
+            await at_rest()
+            assert laid.run.losses == 1
+
+
+TRIES = 200  # Trio shuffles whether the reader or the receiver runs first
+
+
+class Witnessed(memory.MemoryStream):
+    """Knows which task read last."""
+
+    last_reader: trio.lowlevel.Task | None = None
+
+    def receive_nowait(self, max_bytes: int) -> bytes | None:
+        data = super().receive_nowait(max_bytes)
+        if data is not None:
+            self.last_reader = trio.lowlevel.current_task()
+        return data
+
+
+class Receiver(PlainReceive):
+    def __init__(self, run: Running) -> None:
+        super().__init__()
+        self._run = run
+
+    def _reading(self) -> Reading:
+        return self._run.pump.reading
+
+
+class Table:
+    """A pump whose messages go to receivers by their first letter."""
+
+    def __init__(self, run: Running, here: Witnessed, there: memory.MemoryStream) -> None:
+        self.run = run
+        self.here = here
+        self.there = there
+        self.receivers = {letter: Receiver(run) for letter in b"ab"}
+        self.a, self.b = self.receivers.values()
+        run.on_event = self.deliver
+
+    def deliver(self, event: bytes) -> None:
+        if event[0] in self.receivers:
+            self.receivers[event[0]].deliver(event)
+
+    def lose(self) -> None:
+        for receiver in self.receivers.values():
+            receiver.ended(self.run.pump.loss)
+
+    async def seat(self, nursery: trio.Nursery, then: Callable[[], Awaitable[object]]) -> None:
+        """Run `then` in a task that reads for all as soon as it waits for a message."""
+        is_seated = False
+
+        async def receive() -> None:
+            nonlocal is_seated
+            for _ in range(TRIES):
+                await self.a.receive()
+                is_seated = self.here.last_reader is trio.lowlevel.current_task()
+                if is_seated:
+                    break
+            await then()  # the place is still free: no other task ran since
+
+        nursery.start_soon(receive)
+        for _ in range(TRIES):
+            await at_rest()
+            if is_seated:
+                return
+            await self.there.send_all(b"a")
+        raise AssertionError("the reader never gave its place up")
+
+
+@asynccontextmanager
+async def table(engine: Lines | None = None) -> AsyncIterator[Table]:
+    here, there = memory.pair()
+    here.__class__ = Witnessed
+    assert isinstance(here, Witnessed)
+    run = Running(here, engine or Lines())
+    laid = Table(run, here, there)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run.pump.run)
+        yield laid
+        nursery.cancel_scope.cancel()

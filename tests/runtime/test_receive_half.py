@@ -1,4 +1,4 @@
-"""Does a receiving half lose nothing, whoever is cancelled, and end when it should?"""
+"""A receiving half loses nothing when tasks are cancelled, and ends when it should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does work go on over one connection after another, with the pauses that it should have?"""
+"""Work goes on over one connection after another, with the pauses that the policy asks for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.requirement("R-51")
 
-REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "nobody is there")
+REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "no server is there")
 
 
 @attrs.define
@@ -318,7 +318,7 @@ async def test_it_can_be_cancelled_at_any_time(when: str, autojump_clock: MockCl
 
 async def test_it_gives_up_by_the_callers_deadline_and_says_what_was_wrong(autojump_clock: MockClock) -> None:
     network, outage = Network(refuses=10**6), Outage()
-    with pytest.raises(trio.TooSlowError, match=r"not within 60 s.*nobody is there") as caught:
+    with pytest.raises(trio.TooSlowError, match=r"not within 60 s.*no server is there") as caught:
         with outage.fail_after(60):
             await redial(network.dial, done, outage=outage)
     assert caught.value.__cause__ is REFUSED

@@ -1,4 +1,4 @@
-"""Does a block with background tasks raise what it raised, and nothing else?"""
+"""A block with background tasks raises its own error, and nothing else."""
 
 from __future__ import annotations
 

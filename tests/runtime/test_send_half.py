@@ -1,4 +1,4 @@
-"""Does a sending half keep its promises: atomic, in order, fair to others, and over when it is over?"""
+"""A sending half sends atomically, in order, fairly, and ends in one way."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ from muxkit.runtime import DatagramPump, StreamData
 from muxkit.runtime.pumps.turns import LONG_PASS, NEW, TURN_LEAST, TURN_MOST, Turns, share_turns
 from muxkit_adapters import memory
 
-from ._multistream import running as running_multistream
-from ._pumps import Letters
+from ._pumps import Letters, running_multistream
 from ._pumps import running as running_stream
 from .test_packet_pump import Bursty, Parcels
 

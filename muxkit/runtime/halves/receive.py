@@ -180,7 +180,7 @@ class Inbox(ABC, Generic[ItemT]):
         if self.state is not Receiving.OPEN:
             await trio.lowlevel.cancel_shielded_checkpoint()  # a loop around this call must let other tasks run
             raise self._error()
-        waiter = _Waiter[ItemT]()
+        waiter: _Waiter[ItemT] = _Waiter()  # calling the subscripted class would cost 1 µs
         if self._waiters is NO_WAITERS:
             self._waiters = []
         self._waiters.append(waiter)

@@ -1,4 +1,4 @@
-"""Are greetings read within their bounds, and does the stream go on where they end?"""
+"""Handshakes are read within their bounds, and the stream goes on where they end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.requirement("R-13")
 
 @attrs.define
 class Line:
-    """A greeting that is a line; `!` in it is wrong, and each `?` is answered."""
+    """A handshake that is a line; `!` in it is wrong, and each `?` is answered."""
 
     data: bytes = b""
     owed: bytes = b""
@@ -49,7 +49,7 @@ class Line:
         return self.data
 
 
-async def test_a_greeting_is_read_and_what_is_left_over_comes_first() -> None:
+async def test_a_handshake_is_read_and_what_is_left_over_comes_first() -> None:
     ours, theirs = memory.pair()
     await theirs.send_all(b"hello\nand")
     learnt, stream = await HandshakeQueue().read_handshake(ours, Line())
@@ -62,7 +62,7 @@ async def test_a_greeting_is_read_and_what_is_left_over_comes_first() -> None:
     )
 
 
-async def test_a_greeting_may_come_byte_by_byte(autojump_clock: MockClock) -> None:
+async def test_a_handshake_may_come_byte_by_byte(autojump_clock: MockClock) -> None:
     ours, theirs = memory.pair()
 
     async def dribble() -> None:
@@ -77,7 +77,7 @@ async def test_a_greeting_may_come_byte_by_byte(autojump_clock: MockClock) -> No
         assert stream is ours  # nothing was read too far
 
 
-async def test_a_greeting_may_need_answers() -> None:
+async def test_a_handshake_may_need_answers() -> None:
     ours, theirs = memory.pair()
     async with trio.open_nursery() as nursery:
 
@@ -99,7 +99,7 @@ async def test_what_the_engine_refuses_can_be_answered() -> None:
     assert await theirs.receive_some() == b"not so loud"
 
 
-async def test_a_greeting_has_so_many_bytes_and_no_more() -> None:
+async def test_a_handshake_has_so_many_bytes_and_no_more() -> None:
     ours, theirs = memory.pair()
     await theirs.send_all(bytes(2000))
     with pytest.raises(RemoteProtocolError, match="1024 bytes came and the handshake is not complete"):
@@ -107,7 +107,7 @@ async def test_a_greeting_has_so_many_bytes_and_no_more() -> None:
     assert len(await ours.receive_some()) == 2000 - 1024
 
 
-async def test_a_greeting_of_just_so_many_bytes_is_complete() -> None:
+async def test_a_handshake_of_just_so_many_bytes_is_complete() -> None:
     ours, theirs = memory.pair()
     await theirs.send_all(bytes(1023) + b"\n" + b"rest")
     learnt, stream = await HandshakeQueue(most=1024).read_handshake(ours, Line())
@@ -115,7 +115,7 @@ async def test_a_greeting_of_just_so_many_bytes_is_complete() -> None:
     assert await stream.receive_some() == b"rest"
 
 
-async def test_a_greeting_has_so_much_time_and_no_more(autojump_clock: MockClock) -> None:
+async def test_a_handshake_has_so_much_time_and_no_more(autojump_clock: MockClock) -> None:
     ours, theirs = memory.pair()
 
     async def dribble() -> None:
@@ -162,11 +162,11 @@ async def test_a_connection_that_breaks_is_lost() -> None:
 
 
 async def test_the_oldest_goes_when_there_are_too_many(autojump_clock: MockClock) -> None:
-    lobby, lost, errors = HandshakeQueue(Limits(half_open=3)), list[int](), list[LinkLost]()
+    queue, lost, errors = HandshakeQueue(Limits(half_open=3)), list[int](), list[LinkLost]()
 
     async def greet(number: int, stream: trio.abc.Stream) -> None:
         try:
-            await lobby.read_handshake(stream, Line())
+            await queue.read_handshake(stream, Line())
         except LinkLost as error:
             errors.append(error)
             lost.append(number)
@@ -178,19 +178,19 @@ async def test_the_oldest_goes_when_there_are_too_many(autojump_clock: MockClock
             peers.append(theirs)
             nursery.start_soon(greet, number, ours)
             await trio.testing.wait_all_tasks_blocked()
-        assert (lost, len(lobby), lobby.dropped) == ([0, 1], 3, 2)
+        assert (lost, len(queue), queue.dropped) == ([0, 1], 3, 2)
         for theirs in peers[2:]:
             await theirs.send_all(b"\n")
-    assert (lost, len(lobby)) == ([0, 1], 0)
+    assert (lost, len(queue)) == ([0, 1], 0)
     assert all(error.by == "local" and "half_open=3" in str(error) for error in errors)
 
 
-async def test_a_cancelled_greeting_leaves_the_lobby(autojump_clock: MockClock) -> None:
-    lobby = HandshakeQueue()
+async def test_a_cancelled_handshake_leaves_the_queue(autojump_clock: MockClock) -> None:
+    queue = HandshakeQueue()
     with trio.move_on_after(1) as scope:
-        await lobby.read_handshake(memory.pair()[0], Line())
+        await queue.read_handshake(memory.pair()[0], Line())
     assert scope.cancelled_caught
-    assert len(lobby) == 0
+    assert len(queue) == 0
 
 
 # ---------------------------------------------------------------------------- over real sockets
@@ -200,14 +200,14 @@ GOOD = 20
 
 
 async def test_a_good_client_is_quickly_served_while_a_thousand_dribble() -> None:
-    lobby = HandshakeQueue(Limits(handshake=1000.0))  # so nobody has to leave before it is his turn
+    queue = HandshakeQueue(Limits(handshake=1000.0))  # so none is dropped by time
 
     async def handle(stream: trio.abc.Stream) -> None:
-        learnt, link = await lobby.read_handshake(stream, Line())
+        learnt, link = await queue.read_handshake(stream, Line())
         await link.send_all(b"welcome " + learnt)
 
     async def dribble(number: int, address: tuple[str, int], connected: trio.Semaphore) -> None:
-        """A byte, and then one a second; whoever is dropped comes again after a while, and they not all at once."""
+        """A byte, and then one a second; a dropped peer comes again after a while, at a time of its own."""
         while True:
             async with tcp.connect(*address) as stream:
                 connected.release()
@@ -235,22 +235,22 @@ async def test_a_good_client_is_quickly_served_while_a_thousand_dribble() -> Non
                     await stream.send_all(b"friend\n")
                     assert await stream.receive_some() == b"welcome friend"
             waits.append(time.process_time() - start)
-        assert len(lobby) <= 100
+        assert len(queue) <= 100
         nursery.cancel_scope.cancel()
     assert sorted(waits)[GOOD // 2] < 0.1  # the slowest may have waited for the other half of this process
 
 
-async def test_a_connection_in_its_greeting_costs_less_than_eight_kibibytes(autojump_clock: MockClock) -> None:
-    lobby, count = HandshakeQueue(Limits(half_open=1000)), 500
+async def test_a_connection_in_its_handshake_costs_less_than_eight_kibibytes(autojump_clock: MockClock) -> None:
+    queue, count = HandshakeQueue(Limits(half_open=1000)), 500
     pairs = [memory.pair() for _ in range(count)]
     async with trio.open_nursery() as nursery:
         tracemalloc.start()
         try:
             for ours, theirs in pairs:
                 await theirs.send_all(b"hel")
-                nursery.start_soon(lobby.read_handshake, ours, Line())
+                nursery.start_soon(queue.read_handshake, ours, Line())
             await trio.testing.wait_all_tasks_blocked()
-            assert len(lobby) == count
+            assert len(queue) == count
             assert tracemalloc.get_traced_memory()[0] / count < 8 * 1024
         finally:
             tracemalloc.stop()

@@ -1,10 +1,15 @@
-"""Which value stands here? A position in received bytes, the numbers there, and how much is missing."""
+"""Numbers: reading and writing them in bytes, ranges of them that merge, and sequence numbers that wrap around."""
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Final, Literal
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 U64_MAX: Final = 2**64 - 1
 
@@ -21,7 +26,7 @@ _COALESCE: Final = 1024  # bytes; from this size on the object around a piece co
 class NeedMore(Exception):
     """The input ends inside a value; with fewer than `missing` more bytes another try is in vain.
 
-    It is no error, so it is no `MuxError`. Each raise makes its own: one object raised again and again would
+    It is no error, so it is no `MuxError`. Each raise makes a new one: an object that is raised again and again would
     collect the traceback, and with it the frames, of every place that it passed.
     """
 
@@ -31,7 +36,7 @@ class NeedMore(Exception):
 
 
 class Cursor:
-    """A position over bytes that are there already; each read moves behind what it gave.
+    """A position over bytes that are there already; each read moves behind what it returned.
 
     A read that raises leaves the position where it was. To go back further, to the start of a frame that is
     not complete, set `position`.
@@ -46,7 +51,7 @@ class Cursor:
 
     @property
     def remaining(self) -> int:
-        """How many bytes lie ahead."""
+        """How many bytes are left to read."""
         return self._size - self.position
 
     def byte(self) -> int:
@@ -57,7 +62,7 @@ class Cursor:
         return self.data[position]
 
     def exact(self, size: int) -> bytes:
-        """The next `size` bytes, copied once."""
+        """Read the next `size` bytes, copied once."""
         position = self.position
         end = position + size
         if not position <= end <= self._size:
@@ -68,11 +73,11 @@ class Cursor:
         return self.data[position:end]
 
     def uint(self, size: int, order: Literal["big", "little"]) -> int:
-        """An unsigned integer of `size` bytes; of none it is 0."""
+        """Read an unsigned integer of `size` bytes; of none it is 0."""
         return int.from_bytes(self.exact(size), order)
 
     def varu64(self, rule: str | None = None) -> int:
-        """A VarU64, in the only form that its number has; `rule` is the clause to cite for another form."""
+        """Read a VarU64, in the only form that its number has; `rule` is the clause to cite for another form."""
         position = self.position
         if position >= self._size:
             raise NeedMore(1)
@@ -93,7 +98,7 @@ class Cursor:
         return number
 
     def varint(self, max_bytes: int = 10, rule: str | None = None) -> int:
-        """An LEB128 varint of at most 64 bits; longer forms of a number are as good as its shortest.
+        """Read an LEB128 varint of at most 64 bits; longer forms of a number are as good as its shortest.
 
         `rule` is the clause to cite when it has more than `max_bytes` bytes or more than 64 bits.
         """
@@ -123,7 +128,7 @@ class Cursor:
 
 
 def encode_varu64(number: int) -> bytes:
-    """VarU64 as `Cursor.varu64` reads it, 1 to 9 bytes."""
+    """Write a VarU64 as `Cursor.varu64` reads it, 1 to 9 bytes."""
     if 0 <= number < _VARU64_DIRECT:
         return _ONE_BYTE[number]
     if 0 <= number < 1 << 8:
@@ -138,7 +143,7 @@ def encode_varu64(number: int) -> bytes:
 
 
 def encode_varint(number: int) -> bytes:
-    """LEB128 in its shortest form, 1 to 10 bytes."""
+    """Write LEB128 in its shortest form, 1 to 10 bytes."""
     if 0 <= number < 0x80:
         return _ONE_BYTE[number]
     _check_u64(number)
@@ -157,9 +162,9 @@ def _check_u64(number: int) -> None:
 
 
 class Pieces:
-    """Bytes that arrive in bits and are wanted as one.
+    """Bytes that arrive in pieces and are wanted as one.
 
-    Small bits grow together as they come, so that a peer who sends single bytes costs their number, not an
+    Small pieces are appended to one buffer, so that a peer that sends single bytes costs their number, not an
     object for each; large ones are kept as they are and copied only by `join`.
     """
 
@@ -181,7 +186,7 @@ class Pieces:
         self._pieces.append(data)
 
     def join(self) -> bytes:
-        """Everything since the last call, as one; what was held is let go."""
+        """Return everything since the last call as one, and keep nothing."""
         if self._tail:
             self._pieces.append(self._tail)
             self._tail = bytearray()
@@ -189,3 +194,98 @@ class Pieces:
         self._pieces.clear()
         self.size = 0
         return joined
+
+
+class Ranges:
+    """A set of numbers as sorted, disjoint, inclusive ranges that never touch each other.
+
+    Finding costs O(log ranges), and no call costs more for longer ranges. At most `most` ranges are kept: a
+    peer that leaves more holes than that gets a `RemoteProtocolError` that names `limit`, the field of
+    `muxkit.Limits` which `most` was taken from.
+    """
+
+    __slots__ = ("_firsts", "_lasts", "_limit", "_most")
+
+    def __init__(self, most: int, limit: str | None = None) -> None:
+        self._most = most
+        self._limit = limit
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+
+    def __len__(self) -> int:
+        """Return how many ranges there are; not how many numbers."""
+        return len(self._firsts)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Iterate over the first and last number of each range, in rising order."""
+        return zip(self._firsts, self._lasts, strict=True)
+
+    def __contains__(self, number: int) -> bool:
+        index = bisect_left(self._lasts, number)
+        return index < len(self._firsts) and self._firsts[index] <= number
+
+    @property
+    def highest(self) -> int | None:
+        return self._lasts[-1] if self._lasts else None
+
+    def add(self, number: int) -> bool:
+        """Add one number; return True if it was new."""
+        return self.add_range(number, number) == 1
+
+    def add_range(self, first: int, last: int) -> int:
+        """Add `first` to `last`, both included; return how many of them were new."""
+        if first > last:
+            raise LocalProtocolError(f"{first} … {last} is no range")
+        # All ranges that overlap or touch the new one lie in [begin, end): they become one with it. Each
+        # is met once and then gone, so the sum is paid for by the calls that made them.
+        begin = bisect_left(self._lasts, first - 1)
+        end = bisect_right(self._firsts, last + 1)
+        if begin == end:
+            if len(self._firsts) >= self._most:
+                raise RemoteProtocolError(
+                    f"{first} … {last} would be range {len(self._firsts) + 1} of {self._most} allowed",
+                    limit=self._limit,
+                )
+            self._firsts.insert(begin, first)
+            self._lasts.insert(begin, last)
+            return last - first + 1
+        known = sum(self._lasts[index] - self._firsts[index] + 1 for index in range(begin, end))
+        first = min(first, self._firsts[begin])
+        last = max(last, self._lasts[end - 1])
+        self._firsts[begin:end] = [first]
+        self._lasts[begin:end] = [last]
+        return last - first + 1 - known
+
+    def discard_below(self, number: int) -> None:
+        """Remove everything less than `number`."""
+        index = bisect_left(self._lasts, number)
+        del self._firsts[:index]
+        del self._lasts[:index]
+        if self._firsts and self._firsts[0] < number:
+            self._firsts[0] = number
+
+    def missing(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Iterate over the holes from `first` to `last`, both included, as ranges; nothing may be added meanwhile."""
+        index = bisect_left(self._lasts, first)
+        while first <= last and index < len(self._firsts):
+            if first < self._firsts[index]:
+                yield first, min(last, self._firsts[index] - 1)
+            first = self._lasts[index] + 1
+            index += 1
+        if first <= last:
+            yield first, last
+
+
+def serial_add(number: int, steps: int, bits: int = 32) -> int:
+    """Return the number that comes `steps` after `number` (before it, if negative) when counting wraps at 2^bits."""
+    return (number + steps) % (1 << bits)
+
+
+def serial_distance(start: int, end: int, bits: int = 32) -> int:
+    """Return the steps forward from `start` to `end`: 0 to 2^bits - 1."""
+    return (end - start) % (1 << bits)
+
+
+def serial_less(left: int, right: int, bits: int = 32) -> bool:
+    """Return True if `left` comes before `right` on the shorter way (RFC 1982); at exactly half way neither does."""
+    return 0 < serial_distance(left, right, bits) < 1 << (bits - 1)

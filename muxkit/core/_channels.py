@@ -1,0 +1,272 @@
+"""Channels: their ids, the table of those that live or ended lately, and the states of their two halves."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, overload
+
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from muxkit._limits import Limits
+
+
+ChannelT = TypeVar("ChannelT")
+
+
+class UsedIds(Protocol):
+    """Ids that must not be allocated, such as those in a dict or a `ChannelTable`."""
+
+    def __contains__(self, id: int, /) -> bool: ...
+    def __len__(self) -> int: ...
+
+
+class Ids:
+    """One sequence of ids: `first`, `first + step`, … up to `last`.
+
+    It begins with `start`. With `wraps` it starts over after `last`, with the ids whose channels are gone; without, it
+    ends there.
+    """
+
+    __slots__ = ("_first", "_last", "_next", "_step", "_wraps")
+
+    def __init__(self, first: int, last: int, *, step: int = 1, start: int | None = None, wraps: bool = False) -> None:
+        self._first = first
+        self._last = last
+        self._step = step
+        self._next = first if start is None else start
+        self._wraps = wraps
+
+    def allocate(self, used: UsedIds) -> int:
+        """Return the next id that is not in use; it comes again only after the sequence started over."""
+        # One more try than there are ids in use, or one for each id that exists, must meet a free one.
+        for _ in range(min(len(used) + 1, (self._last - self._first) // self._step + 1)):
+            if self._next > self._last:
+                if not self._wraps:
+                    break
+                self._next = self._first
+            id = self._next
+            self._next += self._step
+            if id not in used:
+                return id
+        raise LocalProtocolError(
+            f"no id is free from {self._first} to {self._last} in steps of {self._step} ({len(used)} in use)"
+        )
+
+
+class Census:
+    """Counts the channels of each side, and those that the application has not taken yet.
+
+    There is one for a connection, for all tables that its channels are spread over.
+    """
+
+    __slots__ = ("_limits", "ours", "theirs", "waiting")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.ours = 0
+        self.theirs = 0
+        self.waiting = 0
+
+    @property
+    def places(self) -> int:
+        """How many more channels we may open."""
+        return self._limits.channels - self.ours
+
+    @property
+    def has_backlog_room(self) -> bool:
+        """True if the peer may open one more channel; if not, the protocol refuses it in its own way."""
+        return self.waiting < self._limits.backlog
+
+    def check_ours(self) -> None:
+        if self.places < 1:
+            raise LocalProtocolError(f"{self.ours} channels of {self._limits.channels} allowed are open")
+
+    def check_theirs(self) -> None:
+        if self.theirs >= self._limits.channels:
+            raise RemoteProtocolError(
+                f"peer opened channel {self.theirs + 1} of {self._limits.channels} allowed at once",
+                limit=self._limits.bound_of_channels,
+            )
+
+
+class ChannelTable(Generic[ChannelT]):
+    """The channels of one id space, by id.
+
+    Ids of both sides may share it; then its `ids` are for ours only. Tables of one connection share a `census`.
+    """
+
+    __slots__ = ("_ids", "_live", "_theirs", "_tombstone_limit", "_tombstones", "census")
+
+    def __init__(self, limits: Limits, ids: Ids, census: Census | None = None) -> None:
+        self.census = Census(limits) if census is None else census
+        self._ids = ids
+        self._live: dict[int, ChannelT] = {}
+        self._theirs: dict[int, bool] = {}  # id of a channel that the peer opened: True until it is taken
+        # id: when it is forgotten, the oldest first. In a plain dict finding the first entry costs a step for each
+        # one that was deleted before it; here it does not.
+        self._tombstones: OrderedDict[int, float] = OrderedDict()
+        self._tombstone_limit = limits.tombstones
+
+    def __contains__(self, id: int) -> bool:
+        """Return True if the channel is live."""
+        return id in self._live
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[ChannelT]:
+        """Iterate over a copy of the live channels, oldest first; some may be removed meanwhile."""
+        return iter(tuple(self._live.values()))
+
+    def get(self, id: int) -> ChannelT | None:
+        return self._live.get(id)
+
+    # --- adding
+
+    def allocate(self) -> int:
+        """Return an id for a new channel of ours."""
+        return self._ids.allocate(self._live)
+
+    def add_ours(self, id: int, channel: ChannelT) -> None:
+        if id in self._live:
+            raise LocalProtocolError(f"channel {id} is open already")
+        self.census.check_ours()
+        self._live[id] = channel
+        self.census.ours += 1
+
+    def add_theirs(self, id: int, channel: ChannelT) -> None:
+        """Add a channel that the peer opened; it waits until `accept`."""
+        if id in self._live:
+            raise RemoteProtocolError(f"peer opened channel {id}, which is open already")
+        self.census.check_theirs()
+        self._live[id] = channel
+        self._theirs[id] = True
+        self.census.theirs += 1
+        self.census.waiting += 1
+
+    def accept(self, id: int) -> None:
+        """The application took the channel; harmless if it did so before, or if the channel is gone."""
+        if self._theirs.get(id, False):
+            self._theirs[id] = False
+            self.census.waiting -= 1
+
+    # --- removing
+
+    def remove(self, id: int) -> ChannelT:
+        if id not in self._live:
+            raise LocalProtocolError(f"channel {id} is not open")
+        if id in self._theirs:
+            self.accept(id)
+            del self._theirs[id]
+            self.census.theirs -= 1
+        else:
+            self.census.ours -= 1
+        return self._live.pop(id)
+
+    def bury(self, id: int, now: float, keep: float) -> None:
+        """Remember for `keep` seconds that a channel ended; above `Limits.tombstones` the oldest are forgotten."""
+        self._tombstones.pop(id, None)
+        self._tombstones[id] = now + keep
+        while (oldest := next(iter(self._tombstones))) != id and (
+            self._tombstones[oldest] <= now or len(self._tombstones) > self._tombstone_limit
+        ):
+            del self._tombstones[oldest]
+
+    def is_buried(self, id: int, now: float) -> bool:
+        """Return True if the channel ended less than its `keep` ago."""
+        until = self._tombstones.get(id)
+        if until is None or now < until:
+            return until is not None
+        del self._tombstones[id]
+        return False
+
+
+class _Named(Enum):
+    """An enum hashed as any object: an enum's own hash is a call in Python, and each step of a half needs two."""
+
+    __hash__ = object.__hash__
+
+
+class Sending(_Named):
+    """The states of the half that we write."""
+
+    OPEN = "open"
+    FINISHING = "finishing"
+    """We said that we are done; the peer has not confirmed it yet."""
+    CLOSED = "closed"
+
+
+class Receiving(_Named):
+    """The states of the half that we read."""
+
+    OPEN = "open"
+    DRAINING = "draining"
+    """The peer said that it is done; the application has not read everything yet."""
+    CLOSED = "closed"
+
+
+class Step(_Named):
+    """What can happen to a half: verbs are what the application asks for, participles have happened."""
+
+    FINISH = "finish"
+    CONFIRMED = "confirmed"
+    CANCEL = "cancel"
+    STOPPED = "stopped"
+
+    ENDED = "ended"
+    DRAINED = "drained"
+    STOP = "stop"
+    CANCELLED = "cancelled"
+
+    LOST = "lost"
+
+
+SENDING: Final[Mapping[tuple[Sending, Step], Sending]] = {
+    (Sending.OPEN, Step.FINISH): Sending.FINISHING,
+    (Sending.OPEN, Step.CANCEL): Sending.CLOSED,
+    (Sending.OPEN, Step.STOPPED): Sending.CLOSED,
+    (Sending.OPEN, Step.LOST): Sending.CLOSED,
+    (Sending.FINISHING, Step.CONFIRMED): Sending.CLOSED,
+    (Sending.FINISHING, Step.CANCEL): Sending.CLOSED,
+    (Sending.FINISHING, Step.STOPPED): Sending.CLOSED,
+    (Sending.FINISHING, Step.LOST): Sending.CLOSED,
+}
+
+RECEIVING: Final[Mapping[tuple[Receiving, Step], Receiving]] = {
+    (Receiving.OPEN, Step.ENDED): Receiving.DRAINING,
+    (Receiving.OPEN, Step.STOP): Receiving.CLOSED,
+    (Receiving.OPEN, Step.CANCELLED): Receiving.CLOSED,
+    (Receiving.OPEN, Step.LOST): Receiving.CLOSED,
+    (Receiving.DRAINING, Step.DRAINED): Receiving.CLOSED,
+    (Receiving.DRAINING, Step.STOP): Receiving.CLOSED,
+    (Receiving.DRAINING, Step.CANCELLED): Receiving.CLOSED,
+    (Receiving.DRAINING, Step.LOST): Receiving.CLOSED,
+}
+
+StateT = TypeVar("StateT", bound=Enum)
+
+
+@overload
+def advance(state: Sending, step: Step) -> Sending: ...
+@overload
+def advance(state: Receiving, step: Step) -> Receiving: ...
+def advance(state: Sending | Receiving, step: Step) -> Sending | Receiving:
+    """Return the state after `step`; a step that the tables do not have is a `LocalProtocolError`."""
+    after = SENDING.get((state, step)) if isinstance(state, Sending) else RECEIVING.get((state, step))
+    if after is None:
+        half = type(state).__name__.lower()
+        raise LocalProtocolError(f"{half} half is {state.value}: no step {step.value!r} from there")
+    return after
+
+
+def draw(table: Mapping[tuple[StateT, Step], StateT]) -> str:
+    """Draw a table as a Mermaid state diagram, with one arrow for all steps between the same two states."""
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for (before, step), after in table.items():
+        arrows.setdefault((before.name, after.name), []).append(step.value)
+    lines = [f"    {start} --> {end}: {' | '.join(steps)}" for (start, end), steps in arrows.items()]
+    return "\n".join(["stateDiagram-v2", "    [*] --> OPEN", *lines, "    CLOSED --> [*]", ""])
