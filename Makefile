@@ -23,7 +23,7 @@ demo: ready-demo
 	@.venv/bin/muxkit demo $(ARGS)
 
 pipeline: ready-pipeline
-	@.venv/bin/python -m muxkit.pipeline --page build/muxkit-captures.html $(ARGS)
+	@.venv/bin/python -m muxkit_bench.proof --page build/muxkit-captures.html $(ARGS)
 
 # Two runs: everything that needs no JVM, then the rest with one. 5 says that ARGS left nothing of one of them.
 test: ready-test

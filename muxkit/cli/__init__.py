@@ -12,7 +12,7 @@ INTERRUPTED = 130
 def main() -> int:
     """Run the command line of this process; gives the exit code."""
     try:
-        from muxkit.cli._commands import run
+        from muxkit.cli.commands import run
 
         return run()
     except ModuleNotFoundError as error:

@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from muxkit.cli._bench.bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
+    from muxkit_bench.bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
 else:
     from bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
 

@@ -19,7 +19,7 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from muxkit.cli._bench.bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
+    from muxkit_bench.bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
 else:
     from bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
 

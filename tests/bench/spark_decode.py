@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from muxkit import Limits
 from muxkit.pipeline import Capture, decode, decode_batches, spark_session
-from muxkit.pipeline._decode_arrow import read_raw
+from muxkit.pipeline.capture.decoding import read_raw
 from muxkit.protocols import bpmux
 from muxkit.testing import EnginePair
 

@@ -24,8 +24,8 @@ import trio
 
 from muxkit import Limits
 from muxkit.pipeline import spark_session
-from muxkit.pipeline._proof_data import stream_names
 from muxkit.protocols import restream
+from muxkit_bench.proof.data import stream_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

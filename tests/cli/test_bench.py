@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
-from muxkit.cli._bench._awake import awake
+from muxkit_bench.run.awake import awake
 from tests.cli._command import is_there, muxkit, needs_proc, running
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ import trio
 import trio.testing
 
 import muxkit
-from muxkit.cli._bench._cells import EXPLAINED, cells
-from muxkit.cli._bench._contestants import raw
-from muxkit.cli._bench.bench_work import Conversation, Server
-from muxkit.cli._bench.bench_work.idling import idle
-from muxkit.cli._bench.bench_work.meter import Meter
-from muxkit.cli._bench.bench_work.orders import MAGIC, Wrong
-from muxkit.cli._bench.bench_work.streaming import among
+from muxkit_bench.bench_work import Conversation, Server
+from muxkit_bench.bench_work.idling import idle
+from muxkit_bench.bench_work.meter import Meter
+from muxkit_bench.bench_work.orders import MAGIC, Wrong
+from muxkit_bench.bench_work.streaming import among
+from muxkit_bench.contestants.contestant import raw
+from muxkit_bench.run.cells import EXPLAINED, cells
 from tests.cli.test_bench_work import Inside, a_task, session
 
 if TYPE_CHECKING:

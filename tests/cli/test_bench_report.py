@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from muxkit.cli._bench._page import page
-from muxkit.cli._bench._results import Entry, Failure, Machine, Pass, Report, Shape, dump, load
-from muxkit.cli._bench._table import print_report, print_targets
-from muxkit.cli._bench._targets import judge
+from muxkit_bench.report.page import page
+from muxkit_bench.report.results import Entry, Failure, Machine, Pass, Report, Shape, dump, load
+from muxkit_bench.report.table import print_report, print_targets
+from muxkit_bench.report.targets import judge
 
 NASTY = "<script>alert('x')</script>\x1b[31m"
 

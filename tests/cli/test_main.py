@@ -12,7 +12,7 @@ import pytest
 
 import muxkit as library
 import muxkit_adapters
-from muxkit.cli._terminal import printable
+from muxkit.cli.terminal import printable
 from tests.cli._command import MUXKIT, environment, muxkit
 
 EXTRA = ("click", "rich")

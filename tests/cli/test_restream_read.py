@@ -16,8 +16,8 @@ import click
 import pytest
 import trio
 
-from muxkit.cli._outcome import CommandFailed, Exit
-from muxkit.cli._restream_read import read
+from muxkit.cli.outcome import CommandFailed, Exit
+from muxkit.cli.restream.read import read
 from muxkit.protocols import restream
 from muxkit.protocols.restream._stores._open import open_store
 from muxkit.protocols.restream._twister import next_value

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pytest
 
     import muxkit
-    from muxkit.pipeline._staging_server import Authorize
     from muxkit.pipeline._staging_store_rows import Block
+    from muxkit.pipeline.staging.server import Authorize
 
 KEY = Key("orders", "query")
 DAY = 86_400.0

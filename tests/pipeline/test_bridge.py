@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from muxkit.pipeline._bridge import AHEAD, bridged
-from muxkit.pipeline._errors import told_plainly
+from muxkit.pipeline.bridge import AHEAD, bridged
+from muxkit.pipeline.errors import told_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -12,9 +12,9 @@ import trio
 import trustme
 
 from muxkit.pipeline import DataLoss, OptionError, StreamBroken, StreamUnavailable
-from muxkit.pipeline._client import Client, Silent
-from muxkit.pipeline._offsets import Span
-from muxkit.pipeline._options import SourceOptions
+from muxkit.pipeline.client.client import Client, Silent
+from muxkit.pipeline.options.source import SourceOptions
+from muxkit.pipeline.source.offsets import Span
 from muxkit.protocols import restream
 from muxkit.testing import ChaosPlan, Way, chaos_relay
 from tests.pipeline._source_place import ids, lines, place, scripted

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from muxkit.pipeline import run_fleet, simulate, simulate_all
-from muxkit.pipeline._fleet import SIMULATIONS, UnknownSimulation, main, parse_seeds
+from muxkit.pipeline.fleet import SIMULATIONS, UnknownSimulation, main, parse_seeds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

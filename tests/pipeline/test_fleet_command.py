@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner, Result
 
-from muxkit.cli._fleet import fleet
-from muxkit.cli._outcome import CommandFailed, Exit
+from muxkit.cli.fleet import fleet
+from muxkit.cli.outcome import CommandFailed, Exit
 from muxkit.pipeline import simulate
-from muxkit.pipeline._fleet import SIMULATIONS
+from muxkit.pipeline.fleet import SIMULATIONS
 
 
 def run(*arguments: str) -> Result:

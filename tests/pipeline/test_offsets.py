@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit.pipeline import OffsetError
-from muxkit.pipeline._offsets import Offset, Position, Span, group, share
+from muxkit.pipeline.source.offsets import Offset, Position, Span, group, share
 from tests.pipeline._source_servers import ONE, THREE, TWO
 
 NAMES = st.integers(0, 99).map(lambda n: f"{n:08x}-0000-4000-8000-000000000000")

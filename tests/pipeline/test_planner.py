@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from muxkit.pipeline import OffsetError, OptionError
-from muxkit.pipeline._planner import Limit, Planner
+from muxkit.pipeline.source.planner import Limit, Planner
 from tests.pipeline._source_place import ids, place, ranges, step
 from tests.pipeline._source_servers import ONE, TWO, feed
 

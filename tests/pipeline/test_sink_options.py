@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from muxkit.pipeline import SinkOptions
-from muxkit.pipeline._errors import OptionError
-from muxkit.pipeline._sink_options import NAMES, RowEncoding
-from muxkit.pipeline._tls import link_options
+from muxkit.pipeline.errors import OptionError
+from muxkit.pipeline.options.sink import NAMES, RowEncoding
+from muxkit.pipeline.options.tls import link_options
 
 URL = "bpmux+tcp://127.0.0.1:7000"
 

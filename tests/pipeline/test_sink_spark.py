@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame as Frame
     from pyspark.sql import DataFrame, SparkSession
 
-    from muxkit.pipeline._staging_messages import Standing
+    from muxkit.pipeline.staging.messages import Standing
 
 pytest_plugins = ["tests.pipeline._staging_fixtures"]
 pytestmark = [

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from muxkit.pipeline import Encoding, Key, SinkOptions
-from muxkit.pipeline._errors import PipelineError
-from muxkit.pipeline._sink_work import Staged, Target, abort_batch, commit_batch, write_partition
 from muxkit.pipeline._staging_errors import NotCommitted, StagingError, StagingUnavailable
+from muxkit.pipeline.errors import PipelineError
+from muxkit.pipeline.sink.work import Staged, Target, abort_batch, commit_batch, write_partition
 from tests.pipeline._staging_thread import StagingThread, staging_thread
 from tests.pipeline._staging_world import everything, rows
 

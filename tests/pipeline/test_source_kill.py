@@ -9,8 +9,8 @@ import attrs
 import pytest
 
 if TYPE_CHECKING:
-    from muxkit.pipeline._proof_data import Verdict
-    from muxkit.pipeline._proof_run import Kill
+    from muxkit_bench.proof.data import Verdict
+    from muxkit_bench.proof.run import Kill
 
 pytestmark = [
     pytest.mark.spark,
@@ -31,7 +31,7 @@ class Outcome:
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """The query is held at each moment until somebody was killed there: no time decides what is hit."""
-    from muxkit.pipeline._proof_run import Plan, Proof
+    from muxkit_bench.proof.run import Plan, Proof
 
     plan = Plan(folder=tmp_path_factory.mktemp("kills"), count=2_000, streams=3, batch=2_000)
     with Proof(plan) as proof:

@@ -13,7 +13,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from muxkit.cli._stage import stage
+from muxkit.cli.stage_group import stage
 from muxkit.pipeline import StagingClient
 from muxkit.pipeline._staging_errors import StagingRefused
 from muxkit.protocols import restream
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PATIENCE = 20.0  # s
 TCP = "bpmux+tcp://127.0.0.1:0"
 UUID = "bf575c35-c25b-4386-8430-d5e2a93f3b1a"
-PROGRAM = "from muxkit.cli._stage import stage; stage()"
+PROGRAM = "from muxkit.cli.stage_group import stage; stage()"
 
 
 @contextmanager

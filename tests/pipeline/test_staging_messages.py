@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from muxkit.pipeline import Encoding, StagingLimits, make_block
 from muxkit.pipeline._staging_errors import KINDS, StagingError, StagingRequestInvalid, TransactionGone
-from muxkit.pipeline._staging_messages import (
+from muxkit.pipeline._staging_store_rows import LAST_BATCH
+from muxkit.pipeline._staging_store_rules import rows_of
+from muxkit.pipeline.staging.messages import (
     MOST_JSON,
     START,
     Abort,
@@ -31,8 +33,6 @@ from muxkit.pipeline._staging_messages import (
     is_block,
     question,
 )
-from muxkit.pipeline._staging_store_rows import LAST_BATCH
-from muxkit.pipeline._staging_store_rules import rows_of
 
 LIMITS = StagingLimits()
 

@@ -18,7 +18,7 @@ from muxkit.pipeline._staging_errors import (
     StagingRequestInvalid,
     StagingUnavailable,
 )
-from muxkit.pipeline._staging_messages import Ask, Standing, answer, encode
+from muxkit.pipeline.staging.messages import Ask, Standing, answer, encode
 from muxkit.protocols.restream._stores._errors import StoreFailed
 from muxkit.runtime import Backoff
 from muxkit.testing import ChaosPlan, chaos_relay

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from muxkit.pipeline import Outcome, run_fleet, simulate_all, spark_session
-from muxkit.pipeline._fleet import SIMULATIONS
+from muxkit.pipeline.fleet import SIMULATIONS
 
 PROCESSES = 2
 

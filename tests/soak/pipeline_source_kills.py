@@ -18,8 +18,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from muxkit.pipeline._proof_driver import MOMENTS
-from muxkit.pipeline._proof_run import Plan, Proof
+from muxkit_bench.proof.driver import MOMENTS
+from muxkit_bench.proof.run import Plan, Proof
 
 COUNT = 30_000  # messages of each stream, more than what is read between two kills
 NEEDS_OUR_SINK = "after-sink"

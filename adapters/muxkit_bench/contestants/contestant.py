@@ -1,0 +1,114 @@
+"""Who takes part? Our protocols over their transports, and the raw connections that they are compared with."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import attrs
+
+from muxkit_bench.contestants.certificate import FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from muxkit_bench.run.cells import Cell
+
+MOST = 16_000  # channels
+RAW_MOST = 1000  # connections
+RAW_IDLE = 1000
+QUIC_MOST = 1000  # channels: ten thousand take minutes to open, one packet or more for each
+OTHERS_LEAST = 16  # messages on each channel
+OURS = [sys.executable, "-P", "-m"]
+WINDOW = "MUXKIT_BENCH_WINDOW"  # in the environment of ours: bytes, if all channels have the same
+
+
+@attrs.frozen(kw_only=True)
+class Contestant:
+    """A program that can be both ends, and what it is asked to do."""
+
+    name: str
+    title: str
+    command: list[str]
+    address: str
+    """What its server is told; a server that holds channels is beside one that works, so there is a `{}` for a name."""
+    baseline: str
+    extra: Mapping[str, str] = attrs.field(factory=dict)
+    """For its environment."""
+    most: int = MOST
+    """Channels at the same time."""
+    idle: int | None = None
+    """How many channels to open for the job idle, if not as many as usual."""
+    is_ours: bool = False
+    is_alone: bool = False
+    """Both ends in one process, since nothing else is possible."""
+    coalesces: bool = False
+    """By hand: many messages in one call."""
+
+    @property
+    def is_raw(self) -> bool:
+        return self.name.startswith("raw ")
+
+    def takes_part(self, cell: Cell) -> bool:
+        if cell.job == "idle":
+            return not self.coalesces
+        if self.coalesces:
+            return cell.job in ("small", "send_many") and cell.channels <= self.most
+        if self.is_raw and cell.job == "send_many":
+            return False  # its coalesced form does
+        if cell.job == "flat":
+            return self.is_ours and cell.channels <= self.most
+        if cell.job == "receive" and not (self.is_ours or self.is_raw):
+            return False
+        return cell.channels <= self.most
+
+    def fitted(self, cell: Cell) -> Cell:
+        """The cell as it is for this one: less of it for who is slow."""
+        if cell.job == "idle" and self.idle:
+            return attrs.evolve(cell, channels=min(self.idle, cell.channels))
+        return cell if self.is_ours or self.is_raw else attrs.evolve(cell, least=min(cell.least, OTHERS_LEAST))
+
+
+def ours(protocol: str, transport: str, folder: Path, *, window: int | None = None) -> Contestant:
+    """`folder` is for sockets, and holds the certificate; `window` is the bytes of each channel from its begin."""
+    match transport:
+        case "unix":
+            address = f"unix://{folder / protocol}-{{}}"
+        case "mem":
+            address = "mem://{}"
+        case _:
+            address = f"{transport}://127.0.0.1:0"
+    return Contestant(
+        name=f"{protocol}+{transport}",
+        title=f"{protocol} over {transport}",
+        command=[*OURS, "muxkit_bench.contestants.muxkit_program"],
+        address=f"{protocol}+{address}",
+        baseline=_baseline(transport),
+        extra={FOLDER: str(folder)} | ({} if window is None else {WINDOW: str(window)}),
+        most=QUIC_MOST if transport == "quic" else MOST,
+        idle=QUIC_MOST if transport == "quic" else None,
+        is_ours=True,
+        is_alone=transport == "mem",
+    )
+
+
+def raw(transport: str, folder: Path) -> list[Contestant]:
+    """The baselines for our sessions over this transport; `folder` is for sockets."""
+    name = _baseline(transport)
+    kind = name.removeprefix("raw ")
+    one = Contestant(
+        name=name,
+        title=f"raw Trio over {kind}, a connection for each channel",
+        command=[*OURS, "muxkit_bench.contestants.trio_program"],
+        address=f"unix:{folder / 'raw'}-{{}}" if kind == "unix" else kind,
+        baseline=name,
+        most=RAW_MOST,
+        idle=RAW_IDLE,
+    )
+    many = attrs.evolve(one, name=f"{name}, coalesced", title=f"{one.title}, 64 messages to a send_all", coalesces=True)
+    return [one, many]
+
+
+def _baseline(transport: str) -> str:
+    return "raw unix" if transport == "unix" else "raw tcp"

@@ -1,0 +1,156 @@
+"""What do recorded bytes of Relink say? Packets, with the numbers that messages have without being told on the wire."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, assert_never
+
+import attrs
+import msgspec
+
+from muxkit._limits import Limits
+from muxkit.pipeline.capture.decoder import BOTH, Cutting, Half
+from muxkit.protocols.relink import (
+    Ack,
+    AckPacket,
+    Bounds,
+    Config,
+    General,
+    MessagePacket,
+    OperationPacket,
+    bounds_of,
+    parse_packet,
+)
+
+if TYPE_CHECKING:
+    from muxkit._observer import Direction
+    from muxkit.core import Cursor
+    from muxkit.pipeline.capture.decoder import Found
+
+LARGEST: Final = 2**40  # bytes of a message; what was recorded was within the limits of who recorded it
+HALF_WAY: Final = 2**31
+OTHER: Final = {"in": "out", "out": "in"}
+
+
+@attrs.define
+class Numbers:
+    """Of the messages in one direction, from 0 for the first one of each channel."""
+
+    following: dict[int, int] = attrs.field(factory=dict)
+    """By channel: the number that its next message has."""
+    again: set[int] = attrs.field(factory=set)
+    """Channels of which nothing came on this transport yet: they go on behind what the receiver has."""
+    told: dict[int, int] = attrs.field(factory=dict)
+    """By channel: what the receiver said on this transport that it has."""
+    acknowledged: dict[str, int] = attrs.field(factory=dict)
+    """By channel and kind of acknowledgement: the last one's number."""
+
+    def next(self, channel: int) -> int:
+        if channel in self.again:
+            self.again.discard(channel)
+            self.following[channel] = self.told.get(channel, -1) + 1
+        number = self.following.get(channel, 0)
+        self.following[channel] = number + 1
+        return number
+
+    def restart(self) -> None:
+        """Another transport."""
+        self.again, self.told = {*self.following}, {}
+
+    def forget(self, channel: int) -> None:
+        """It was closed: opened again, it counts from the beginning."""
+        self.following.pop(channel, None)
+        self.told.pop(channel, None)
+        self.again.discard(channel)
+        for kind in (Ack.RECEIVED, Ack.CONSUMED, Ack.COMMITTED):
+            self.acknowledged.pop(f"{channel} {kind}", None)
+
+    def meant(self, channel: int, ack: Ack, sequence: int | None) -> int:
+        """The number that an acknowledgement names; without a sequence number it is the next one."""
+        key = f"{channel} {Ack.COMMITTED if ack is Ack.UNCOMMITTED else ack}"
+        last = self.acknowledged.get(key, -1)
+        number = last + 1 if sequence is None else self.unwrapped(channel, sequence)
+        self.acknowledged[key] = max(number, last)
+        self.told[channel] = max(number, self.told.get(channel, -1))
+        return number
+
+    def unwrapped(self, channel: int, sequence: int) -> int:
+        """The number nearest to what was sent last whose last 32 bits these are."""
+        near = max(0, self.following.get(channel, 0) - 1)
+        number = near - (near % 2**32) + sequence
+        if number - near > HALF_WAY and number >= 2**32:
+            number -= 2**32
+        elif near - number > HALF_WAY:
+            number += 2**32
+        return number
+
+
+@attrs.define
+class RelinkDecoder(Cutting):
+    """Both directions of one link, over all its transports. Numbers count from 0 when its channels were opened."""
+
+    side: str = "connector"
+    connector_id_size: int = 2
+    listener_id_size: int = 2
+    halves: dict[str, Half] = attrs.field(factory=lambda: {direction: Half() for direction in BOTH})
+    numbers: dict[str, Numbers] = attrs.field(factory=lambda: {direction: Numbers() for direction in BOTH})
+    segment: int = 0
+
+    def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
+        found: list[Found] = []
+        if self.begin(direction, data, segment, offset, found):
+            bounds = self._bounds(direction)
+
+            def parse(cursor: Cursor) -> None:
+                self._tell(parse_packet(cursor, bounds), direction, found)
+
+            self.cut(direction, data, parse, found)
+        return found
+
+    def dump(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    def on_segment(self) -> None:
+        for numbers in self.numbers.values():
+            numbers.restart()
+
+    def _bounds(self, direction: Direction) -> Bounds:
+        """For packets that go this way."""
+        most = Limits().message
+        config = Config(connector_id_size=self.connector_id_size, listener_id_size=self.listener_id_size)
+        comes_to_connector = (self.side == "connector") == (direction == "in")
+        bounds = bounds_of(config, is_connector=comes_to_connector, message=most)
+        return attrs.evolve(bounds, targets=2**32, parts=2**32, message=LARGEST)
+
+    def _tell(
+        self,
+        packet: General | OperationPacket | AckPacket | MessagePacket,
+        direction: Direction,
+        found: list[Found],
+    ) -> None:
+        ours = self.numbers[direction]
+        # Our channels are those that we send messages on: `out 5` goes out, and acknowledgements for it come in.
+        about = direction if not isinstance(packet, AckPacket) else OTHER[direction]
+
+        def say(channel: str, name: str, size: int = 0, number: int | None = None) -> None:
+            found.append(("frame", direction, channel, name, size, None, number, None, None))
+
+        match packet:
+            case General():
+                say("link", packet.name.lower())
+            case MessagePacket():
+                size = sum(map(len, packet.parts))
+                for channel in packet.channels:
+                    say(f"{about} {channel}", "message", size, ours.next(channel))
+            case OperationPacket():
+                for channel in packet.channels:
+                    number = None if packet.sequence is None else ours.unwrapped(channel, packet.sequence)
+                    say(f"{about} {channel}", packet.operation.name.lower(), 0, number)
+            case AckPacket():
+                theirs = self.numbers[OTHER[direction]]
+                for channel in packet.channels:
+                    told = None if packet.ack is Ack.CLOSED else theirs.meant(channel, packet.ack, packet.sequence)
+                    say(f"{about} {channel}", packet.ack.name.lower(), 0, told)
+                    if packet.ack is Ack.CLOSED:
+                        theirs.forget(channel)
+            case _:
+                assert_never(packet)

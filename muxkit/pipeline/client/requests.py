@@ -1,0 +1,183 @@
+"""How is one thing had from a server, over as many connections as it takes? A new engine on each, until time is up."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, Protocol
+
+import trio
+
+from muxkit.pipeline.client.refusals import Refusal, meaning
+from muxkit.pipeline.errors import StreamBroken, StreamUnavailable
+from muxkit.protocols import restream
+from muxkit.runtime import Backoff, Ended, Outage, redial
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from muxkit.protocols.restream import ClientEngine, ClientEvent
+    from muxkit.runtime import Dial
+
+READ: Final = 256 * 1024  # bytes to ask for at once
+SILENCE: Final = 20.0  # s without a byte after which a connection is given up and dialled again
+LEAVING: Final = 5.0  # s that a server may take to hang up behind an acknowledgement
+FUTILE: Final = 8  # connections in a row that brought nothing, after which dialling again has to wait
+TOO_LONG: Final = "restream-F12"
+BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
+NO_CONNECTION: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
+
+# restream asks for at least five seconds after an attempt that failed.
+BACKOFF: Final = Backoff(first=1.0, least=5.0, most=30.0)
+
+
+class Wish(Protocol):
+    """What is wanted from a server."""
+
+    stream: str
+    """Of which, for errors."""
+    option: str
+    """The option that bounds the time without progress, and how many seconds it allows, for errors."""
+    timeout: float
+    silence: float
+    """s that a connection may bring nothing; `quiet` is asked then."""
+    acknowledges: bool
+    """The last thing that is said must be read: the connection is not closed before the server has closed it."""
+
+    def engine(self) -> ClientEngine:
+        """For the next connection: from where we are."""
+
+    async def take(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
+        """What came; is that all?"""
+
+    def quiet(self) -> bool:
+        """Nothing came for `silence` seconds; is that all?"""
+
+    def refused(self, text: str, refusal: Refusal) -> bool:
+        """The server said an error; is that all? Raises what it means; False: try again."""
+
+    def hung_up(self) -> bool:
+        """The server has closed in order; is that all?"""
+
+
+class _Refused(ConnectionError):
+    """This attempt counts as a failed one."""
+
+
+async def talk(dial: Dial, wish: Wish) -> None:
+    """Until the wish has all it wants.
+
+    Raises `StreamUnavailable` when nothing came for `timeout` seconds, time that `take` takes apart, or when there can
+    be no connection at all; `StreamBroken` when the server breaks a rule; and whatever the wish raises.
+    """
+    await _Talk(dial, wish).run()
+
+
+class _Talk:
+    def __init__(self, dial: Dial, wish: Wish) -> None:
+        self._dial = dial
+        self._wish = wish
+        self._outage = Outage()
+        self._why: Exception | None = None  # there was a connection and nothing came of it
+        self._scope = trio.CancelScope(deadline=trio.current_time() + wish.timeout)
+        self._came = 0
+        self._futile = 0  # connections in a row that brought nothing
+        self._is_done = False
+
+    async def run(self) -> None:
+        wish = self._wish
+        with self._scope:
+            try:
+                await redial(self._dial, self._join, backoff=BACKOFF, outage=self._outage)
+            except NO_CONNECTION as error:
+                raise StreamUnavailable(wish.stream, f"there can be no connection: {error}") from error
+        if not self._is_done:
+            last = self._outage.last or self._why
+            because = "" if last is None else f": {last}"
+            raise StreamUnavailable(
+                wish.stream, f"nothing came within option {wish.option}={wish.timeout:g} s{because}"
+            ) from last
+
+    async def _join(self, link: trio.abc.Stream) -> Ended | Exception:
+        engine = self._wish.engine()
+        before = self._came
+        try:
+            ended = await self._converse(link, engine)
+            if ended is Ended.DONE:
+                self._is_done = True
+                if self._wish.acknowledges:
+                    await _settle(link, engine)
+        except BROKEN as error:
+            self._why = error
+            ended = Ended.LOST
+        if ended is not Ended.LOST:
+            return ended
+        self._futile = 0 if self._came > before else self._futile + 1
+        return Ended.WORKED if self._futile <= FUTILE else Ended.LOST
+
+    async def _converse(self, link: trio.abc.Stream, engine: ClientEngine) -> Ended | Exception:
+        wish = self._wish
+        engine.connection_made(trio.current_time())
+        while True:
+            if engine.has_output():
+                await link.send_all(b"".join(engine.buffers_to_send()))
+            data: bytes | bytearray | None = None
+            with trio.move_on_after(wish.silence):
+                data = await link.receive_some(READ)
+            if data is None:
+                if wish.quiet():
+                    return Ended.DONE
+                self._why = ConnectionError(f"nothing came for {wish.silence:g} s")
+                return Ended.LOST
+            if data:
+                engine.receive_bytes(bytes(data), trio.current_time())
+            else:
+                engine.receive_eof(trio.current_time())
+            ended = await self._hear(engine)
+            if ended is not None:
+                return ended
+            if not data:
+                if wish.hung_up():
+                    return Ended.DONE
+                self._why = ConnectionError("the server hung up")
+                return Ended.LOST
+
+    async def _hear(self, engine: ClientEngine) -> Ended | Exception | None:
+        wish, events = self._wish, engine.events()
+        came = False
+        for event in events:
+            match event:
+                case restream.Refused(text):
+                    told = restream.StreamRefused(text).text
+                    refusal = meaning(told)
+                    return Ended.DONE if wish.refused(told, refusal) else _Refused(f"the server refused: {told}")
+                case restream.Failed(error):
+                    hint = "; raise option maxMessageBytes if it is right" if error.rule == TOO_LONG else ""
+                    raise StreamBroken(wish.stream, f"the server broke a rule: {error}{hint}") from error
+                case restream.Silent(seconds):
+                    self._why = ConnectionError(f"nothing came for {seconds:g} s while a line was unfinished")
+                    return Ended.LOST
+                case restream.HungUp():
+                    pass
+                case _:
+                    came = True
+        if not came:
+            return None
+        self._came += 1
+        self._why = None
+        self._outage.over()
+        self._outage.failures = 0
+        self._scope.deadline = math.inf  # whoever takes may take his time
+        is_all = await wish.take(events, engine)
+        self._scope.deadline = trio.current_time() + wish.timeout
+        return Ended.DONE if is_all else None
+
+
+async def _settle(link: trio.abc.Stream, engine: ClientEngine) -> None:
+    """Write what is owed and wait for the server's end: closing with something unread could cut off what we said."""
+    with trio.move_on_after(LEAVING):
+        while engine.has_output():
+            await link.send_all(b"".join(engine.buffers_to_send()))
+        if isinstance(link, trio.abc.HalfCloseableStream):
+            await link.send_eof()
+            while await link.receive_some(READ):
+                pass

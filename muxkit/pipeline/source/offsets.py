@@ -1,0 +1,121 @@
+"""How far is a query? A position in each stream, as JSON, which Spark keeps and compares as text; how much is next?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from muxkit.pipeline.errors import OffsetError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    JsonOffset = dict[str, object]
+
+VERSION: Final = 1
+
+
+@attrs.frozen
+class Position:
+    """The last message that a batch has of a stream, and the epoch that the session had then; None: not known."""
+
+    id: int
+    epoch: int | None = None
+
+
+@attrs.frozen
+class Offset:
+    """The end of a batch. `begins` says where the batch begins in streams that do not go on where they were."""
+
+    streams: Mapping[str, Position] = attrs.field(factory=dict)
+    begins: Mapping[str, int] = attrs.field(factory=dict)
+
+    def to_json(self) -> JsonOffset:
+        """Sorted, since another order of keys would be another offset to Spark."""
+        return {
+            "begins": dict(sorted(self.begins.items())),
+            "streams": {
+                uuid: position.id if position.epoch is None else [position.id, position.epoch]
+                for uuid, position in sorted(self.streams.items())
+            },
+            "version": VERSION,
+        }
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, object]) -> Offset:
+        """Raises `OffsetError` for what is none of ours."""
+        version = offset.get("version")
+        if version != VERSION:
+            raise OffsetError(
+                f"this offset has version {version!r} and this muxkit reads version {VERSION}: "
+                "go on with the version that wrote the checkpoint, or begin a new checkpoint"
+            )
+        streams, begins = offset.get("streams"), offset.get("begins", {})
+        if not isinstance(streams, dict) or not isinstance(begins, dict):
+            raise OffsetError("this offset has no streams: the checkpoint belongs to another source")
+        return cls(
+            {uuid: _position(uuid, each) for uuid, each in streams.items()},
+            {uuid: _id(uuid, each) for uuid, each in begins.items()},
+        )
+
+
+@attrs.frozen
+class Span:
+    """Messages of one stream: those behind `begin`, up to `end`. `server` is where it was found."""
+
+    uuid: str
+    server: str
+    begin: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        return self.end - self.begin
+
+
+def share(lags: Mapping[str, int], most: int, *, turn: int = 0) -> dict[str, int]:
+    """How many of its messages each stream may bring if there are to be `most` in all.
+
+    In proportion to what waits; but everybody gets one first, and if there is not one for each, then in turns.
+    """
+    waiting = [uuid for uuid in sorted(lags) if lags[uuid] > 0]
+    total = sum(lags[uuid] for uuid in waiting)
+    if total <= most:
+        return {uuid: lags[uuid] for uuid in waiting}
+    if len(waiting) >= most:
+        first = turn % len(waiting)
+        return dict.fromkeys((waiting[first:] + waiting[:first])[:most], 1)
+    rest = {uuid: lags[uuid] - 1 for uuid in waiting}
+    left, total = most - len(waiting), total - len(waiting)
+    shares = {uuid: rest[uuid] * left // total for uuid in waiting}
+    # What rounding left over goes to those that it cost most.
+    by_loss = sorted(waiting, key=lambda uuid: (-(rest[uuid] * left % total), uuid))
+    for uuid in by_loss[: left - sum(shares.values())]:
+        shares[uuid] += 1
+    return {uuid: shares[uuid] + 1 for uuid in waiting}
+
+
+def group(spans: Sequence[Span], most: int | None) -> list[tuple[Span, ...]]:
+    """One partition for each span; or `most` partitions of about one size, the largest spans first."""
+    if most is None or len(spans) <= most:
+        return [(span,) for span in spans]
+    groups: list[list[Span]] = [[] for _ in range(most)]
+    sizes = [0] * most
+    for span in sorted(spans, key=lambda each: (-each.count, each.uuid)):
+        least = sizes.index(min(sizes))
+        groups[least].append(span)
+        sizes[least] += span.count
+    return [tuple(each) for each in groups]
+
+
+def _position(uuid: str, value: object) -> Position:
+    if isinstance(value, list) and len(value) == 2:
+        return Position(_id(uuid, value[0]), _id(uuid, value[1]))
+    return Position(_id(uuid, value))
+
+
+def _id(uuid: str, value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise OffsetError(f"this offset says {value!r:.100} of stream {uuid}, and no number: the checkpoint is damaged")
+    return value

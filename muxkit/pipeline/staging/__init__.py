@@ -1,0 +1,1 @@
+"""The staging server, its client and its messages."""

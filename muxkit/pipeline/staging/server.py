@@ -1,0 +1,216 @@
+"""How is staging served? Each channel of a muxed session is a conversation with the store."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+import attrs
+import trio
+
+import muxkit
+from muxkit.pipeline._staging_errors import (
+    StagingError,
+    StagingRefused,
+    StagingRequestInvalid,
+    StagingUnavailable,
+)
+from muxkit.pipeline.errors import plain
+from muxkit.pipeline.staging.messages import (
+    Abort,
+    Aborted,
+    Answer,
+    AnyQuestion,
+    Ask,
+    Begin,
+    Begun,
+    Committed,
+    Committing,
+    Failed,
+    Prepare,
+    Standing,
+    Stored,
+    decode_block,
+    encode,
+    is_block,
+    question,
+)
+from muxkit.protocols.restream._stores._errors import StoreError, StoreFull
+from muxkit.runtime import background
+
+if TYPE_CHECKING:
+    from muxkit.pipeline._staging_store import Staging
+    from muxkit.pipeline._staging_store_rows import Block
+
+SWEEP: Final = 5.0  # s between two looks for transactions whose time is over
+
+_log = logging.getLogger("muxkit")
+
+
+@attrs.frozen(kw_only=True)
+class Claim:
+    """Who wants what."""
+
+    peer: str
+    """The other end as the transport describes it; it may be empty."""
+    token: str
+    """The client's option `token`; it may be empty."""
+    stream: str
+    app: str
+    asks: str
+    """`begin`, `prepare`, `commit`, `abort` or `standing`."""
+
+
+Authorize = Callable[[Claim], Awaitable[bool]]
+
+
+def tokens(*allowed: str) -> Authorize:
+    """An `authorize` for `serve_staging`: whoever has one of these tokens may do everything."""
+    known = [each.encode() for each in allowed if each]
+    if not known:
+        raise ValueError("tokens() needs at least one token that is not empty")
+
+    async def authorize(claim: Claim) -> bool:
+        given = claim.token.encode()
+        # All of them are compared, in constant time: how long it takes tells nothing.
+        return sum(hmac.compare_digest(given, each) for each in known) > 0
+
+    return authorize
+
+
+async def serve_staging(
+    url: str,
+    store: Staging,
+    *,
+    authorize: Authorize | None = None,
+    limits: muxkit.Limits | None = None,
+    observer: muxkit.Observer | None = None,
+    task_status: trio.TaskStatus[muxkit.Served] = trio.TASK_STATUS_IGNORED,
+    **options: Any,
+) -> None:
+    """Serve staging over any protocol with channels; `served = await nursery.start(serve_staging, url, store)`.
+
+    `authorize` is asked about every request, and answers whether it may be done; without one, everybody may do
+    everything. Other keyword arguments are those of `muxkit.serve`.
+    """
+    service = StagingService(store, authorize=authorize)
+    async with background() as nursery:
+        nursery.start_soon(service.sweep)
+        try:
+            await muxkit.serve(
+                service.handle, url, limits=limits, observer=observer, task_status=task_status, **options
+            )
+        except ExceptionGroup as group:  # of one: what was wrong with the address
+            raise plain(group) from None
+
+
+class StagingService:
+    """A staging server without its listener: give each session to `handle`, and keep `sweep` running."""
+
+    def __init__(self, store: Staging, *, authorize: Authorize | None = None) -> None:
+        self._store = store
+        self._authorize = authorize
+
+    async def handle(self, session: muxkit.Session) -> None:
+        """Serve one session to its end."""
+
+        async def converse(channel: muxkit.Channel) -> None:
+            await _Conversation(channel, self._store, self._authorize, session.info.peer).run()
+
+        await muxkit.each_channel(converse)(session)
+
+    async def sweep(self) -> None:
+        """Have the store drop what nobody has touched for its time, every few seconds until cancelled."""
+        while True:
+            await trio.sleep(SWEEP)
+            try:
+                await self._store.sweep()
+            except StoreError as error:
+                _log.warning("sweeping staged transactions: %s", error)
+
+
+class _Conversation:
+    """One channel."""
+
+    def __init__(self, channel: muxkit.Channel, store: Staging, authorize: Authorize | None, peer: str) -> None:
+        self._channel = channel
+        self._store = store
+        self._authorize = authorize
+        self._peer = peer
+
+    async def run(self) -> None:
+        try:
+            async for message in self._channel:
+                asked = question(message)
+                await self._admit(asked)
+                if isinstance(asked, Begin):
+                    await self._take_rows(asked)
+                    return
+                await self._say(await self._answer(asked))
+        except StagingError as error:
+            await self._fail(error)
+        except StoreFull as error:
+            await self._fail(error, "full")
+        except StoreError as error:
+            _log.warning("staging: %s", error)
+            await self._fail(error, StagingUnavailable.kind)
+
+    async def _admit(self, asked: AnyQuestion) -> None:
+        if self._authorize is None:
+            return
+        asks = str(asked.__struct_config__.tag)
+        claim = Claim(peer=self._peer, token=asked.token, stream=asked.stream, app=asked.app, asks=asks)
+        if not await self._authorize(claim):
+            raise StagingRefused(f"{asked.key}: this server does not allow {asks!r} here; is the option token right?")
+
+    async def _answer(self, asked: Prepare | Committing | Abort | Ask) -> Answer:
+        match asked:
+            case Prepare():
+                wanted = await self._store.prepare(asked.txn, asked.key, asked.batch, asked.rows)
+                return Begun(wanted=wanted)
+            case Committing():
+                parts = dict(asked.parts)
+                if len(parts) != len(asked.parts):
+                    raise StagingRequestInvalid(f"{asked.key}, batch {asked.batch}: a transaction is named twice")
+                done = await self._store.commit(asked.key, asked.batch, parts)
+                if done.duplicate:
+                    _log.info("staging: %s, batch %d was committed before", asked.key, asked.batch)
+                return Committed(duplicate=done.duplicate, rows=done.rows, head=done.head)
+            case Abort():
+                return Aborted(dropped=await self._store.abort(asked.key, asked.batch, asked.txns))
+            case Ask():
+                return Standing(**attrs.asdict(await self._store.standing(asked.key)))
+            case _:
+                assert_never(asked)
+
+    async def _take_rows(self, asked: Begin) -> None:
+        """Store blocks as they come. What waits is bounded by the channel's window, which grows as they are stored."""
+        limits = self._store.limits
+        wanted = await self._store.begin(asked.txn, asked.key, asked.batch, asked.encoding, asked.ttl, once=asked.once)
+        await self._say(Begun(wanted=wanted))
+        while wanted:
+            try:
+                messages = await self._channel.receive_many()
+            except trio.EndOfChannel:
+                return
+            blocks: list[Block] = []
+            for message in messages:
+                if not is_block(message):
+                    raise StagingRequestInvalid(f"{asked.key}, batch {asked.batch}: rows were to come, and no question")
+                blocks.append(decode_block(message, limits))
+            wanted = await self._store.put(asked.txn, asked.key, asked.batch, blocks)
+            await self._say(Stored(blocks=len(blocks)) if wanted else Begun(wanted=False))
+
+    async def _say(self, answer: Answer) -> None:
+        await self._channel.send(encode(answer))
+
+    async def _fail(self, error: StagingError | StoreError, kind: str | None = None) -> None:
+        if isinstance(error, StagingError):
+            told = Failed(kind=kind or error.kind, text=str(error))
+        else:
+            told = Failed(kind=kind or StagingError.kind, text=error.for_client)
+        _log.debug("staging: %s refused: %s", self._peer or "a peer", error)
+        # The end of this handler closes the channel: a client that is still sending is stopped, and then hears this.
+        await self._say(told)
