@@ -147,9 +147,11 @@ def prose_of(text: str) -> list[tuple[int, str]]:
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
         if token.type == tokenize.COMMENT
     ]
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            found.append((node.lineno, node.value))
+    found += [
+        (node.lineno, node.value)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+    ]
     return sorted(found)
 
 

@@ -1,5 +1,11 @@
 """The toolkit that the protocols share: rules and bookkeeping without any I/O. Imports neither trio nor time."""
 
+from muxkit.core._capabilities import BoundedParsing as BoundedParsing
+from muxkit.core._capabilities import CloseAware as CloseAware
+from muxkit.core._capabilities import FrameCounting as FrameCounting
+from muxkit.core._capabilities import MissingBytes as MissingBytes
+from muxkit.core._capabilities import RoundTripAware as RoundTripAware
+from muxkit.core._capabilities import SeparateTimers as SeparateTimers
 from muxkit.core._cursor import Cursor as Cursor
 from muxkit.core._cursor import NeedMore as NeedMore
 from muxkit.core._cursor import Pieces as Pieces
@@ -9,11 +15,9 @@ from muxkit.core._deadlines import Deadlines as Deadlines
 from muxkit.core._engine import Buffer as Buffer
 from muxkit.core._engine import Consumed as Consumed
 from muxkit.core._engine import DatagramEngine as DatagramEngine
-from muxkit.core._engine import Eager as Eager
 from muxkit.core._engine import Engine as Engine
 from muxkit.core._engine import Lent as Lent
 from muxkit.core._engine import MultistreamEngine as MultistreamEngine
-from muxkit.core._engine import Paced as Paced
 from muxkit.core._engine import Reset as Reset
 from muxkit.core._engine import Stop as Stop
 from muxkit.core._engine import StreamControl as StreamControl

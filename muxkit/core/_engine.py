@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import attrs
 
@@ -25,33 +25,6 @@ class Engine(Protocol[EventT_co]):
 
     def handle_deadline(self, now: float) -> None:
         """Act on what is due; harmless when early."""
-
-
-@runtime_checkable
-class Paced(Protocol):
-    """An engine that parses a bounded number of frames at a time, so that its pump can end a turn in time.
-
-    Bytes alone are no measure: a read that is full of the smallest frames takes a thousand times as long as one
-    with a single message. Nor are frames: one that does more than others counts as several.
-    """
-
-    frames_at_once: int
-    """`receive_bytes` parses at most so many; all, unless a pump says otherwise."""
-
-    @property
-    def unparsed(self) -> int:
-        """Bytes that it has kept because of that; call `receive_bytes(b"", now)` until there are none."""
-
-
-@runtime_checkable
-class Eager(Protocol):
-    """An engine whose `next_deadline` is now while it has something to send, as its timers begin when that leaves.
-
-    While its transport takes nothing a pump goes by `next_timer`, or it would call such an engine without end.
-    """
-
-    def next_timer(self) -> float | None:
-        """`next_deadline` without what waits to be sent."""
 
 
 class StreamEngine(Engine[EventT_co], Protocol[EventT_co]):

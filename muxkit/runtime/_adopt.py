@@ -3,7 +3,7 @@
     sessions: Registry[bytes, Link] = Registry(weigh=Link.retained_bytes, forgotten=Link.forgotten)
 
     async def handle(stream):
-        hello, stream = await lobby.greet(stream, HelloEngine())
+        hello, stream = await lobby.read_handshake(stream, HelloEngine())
         async with sessions.adopt(hello.link, make=lambda: Link(hello)) as adopted:
             await adopted.session.run_connection(stream)      # ends when a newer connection comes
 

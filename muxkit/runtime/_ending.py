@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from muxkit.runtime._errors import Side
 
 
-class Ending:
+class LossRecord:
     """What is told about the end of a connection that began when this was made."""
 
     __slots__ = ("_after", "_began", "_by", "_cause", "_reason", "_unsent", "peer")

@@ -16,7 +16,7 @@ ErrorMaker = Callable[[], Exception]
 
 SHARE = 4 * 1024  # bytes for somebody who is woken and sends small messages
 PORTION = 8  # no more than such a part of the outbox is kept for somebody, unless his first message is larger
-PATIENCE = 16  # times that others may slip past a message that is too large for the room that is left
+MAX_BYPASSES = 16  # times that others may slip past a message that is too large for the room that is left
 
 
 class Admission(Protocol):
@@ -26,7 +26,7 @@ class Admission(Protocol):
         """Does the half's own window have room?"""
 
     def watch(self, size: int) -> None:
-        """Call the gate's `poke` when it may have room for a message of this size."""
+        """Call the gate's `window_changed` when it may have room for a message of this size."""
 
 
 class Queued(Protocol):
@@ -36,93 +36,93 @@ class Queued(Protocol):
     def used(self) -> int: ...
 
 
-class Room:
+class OutboxBudget:
     """The outbox of one connection: how many bytes may wait for the transport.
 
     Halves whose window is open but for whom there is no room stand in line. A newcomer whose message fits may
     slip past them, so that a short one need not wait behind a bulk transfer, but not for ever.
     """
 
-    __slots__ = ("_gates", "_limit", "_outbox", "_portion", "_promised", "_refused")
+    __slots__ = ("_bypasses", "_gates", "_largest_share", "_limit", "_outbox", "_reserved")
 
     def __init__(self, limit: int, outbox: Queued) -> None:
         self._limit = limit
-        self._portion = limit // PORTION
+        self._largest_share = limit // PORTION
         self._outbox = outbox
-        self._promised = 0  # to senders that were woken and have not run yet
+        self._reserved = 0  # to senders that were woken and have not run yet
         self._gates: OrderedDict[Gate, None] = OrderedDict()
-        self._refused = 0  # times that the first in line found too little room
+        self._bypasses = 0  # times that the first in line found too little room
 
     def admits(self, size: int) -> bool:
         """May somebody who comes now go in at once?"""
-        used = self._outbox.used + self._promised  # as in `_fits`, which would be one more call for each message
-        return (used == 0 or used + size <= self._limit) and (not self._gates or self._refused < PATIENCE)
+        used = self._outbox.used + self._reserved  # as in `_fits`, which would be one more call for each message
+        return (used == 0 or used + size <= self._limit) and (not self._gates or self._bypasses < MAX_BYPASSES)
 
-    def share(self, size: int) -> int:
+    def reservation_for(self, size: int) -> int:
         """What is kept for somebody who is woken to send `size` bytes, which is more unless they are many.
 
         Or he would have to be woken for each of his messages.
         """
-        return max(size, min(max(2 * size, SHARE), self._portion), 1)
+        return max(size, min(max(2 * size, SHARE), self._largest_share), 1)
 
-    def promise(self, share: int) -> None:
+    def reserve(self, reserved: int) -> None:
         """Keep room for somebody who is being woken."""
-        self._promised += share
+        self._reserved += reserved
 
-    def settle(self, share: int) -> None:
+    def release_reserved(self, reserved: int) -> None:
         """He runs now."""
-        self._promised -= share
+        self._reserved -= reserved
 
-    def wait(self, gate: Gate) -> None:
+    def enqueue(self, gate: Gate) -> None:
         """Poke the gate when there is room again."""
         self._gates.setdefault(gate)
 
-    def forget(self, gate: Gate) -> None:
+    def dequeue(self, gate: Gate) -> None:
         """The gate waits for its half's window, or need not wait, so nobody has to wait for it here."""
         self._gates.pop(gate, None)
 
-    def leave(self, gate: Gate) -> None:
+    def withdraw(self, gate: Gate) -> None:
         """Nobody waits at this gate any more."""
         if gate in self._gates:
             del self._gates[gate]
-            self._refused = 0
-            self.release()
+            self._bypasses = 0
+            self.wake_waiting()
 
-    def release(self) -> None:
+    def wake_waiting(self) -> None:
         """There may be more room than there was: let in as many as fit, in order."""
         while self._gates:
             gate = next(iter(self._gates))
-            share = self.share(gate.wanted)
-            if not self._fits(share):
-                self._refused += 1
+            reserved = self.reservation_for(gate.first_size)
+            if not self._fits(reserved):
+                self._bypasses += 1
                 return
             del self._gates[gate]
-            gate.enter(share)
-            self._refused = 0
+            gate.wake_first(reserved)
+            self._bypasses = 0
 
     def _fits(self, size: int) -> bool:
-        used = self._outbox.used + self._promised
+        used = self._outbox.used + self._reserved
         return used == 0 or used + size <= self._limit
 
 
 class _Waiter:
-    __slots__ = ("error", "promised", "size", "task")
+    __slots__ = ("error", "reserved", "size", "task")
 
     def __init__(self, task: trio.lowlevel.Task, size: int) -> None:
         self.task = task
         self.size = size
-        self.promised = 0  # bytes
+        self.reserved = 0  # bytes
         self.error: ErrorMaker | None = None
 
 
 class Gate:
     """The line of senders on one half."""
 
-    __slots__ = ("_half", "_line", "_room")
+    __slots__ = ("_budget", "_half", "_line")
 
-    def __init__(self, half: Admission, room: Room) -> None:
+    def __init__(self, half: Admission, room: OutboxBudget) -> None:
         self._half = half
-        self._room = room
+        self._budget = room
         self._line: deque[_Waiter] = deque()
 
     def __bool__(self) -> bool:
@@ -130,12 +130,12 @@ class Gate:
         return bool(self._line)
 
     @property
-    def wanted(self) -> int:
+    def first_size(self) -> int:
         """The size of the message of the first in line, if he waits."""
-        return self._line[0].size if self._line and not self._line[0].promised else 0
+        return self._line[0].size if self._line and not self._line[0].reserved else 0
 
     async def wait(self, size: int) -> None:
-        """Sleep until it is our turn; on return the caller must act before his next checkpoint, then `pass_on`."""
+        """Sleep until it is our turn; on return the caller must act before his next checkpoint, then `end_turn`."""
         waiter = _Waiter(trio.lowlevel.current_task(), size)
         self._line.append(waiter)
         if self._line[0] is waiter:
@@ -145,59 +145,59 @@ class Gate:
             was_first = self._line[0] is waiter
             self._line.remove(waiter)
             if was_first:
-                self.pass_on()
+                self.end_turn()
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
-        if waiter.promised:
-            self._room.settle(waiter.promised)
+        if waiter.reserved:
+            self._budget.release_reserved(waiter.reserved)
         if waiter.error is not None:
-            self._room.release()  # what was kept for us is free
+            self._budget.wake_waiting()  # what was kept for us is free
             raise waiter.error()
         self._line.popleft()
 
-    def pass_on(self) -> None:
+    def end_turn(self) -> None:
         """The first in line has acted, or gave up: it is the next one's turn, here and in the room."""
         if self._line:
-            self.poke()
+            self.window_changed()
         else:
-            self._room.leave(self)
-        self._room.release()
+            self._budget.withdraw(self)
+        self._budget.wake_waiting()
 
-    def poke(self) -> None:
+    def window_changed(self) -> None:
         """The window may have changed: wake the first in line if he can go now."""
-        if self._line and not self._line[0].promised:
+        if self._line and not self._line[0].reserved:
             size = self._line[0].size
-            if self._room.admits(size):  # like a newcomer
-                self._room.forget(self)
-                self.enter(max(size, 1))
+            if self._budget.admits(size):  # like a newcomer
+                self._budget.dequeue(self)
+                self.wake_first(max(size, 1))
             else:
                 self._ask_for(size)
 
-    def enter(self, share: int) -> None:
+    def wake_first(self, reserved: int) -> None:
         """For the room, which has so much to spare: it is this gate's turn there."""
-        if not self._line or self._line[0].promised:
+        if not self._line or self._line[0].reserved:
             return
         first = self._line[0]
         if self._half.admits(first.size):
-            first.promised = share
-            self._room.promise(share)
+            first.reserved = reserved
+            self._budget.reserve(reserved)
             trio.lowlevel.reschedule(first.task)
         else:
             self._ask_for(first.size)
 
-    def shut(self, error: ErrorMaker) -> None:
+    def close(self, error: ErrorMaker) -> None:
         """Nobody will be let in any more."""
         line, self._line = self._line, deque()
         for waiter in line:
             waiter.error = error
-            if not waiter.promised:
+            if not waiter.reserved:
                 trio.lowlevel.reschedule(waiter.task)
-        self._room.leave(self)
+        self._budget.withdraw(self)
 
     def _ask_for(self, size: int) -> None:
         if self._half.admits(size):
-            self._room.wait(self)
+            self._budget.enqueue(self)
         else:
-            self._room.forget(self)  # it may have come there for another message, that was smaller
+            self._budget.dequeue(self)  # it may have come there for another message, that was smaller
             self._half.watch(size)

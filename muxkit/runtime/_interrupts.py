@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 FunctionT = TypeVar("FunctionT", bound="Callable[..., object]")
 
-CLOSE = 1.0  # s, for a close that does not wait
+CLOSE_TIMEOUT = 1.0  # s, for a close that does not wait
 _TASKS = CO_COROUTINE | CO_ASYNC_GENERATOR
 _INTERRUPTIBLE: set[CodeType] = set()
 
@@ -78,7 +78,7 @@ async def run_interruptible(handler: Callable[[T], Awaitable[R]], subject: T) ->
 
 async def close_at_once(resource: trio.abc.AsyncResource) -> None:
     """Close without waiting; a cancellation from outside does not take the place of an interrupt that is under way."""
-    with trio.move_on_after(CLOSE, shield=True):
+    with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
         await trio.aclose_forcefully(resource)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Line:
+class SlotQueue:
     """A line of tasks for places that somebody else counts.
 
     `free` gives how many there are now. When there will be none any more it gives more than stand in line, so that
@@ -27,8 +27,8 @@ class Line:
         self._numbers = count()  # in the order in which they came
         self._called = 0  # those who were woken for a place and have not had their turn yet
 
-    async def turn(self) -> None:
-        """Wait for a place that nobody before us wants; take it before the next checkpoint, then `move`.
+    async def wait_for_slot(self) -> None:
+        """Wait for a place that nobody before us wants; take it before the next checkpoint, then `wake_waiters`.
 
         Checks for cancellation and yields only if it has to wait.
         """
@@ -43,7 +43,7 @@ class Line:
                 return
             self._return(number)  # somebody who does not stand in line was quicker
 
-    def move(self) -> None:
+    def wake_waiters(self) -> None:
         """There may be more places than there were, or one was taken or given up: wake as many as can go."""
         if not self._waiting:
             return

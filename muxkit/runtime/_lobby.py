@@ -22,7 +22,7 @@ READ = 4096  # bytes to ask for at once
 MOST = 16 * 1024  # bytes of a greeting
 
 
-class Greeting(Protocol[LearntT_co]):
+class HandshakeReader(Protocol[LearntT_co]):
     """A small engine for the first bytes of a connection; a new one for each."""
 
     def receive_bytes(self, data: bytes, /) -> LearntT_co | None:
@@ -39,7 +39,7 @@ class Greeting(Protocol[LearntT_co]):
         """What came behind the greeting, once it is complete."""
 
 
-class Lobby:
+class HandshakeQueue:
     """Reads greetings: each within `Limits.handshake` seconds and `most` bytes, `Limits.half_open` of them at once.
 
     When one more comes the oldest has to go, so peers who say nothing, or a byte now and then, keep nobody out.
@@ -48,60 +48,62 @@ class Lobby:
     def __init__(self, limits: Limits | None = None, *, most: int = MOST) -> None:
         self._limits = limits or Limits()
         self._most = most
-        self._guests: dict[trio.CancelScope, None] = {}  # oldest first
+        self._waiting: dict[trio.CancelScope, None] = {}  # oldest first
         self.dropped = 0
         """How many had to go for a newer one."""
 
     def __len__(self) -> int:
         """How many are in their greeting now."""
-        return len(self._guests)
+        return len(self._waiting)
 
-    async def greet(self, stream: trio.abc.Stream, greeting: Greeting[LearntT]) -> tuple[LearntT, trio.abc.Stream]:
+    async def read_handshake(
+        self, stream: trio.abc.Stream, reader: HandshakeReader[LearntT]
+    ) -> tuple[LearntT, trio.abc.Stream]:
         """What the greeting says, and the stream, which gives first what was left over.
 
         Raises `RemoteProtocolError` if the peer said something wrong, too much, or not enough in time; `LinkLost` if
         he hung up, or had to go for a newer one. The stream stays the caller's to close, and after a
         `RemoteProtocolError` he may still answer on it.
         """
-        guest = _Guest(stream, greeting, self._most)
+        handshake = _Handshake(stream, reader, self._most)
         within = self._limits.handshake
         scope = trio.CancelScope(deadline=trio.current_time() + within)
-        self._guests[scope] = None
+        self._waiting[scope] = None
         self._make_room()
         try:
             with scope:
-                return await guest.listen()
-            was_dropped = scope not in self._guests
+                return await handshake.read()
+            was_dropped = scope not in self._waiting
         finally:
-            self._guests.pop(scope, None)
+            self._waiting.pop(scope, None)
         if was_dropped:
             most = self._limits.half_open
-            raise guest.lost(f"more than Limits(half_open={most}) connections were in their greeting", by="local")
+            raise handshake.lost(f"more than Limits(half_open={most}) connections were in their greeting", by="local")
         raise RemoteProtocolError(
-            f"no complete greeting within {within:g} s: {guest.received} bytes came", limit="handshake"
+            f"no complete greeting within {within:g} s: {handshake.received} bytes came", limit="handshake"
         )
 
     def _make_room(self) -> None:
-        while len(self._guests) > self._limits.half_open:
-            oldest = next(iter(self._guests))
-            del self._guests[oldest]
+        while len(self._waiting) > self._limits.half_open:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
             oldest.cancel()
             self.dropped += 1
 
 
-class _Guest(Generic[LearntT]):
+class _Handshake(Generic[LearntT]):
     """One connection in its greeting."""
 
-    def __init__(self, stream: trio.abc.Stream, greeting: Greeting[LearntT], most: int) -> None:
+    def __init__(self, stream: trio.abc.Stream, reader: HandshakeReader[LearntT], most: int) -> None:
         self._stream = stream
-        self._greeting = greeting
+        self._reader = reader
         self._most = most
         self._began = trio.current_time()
         self.received = 0
 
-    async def listen(self) -> tuple[LearntT, trio.abc.Stream]:
+    async def read(self) -> tuple[LearntT, trio.abc.Stream]:
         try:
-            await self._say_what_is_owed()
+            await self._send_owed()
             while True:
                 if self.received >= self._most:
                     raise RemoteProtocolError(f"{self.received} bytes came and the greeting is not complete")
@@ -109,17 +111,17 @@ class _Guest(Generic[LearntT]):
                 if not data:
                     raise self.lost(f"the peer hung up after {self.received} bytes of its greeting", by="peer")
                 self.received += len(data)
-                learnt = self._greeting.receive_bytes(bytes(data))
-                await self._say_what_is_owed()
+                learnt = self._reader.receive_bytes(bytes(data))
+                await self._send_owed()
                 if learnt is not None:
-                    return learnt, prefixed(self._stream, self._greeting.leftover())
+                    return learnt, prefixed(self._stream, self._reader.leftover())
         except LinkLost:
             raise
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise self.lost("the connection broke during its greeting", by="network") from error
 
-    async def _say_what_is_owed(self) -> None:
-        data = self._greeting.bytes_to_send()
+    async def _send_owed(self) -> None:
+        data = self._reader.bytes_to_send()
         if data:
             await self._stream.send_all(data)
 

@@ -7,17 +7,17 @@ in the engine until the link has some again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import Consumed, Lent, Reset, Stop
+from muxkit.core import CloseAware, Consumed, FrameCounting, Lent, MissingBytes, Reset, RoundTripAware, Stop
 from muxkit.runtime._allocator import keep_freed_memory
 from muxkit.runtime._clock import Clock
-from muxkit.runtime._ending import Ending
+from muxkit.runtime._ending import LossRecord
 from muxkit.runtime._links import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
-from muxkit.runtime._slices import Foreseeing, slices
+from muxkit.runtime._slices import slices
 from muxkit.runtime._turns import LONG_TURN, turns
 
 if TYPE_CHECKING:
@@ -37,29 +37,7 @@ STEP_FRAMES = 32  # frames to parse before their events are handed out
 CHUNK = 64 * 1024  # bytes of one stream at a time
 WRITE = 256 * 1024  # bytes to pull before the others get their turn
 DATAGRAMS = 64  # to pull before the streams get theirs
-CLOSE = 1.0  # s, for closing a link without goodbye
-
-
-@runtime_checkable
-class Closable(Protocol):
-    """An engine that wants to know that nothing more can come, nor be sent."""
-
-    def receive_closed(self, now: float, *, clean: bool = True) -> None: ...
-
-
-@runtime_checkable
-class Counting(Protocol):
-    """An engine that counts the frames which it has parsed."""
-
-    @property
-    def frames(self) -> int: ...
-
-
-@runtime_checkable
-class RoundTripAware(Protocol):
-    """An engine that asks the link how long a round trip takes, in seconds."""
-
-    def set_rtt(self, seconds: float) -> None: ...
+CLOSE_TIMEOUT = 1.0  # s, for closing a link without goodbye
 
 
 class MultistreamPump(Generic[EventT]):
@@ -91,8 +69,8 @@ class MultistreamPump(Generic[EventT]):
         keep_freed_memory()
         self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
         self._aware = engine if isinstance(engine, RoundTripAware) else None
-        self._counting = engine if isinstance(engine, Counting) else None
-        self._foreseeing = engine if isinstance(engine, Foreseeing) else None
+        self._counting = engine if isinstance(engine, FrameCounting) else None
+        self._foreseeing = engine if isinstance(engine, MissingBytes) else None
         self._turns = turns()
         self._is_heavy = False  # the last turn was long: the next one is queued for
         self._parked: set[StreamId] = set()  # streams that wait for room
@@ -102,9 +80,9 @@ class MultistreamPump(Generic[EventT]):
         self._tasks = trio.CancelScope()
         self._hanging_up = False
         self.peer = link.peer
-        self._ending = Ending(self.peer)
+        self._loss_record = LossRecord(self.peer)
         self.is_lost = False
-        self.loss = self._ending.error
+        self.loss = self._loss_record.error
         """A new error that says why the connection is over; each waiter gets his own."""
         self.rearm = self._clock.rearm
         """A command may have set a deadline while the clock sleeps."""
@@ -126,7 +104,7 @@ class MultistreamPump(Generic[EventT]):
         finally:
             self.lose("we hung up", by="local")
             # Shielded, though it does not wait: a cancellation from outside would take the place of an error.
-            with trio.move_on_after(CLOSE, shield=True):
+            with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await trio.aclose_forcefully(self._link)
 
     @property
@@ -141,7 +119,7 @@ class MultistreamPump(Generic[EventT]):
         if self._hanging_up and not isinstance(cause, RemoteProtocolError):
             reason, by, cause = "we hung up", "local", None
         self.is_lost = True
-        self._ending.record(reason, by=by, cause=cause, unsent=self._queued())
+        self._loss_record.record(reason, by=by, cause=cause, unsent=self._queued())
         if isinstance(cause, RemoteProtocolError):
             self._link.close(error=cause.message)
         elif not self._hanging_up:
@@ -156,7 +134,7 @@ class MultistreamPump(Generic[EventT]):
     @property
     def is_violated(self) -> bool:
         """Is the connection over because the peer broke a rule?"""
-        return self._ending.is_violation
+        return self._loss_record.is_violation
 
     async def flushed(self) -> None:
         """Wait until the engine is silent, no stream waits for room, and the peer has all that was written."""
@@ -185,13 +163,13 @@ class MultistreamPump(Generic[EventT]):
         finally:
             self.lose("we hung up", by="local")
 
-    def settle(self) -> None:
+    def dispatch_events(self) -> None:
         """A command may have made the engine tell something: hand it out."""
         self._hand_out_events()
 
     # --- writing
 
-    def ring(self) -> None:
+    def request_write(self) -> None:
         """The engine may have something to write."""
         if self._sleeper is not None and not self._hanging_up and self._has_output():
             self._wake_writer()
@@ -210,7 +188,7 @@ class MultistreamPump(Generic[EventT]):
                 if self._pull():
                     await trio.lowlevel.checkpoint()
                 else:
-                    await self._sleep_until_rung()
+                    await self._sleep_until_requested()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.lose("the connection broke while writing", by="network", cause=error)
 
@@ -286,7 +264,7 @@ class MultistreamPump(Generic[EventT]):
                     self._link.stop(stream)
         return bool(controls)
 
-    async def _sleep_until_rung(self) -> None:
+    async def _sleep_until_requested(self) -> None:
         self._sleeper = trio.lowlevel.current_task()
         self._idle.unpark_all()
 
@@ -323,7 +301,7 @@ class MultistreamPump(Generic[EventT]):
             self.lose("the connection broke while reading", by=by, cause=error)
 
     def _end(self) -> None:
-        if isinstance(self._engine, Closable):
+        if isinstance(self._engine, CloseAware):
             self._engine.receive_closed(trio.current_time())
             self._dispatch()
         self.lose("the peer hung up", by="peer")
@@ -391,7 +369,7 @@ class MultistreamPump(Generic[EventT]):
 
     def _dispatch(self) -> None:
         self._hand_out_events()
-        self.ring()
+        self.request_write()
         self.rearm()
 
     def _hand_out_events(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import trio
 
 from muxkit.runtime._clock import Clock
-from muxkit.runtime._ending import Ending
+from muxkit.runtime._ending import LossRecord
 from muxkit.runtime._links import Described, NowaitPackets, PacketLink
 from muxkit.runtime._turns import LONG_TURN, turns
 
@@ -30,7 +30,7 @@ EventT = TypeVar("EventT")
 TURN_PACKETS = 64  # to take in before the others get their turn
 STEP_PACKETS = 8  # to take in before their events are handed out, and the clock is asked whether the turn is over
 FAILURES_MOST = 1000  # refusals in a row, without a packet in between: then the link itself is broken
-CLOSE = 1.0  # s, for last words and for closing the link
+CLOSE_TIMEOUT = 1.0  # s, for last words and for closing the link
 INLINE_PAUSE = 30e-6  # s; senders who come faster than this are served together by the writer
 
 
@@ -76,9 +76,9 @@ class DatagramPump(Generic[EventT]):
         self._tasks = trio.CancelScope()
         self._parting: Sequence[bytes] = ()
         self.peer = link.peer if isinstance(link, Described) else ""
-        self._ending = Ending(self.peer)
+        self._loss_record = LossRecord(self.peer)
         self.is_lost = False
-        self.loss = self._ending.error
+        self.loss = self._loss_record.error
         """A new error that says why the link is over; each waiter gets his own."""
         self.rearm = self._clock.rearm
         """A command may have set a deadline while the clock sleeps."""
@@ -102,7 +102,7 @@ class DatagramPump(Generic[EventT]):
         finally:
             self.lose("we hung up", by="local")
             # Shielded, though briefly: a cancellation from outside would take the place of an error.
-            with trio.move_on_after(CLOSE, shield=True):
+            with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 with suppress(OSError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError):
                     for packet in self._parting:
                         await self._link.send(packet)
@@ -114,7 +114,7 @@ class DatagramPump(Generic[EventT]):
             return
         self.is_lost = True
         self._parting = parting
-        self._ending.record(reason, by=by, cause=cause, unsent=self.unsent + self._queued())
+        self._loss_record.record(reason, by=by, cause=cause, unsent=self.unsent + self._queued())
         self._carry = []
         self._tasks.cancel()
         self.hung_up.set()
@@ -130,7 +130,7 @@ class DatagramPump(Generic[EventT]):
 
     async def flushed(self) -> None:
         """Wait until what the engine may send now has left, and the writer is idle."""
-        self.ring()
+        self.request_write()
         while not self.is_lost and (self._sleeper is None or self._carry):
             await self._idle.park()
 
@@ -139,13 +139,13 @@ class DatagramPump(Generic[EventT]):
         await self.flushed()
         self.lose("we hung up", by="local")
 
-    def settle(self) -> None:
+    def dispatch_events(self) -> None:
         """A command may have made the engine tell something: hand it out."""
         self._hand_out_events()
 
     # --- writing
 
-    def ring(self) -> None:
+    def request_write(self) -> None:
         """The engine may have something to send."""
         if self._sleeper is None or self.is_lost:  # the writer is at it, and looks again
             return
@@ -176,7 +176,7 @@ class DatagramPump(Generic[EventT]):
             while True:
                 self._carry = self._carry or self._pull()
                 if not self._carry:
-                    await self._sleep_until_rung()
+                    await self._sleep_until_requested()
                     continue
                 if self._nowait is not None:
                     self._send_burst(self._nowait)
@@ -238,7 +238,7 @@ class DatagramPump(Generic[EventT]):
         if limit is not None and self._on_limit is not None:
             self._on_limit(limit)
 
-    async def _sleep_until_rung(self) -> None:
+    async def _sleep_until_requested(self) -> None:
         self._sleeper = trio.lowlevel.current_task()
         self._idle.unpark_all()
         self.rearm()
@@ -316,7 +316,7 @@ class DatagramPump(Generic[EventT]):
 
     def _dispatch(self) -> None:
         self._hand_out_events()
-        self.ring()
+        self.request_write()
         self.rearm()
 
     def _hand_out_events(self) -> None:

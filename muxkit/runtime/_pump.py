@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import Eager, Paced
+from muxkit.core import BoundedParsing, SeparateTimers
 from muxkit.runtime._allocator import keep_freed_memory
 from muxkit.runtime._clock import Clock
-from muxkit.runtime._ending import Ending
+from muxkit.runtime._ending import LossRecord
 from muxkit.runtime._links import Described, NowaitLink
 from muxkit.runtime._reading import Reading
 from muxkit.runtime._turns import LONG_TURN, turns
@@ -36,7 +36,7 @@ STEP_FRAMES = 128  # frames to parse before their events are handed out, and the
 BRIEF = 256  # bytes; what so little brings takes no longer than asking the clock is worth
 WRITE = 256 * 1024  # bytes to pull at most for one write
 JOIN_BELOW = 4 * 1024  # bytes a buffer on average: join smaller ones, hand over larger ones as they are
-CLOSE = 1.0  # s, for closing a stream without goodbye
+CLOSE_TIMEOUT = 1.0  # s, for closing a stream without goodbye
 BURST = 2  # events at once: for more than one, who will write what they answer together
 LARGE = 48 * 1024  # bytes queued: two such messages cost a third less with one write than with two
 LARGE_PAIR = 128 * 1024
@@ -76,18 +76,18 @@ class StreamPump(Generic[EventT]):
         self._nowait = stream if isinstance(stream, NowaitLink) else None
         self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
         self._is_writing = False
-        self._was_rung = False  # while somebody wrote
+        self._was_requested = False  # while somebody wrote
         self._burst = False  # what came last was for many, who will all have something to write in a moment
         self._pulled = 0  # bytes that left the engine the last time
         self._carry: list[Buffer] = []  # pulled, and not taken by the transport yet
         self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
         self._wrote_at = perf_counter()
         self._time = trio.lowlevel.current_clock().current_time  # `trio.current_time` asks for the clock each time
-        self._paced = engine if isinstance(engine, Paced) else None
+        self._paced = engine if isinstance(engine, BoundedParsing) else None
         if self._paced is not None:
             self._paced.frames_at_once = STEP_FRAMES
         self._turns = turns()
-        self._eager = engine if isinstance(engine, Eager) else None
+        self._eager = engine if isinstance(engine, SeparateTimers) else None
         self._clock = Clock(self._next_deadline if self._eager is not None else engine.next_deadline, self._on_due)
         self._tasks = trio.CancelScope()
         self._hanging_up = False
@@ -104,9 +104,9 @@ class StreamPump(Generic[EventT]):
         )
         """Receivers may read in its place."""
         self.peer = stream.peer if isinstance(stream, Described) else ""
-        self._ending = Ending(self.peer)
+        self._loss_record = LossRecord(self.peer)
         self.is_lost = False
-        self.loss = self._ending.error
+        self.loss = self._loss_record.error
         """A new error that says why the connection is over; each waiter gets his own."""
         self.hung_up = trio.Event()
         self.bytes_sent = 0
@@ -124,7 +124,7 @@ class StreamPump(Generic[EventT]):
         finally:
             self.lose("we hung up", by="local")
             # Shielded, though it does not wait: a cancellation from outside would take the place of an error.
-            with trio.move_on_after(CLOSE, shield=True):
+            with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await trio.aclose_forcefully(self._stream)
 
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None) -> None:
@@ -134,7 +134,7 @@ class StreamPump(Generic[EventT]):
         if self._hanging_up and not isinstance(cause, RemoteProtocolError):
             reason, by, cause = "we hung up", "local", None
         self.is_lost = True
-        self._ending.record(reason, by=by, cause=cause, unsent=self.unsent + self._queued())
+        self._loss_record.record(reason, by=by, cause=cause, unsent=self.unsent + self._queued())
         self._carry = []
         self._tasks.cancel()
         self.reading.stop()
@@ -147,7 +147,7 @@ class StreamPump(Generic[EventT]):
     @property
     def is_violated(self) -> bool:
         """Is the connection over because the peer broke a rule?"""
-        return self._ending.is_violation
+        return self._loss_record.is_violation
 
     @property
     def unsent(self) -> int:
@@ -174,17 +174,17 @@ class StreamPump(Generic[EventT]):
             pass
         self.lose("we hung up", by="local")
 
-    def settle(self) -> None:
+    def dispatch_events(self) -> None:
         """A command may have made the engine tell something: hand it out."""
         while events := self._engine.events():
             self._on_events(events)
 
     # --- writing
 
-    def ring(self) -> None:
+    def request_write(self) -> None:
         """The engine may have something to write."""
         if self._is_writing or self._carry:  # whoever is at it looks again; what is left of his write goes first
-            self._was_rung = True
+            self._was_requested = True
             return
         if self._sleeper is None:  # it comes by itself; but others may be slow to let it
             if perf_counter() - self._wrote_at < LATE:
@@ -241,7 +241,7 @@ class StreamPump(Generic[EventT]):
     async def _write(self) -> None:
         try:
             while True:
-                self._was_rung = False
+                self._was_requested = False
                 if self._carry:
                     self._is_writing = True
                     await self._hand_over(self._carry)
@@ -264,8 +264,8 @@ class StreamPump(Generic[EventT]):
                     is_idle = not self._carry
                 else:
                     is_idle = not self._write_once(self._nowait)
-                if is_idle and not self._was_rung:
-                    await self._sleep_until_rung()
+                if is_idle and not self._was_requested:
+                    await self._sleep_until_requested()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.lose("the connection broke while writing", by="network", cause=error)
 
@@ -280,7 +280,7 @@ class StreamPump(Generic[EventT]):
 
     def _pulled_out(self) -> None:
         """Bytes left the engine: tell what it says about that, and those who want their room."""
-        self.settle()
+        self.dispatch_events()
         self._on_written()
 
     async def _hand_over(self, buffers: list[Buffer]) -> None:
@@ -291,7 +291,7 @@ class StreamPump(Generic[EventT]):
         else:
             await self._stream.send_all(b"".join(buffers))
 
-    async def _sleep_until_rung(self) -> None:
+    async def _sleep_until_requested(self) -> None:
         self._sleeper = trio.lowlevel.current_task()
         if self._idle:
             self._idle.unpark_all()
@@ -322,7 +322,7 @@ class StreamPump(Generic[EventT]):
         self.reading.is_heavy = clock() - began > LONG_TURN
         return not self._burst
 
-    def _take_in_steps(self, paced: Paced, began: float) -> None:
+    def _take_in_steps(self, paced: BoundedParsing, began: float) -> None:
         """Hand out what a step told before the next one, so that the turn's time counts what is done about it."""
         clock, engine, now = self._turns.now, self._engine, self._time()
         until = began + self._turns.allowance
@@ -346,7 +346,7 @@ class StreamPump(Generic[EventT]):
         events = self._engine.events()
         self._burst = len(events) >= BURST
         self._hand_out(events)
-        self.ring()
+        self.request_write()
 
     def _hand_out(self, events: Sequence[EventT]) -> None:
         while events:  # what is done about one may lead to another

@@ -16,7 +16,7 @@ from muxkit.runtime._links import WaitableLink
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from muxkit.core import Paced
+    from muxkit.core import BoundedParsing
     from muxkit.runtime._turns import Turns
 
 READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
@@ -24,7 +24,7 @@ READ_LARGE = 256 * 1024  # and while they bring half of that
 LITTLE = 4 * 1024  # bytes; whoever got more is busy with it for a while
 
 
-class Guest(Protocol):
+class BorrowingReader(Protocol):
     """A task that waits for something which only reading can bring."""
 
     is_called: bool
@@ -41,8 +41,8 @@ class Reading:
 
     __slots__ = (
         "_failure",
-        "_has_guest",
         "_is_behind",
+        "_is_borrowed",
         "_is_free",
         "_is_over",
         "_is_running",
@@ -58,14 +58,14 @@ class Reading:
         "_stream",
         "_take_in",
         "_turns",
-        "guest_sleeps",
+        "borrower_sleeps",
         "is_heavy",
     )
 
     def __init__(
         self,
         stream: trio.abc.ReceiveStream,
-        paced: Paced | None,
+        paced: BoundedParsing | None,
         turns: Turns,
         *,
         take_in: Callable[[bytes], bool],
@@ -86,8 +86,8 @@ class Reading:
         self._size = READ_SMALL
         self._may_hold_more = False  # the last read brought all that it had asked for
         self._reader: trio.lowlevel.Task | None = None  # while he stands back
-        self._has_guest = False
-        self.guest_sleeps = False
+        self._is_borrowed = False
+        self.borrower_sleeps = False
         self._failure: BaseException | None = None  # of what a guest's read led to; it is the reader who raises it
         self._is_over = False
         self._is_running = False
@@ -130,8 +130,8 @@ class Reading:
     async def _wait_and_read(self, link: WaitableLink) -> None:
         while not self._is_over:
             self._on_taken()  # after what a guest has read, too, who was gone before the reader stood back
-            while self._has_guest:
-                await self._stand_back()
+            while self._is_borrowed:
+                await self._wait_for_return()
                 self._on_taken()
             if self._failure is not None:
                 return
@@ -158,7 +158,7 @@ class Reading:
             self._on_taken()
             self._is_behind = self._paced is not None and self._paced.unparsed > 0
 
-    async def _stand_back(self) -> None:
+    async def _wait_for_return(self) -> None:
         """Until the guest is gone."""
         self._reader = trio.lowlevel.current_task()
 
@@ -170,37 +170,37 @@ class Reading:
 
     # --- the guest
 
-    def has_place(self) -> bool:
+    def can_borrow(self) -> bool:
         """May somebody read in the reader's place now? If not, he is remembered for the next time."""
         self._is_wanted = True
         return self._is_free
 
-    async def read_for(self, guest: Guest) -> None:
-        """Take the reader's place, if `has_place`, until the guest is called or has to leave it.
+    async def read_for(self, borrower: BorrowingReader) -> None:
+        """Take the reader's place, if `can_borrow`, until the guest is called or has to leave it.
 
         Cancelled, nothing was read that somebody has not got.
         """
         assert self._link is not None
         self._is_free = False
-        self._has_guest = True
+        self._is_borrowed = True
         try:
-            while not (guest.is_called or self._is_over or self._is_behind or self.is_heavy or self._failure):
-                self.guest_sleeps = True
+            while not (borrower.is_called or self._is_over or self._is_behind or self.is_heavy or self._failure):
+                self.borrower_sleeps = True
                 await self._link.wait_readable()
-                self.guest_sleeps = False
-                self._read_as_guest(self._link)
-                if not guest.is_called:  # else the reader comes next
+                self.borrower_sleeps = False
+                self._read_as_borrower(self._link)
+                if not borrower.is_called:  # else the reader comes next
                     self._on_taken()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._on_broken(error)
         finally:
-            self.guest_sleeps = self._has_guest = False
+            self.borrower_sleeps = self._is_borrowed = False
             self._offer()
             if self._reader is not None:
                 task, self._reader = self._reader, None
                 trio.lowlevel.reschedule(task)
 
-    def _read_as_guest(self, link: WaitableLink) -> None:
+    def _read_as_borrower(self, link: WaitableLink) -> None:
         """What fails on the way is not for the guest to tell: some of what came has not reached the others."""
         try:
             try:
@@ -213,10 +213,10 @@ class Reading:
             if not self._is_running or not isinstance(error, Exception):
                 raise
 
-    def wake_guest(self) -> None:
-        """For when `guest_sleeps`; else he reads just now, and will see for himself."""
+    def wake_borrower(self) -> None:
+        """For when `borrower_sleeps`; else he reads just now, and will see for himself."""
         if self._link is not None:
-            self.guest_sleeps = False
+            self.borrower_sleeps = False
             self._link.stop_waiting()
 
     # --- what both do

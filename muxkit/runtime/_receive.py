@@ -35,8 +35,8 @@ class _Waiter:
         self.is_called = True
         if self.task is not None:
             trio.lowlevel.reschedule(self.task)
-        elif self.reading is not None and self.reading.guest_sleeps:
-            self.reading.wake_guest()
+        elif self.reading is not None and self.reading.borrower_sleeps:
+            self.reading.wake_borrower()
 
 
 # What most halves have most of the time; nothing is ever put into these two.
@@ -50,10 +50,10 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
     Several tasks may receive at once: messages go to them in the order in which they came to wait.
     """
 
-    __slots__ = ("_error", "_line", "_mailbox", "_ring", "_since_yield", "state")
+    __slots__ = ("_error", "_line", "_mailbox", "_request_write", "_since_yield", "state")
 
     def __init__(self, ring: Callable[[], None]) -> None:
-        self._ring = ring
+        self._request_write = ring
         self._mailbox = NOTHING
         self._line = NOBODY
         self._error: ErrorMaker = trio.EndOfChannel
@@ -110,7 +110,7 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             self.state = advance(self.state, Step.STOP)
         self._error = trio.ClosedResourceError
         self._took(self._mailbox.clear())
-        self._ring()
+        self._request_write()
         self._wake_all()
 
     # --- for the session
@@ -156,7 +156,7 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
             self._line = []
         self._line.append(waiter)
         reading = self._reading()
-        if reading is not None and reading.has_place():
+        if reading is not None and reading.can_borrow():
             waiter.reading = reading
             try:
                 await reading.read_for(waiter)
@@ -185,7 +185,7 @@ class ReceiveHalf(trio.abc.ReceiveChannel[bytes]):
         if not self._mailbox.count:
             self._mailbox = NOTHING
         if self._consumed(size):
-            self._ring()
+            self._request_write()
         if self.state is DRAINING:
             self._drain()
 

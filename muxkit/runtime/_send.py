@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import trio
 
 from muxkit.core import Sending, Step, advance
-from muxkit.runtime._gate import ErrorMaker, Gate, Room
+from muxkit.runtime._gate import ErrorMaker, Gate, OutboxBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,11 +37,11 @@ class SendHalf(trio.abc.SendChannel[bytes]):
     Several tasks may send at once: they are served in the order in which they came.
     """
 
-    __slots__ = ("_error", "_gate", "_outcome", "_over", "_ring", "_room", "_since_yield", "state")
+    __slots__ = ("_budget", "_error", "_gate", "_outcome", "_over", "_request_write", "_since_yield", "state")
 
-    def __init__(self, room: Room, ring: Callable[[], None]) -> None:
-        self._ring = ring
-        self._room = room
+    def __init__(self, room: OutboxBudget, ring: Callable[[], None]) -> None:
+        self._request_write = ring
+        self._budget = room
         self._gate: Gate | None = None  # made when somebody must wait for the first time
         self._error: ErrorMaker | None = None
         self._over: trio.Event | None = None
@@ -64,11 +64,11 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         if type(message) is not bytes:
             message = _as_bytes(message)
         size = len(message)
-        if self.state is OPEN and not self._gate and self._room.admits(size) and self._try_push(message):
+        if self.state is OPEN and not self._gate and self._budget.admits(size) and self._try_push(message):
             self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
         else:
             await self._hand_over(message)
-        self._ring()
+        self._request_write()
         if self._since_yield >= YIELD_BYTES:
             await self._yield()
 
@@ -82,13 +82,13 @@ class SendHalf(trio.abc.SendChannel[bytes]):
                     for message in batch:
                         await self._hand_over(message if type(message) is bytes else _as_bytes(message))
                         if self._since_yield >= YIELD_BYTES * MANY:
-                            self._ring()
+                            self._request_write()
                             await self._yield()
                 if self._since_yield >= YIELD_BYTES * MANY:
-                    self._ring()
+                    self._request_write()
                     await self._yield()
         finally:
-            self._ring()
+            self._request_write()
         await self._yield()
 
     async def finish(self, payload: bytes = b"") -> None:
@@ -103,8 +103,8 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             try:
                 self._close(payload)
             finally:
-                self.pass_on()
-            self._ring()
+                self.end_turn()
+            self._request_write()
         elif self._error is not None:
             await self._refuse()
         await self.wait_over()
@@ -118,7 +118,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         """`aclose` without the checkpoint."""
         if self.state is Sending.OPEN:
             self._close(b"")
-            self._ring()
+            self._request_write()
 
     def abort(self) -> None:
         """Give up: what has not begun to leave is dropped, and the peer learns that messages are missing.
@@ -132,9 +132,9 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             self.state = advance(self.state, Step.FINISH)
         self._outcome = _Outcome.GIVEN_UP
         self._error = _closed
-        self._shut_gate(_closed)
-        self._room.release()  # what was queued is not any more
-        self._ring()
+        self._close_gate(_closed)
+        self._budget.wake_waiting()  # what was queued is not any more
+        self._request_write()
 
     async def wait_over(self) -> None:
         """Wait until the peer confirmed the end."""
@@ -153,38 +153,38 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         if self.state is not Sending.OPEN:
             await self._refuse()
         await self.wait_turn(size)
-        self.pass_on()
+        self.end_turn()
 
     # --- for the session
 
     async def wait_turn(self, size: int) -> None:
-        """Sleep until `size` bytes may go; the caller must use that before his next checkpoint, then `pass_on`."""
-        if not self._may_go(size):
+        """Sleep until `size` bytes may go; the caller must use that before his next checkpoint, then `end_turn`."""
+        if not self.may_send(size):
             await self._wait(size)
 
     async def _wait(self, size: int) -> None:
         self.check_size(size)
-        self._ring()
+        self._request_write()
         if self.state is not OPEN:  # writing at once may have found the connection broken
             await self._refuse()
-        if self._may_go(size):  # or it has made room
+        if self.may_send(size):  # or it has made room
             return
         if self._gate is None:
-            self._gate = Gate(self, self._room)
+            self._gate = Gate(self, self._budget)
         await self._gate.wait(size)
         self._since_yield = 0
 
-    def pass_on(self) -> None:
+    def end_turn(self) -> None:
         """The turn that we waited for was used, or not."""
         if self._gate is not None:
-            self._gate.pass_on()
+            self._gate.end_turn()
         else:
-            self._room.release()
+            self._budget.wake_waiting()
 
-    def poke(self) -> None:
+    def window_changed(self) -> None:
         """The half's window may have changed."""
         if self._gate is not None:
-            self._gate.poke()
+            self._gate.window_changed()
 
     def confirmed(self) -> None:
         """The peer heard that we are done."""
@@ -217,7 +217,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             return
         self.state = advance(self.state, step)
         self._error = self._error or error
-        self._shut_gate(error or _closed)
+        self._close_gate(error or _closed)
         if self._over is not None:
             self._over.set()
 
@@ -228,7 +228,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
         size = len(message)
         if self.state is not Sending.OPEN:
             await self._refuse()
-        if self._may_go(size):
+        if self.may_send(size):
             self._push(message)
             self._since_yield += max(size, YIELD_LEAST)
             return
@@ -237,18 +237,18 @@ class SendHalf(trio.abc.SendChannel[bytes]):
             if not self._try_push(message):
                 self._push(message)
         finally:
-            self.pass_on()
+            self.end_turn()
 
-    def _may_go(self, size: int) -> bool:
+    def may_send(self, size: int) -> bool:
         """May somebody who comes now send at once?"""
-        return not self._gate and self._room.admits(size) and self.admits(size)
+        return not self._gate and self._budget.admits(size) and self.admits(size)
 
     def _push_all(self, messages: list[bytes]) -> bool:
         """Give all of them to the engine, if they fit as they are; otherwise none."""
         if self.state is not OPEN or self._gate or set(map(type, messages)) != ONLY_BYTES:
             return False
         size = sum(map(len, messages))
-        if size > YIELD_BYTES * MANY or not self._room.admits(size) or not self._try_push_all(messages):
+        if size > YIELD_BYTES * MANY or not self._budget.admits(size) or not self._try_push_all(messages):
             return False
         self._since_yield += max(size, YIELD_LEAST * len(messages))
         return True
@@ -260,11 +260,11 @@ class SendHalf(trio.abc.SendChannel[bytes]):
     def _close(self, payload: bytes) -> None:
         self._finish(payload)
         self.state = advance(self.state, Step.FINISH)
-        self._shut_gate(_closed)
+        self._close_gate(_closed)
 
-    def _shut_gate(self, error: ErrorMaker) -> None:
+    def _close_gate(self, error: ErrorMaker) -> None:
         if self._gate is not None:
-            self._gate.shut(error)
+            self._gate.close(error)
 
     async def _refuse(self) -> NoReturn:
         """Nothing can be sent any more; a yield, so that a loop around it cannot keep everybody waiting."""
@@ -291,7 +291,7 @@ class SendHalf(trio.abc.SendChannel[bytes]):
 
     @abstractmethod
     def watch(self, size: int) -> None:
-        """Call `poke` when it may have it for a message of this size."""
+        """Call `window_changed` when it may have it for a message of this size."""
 
     @abstractmethod
     def _push(self, message: bytes) -> None:

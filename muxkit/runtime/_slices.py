@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 from muxkit.runtime._links import StreamData
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from muxkit.core import StreamId
+    from muxkit.core import MissingBytes
     from muxkit.runtime._links import Arrival
 
 SLICE: Final = 4 * 1024  # bytes
 
 
-@runtime_checkable
-class Foreseeing(Protocol):
-    """An engine that knows how much of a stream it would only collect: no frame ends before that."""
-
-    def missing(self, stream: StreamId) -> int: ...
-
-
-def slices(arrival: Arrival, engine: Foreseeing | None) -> Iterator[Arrival]:
+def slices(arrival: Arrival, engine: MissingBytes | None) -> Iterator[Arrival]:
     """The pieces of it, each cut when the one before was fed."""
     if not isinstance(arrival, StreamData) or len(arrival.data) <= SLICE:
         yield arrival

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import attrs
 
-from muxkit.core import Paced
+from muxkit.core import BoundedParsing
 from muxkit.testing._demands import require
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def feed(engine: StreamEngine[EventT], pieces: Iterable[bytes], *, now: float = 
     for piece in pieces:
         engine.receive_bytes(piece, now)
         events += engine.events()
-        while isinstance(engine, Paced) and engine.unparsed:
+        while isinstance(engine, BoundedParsing) and engine.unparsed:
             engine.receive_bytes(b"", now)
             events += engine.events()
     return events
@@ -190,13 +190,13 @@ def check_every_split(
 ) -> list[object]:
     """Whole, byte by byte, and cut in two at each place: always the same events, and the same answer.
 
-    A `Paced` engine gets the whole once more, a frame at a time.
+    A `BoundedParsing` engine gets the whole once more, a frame at a time.
     `normalise` makes events of two engines comparable. Gives the events.
     """
 
     def run(pieces: Sequence[bytes], *, paced: bool = False) -> tuple[list[object], bytes]:
         engine = make_engine()
-        if paced and isinstance(engine, Paced):
+        if paced and isinstance(engine, BoundedParsing):
             engine.frames_at_once = 1
         return [normalise(event) for event in feed(engine, pieces)], drain(engine)
 

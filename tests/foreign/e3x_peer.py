@@ -79,6 +79,7 @@ class Channel:
     asked: float = 0.0
     resent: dict[int, float] = field(default_factory=dict)
     arrived: dict[int, float] = field(default_factory=dict)  # when a packet of ours was handed to the network
+    early: set[int] = field(default_factory=set)  # what arrived before the opening only, and may have been dropped
     named: set[int] = field(default_factory=set)  # what was named as missing
     # what the other side sends
     seen: dict[int, tuple[object, ...]] = field(default_factory=dict)
@@ -149,6 +150,7 @@ class Peer:
         """Do what is due after two seconds of silence."""
         for channel in self.channels.values():
             if channel.kept and not channel.is_over and self._now() - channel.asked >= ASK_AGAIN:
+                channel.resent[max(channel.kept)] = self._now()
                 self._write(channel, max(channel.kept))
 
     # ------------------------------------------------------------ writing
@@ -195,6 +197,11 @@ class Peer:
         if channel is None:
             return
         if "seq" in head:
+            is_open = not channel.is_mine or 1 in channel.arrived or head["seq"] == 1
+            if is_open:
+                channel.early.discard(head["seq"])
+            elif head["seq"] not in channel.arrived:
+                channel.early.add(head["seq"])
             channel.arrived.setdefault(head["seq"], self._now())
         if "ack" in head:
             channel.told_window = sum(head.get("miss", [channel.told_window]))
@@ -247,8 +254,10 @@ class Peer:
         elif "ack" not in head:
             raise Refused(f"e3x-A08: a packet that says nothing, {head}")
 
-    def _known(self, times: dict[int, float]) -> set[int]:
-        return {number for number, at in times.items() if self._now() - at > self._settled}
+    def _known(self, channel: Channel) -> set[int]:
+        """Give the packets of this side that the other one must have, and know of."""
+        times = channel.arrived.items()
+        return {number for number, at in times if self._now() - at > self._settled} - channel.early
 
     def _judge_acks(self, channel: Channel, head: dict[str, Any]) -> None:
         if "ack" not in head:
@@ -263,9 +272,7 @@ class Peer:
         latest = max(channel.named - channel.arrived.keys(), default=0)
         if miss is None:
             gaps = [
-                each
-                for each in range(ack + 1, max(self._known(channel.arrived), default=0))
-                if each not in channel.arrived
+                each for each in range(ack + 1, max(self._known(channel), default=0)) if each not in channel.arrived
             ]
             if gaps or latest > ack:
                 raise Refused(f"e3x-M01: ack {ack} without miss, while {gaps or latest} is missing")
@@ -277,7 +284,7 @@ class Peer:
             at += _whole(delta, "e3x-M02", 1, "delta")
             if at >= channel.sent:
                 raise Refused(f"e3x-M02: {at} named as missing, {channel.sent} is the last")
-            if at in self._known(channel.arrived):
+            if at in self._known(channel):
                 raise Refused(f"e3x-M02: {at} named as missing, which has come")
             channel.named.add(at)
         _whole(miss[-1], "e3x-X05", 1, "last delta")

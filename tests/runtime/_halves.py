@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from muxkit import ChannelStopped, LinkLost, LocalProtocolError
-from muxkit.runtime import ReceiveHalf, Room, SendHalf
+from muxkit.runtime import OutboxBudget, ReceiveHalf, SendHalf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,12 +22,12 @@ class Outbox:
     def __init__(self, limit: int = 1000) -> None:
         self.used = 0
         self.limit = limit
-        self.room = Room(limit, self)
+        self.room = OutboxBudget(limit, self)
         self.rung = 0
 
     def drain(self, size: int | None = None) -> None:
         self.used -= self.used if size is None else min(size, self.used)
-        self.room.release()
+        self.room.wake_waiting()
 
     def ring(self) -> None:
         self.rung += 1
@@ -49,7 +49,7 @@ class WindowedSend(SendHalf):
         self.credit += amount
         if self.watched:
             self.watched = False
-            self.poke()
+            self.window_changed()
 
     def admits(self, size: int) -> bool:
         return size <= self.credit

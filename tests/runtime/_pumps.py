@@ -118,7 +118,7 @@ class Running:
 
     def send(self, data: bytes) -> None:
         self.engine.out.append(data)
-        self.pump.ring()
+        self.pump.request_write()
 
 
 class Watcher:

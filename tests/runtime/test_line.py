@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from muxkit.runtime import Line
+from muxkit.runtime import SlotQueue
 
 from ._halves import at_rest
 
@@ -20,17 +20,17 @@ class Yard:
     def __init__(self, places: int) -> None:
         self.free = places
         self.took: list[int] = []
-        self.line = Line(lambda: self.free)
+        self.line = SlotQueue(lambda: self.free)
 
     async def take(self, number: int) -> None:
-        await self.line.turn()
+        await self.line.wait_for_slot()
         self.free -= 1
         self.took.append(number)
-        self.line.move()
+        self.line.wake_waiters()
 
     def give_back(self, places: int = 1) -> None:
         self.free += places
-        self.line.move()
+        self.line.wake_waiters()
 
 
 class Steps(trio.abc.Instrument):
@@ -78,7 +78,7 @@ async def test_nobody_is_woken_who_finds_no_place() -> None:
         await start(nursery, yard, range(50))
         for _ in range(49):
             yard.give_back()
-            yard.line.move()
+            yard.line.wake_waiters()
             await at_rest()
     trio.lowlevel.remove_instrument(steps)
     assert yard.took == list(range(50))
@@ -122,8 +122,8 @@ async def test_who_was_called_and_does_not_take_his_place_passes_it_on() -> None
     yard = Yard(0)
 
     async def think_better_of_it() -> None:
-        await yard.line.turn()
-        yard.line.move()
+        await yard.line.wait_for_slot()
+        yard.line.wake_waiters()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(think_better_of_it)

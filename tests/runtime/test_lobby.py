@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from muxkit import Limits, RemoteProtocolError
-from muxkit.runtime import LinkLost, Lobby, NowaitLink, prefixed
+from muxkit.runtime import HandshakeQueue, LinkLost, NowaitLink, prefixed
 from muxkit.testing import check_link
 from muxkit_adapters import memory, tcp
 
@@ -52,7 +52,7 @@ class Line:
 async def test_a_greeting_is_read_and_what_is_left_over_comes_first() -> None:
     ours, theirs = memory.pair()
     await theirs.send_all(b"hello\nand")
-    learnt, stream = await Lobby().greet(ours, Line())
+    learnt, stream = await HandshakeQueue().read_handshake(ours, Line())
     assert learnt == b"hello"
     await theirs.send_all(b" so on")
     assert (await stream.receive_some(2), await stream.receive_some(), await stream.receive_some()) == (
@@ -72,7 +72,7 @@ async def test_a_greeting_may_come_byte_by_byte(autojump_clock: MockClock) -> No
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dribble)
-        learnt, stream = await Lobby().greet(ours, Line())
+        learnt, stream = await HandshakeQueue().read_handshake(ours, Line())
         assert learnt == b"hello"
         assert stream is ours  # nothing was read too far
 
@@ -87,14 +87,14 @@ async def test_a_greeting_may_need_answers() -> None:
             await theirs.send_all(b"\n")
 
         nursery.start_soon(ask)
-        await Lobby().greet(ours, Line(owed=b""))
+        await HandshakeQueue().read_handshake(ours, Line(owed=b""))
 
 
 async def test_what_the_engine_refuses_can_be_answered() -> None:
     ours, theirs = memory.pair()
     await theirs.send_all(b"HELLO!")
     with pytest.raises(RemoteProtocolError, match="no shouting"):
-        await Lobby().greet(ours, Line())
+        await HandshakeQueue().read_handshake(ours, Line())
     await ours.send_all(b"not so loud")
     assert await theirs.receive_some() == b"not so loud"
 
@@ -103,14 +103,14 @@ async def test_a_greeting_has_so_many_bytes_and_no_more() -> None:
     ours, theirs = memory.pair()
     await theirs.send_all(bytes(2000))
     with pytest.raises(RemoteProtocolError, match="1024 bytes came and the greeting is not complete"):
-        await Lobby(most=1024).greet(ours, Line())
+        await HandshakeQueue(most=1024).read_handshake(ours, Line())
     assert len(await ours.receive_some()) == 2000 - 1024
 
 
 async def test_a_greeting_of_just_so_many_bytes_is_complete() -> None:
     ours, theirs = memory.pair()
     await theirs.send_all(bytes(1023) + b"\n" + b"rest")
-    learnt, stream = await Lobby(most=1024).greet(ours, Line())
+    learnt, stream = await HandshakeQueue(most=1024).read_handshake(ours, Line())
     assert learnt == bytes(1023)
     assert await stream.receive_some() == b"rest"
 
@@ -128,7 +128,7 @@ async def test_a_greeting_has_so_much_time_and_no_more(autojump_clock: MockClock
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dribble)
         with pytest.raises(RemoteProtocolError, match=r"within 10 s: 1[01] bytes came; raise Limits\(handshake"):
-            await Lobby().greet(ours, Line())
+            await HandshakeQueue().read_handshake(ours, Line())
         nursery.cancel_scope.cancel()
     assert trio.current_time() - start == pytest.approx(10.0)
 
@@ -138,7 +138,7 @@ async def test_a_peer_that_reads_no_answer_has_no_more_time_either(autojump_cloc
     async with trio.open_nursery() as nursery:
         nursery.start_soon(theirs.send_all, b"?\n")
         with pytest.raises(RemoteProtocolError, match="within 10 s"):
-            await Lobby().greet(ours, Line())
+            await HandshakeQueue().read_handshake(ours, Line())
         nursery.cancel_scope.cancel()
 
 
@@ -147,7 +147,7 @@ async def test_a_peer_that_hangs_up_is_lost() -> None:
     await theirs.send_all(b"hel")
     await theirs.aclose()
     with pytest.raises(LinkLost, match="hung up after 3 bytes") as caught:
-        await Lobby().greet(ours, Line())
+        await HandshakeQueue().read_handshake(ours, Line())
     assert caught.value.by == "peer"
 
 
@@ -157,16 +157,16 @@ async def test_a_connection_that_breaks_is_lost() -> None:
     await trio.lowlevel.checkpoint()
     await trio.aclose_forcefully(theirs)
     with pytest.raises(LinkLost) as caught:
-        await Lobby().greet(ours, Line())
+        await HandshakeQueue().read_handshake(ours, Line())
     assert caught.value.by == "network"
 
 
 async def test_the_oldest_goes_when_there_are_too_many(autojump_clock: MockClock) -> None:
-    lobby, lost, errors = Lobby(Limits(half_open=3)), list[int](), list[LinkLost]()
+    lobby, lost, errors = HandshakeQueue(Limits(half_open=3)), list[int](), list[LinkLost]()
 
     async def greet(number: int, stream: trio.abc.Stream) -> None:
         try:
-            await lobby.greet(stream, Line())
+            await lobby.read_handshake(stream, Line())
         except LinkLost as error:
             errors.append(error)
             lost.append(number)
@@ -186,9 +186,9 @@ async def test_the_oldest_goes_when_there_are_too_many(autojump_clock: MockClock
 
 
 async def test_a_cancelled_greeting_leaves_the_lobby(autojump_clock: MockClock) -> None:
-    lobby = Lobby()
+    lobby = HandshakeQueue()
     with trio.move_on_after(1) as scope:
-        await lobby.greet(memory.pair()[0], Line())
+        await lobby.read_handshake(memory.pair()[0], Line())
     assert scope.cancelled_caught
     assert len(lobby) == 0
 
@@ -200,10 +200,10 @@ GOOD = 20
 
 
 async def test_a_good_client_is_quickly_served_while_a_thousand_dribble() -> None:
-    lobby = Lobby(Limits(handshake=1000.0))  # so nobody has to leave before it is his turn
+    lobby = HandshakeQueue(Limits(handshake=1000.0))  # so nobody has to leave before it is his turn
 
     async def handle(stream: trio.abc.Stream) -> None:
-        learnt, link = await lobby.greet(stream, Line())
+        learnt, link = await lobby.read_handshake(stream, Line())
         await link.send_all(b"welcome " + learnt)
 
     async def dribble(number: int, address: tuple[str, int], connected: trio.Semaphore) -> None:
@@ -241,14 +241,14 @@ async def test_a_good_client_is_quickly_served_while_a_thousand_dribble() -> Non
 
 
 async def test_a_connection_in_its_greeting_costs_less_than_eight_kibibytes(autojump_clock: MockClock) -> None:
-    lobby, count = Lobby(Limits(half_open=1000)), 500
+    lobby, count = HandshakeQueue(Limits(half_open=1000)), 500
     pairs = [memory.pair() for _ in range(count)]
     async with trio.open_nursery() as nursery:
         tracemalloc.start()
         try:
             for ours, theirs in pairs:
                 await theirs.send_all(b"hel")
-                nursery.start_soon(lobby.greet, ours, Line())
+                nursery.start_soon(lobby.read_handshake, ours, Line())
             await trio.testing.wait_all_tasks_blocked()
             assert len(lobby) == count
             assert tracemalloc.get_traced_memory()[0] / count < 8 * 1024

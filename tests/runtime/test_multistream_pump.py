@@ -23,7 +23,7 @@ async def test_what_is_queued_is_written_to_its_stream_with_its_end() -> None:
     async with running() as run:
         run.engine.queue(2, b"first")
         run.engine.queue(6, b"second", last=True)
-        run.pump.ring()
+        run.pump.request_write()
         await trio.testing.wait_all_tasks_blocked()
         assert run.link.written == [(2, b"first", False), (6, b"second", True)]
         assert run.link.opened == [2, 6]
@@ -36,7 +36,7 @@ async def test_a_stream_without_room_is_parked_and_keeps_nobody_waiting() -> Non
         run.link.rooms[2] = 3
         run.engine.queue(2, b"too much")
         run.engine.queue(6, b"beside")
-        run.pump.ring()
+        run.pump.request_write()
         await trio.testing.wait_all_tasks_blocked()
         assert run.link.written == [(2, b"too", False), (6, b"beside", False)]
         assert run.engine.parked == {2}
@@ -51,7 +51,7 @@ async def test_a_parked_stream_goes_on_when_it_has_room() -> None:
     async with running() as run:
         run.link.rooms[2] = 0
         run.engine.queue(2, b"later", last=True)
-        run.pump.ring()
+        run.pump.request_write()
         await trio.testing.wait_all_tasks_blocked()
         assert not run.link.written
         run.link.to_grant.send_nowait([2])
@@ -66,7 +66,7 @@ async def test_no_more_leaves_the_engine_than_the_link_has_room_for() -> None:
         run.link.rooms[2] = 100_000
         for _ in range(64):
             run.engine.queue(2, bytes(1024 * 1024))
-        run.pump.ring()
+        run.pump.request_write()
         await trio.testing.wait_all_tasks_blocked()
         assert run.engine.pulled == 100_000
 
@@ -77,7 +77,7 @@ async def test_streams_take_turns_in_chunks() -> None:
         run.engine.queue(2, bytes(300_000))
         run.engine.queue(6, bytes(70_000))
         run.engine.queue(10, b"small")
-        run.pump.ring()
+        run.pump.request_write()
         await trio.testing.wait_all_tasks_blocked()
         assert [stream for stream, _, _ in run.link.written[:5]] == [2, 6, 10, 2, 6]
 
@@ -85,7 +85,7 @@ async def test_streams_take_turns_in_chunks() -> None:
 async def test_control_is_run_before_anything_is_written() -> None:
     async with running() as run:
         run.engine.control = [Consumed(3, 5), Lent(3, 7), Reset(2), Stop(3)]
-        run.pump.ring()
+        run.pump.request_write()
         await trio.testing.wait_all_tasks_blocked()
         assert run.link.done == [Consumed(3, 5), Lent(3, 7), Reset(2), Stop(3)]
         assert run.written == 1
@@ -96,7 +96,7 @@ async def test_datagrams_stay_in_the_engine_while_the_link_has_no_room_for_them(
         run.link.datagram_room = 2
         run.engine.datagrams += [b"1", b"2", b"3"]
         run.engine.queue(2, b"beside")
-        run.pump.ring()
+        run.pump.request_write()
         await trio.testing.wait_all_tasks_blocked()
         assert run.link.datagrams == [b"1", b"2"]
         assert run.engine.datagrams == deque([b"3"])
@@ -123,7 +123,7 @@ async def test_a_stream_that_was_stopped_is_waited_for_no_more() -> None:
         run.link.rooms[2] = 0
         run.link.delivered.set()
         run.engine.queue(2, b"never")
-        run.pump.ring()
+        run.pump.request_write()
         await trio.testing.wait_all_tasks_blocked()
         run.link.to_receive.send_nowait([StreamStopped(2)])
         await run.pump.flushed()
@@ -193,7 +193,7 @@ async def test_flushed_waits_for_parked_streams_and_for_the_peer() -> None:
     async with running() as run:
         run.link.rooms[2] = 0
         run.engine.queue(2, b"later")
-        run.pump.ring()
+        run.pump.request_write()
         async with trio.open_nursery() as nursery:
             is_flushed = trio.Event()
 
@@ -215,7 +215,7 @@ async def test_flushed_returns_when_the_link_is_lost() -> None:
     async with running() as run, trio.open_nursery() as nursery:
         run.link.rooms[2] = 0
         run.engine.queue(2, b"never")
-        run.pump.ring()
+        run.pump.request_write()
         nursery.start_soon(run.pump.flushed)
         await trio.testing.wait_all_tasks_blocked()
         run.pump.lose("cut", by="network")
@@ -276,6 +276,6 @@ async def test_ringing_after_the_end_does_nothing() -> None:
     async with running() as run:
         run.pump.lose("cut", by="network")
         run.engine.queue(2, b"never")
-        run.pump.ring()
+        run.pump.request_write()
         await trio.testing.wait_all_tasks_blocked()
         assert not run.link.written

@@ -155,7 +155,7 @@ class Running:
 
     def send(self, *packets: bytes) -> None:
         self.engine.out += packets
-        self.pump.ring()
+        self.pump.request_write()
 
 
 @asynccontextmanager

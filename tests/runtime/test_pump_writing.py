@@ -171,5 +171,5 @@ async def test_what_follows_from_a_write_of_nothing_is_written(
         run.on_event = lambda event: run.send(b"A" * 40)
         await at_rest()
         engine.is_ready = True
-        run.pump.ring()
+        run.pump.request_write()
         assert await _received(there, 40) == b"A" * 40

@@ -173,12 +173,12 @@ class Faces:
             receiver, to_receiver = core.new_receiver()
             way.push(b"", [to_sender, to_receiver])
         finally:
-            way.pass_on()
+            way.end_turn()
         core.did()
         return Channel(core, sender, receiver, is_ours=True)
 
     async def _turn(self) -> Sender:
-        """Wait until a channel may be opened; the caller must do so before his next checkpoint, then `pass_on`."""
+        """Wait until a channel may be opened; the caller must do so before his next checkpoint, then `end_turn`."""
         while True:
             error = self._closed()
             if error is not None:
@@ -194,7 +194,7 @@ class Faces:
                 continue
             if self._has_room() and way.state is Sending.OPEN and way.admits(OPENING_SIZE):
                 return way
-            way.pass_on()
+            way.end_turn()
 
     def _has_room(self) -> bool:
         """The peer may not have heard of the end of those that ended last, so a part of what it allows is left."""

@@ -18,7 +18,7 @@ from muxkit.protocols.aqueduct._ids import Role, label
 from muxkit.protocols.aqueduct._sending import SenderMachine
 from muxkit.protocols.aqueduct._session_receiving import Message, Receiver
 from muxkit.protocols.aqueduct._session_sending import Receipt, Sender
-from muxkit.runtime import MultistreamLink, MultistreamPump, Room, StreamPump
+from muxkit.runtime import MultistreamLink, MultistreamPump, OutboxBudget, StreamPump
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,9 +55,9 @@ class Pump(Protocol):
     def loss(self) -> LinkLost: ...
     async def flushed(self) -> None: ...
     async def hang_up(self) -> None: ...
-    def settle(self) -> None: ...
+    def dispatch_events(self) -> None: ...
     def rearm(self) -> None: ...
-    def ring(self) -> None: ...
+    def request_write(self) -> None: ...
 
 
 class _Nothing:
@@ -81,7 +81,7 @@ class Core:
     ) -> None:
         self.engine = Engine(role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time())
         self.limits = self.engine.limits
-        self.room = Room(sys.maxsize, _Nothing())
+        self.room = OutboxBudget(sys.maxsize, _Nothing())
         self.pump = self._pump(link, observer)
         self.round_trip: Callable[[], float | None] | None = None
         if isinstance(link, MultistreamLink):
@@ -215,9 +215,9 @@ class Core:
         """Something was asked of the engine: it may have something to tell, to write, or to wait for."""
         if self._is_dispatching or self.pump.is_lost:
             return
-        self.pump.settle()
+        self.pump.dispatch_events()
         self.pump.rearm()
-        self.pump.ring()
+        self.pump.request_write()
 
     def _written(self) -> None:
         """What was written may have to be counted for the peer, in a moment."""
@@ -324,7 +324,7 @@ class Core:
 
     def _on_writable(self, event: events.Writable) -> None:
         if isinstance(event.sender.owner, Sender) and event.sender.owner.state is Sending.OPEN:
-            event.sender.owner.poke()
+            event.sender.owner.window_changed()
 
     def _on_connected(self, event: events.Connected) -> None:
         self.peer_headers = event.headers

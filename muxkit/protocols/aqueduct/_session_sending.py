@@ -176,12 +176,12 @@ class Sender(SendHalf):
             await self._refuse()
         size = self._engine.size_of(payload, headers, attachments)
         has_turn = False
-        if mode is not Mode.UNRELIABLE and not self._may_go(size):
+        if mode is not Mode.UNRELIABLE and not self.may_send(size):
             while not has_turn:
                 await self.wait_turn(size)
                 has_turn = self.admits(size)
                 if not has_turn:  # a datagram that was too large took the room
-                    self.pass_on()
+                    self.end_turn()
         try:
             promise = self._engine.send(
                 self.machine, payload, headers=headers, attachments=attachments, mode=mode, receipt=receipt
@@ -190,7 +190,7 @@ class Sender(SendHalf):
             self._core.handed_over(attachments)
         finally:
             if has_turn:
-                self.pass_on()
+                self.end_turn()
         self._core.did()
         self._since_yield += max(size, YIELD_LEAST)
         if self._since_yield >= YIELD_BYTES:
@@ -206,7 +206,7 @@ class Sender(SendHalf):
         self._core.messages_sent += 1
         if self.machine.oneshot:
             self.state = advance(self.state, Step.FINISH)
-            self._shut_gate(closed)
+            self._close_gate(closed)
 
     def _close(self, payload: bytes) -> None:
         super()._close(payload)

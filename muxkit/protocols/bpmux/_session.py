@@ -17,9 +17,9 @@ from muxkit.protocols.bpmux._session_requests import IncomingRequest, Request
 from muxkit.runtime import (
     Backlog,
     ChannelStopped,
-    Line,
     SessionInfo,
     SessionStats,
+    SlotQueue,
     background,
     protect_package,
     protected_manager,
@@ -74,7 +74,7 @@ class Session(CommonSession):
         self._requests: Backlog[IncomingRequest] = Backlog(lambda request: self._took(request.payload))
         self._backlogs = (self._duplexes, self._sources, self._sinks, self._requests)
         self._draining = False
-        self._openers = Line(self._places)
+        self._openers = SlotQueue(self._places)
         self.connection = Connection(
             stream,
             config=config,
@@ -82,7 +82,7 @@ class Session(CommonSession):
             observer=observer,
             on_opened=self._opened,
             on_goodbye=self._goodbye,
-            on_gone=self._openers.move,
+            on_gone=self._openers.wake_waiters,
         )
         self._engine = self.connection.engine
         self._limits = self._engine.limits
@@ -148,9 +148,9 @@ class Session(CommonSession):
             finally:
                 self.connection.ring()
                 if payload:
-                    self.top.pass_on()
+                    self.top.end_turn()
         finally:
-            self._openers.move()
+            self._openers.wake_waiters()
 
     async def _may_open(self, payload: bytes) -> None:
         """Wait for room under the limits; the caller must open before his next checkpoint."""
@@ -158,18 +158,18 @@ class Session(CommonSession):
         # Payloads are paid from the top level's credit, so they stand in line with the messages there.
         waits_for_credit = bool(payload) and not self._engine.config.letter
         while True:
-            await self._openers.turn()
+            await self._openers.wait_for_slot()
             await self._check_open()
             if not waits_for_credit or self.top.may_go(len(payload)):
                 return
-            self._openers.move()  # those behind us may need no credit
+            self._openers.wake_waiters()  # those behind us may need no credit
             try:
                 await self.top.wait_turn(len(payload))
             except ChannelStopped:
                 continue
             if self._engine.places > 0:
                 return
-            self.top.pass_on()
+            self.top.end_turn()
 
     async def _check_open(self) -> None:
         error = self._closed()
@@ -247,7 +247,7 @@ class Session(CommonSession):
         self._draining = True
         for backlog in self._backlogs:
             backlog.ended(None if orderly else error)
-        self._openers.move()
+        self._openers.wake_waiters()
 
     # --- the connection
 

@@ -41,7 +41,7 @@ class Sink(SendHalf):
     def blame(self) -> None:
         """For a channel that the peer opened: its handler failed, and a peer may make only so many of them fail."""
         self._connection.engine.blame(self.entity)
-        self._connection.pump.settle()
+        self._connection.pump.dispatch_events()
 
     def give_credit(self, amount: int) -> None:
         """Let the peer explain itself when it stops us: what it may put into its end payload, in bytes.
@@ -50,7 +50,7 @@ class Sink(SendHalf):
         """
         if self.state is Sending.OPEN:
             self._connection.engine.give_credit(self.entity, amount)
-            self._ring()
+            self._request_write()
 
     @property
     def has_spoken(self) -> bool:
@@ -87,14 +87,14 @@ class Sink(SendHalf):
 
     def may_go(self, size: int) -> bool:
         """Would `wait_turn` return at once?"""
-        return self._may_go(size)
+        return self.may_send(size)
 
     def _finish(self, payload: bytes) -> None:
         self._connection.engine.end(self.entity, payload)
 
     def _abort(self) -> None:
         self._connection.engine.abort(self.entity)
-        self._connection.pump.settle()
+        self._connection.pump.dispatch_events()
 
     def __repr__(self) -> str:
         return f"<bpmux.Sink {self.entity.label} {self.state.value}>"
@@ -125,7 +125,7 @@ class Source(ReceiveHalf):
         """
         if self.state is Receiving.OPEN:
             self._connection.engine.give_credit(self.entity, amount)
-            self._ring()
+            self._request_write()
 
     def abort(self) -> None:
         """The same as `close`: to a reader, giving up and wanting no more are one thing."""

@@ -27,7 +27,7 @@ from muxkit.protocols.bpmux._events import (
 )
 from muxkit.protocols.bpmux._session_channels import Sink, Source
 from muxkit.protocols.bpmux._session_requests import Request
-from muxkit.runtime import ChannelCancelled, ChannelStopped, Room, StreamPump
+from muxkit.runtime import ChannelCancelled, ChannelStopped, OutboxBudget, StreamPump
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -73,18 +73,18 @@ class Connection:
         on_gone: Callable[[], None],
     ) -> None:
         self.engine = Engine(config, limits=limits, observer=observer)
-        self.room = Room(limits.outbox, self.engine.waiting)
+        self.room = OutboxBudget(limits.outbox, self.engine.waiting)
         self.pump: StreamPump[Event] = StreamPump(
             stream,
             self.engine,
             on_events=self._dispatch,
-            on_written=self.room.release,
+            on_written=self.room.wake_waiting,
             on_lost=self._lost,
             queued=self.queued,
             outbox=self.engine.waiting,
             observer=observer,
         )
-        self.ring = self.pump.ring
+        self.ring = self.pump.request_write
         self.gone = trio.lowlevel.ParkingLot()  # those who wait for channels to go away
         self.round_trip: float | None = None
         self.messages_received = 0
@@ -302,7 +302,7 @@ class Connection:
     def _on_writable(self, event: Writable) -> None:
         sender = event.entity.half
         if isinstance(sender, Sink):
-            sender.poke()
+            sender.window_changed()
 
     def _on_failed(self, event: Failed) -> None:
         # The protocol has no error frame: the peer sees a closed connection, and only this log can say why.
@@ -315,7 +315,7 @@ class Connection:
         self.pump.lose(f"the peer hung up{what}", by="peer")
 
     def _entity_gone(self, entity: Entity) -> None:
-        self.room.release()  # what it had queued is not any more
+        self.room.wake_waiting()  # what it had queued is not any more
         if entity in self._pings:
             self._forget_pings(entity)
         if self.gone:

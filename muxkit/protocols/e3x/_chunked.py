@@ -123,7 +123,7 @@ class ChunkedEngine:
         self._dechunker = Dechunker(most)
         self._ready: deque[Buffer] = deque()
         self.frames_at_once = sys.maxsize
-        """`Paced`: a read is taken in turns of so many chunks. A chunk of one byte costs as much as one of 255."""
+        """`BoundedParsing`: a read is taken in turns of so many chunks; one of 1 byte costs as much as one of 255."""
         self.ended = False
         """The peer's side of the stream has ended."""
         self.ended_cleanly = False
@@ -147,7 +147,7 @@ class ChunkedEngine:
 
     @property
     def unparsed(self) -> int:
-        """`Paced`: bytes that came and were not looked at yet."""
+        """`BoundedParsing`: bytes that came and were not looked at yet."""
         return self._dechunker.unparsed
 
     def receive_eof(self, now: float) -> None:
@@ -176,7 +176,7 @@ class ChunkedEngine:
         return self.engine.next_deadline()
 
     def next_timer(self) -> float | None:
-        """`Eager`: the same without what waits to be sent."""
+        """`SeparateTimers`: the same without what waits to be sent."""
         return self.engine.next_timer()
 
     def handle_deadline(self, now: float) -> None:

@@ -83,7 +83,7 @@ class Engine:
         self._arrivals = Arrivals(self._state)
         self._departures = Departures(self._state)
         self.next_timer = self._state.next_timer
-        """As in `muxkit.core.Eager`: what is in line to be sent has no say in it."""
+        """As in `muxkit.core.SeparateTimers`: what is in line to be sent has no say in it."""
 
     # --- what is known
 

@@ -14,7 +14,15 @@ from muxkit.protocols.e3x._config import Config
 from muxkit.protocols.e3x._session_channels import Channel, Opening
 from muxkit.protocols.e3x._session_connection import Connection
 from muxkit.protocols.e3x._session_liveness import RESERVED
-from muxkit.runtime import Backlog, ChannelStopped, Line, SessionInfo, background, protect_package, protected_manager
+from muxkit.runtime import (
+    Backlog,
+    ChannelStopped,
+    SessionInfo,
+    SlotQueue,
+    background,
+    protect_package,
+    protected_manager,
+)
 from muxkit.runtime import Session as CommonSession
 from muxkit.runtime import SessionStats as CommonStats
 
@@ -106,7 +114,7 @@ class Session(CommonSession):
             raise ValueError(f"role={role!r}: one side is the connector, the other the listener")
         self._backlog: Backlog[Channel] = Backlog(lambda channel: channel.took())
         self._draining = False
-        self._openers = Line(self._places)
+        self._openers = SlotQueue(self._places)
         self.connection = Connection(
             link,
             odd=role == "connector",
@@ -115,7 +123,7 @@ class Session(CommonSession):
             observer=observer,
             on_opened=self._opened,
             on_goodbye=self._goodbye,
-            on_gone=self._openers.move,
+            on_gone=self._openers.wake_waiters,
         )
         self._engine = self.connection.engine
         self._limits = self._engine.limits
@@ -136,14 +144,14 @@ class Session(CommonSession):
         if type in RESERVED:
             raise LocalProtocolError(f"channels of type {type!r} are the session's own")
         try:
-            await self._openers.turn()
+            await self._openers.wait_for_slot()
             error = self._closed()
             if error is not None:
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 raise error
             return self._opened_here(type, reliable, body)
         finally:
-            self._openers.move()
+            self._openers.wake_waiters()
 
     def _opened_here(self, type: str, reliable: bool, body: bytes) -> Channel:
         connection = self.connection
@@ -187,7 +195,7 @@ class Session(CommonSession):
         """Nothing more is opened."""
         self._draining = True
         self._backlog.ended(error)
-        self._openers.move()
+        self._openers.wake_waiters()
 
     # --- the session
 

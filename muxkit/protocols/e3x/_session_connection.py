@@ -27,7 +27,7 @@ from muxkit.protocols.e3x._events import (
     Writable,
 )
 from muxkit.protocols.e3x._session_liveness import BYE, IN_ORDER, RESERVED, Liveness
-from muxkit.runtime import DatagramPump, LinkLost, NowaitPackets, Room, StreamPump
+from muxkit.runtime import DatagramPump, LinkLost, NowaitPackets, OutboxBudget, StreamPump
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,8 +94,8 @@ class Connection:
             )
             if isinstance(link, NowaitPackets):
                 self.engine.packet_size = min(config.packet, link.packet_limit)
-        self.ring = self.pump.ring
-        self.room = Room(ENDLESS, _Nothing())
+        self.ring = self.pump.request_write
+        self.room = OutboxBudget(ENDLESS, _Nothing())
         self.live: dict[int, Channel] = {}
         self.liveness = Liveness(self, config, odd=odd)
         self.gone = trio.lowlevel.ParkingLot()  # those who wait for channels to go away
@@ -129,9 +129,9 @@ class Connection:
 
     def did(self) -> None:
         """A command may have told something, owes something, or set a timer."""
-        self.pump.settle()
+        self.pump.dispatch_events()
         if self.engine.owes:
-            self.pump.ring()
+            self.pump.request_write()
         self.pump.rearm()
 
     def done(self, channel: EngineChannel) -> None:
@@ -285,7 +285,7 @@ class Connection:
     def _writable(self, event: Writable) -> None:
         channel = self.live.get(event.channel.id)
         if channel is not None:
-            channel.sender.poke()
+            channel.sender.window_changed()
 
     def _closed(self, event: Closed) -> None:
         channel = self._forget(event.channel)

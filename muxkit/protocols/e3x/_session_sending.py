@@ -90,7 +90,7 @@ class Sender(SendHalf):
         size = len(message)
         if self.state is not Sending.OPEN:
             await self._refuse()
-        if self._may_go(size):
+        if self.may_send(size):
             self._push(message)
             receipt = Receipt(self, self.last)
         else:
@@ -99,8 +99,8 @@ class Sender(SendHalf):
                 self._push(message)
                 receipt = Receipt(self, self.last)
             finally:
-                self.pass_on()
-        self._ring()
+                self.end_turn()
+        self._request_write()
         self._since_yield += max(size, YIELD_LEAST)
         if self._since_yield >= YIELD_BYTES:
             await self._yield()

@@ -118,9 +118,9 @@ class Channel(CommonChannel):
     def answered(self, through: int, *, committed: bool) -> None:
         self.sink.heard(through)
 
-    def poke(self) -> None:
+    def window_changed(self) -> None:
         self.sink.say_more()
-        self.sink.poke()
+        self.sink.window_changed()
         self.settle()
 
     def closed(self) -> None:

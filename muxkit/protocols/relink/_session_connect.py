@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from muxkit._observer import Observer
     from muxkit.protocols.relink._config import Config
     from muxkit.protocols.relink._session import OnChanged
-    from muxkit.runtime import Backoff, Dial
-    from muxkit.runtime._errors import Side
-    from muxkit.runtime._redial import OnFailed
+    from muxkit.runtime import Backoff, Dial, OnFailed, Side
 
 BREATH = 0.1  # s; the most between short connections in a row, each of which brought something forward
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)

@@ -31,7 +31,7 @@ from muxkit.protocols.relink._events import (
 )
 from muxkit.protocols.relink._session_errors import LinkChanged, LinkRefused
 from muxkit.protocols.relink._session_pings import Pings
-from muxkit.runtime import LinkLost, Room, StreamPump, background
+from muxkit.runtime import LinkLost, OutboxBudget, StreamPump, background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from muxkit._observer import Observer
     from muxkit.protocols.relink._config import Config
     from muxkit.protocols.relink._session_roles import ErrorMaker, In, Out, Owner
-    from muxkit.runtime._errors import Side
+    from muxkit.runtime import Side
 
 CHANNEL_COST = 3 * 1024  # bytes that a channel in one direction counts, with nothing in it; it takes up to twice that
 GOODBYE = 1.0  # s, for the end of a connection whose link is finished
@@ -62,7 +62,7 @@ class Core:
         self.in_transactions = config.listener_transactions if is_connector else config.connector_transactions
         self.out_id_size = config.connector_id_size if is_connector else config.listener_id_size
         self.in_id_size = config.listener_id_size if is_connector else config.connector_id_size
-        self.room = Room(limits.outbox, self.engine.waiting)
+        self.room = OutboxBudget(limits.outbox, self.engine.waiting)
         self.owner: Owner | None = None
         self.outs: dict[int, Out] = {}
         self.successors: dict[int, Out] = {}  # who waits for the end of the channel's present life
@@ -117,7 +117,7 @@ class Core:
     def ring(self) -> None:
         """There may be something to write."""
         if self.pump is not None:
-            self.pump.ring()
+            self.pump.request_write()
         else:
             self.on_weight()
 
@@ -125,7 +125,7 @@ class Core:
         """The same for commands that may set a deadline, or make the engine tell something."""
         self.settle()
         if self.pump is not None:
-            self.pump.ring()
+            self.pump.request_write()
             self.pump.rearm()
         else:
             self.on_weight()
@@ -138,7 +138,7 @@ class Core:
             self.on_weight()
             return
         if engine.owes_control:
-            pump.ring()
+            pump.request_write()
         deadline = engine.next_deadline()
         if deadline != self._armed:
             self._armed = deadline
@@ -175,7 +175,7 @@ class Core:
             stream,
             engine,
             on_events=self._dispatch,
-            on_written=self.room.release,
+            on_written=self.room.wake_waiting,
             on_lost=_nobody,
             queued=lambda: engine.outbox,
             outbox=engine.waiting,
@@ -359,15 +359,15 @@ class Core:
             self.outs[event.channel] = successor
         if sender is not None:
             sender.closed()
-        self.room.release()
+        self.room.wake_waiting()
 
     def _on_writable(self, event: Writable) -> None:
         sender = self.successors.get(event.channel) or self.outs.get(event.channel)
         if sender is not None:
-            sender.poke()
+            sender.window_changed()
 
     def _on_resumed(self, _event: Resumed) -> None:
-        self.room.release()
+        self.room.wake_waiting()
 
     def _on_changed(self, event: LinkReplaced) -> None:
         peer = self.peer
@@ -381,7 +381,7 @@ class Core:
         if owner is not None:
             owner.changed(event, error)
         self._fail_channels(error)
-        self.room.release()
+        self.room.wake_waiting()
         if not event.link_id:
             self.lose(error)
 

@@ -51,7 +51,7 @@ async def ask(stream: trio.abc.Stream, core: Core) -> tuple[Agreed | Refused, tr
 
 
 class Hello:
-    """A connector's request, for `Lobby.greet`; the decision about it is made on `handshake`."""
+    """A connector's request, for `HandshakeQueue.read_handshake`; the decision about it is made on `handshake`."""
 
     MOST: Final = MOST_BYTES
 

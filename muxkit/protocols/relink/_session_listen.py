@@ -22,8 +22,8 @@ from muxkit.protocols.relink._session_ids import Keys, fingerprint, identity_of,
 from muxkit.protocols.relink._session_urls import PROTOCOL, config_for, place_of
 from muxkit.runtime import (
     Backoff,
+    HandshakeQueue,
     LinkLost,
-    Lobby,
     Registry,
     background,
     bare_nursery,
@@ -106,7 +106,7 @@ class Listener:
         self._observer = observer
         self._linger = linger
         self._identify = identify
-        self._lobby = Lobby(limits, most=Hello.MOST)
+        self._lobby = HandshakeQueue(limits, most=Hello.MOST)
         self._keys = Keys()
         self._links: Registry[bytes, _Kept] = Registry(
             weigh=lambda kept: kept.weight,
@@ -146,7 +146,7 @@ class Listener:
         """One connection, until it is over; the stream is closed then. To be given to a server of streams."""
         try:
             hello = Hello(self._limits, self._versions)
-            request, rest = await self._lobby.greet(stream, hello)
+            request, rest = await self._lobby.read_handshake(stream, hello)
             await self._admit(rest, hello, request, fingerprint(self._identify(stream)))
         except (RemoteProtocolError, LinkLost) as error:
             _log.debug("a connection was not let in: %s", error)

@@ -17,7 +17,7 @@ from muxkit.protocols.relink._session_handshake import Hello, answer, ask, unkno
 from muxkit.protocols.relink._session_ids import identity_of, new_epoch, new_link_id
 from muxkit.protocols.relink._session_listen import Endpoint, Listener, listener
 from muxkit.protocols.relink._session_urls import config_for, join_endpoint, split_endpoint
-from muxkit.runtime import LinkLost, Lobby, close_at_once, protect_package, protected_manager
+from muxkit.runtime import HandshakeQueue, LinkLost, close_at_once, protect_package, protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._config import Config
     from muxkit.protocols.relink._session import OnChanged
     from muxkit.protocols.relink._session_listen import Identify, Keep, LinkHandler
-    from muxkit.runtime import Backoff, Dial
-    from muxkit.runtime._redial import OnFailed
+    from muxkit.runtime import Backoff, Dial, OnFailed
 
 Role = Literal["connector", "listener"]
 
@@ -80,7 +79,7 @@ async def _ask(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, in
 async def _answer(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, int, int]:
     hello = Hello(core.limits, core.config.versions)
     try:
-        request, stream = await Lobby(core.limits, most=Hello.MOST).greet(stream, hello)
+        request, stream = await HandshakeQueue(core.limits, most=Hello.MOST).read_handshake(stream, hello)
         error = unknown(request) if request.endpoint != core.config.endpoint else mismatch(request, core.config)
         if error is not None:
             raise error

@@ -22,7 +22,7 @@ class Out(Protocol):
     def closed(self) -> None:
         """The peer confirmed the end of the channel."""
 
-    def poke(self) -> None:
+    def window_changed(self) -> None:
         """There may be room."""
 
     def lost(self, error: ErrorMaker) -> None: ...

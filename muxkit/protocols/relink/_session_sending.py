@@ -114,7 +114,7 @@ class _Lane(SendHalf):
         """The sender has looked at it: here a size contains what the parts take."""
 
     def may_go(self, size: int) -> bool:
-        return self._may_go(size)
+        return self.may_send(size)
 
     async def refuse(self) -> NoReturn:
         await self._refuse()
@@ -182,7 +182,7 @@ class Sender:
             try:
                 receipt = self._push(parts, overdraw=True)
             finally:
-                lane.pass_on()
+                lane.end_turn()
             self._core.ring()
         self._since_yield += max(size, YIELD_LEAST)
         if self._since_yield >= YIELD_BYTES:
@@ -295,7 +295,7 @@ class Sender:
         if self._lane.state is not Sending.OPEN:
             await self._lane.refuse()
         await self._lane.wait_turn(size)
-        self._lane.pass_on()
+        self._lane.end_turn()
 
     def sent(self, number: int) -> Receipt:
         """The engine has this message."""
@@ -328,15 +328,15 @@ class Sender:
             receipt = waiting.popleft()
             if receipt.outcome is None:
                 receipt.decide(outcome)
-        self._lane.poke()
+        self._lane.window_changed()
 
     def closed(self) -> None:
         if self._last is not None:
             self.consumed(self._last)
         self._lane.confirmed()
 
-    def poke(self) -> None:
-        self._lane.poke()
+    def window_changed(self) -> None:
+        self._lane.window_changed()
 
     def lost(self, error: ErrorMaker) -> None:
         self._error = self._error or error

@@ -111,7 +111,7 @@ class Conversation:
         """Finish what is queued, then close, all within `grace` seconds."""
         self._engine.finish()
         self._hurry(grace)
-        self._pump.ring()
+        self._pump.request_write()
         self._work.cancel()
 
     # --- what the engine and the pump tell
@@ -169,7 +169,7 @@ class Conversation:
             self._fail("this server knows no status of its sessions")
         elif self._engine.phase is Phase.STATUS:
             self._engine.send_status(Status(status.head, status.acknowledged, status.final, status.epoch))
-            self._pump.ring()
+            self._pump.request_write()
 
     # --- the stream of a session
 
@@ -188,8 +188,8 @@ class Conversation:
             return
         is_accepted = self._engine.accept(acknowledged=claim.acknowledged, head=claim.head)
         self._acked = claim.acknowledged
-        self._pump.settle()  # acknowledgements that came before, or a violation
-        self._pump.ring()  # whose error line nothing else would announce
+        self._pump.dispatch_events()  # acknowledgements that came before, or a violation
+        self._pump.request_write()  # whose error line nothing else would announce
         while is_accepted:
             claim.sent = at
             most = await self._room()
@@ -203,7 +203,7 @@ class Conversation:
             at = self._send(batch.messages, at)
             if batch.ends:
                 self._engine.finish()
-            self._pump.ring()
+            self._pump.request_write()
             if batch.ends:
                 return
 
@@ -256,7 +256,7 @@ class Conversation:
                 value = stateless.next(value)
                 sent += 1
             self._spent(sent)
-            self._pump.ring()
+            self._pump.request_write()
             await trio.lowlevel.checkpoint()
 
     def _refuse_to_go_on(self) -> None:
@@ -350,7 +350,7 @@ class Conversation:
     def _fail(self, text: str) -> None:
         self._engine.fail(text)
         self._hurry(self._terms.linger)
-        self._pump.ring()
+        self._pump.request_write()
         self._work.cancel()
 
     def _hurry(self, seconds: float) -> None:

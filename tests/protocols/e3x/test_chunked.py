@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxkit.core import Paced
+from muxkit.core import BoundedParsing
 from muxkit.protocols.e3x import (
     ChunkedEngine,
     Closed,
@@ -140,7 +140,7 @@ def test_messages_cross_a_stream_once_and_in_order(seed: int) -> None:
 @pytest.mark.requirement("R-28")
 def test_a_read_is_taken_in_turns_of_so_many_chunks() -> None:
     engine = ChunkedEngine(Engine(False), lambda: 0.0)
-    assert isinstance(engine, Paced)
+    assert isinstance(engine, BoundedParsing)
     engine.frames_at_once = 10
     packets = [raw(b"%d" % number, c=1, seq=number, type="x") for number in range(1, 21)]
     data = b"".join(encode_chunks(packet, 20) for packet in packets)

@@ -105,9 +105,9 @@ async def test_a_guest_whose_connection_is_cut_has_his_message_from_the_next(
     read_on: list[Reading] = []
     read_for = Reading.read_for
 
-    async def noted(self: Reading, guest: object) -> None:
+    async def noted(self: Reading, borrower: object) -> None:
         read_on.append(self)
-        await read_for(self, guest)  # type: ignore[arg-type]
+        await read_for(self, borrower)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Reading, "read_for", noted)
     async with both() as pair, trio.open_nursery() as nursery:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from muxkit.core import Paced
+from muxkit.core import BoundedParsing
 from muxkit.protocols.restream import ClientConfig, ClientEngine, ReceivedValue, ServerConfig, ServerEngine, Status
 from tests.protocols.restream._helpers import UUID, example, hear, joined, line, lines, reader, said, violation
 
@@ -47,7 +47,7 @@ class Diary:
 @pytest.mark.requirement("R-27")
 def test_a_server_parses_as_many_lines_at_once_as_its_pump_wants() -> None:
     server = ServerEngine()
-    assert isinstance(server, Paced)
+    assert isinstance(server, BoundedParsing)
     server.frames_at_once = 2
     ack = line({"uuid": UUID, "ack": 1})
     data = line({"uuid": UUID, "state": 1}) + ack * 5
@@ -64,7 +64,7 @@ def test_a_server_parses_as_many_lines_at_once_as_its_pump_wants() -> None:
 @pytest.mark.requirement("R-27")
 def test_a_client_parses_as_many_lines_at_once_as_its_pump_wants() -> None:
     client = reader()
-    assert isinstance(client, Paced)
+    assert isinstance(client, BoundedParsing)
     client.frames_at_once = 3
     assert [type(event).__name__ for event in hear(client, *example())] == ["Received"] * 3
     assert client.unparsed == sum(map(len, map(line, example()[3:])))
