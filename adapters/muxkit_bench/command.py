@@ -21,9 +21,8 @@ from muxkit_bench.report.targets import judge
 from muxkit_bench.run.awake import can_keep_awake
 from muxkit_bench.run.cells import JOBS, Job, cells
 from muxkit_bench.run.machine import usable_cores
-from muxkit_bench.run.measure import measure
+from muxkit_bench.run.measure import TERMINATED, measure, tidy_when_terminated
 from muxkit_bench.run.rounds import Plan
-from muxkit_bench.run.stopping import TERMINATED, tidy_when_terminated
 
 BESIDE_FROM = ("files", "html_file")  # the options that say something where nothing is measured
 ROUNDS = 7

@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from muxkit.cli.demo.events import Event, understand
-from muxkit.cli.outcome import CommandFailed
-
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
@@ -44,14 +41,6 @@ class Child:
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         return line
-
-    async def next_event(self) -> Event:
-        """The same, understood; raises `CommandFailed` if it has ended."""
-        line = await self.next_line()
-        if line is None:
-            await self.end()
-            raise CommandFailed(f"{self.name} {self.end_in_words}")
-        return understand(line)
 
     async def let_go(self) -> None:
         """It is not needed any more; it may have something left to tell."""

@@ -15,8 +15,9 @@ from muxkit.cli.demo.command import demo
 from muxkit.cli.fleet import fleet
 from muxkit.cli.outcome import CommandFailed, Exit, failure_of
 from muxkit.cli.plugins import plugins
-from muxkit.cli.restream.group import restream
-from muxkit.cli.stage_group import stage
+from muxkit.cli.restream.read import read
+from muxkit.cli.restream.serve import serve as serve_restream
+from muxkit.cli.stage import serve as serve_stage
 from muxkit.cli.terminal import printable
 
 ADDED = "muxkit.commands"  # the group of entry points
@@ -61,7 +62,20 @@ def commands() -> None:
     """
 
 
-for command in (capture, chaos, demo, fleet, plugins, restream, stage):
+@commands.group()
+def restream() -> None:
+    """Streams that survive lost connections: no message is lost, repeated or invented."""
+
+
+@commands.group()
+def stage() -> None:
+    """The staging server of a Spark sink: many tasks stage rows, which are committed as one transaction."""
+
+
+restream.add_command(read)
+restream.add_command(serve_restream)
+stage.add_command(serve_stage)
+for command in (capture, chaos, demo, fleet, plugins):
     commands.add_command(command)
 
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from muxkit.pipeline.capture.analysis import Answers as Answers
     from muxkit.pipeline.capture.analysis import Raw as Raw
     from muxkit.pipeline.capture.analysis import analyse as analyse
-    from muxkit.pipeline.capture.decoder import decoder as decoder
+    from muxkit.pipeline.capture.decoding import decode as decode
     from muxkit.pipeline.capture.decoding import decode_batches as decode_batches
-    from muxkit.pipeline.capture.decoding_spark import decode as decode
-    from muxkit.pipeline.capture.decoding_spark import decode_stream as decode_stream
+    from muxkit.pipeline.capture.decoding import decode_stream as decode_stream
+    from muxkit.pipeline.capture.decoding import decoder as decoder
     from muxkit.pipeline.capture.files import Rotation as Rotation
     from muxkit.pipeline.capture.recorder import Capture as Capture
     from muxkit.pipeline.capture.recorder import CaptureError as CaptureError
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from muxkit.pipeline.fleet import simulate_all as simulate_all
     from muxkit.pipeline.options.sink import SinkOptions as SinkOptions
     from muxkit.pipeline.options.source import SourceOptions as SourceOptions
-    from muxkit.pipeline.source.lag import lag as lag
+    from muxkit.pipeline.source.offsets import lag as lag
     from muxkit.pipeline.spark import java_home as java_home
     from muxkit.pipeline.spark import spark_session as spark_session
     from muxkit.pipeline.staging.client import StagingClient as StagingClient
@@ -80,10 +80,10 @@ _LAZY: dict[str, str] = {
     "Raw": "capture.analysis",
     "Rotation": "capture.files",
     "analyse": "capture.analysis",
-    "decode": "capture.decoding_spark",
+    "decode": "capture.decoding",
     "decode_batches": "capture.decoding",
-    "decode_stream": "capture.decoding_spark",
-    "decoder": "capture.decoder",
+    "decode_stream": "capture.decoding",
+    "decoder": "capture.decoding",
     "report": "capture.report",
     # --- the fleet
     "Outcome": "fleet",

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import queue
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import trio
 
+from muxkit.pipeline.errors import plain
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+AHEAD: Final = 4  # items that wait to be taken
+ENDING: Final = 10.0  # s that the thread may take to end behind a cancellation
 
 ItemT = TypeVar("ItemT")
 
@@ -33,3 +41,86 @@ async def each(items: Iterable[ItemT], act: Callable[[ItemT], Awaitable[None]], 
             nursery.start_soon(one, item)
     if failed:
         raise failed[0]
+
+
+def bridged(work: Callable[[Callable[[ItemT], Awaitable[None]]], Awaitable[None]]) -> Iterator[ItemT]:
+    """What `work(emit)` emits. It waits in `emit` while enough is ahead; closing the generator cancels it.
+
+    What `work` raises comes out of the generator behind the items that it emitted, as one plain exception.
+    """
+    bridge: _Bridge[ItemT] = _Bridge(work)
+    try:
+        yield from bridge.items()
+    finally:
+        bridge.close()
+
+
+class _End:
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class _Bridge(Generic[ItemT]):
+    def __init__(self, work: Callable[[Callable[[ItemT], Awaitable[None]]], Awaitable[None]]) -> None:
+        self._work = work
+        self._items: queue.SimpleQueue[ItemT | _End] = queue.SimpleQueue()
+        self._started = threading.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope: trio.CancelScope | None = None
+        self._room: trio.Semaphore | None = None
+        self._thread = threading.Thread(target=self._run, name="muxkit reader", daemon=True)
+
+    def items(self) -> Iterator[ItemT]:
+        self._thread.start()
+        while True:
+            item = self._items.get()
+            if isinstance(item, _End):
+                if item.error is not None:
+                    raise item.error
+                return
+            self._soon(self._release)
+            yield item
+
+    def close(self) -> None:
+        if not self._thread.is_alive():
+            return
+        self._started.wait(ENDING)
+        self._soon(self._cancel)
+        self._thread.join(ENDING)
+
+    # --- in the thread
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            trio.run(self._main)
+        except BaseException as raised:
+            error = plain(raised)
+        finally:
+            self._started.set()
+            self._items.put(_End(error))
+
+    async def _main(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._room = trio.Semaphore(AHEAD)
+        with trio.CancelScope() as self._scope:
+            self._started.set()
+            await self._work(self._emit)
+
+    async def _emit(self, item: ItemT) -> None:
+        assert self._room is not None
+        await self._room.acquire()
+        self._items.put(item)
+
+    def _release(self) -> None:
+        assert self._room is not None
+        self._room.release()
+
+    def _cancel(self) -> None:
+        assert self._scope is not None
+        self._scope.cancel()
+
+    def _soon(self, act: Callable[[], None]) -> None:
+        if self._token is not None:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(act)

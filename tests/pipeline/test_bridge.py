@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from muxkit.pipeline.bridge import AHEAD, bridged
+from muxkit.pipeline.concurrency import AHEAD, bridged
 from muxkit.pipeline.errors import told_plainly
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import pytest
 
 from muxkit.pipeline import decode_batches, decoder
 from muxkit.pipeline.capture.bpmux import BpmuxDecoder
-from muxkit.pipeline.capture.decoder import restore
-from muxkit.pipeline.capture.decoding import read_raw
+from muxkit.pipeline.capture.decoding import read_raw, restore
 from muxkit.pipeline.capture.schema import to_batch
 from muxkit.protocols import bpmux
 from muxkit.testing import EnginePair

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from muxkit.pipeline import decoder
-from muxkit.pipeline.capture.decoder import restore
+from muxkit.pipeline.capture.decoding import restore
 from muxkit.pipeline.capture.relink import RelinkDecoder
 from muxkit.protocols import relink
 

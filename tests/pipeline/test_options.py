@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from muxkit.pipeline import OptionError
-from muxkit.pipeline.options.references import Reference
 from muxkit.pipeline.options.source import NAMES, AckMode, Planning, SourceOptions, Start, Verify
+from muxkit.pipeline.options.values import Reference
 from tests.pipeline._source_servers import ONE, TWO
 
 SERVER = "restream+tcp://127.0.0.1:7000"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muxkit.pipeline.client.refusals import Refusal, acknowledged, meaning
+from muxkit.pipeline.client.requests import Refusal, acknowledged, meaning
 from muxkit.protocols import restream
 from muxkit.protocols.restream._stores._errors import (
     MessageGone,

@@ -11,8 +11,7 @@ from muxkit import Limits
 from muxkit import _plugins as plugins
 from muxkit.cli.outcome import CommandFailed, Exit
 from muxkit.runtime import ResumingPlugin, Unsupported
-from muxkit_bench.contestants.certificate import CERTIFIED, make_certificate
-from muxkit_bench.contestants.contestant import Contestant, ours, raw
+from muxkit_bench.contestants.contestant import CERTIFIED, Contestant, make_certificate, ours, raw
 
 if TYPE_CHECKING:
     from pathlib import Path

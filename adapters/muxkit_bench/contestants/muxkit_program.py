@@ -19,8 +19,7 @@ import trio
 import muxkit
 from muxkit_bench.bench_work import Connection, Conversation, Peer, Server, play
 from muxkit_bench.bench_work.orders import Order, Receipt, Way, Wrong
-from muxkit_bench.contestants.certificate import CERTIFICATE, CERTIFIED, FOLDER, KEY
-from muxkit_bench.contestants.contestant import WINDOW
+from muxkit_bench.contestants.contestant import CERTIFICATE, CERTIFIED, FOLDER, KEY, WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

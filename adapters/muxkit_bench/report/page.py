@@ -5,8 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from muxkit.pipeline.capture.page import cell, document, table
-from muxkit.pipeline.capture.plots import Bar, Group, bars
+from muxkit.pipeline.capture.page import Bar, Group, bars, cell, document, table
 from muxkit_bench.report.figures import Figures, Line
 from muxkit_bench.report.targets import Row, judge
 from muxkit_bench.report.words import MICRO, beside, cpu, extent, latency, median, short

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
+from collections.abc import Callable
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 import trio
+from rich.live import Live
+from rich.text import Text
 
 import muxkit
+from muxkit.cli.terminal import is_live, printable
 from muxkit_bench.report.results import Entry, Report, Shape
-from muxkit_bench.run.display import progress
 from muxkit_bench.run.machine import load, this_machine
 from muxkit_bench.run.rounds import Plan, Rounds
-from muxkit_bench.run.stopping import until_stopped
 
 if TYPE_CHECKING:
-    import signal
+    from collections.abc import Awaitable, Generator, Iterator
+    from types import FrameType
 
     from rich.console import Console
 
@@ -64,3 +70,66 @@ def _shape(cell: Cell) -> Shape:
         counted=cell.counted,
         baseline=cell.baseline,
     )
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TERMINATED = 128 + signal.SIGTERM  # the exit code that a shell shows for it
+
+
+async def until_stopped(run: Callable[[], Awaitable[object]]) -> signal.Signals | None:
+    """Run this to its end, or until a signal; gives the signal."""
+    stopped: signal.Signals | None = None
+    with trio.open_signal_receiver(*SIGNALS) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                nonlocal stopped
+                stopped = signal.Signals(await anext(signals))
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            await run()
+            nursery.cancel_scope.cancel()
+    return stopped
+
+
+@contextmanager
+def tidy_when_terminated() -> Generator[None, None, None]:
+    """Outside of Trio, too, what is open is closed when we are told to go."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+Say = Callable[[int, str, str], None]  # which round, which cell, which peer
+
+
+@contextmanager
+def progress(out: Console, rounds: int) -> Iterator[Say]:
+    """Tell before each pass what it is."""
+    if not is_live(out):
+        yield _Lines(out, rounds)
+        return
+    # Drawn before a pass and never by a thread of its own, which would be measured as well.
+    with Live(console=out, auto_refresh=False, transient=True) as live:
+        yield lambda number, cell, peer: live.update(
+            Text(printable(f"round {number} of {rounds}: {cell}, {peer}")), refresh=True
+        )
+
+
+class _Lines:
+    def __init__(self, out: Console, rounds: int) -> None:
+        self._out = out
+        self._rounds = rounds
+        self._last = 0
+
+    def __call__(self, number: int, cell: str, peer: str) -> None:
+        if number != self._last:
+            self._last = number
+            self._out.print(f"round {number} of {self._rounds}")

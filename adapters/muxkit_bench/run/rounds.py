@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from muxkit_bench.contestants.contestant import Contestant
     from muxkit_bench.run.cells import Cell
-    from muxkit_bench.run.display import Say
+    from muxkit_bench.run.measure import Say
 
 
 @attrs.frozen(kw_only=True)

@@ -6,21 +6,22 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
-from muxkit.cli.demo.connected import connected
+import muxkit
 from muxkit.cli.demo.events import Order, Plan, Progress, Totals, read_receipt, tell
-from muxkit.cli.demo.memory import peak_memory
-from muxkit.cli.demo.part import play, until_let_go
 from muxkit.cli.demo.payloads import BULK_SIZES, ECHO_SIZES, Checked, Payloads
-from muxkit.cli.samples import Samples
+from muxkit.cli.demo.process import peak_memory, play, until_let_go
+from muxkit.cli.demo.samples import Samples
+from muxkit.cli.outcome import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    import muxkit
+    from collections.abc import AsyncGenerator
 
 BATCH = 16  # bulk messages that are sent together
 ECHO_PAUSE = 0.01  # s, on each channel: people and programs that talk in turn, beside one that sends all it can
@@ -178,3 +179,14 @@ async def measure_while_wanted(url: str, plan: Plan) -> Totals | None:
 
 if __name__ == "__main__":
     sys.exit(play(partial(measure_while_wanted, sys.argv[1], msgspec.json.decode(sys.argv[2], type=Plan))))
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncGenerator[muxkit.Session, None]:
+    """`muxkit.connect`; what keeps it from connecting is told apart from what happens later."""
+    async with AsyncExitStack() as stack:
+        try:
+            session = await stack.enter_async_context(muxkit.connect(url))
+        except OSError as error:
+            raise CommandFailed(f"could not connect to {url}: {error}", Exit.NOT_CONNECTED) from error
+        yield session

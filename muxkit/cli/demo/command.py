@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from muxkit.cli.children import Child, child
-from muxkit.cli.demo.events import Failed, Plan, Progress, Ready, Totals
+from muxkit.cli.demo.events import Event, Failed, Plan, Progress, Ready, Totals, understand
 from muxkit.cli.demo.progress import Display, display_for
 from muxkit.cli.demo.report import Run, print_json, print_table
 from muxkit.cli.outcome import CommandFailed, Exit
@@ -86,7 +86,7 @@ async def _run(transport: str, plan: Plan, display: Display) -> Run:
 
 
 async def _url_of(server: Child) -> str:
-    event = await server.next_event()
+    event = await _next_event(server)
     if isinstance(event, Failed):
         raise CommandFailed(f"{server.name}: {event.sentence}", event.exit)
     assert isinstance(event, Ready)
@@ -96,10 +96,19 @@ async def _url_of(server: Child) -> str:
 async def _follow(one: Child, display: Display) -> Totals:
     """What a process found out in the end."""
     while True:
-        match await one.next_event():
+        match await _next_event(one):
             case Progress() as progress:
                 display.progress(progress)
             case Totals() as totals:
                 return totals
             case Failed(sentence, code):
                 raise CommandFailed(f"{one.name}: {sentence}", code)
+
+
+async def _next_event(one: Child) -> Event:
+    """Read the next event of a process; raises `CommandFailed` if it has ended."""
+    line = await one.next_line()
+    if line is None:
+        await one.end()
+        raise CommandFailed(f"{one.name} {one.end_in_words}")
+    return understand(line)

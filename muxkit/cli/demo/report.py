@@ -11,7 +11,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from muxkit.cli.samples import percentile
+from muxkit.cli.demo.samples import percentile
 from muxkit.cli.terminal import printable
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ import trio
 
 import muxkit
 from muxkit.cli.demo.events import Order, Ready, Receipt, Totals, read_order, tell
-from muxkit.cli.demo.memory import peak_memory
-from muxkit.cli.demo.part import play, until_let_go
 from muxkit.cli.demo.payloads import BULK_SIZES, ECHO_SIZES, Checked, Payloads
+from muxkit.cli.demo.process import peak_memory, play, until_let_go
 
 
 class Server:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import attrs
-import msgspec
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore
@@ -67,39 +66,6 @@ class Decoder(Protocol):
 
     def dump(self) -> bytes:
         """What `restore` goes on with."""
-
-
-def decoder(
-    protocol: str,
-    *,
-    engine: bool = False,
-    side: Side = "connector",
-    connector_id_size: int = 2,
-    listener_id_size: int = 2,
-) -> Decoder:
-    """A decoder for `bpmux` or `relink`; the last three arguments are those of the Relink endpoint.
-
-    With `engine` (bpmux only) what came is given to a real engine, which was told to do what the recording end did:
-    what the peer must not do is found with its clause, and states are told. Such a decoder cannot be dumped.
-    """
-    from muxkit.pipeline.capture.bpmux import BpmuxDecoder
-    from muxkit.pipeline.capture.bpmux_engine import EngineDecoder
-    from muxkit.pipeline.capture.relink import RelinkDecoder
-
-    if protocol == "bpmux":
-        return EngineDecoder() if engine else BpmuxDecoder()
-    if protocol == "relink":
-        return RelinkDecoder(side, connector_id_size, listener_id_size)
-    raise ValueError(f"no bytes of {protocol!r} can be decoded; those of bpmux and relink can")
-
-
-def restore(protocol: str, dumped: bytes) -> Decoder:
-    """A decoder that goes on where the one that was dumped had come to."""
-    from muxkit.pipeline.capture.bpmux import BpmuxDecoder
-    from muxkit.pipeline.capture.relink import RelinkDecoder
-
-    kinds = {"bpmux": BpmuxDecoder, "relink": RelinkDecoder}
-    return msgspec.msgpack.decode(dumped, type=kinds[protocol])
 
 
 class Cutting:

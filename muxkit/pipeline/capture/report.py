@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from muxkit.pipeline.capture.analysis import SLICES, analyse
-from muxkit.pipeline.capture.page import cell, document, table
-from muxkit.pipeline.capture.plots import Bar, Group, Series, bars, lines
+from muxkit.pipeline.capture.page import Bar, Group, Series, bars, cell, document, lines, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

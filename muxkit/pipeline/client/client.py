@@ -15,8 +15,7 @@ import msgspec
 import trio
 
 from muxkit import PluginError
-from muxkit.pipeline.client.refusals import Refusal, acknowledged
-from muxkit.pipeline.client.requests import SILENCE, talk
+from muxkit.pipeline.client.requests import SILENCE, Refusal, acknowledged, talk
 from muxkit.pipeline.errors import DataLoss, OptionError, StreamUnavailable
 from muxkit.pipeline.options.source import SourceOptions, Tls, Verify
 from muxkit.pipeline.options.tls import link_options

@@ -10,7 +10,7 @@ import attrs
 from muxkit.pipeline._staging_store_rows import LONGEST_NAME
 from muxkit.pipeline.errors import OptionError
 from muxkit.pipeline.options import values
-from muxkit.pipeline.options.source import Tls
+from muxkit.pipeline.options.tls import TLS_NAMES, Tls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,13 +64,7 @@ class SinkOptions:
             encoding=read("encoding", values.choice(RowEncoding), RowEncoding.AUTO),
             token=given.text("token") or "",
             patience=read("patience", values.seconds, 60.0),
-            tls=Tls(
-                ca_file=given.text("tlsCaFile"),
-                cert_file=given.text("tlsCertFile"),
-                key_file=given.text("tlsKeyFile"),
-                server_hostname=given.text("tlsServerHostname"),
-                insecure=read("insecure", values.yes_or_no, False),
-            ),
+            tls=Tls.parse(given),
         )
         if streaming and parsed.txn is not None:
             raise OptionError(
@@ -78,8 +72,6 @@ class SinkOptions:
             )
         if not streaming and parsed.app is not None:
             raise OptionError("txnAppId", "it is for streaming queries; a batch write has txnId")
-        if parsed.tls.key_file and not parsed.tls.cert_file:
-            raise OptionError("tlsKeyFile", "a key without a certificate: tlsCertFile is missing")
         return parsed
 
 
@@ -95,11 +87,7 @@ NAMES: Final = (
     "encoding",
     "token",
     "patience",
-    "tlsCaFile",
-    "tlsCertFile",
-    "tlsKeyFile",
-    "tlsServerHostname",
-    "insecure",
+    *TLS_NAMES,
 )
 
 

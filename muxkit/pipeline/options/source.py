@@ -10,7 +10,8 @@ import attrs
 
 from muxkit.pipeline.errors import OptionError
 from muxkit.pipeline.options import values
-from muxkit.pipeline.options.references import Reference, parse_reference, parse_references, parse_servers
+from muxkit.pipeline.options.tls import TLS_NAMES, Tls
+from muxkit.pipeline.options.values import Reference, parse_reference, parse_references, parse_servers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,17 +60,6 @@ class Start(Enum):
 Starting = Start | dict[str, int]
 Ending = dict[str, int] | None
 """By stream; None: everything that there is."""
-
-
-@attrs.frozen(kw_only=True)
-class Tls:
-    """Files in PEM, which have to be there on every machine that reads."""
-
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    server_hostname: str | None = None
-    insecure: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -133,13 +123,7 @@ class SourceOptions:
             verify=read("verify", values.choice(Verify), Verify.NONE),
             json_schema=given.text("jsonSchema"),
             filter_pushdown=read("filterPushdown", values.yes_or_no, False),
-            tls=Tls(
-                ca_file=given.text("tlsCaFile"),
-                cert_file=given.text("tlsCertFile"),
-                key_file=given.text("tlsKeyFile"),
-                server_hostname=given.text("tlsServerHostname"),
-                insecure=read("insecure", values.yes_or_no, False),
-            ),
+            tls=Tls.parse(given),
         )
         parsed._check()
         return parsed
@@ -161,8 +145,6 @@ class SourceOptions:
             raise OptionError(
                 "minMessagesPerTrigger", f"{self.least_messages} is above maxMessagesPerTrigger={self.most_messages}"
             )
-        if self.tls.key_file and not self.tls.cert_file:
-            raise OptionError("tlsKeyFile", "a key without a certificate: tlsCertFile is missing")
 
 
 NAMES: Final = (
@@ -190,11 +172,7 @@ NAMES: Final = (
     "verify",
     "jsonSchema",
     "filterPushdown",
-    "tlsCaFile",
-    "tlsCertFile",
-    "tlsKeyFile",
-    "tlsServerHostname",
-    "insecure",
+    *TLS_NAMES,
 )
 
 

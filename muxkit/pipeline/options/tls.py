@@ -5,12 +5,41 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+
 from muxkit.pipeline.errors import OptionError
+from muxkit.pipeline.options.values import yes_or_no
 
 if TYPE_CHECKING:
-    from muxkit.pipeline.options.source import Tls
+    from muxkit.pipeline.options.values import Given
 
 ENCRYPTED: Final = frozenset({"tls", "wss"})
+TLS_NAMES: Final = ("tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsServerHostname", "insecure")
+
+
+@attrs.frozen(kw_only=True)
+class Tls:
+    """Files in PEM, which have to be on every machine that reads or writes."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    server_hostname: str | None = None
+    insecure: bool = False
+
+    @classmethod
+    def parse(cls, given: Given) -> Tls:
+        """Read the options in `TLS_NAMES`; raises `OptionError`."""
+        tls = cls(
+            ca_file=given.text("tlsCaFile"),
+            cert_file=given.text("tlsCertFile"),
+            key_file=given.text("tlsKeyFile"),
+            server_hostname=given.text("tlsServerHostname"),
+            insecure=given.read("insecure", yes_or_no, False),
+        )
+        if tls.key_file and not tls.cert_file:
+            raise OptionError("tlsKeyFile", "a key without a certificate: tlsCertFile is missing")
+        return tls
 
 
 def link_options(url: str, tls: Tls) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from muxkit.pipeline.client.client import Silent
 from muxkit.pipeline.errors import OptionError, StreamUnavailable
-from muxkit.pipeline.options.references import Reference, parse_reference, parse_references
+from muxkit.pipeline.options.values import Reference, parse_reference, parse_references
 from muxkit.pipeline.source.offsets import Span
 
 if TYPE_CHECKING:

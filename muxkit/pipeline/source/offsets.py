@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import json
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     JsonOffset = dict[str, object]
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 VERSION: Final = 1
 
@@ -119,3 +121,30 @@ def _id(uuid: str, value: object) -> int:
     if type(value) is not int or value < 0:
         raise OffsetError(f"this offset says {value!r:.100} of stream {uuid}, and no number: the checkpoint is damaged")
     return value
+
+
+def lag(progress: StreamingQueryProgress | Mapping[str, object] | None) -> dict[str, int]:
+    """Messages of each stream that were there and not in the batch, from `query.lastProgress` or a listener's event.
+
+    Empty before the first batch, and for queries that read nothing of ours.
+    """
+    if progress is None:
+        return {}
+    told: Any = json.loads(progress.json) if hasattr(progress, "json") else progress
+    behind: dict[str, int] = {}
+    for source in told["sources"]:
+        latest, end = _offset(source.get("latestOffset")), _offset(source.get("endOffset"))
+        for uuid, head in latest.streams.items():
+            read = end.streams.get(uuid)
+            if read is not None:
+                behind[uuid] = max(0, head.id - read.id)
+    return behind
+
+
+def _offset(value: object) -> Offset:
+    """Spark tells an offset as an object here and as text there."""
+    try:
+        told = json.loads(value) if isinstance(value, str) else value
+        return Offset.from_json(told) if isinstance(told, dict) else Offset()
+    except (OffsetError, ValueError):
+        return Offset()

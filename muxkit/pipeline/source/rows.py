@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
-from muxkit.pipeline.bridge import bridged
-from muxkit.pipeline.concurrency import each
+from muxkit.pipeline.concurrency import bridged, each
 from muxkit.pipeline.errors import OptionError
 
 if TYPE_CHECKING:

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
 import trio
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -21,7 +33,6 @@ from pyspark.sql.streaming.datasource import (
 from muxkit.pipeline.client.client import Client
 from muxkit.pipeline.errors import told_plainly
 from muxkit.pipeline.options.source import SourceOptions
-from muxkit.pipeline.source.filters import Bounds, bounds_of
 from muxkit.pipeline.source.offsets import Span, group
 from muxkit.pipeline.source.planner import Limit, Planner
 from muxkit.pipeline.source.rows import Rows, read, schema_of
@@ -166,3 +177,58 @@ def _run(act: Callable[[], Awaitable[ResultT]]) -> ResultT:
     with told_plainly():
         return trio.run(act)
     raise AssertionError("a group of exceptions comes out as one of them")
+
+
+MOST_ID = 0xFFFFFFFF
+
+
+@attrs.define
+class Bounds:
+    """What may come: these streams, None for all, and ids above `above` up to `upto`."""
+
+    streams: set[str] | None = None
+    above: int = 0
+    upto: int = MOST_ID
+
+    def narrow(self, spans: Iterable[Span]) -> list[Span]:
+        """What is left of these ranges."""
+        narrowed = []
+        for span in spans:
+            begin, end = max(span.begin, self.above), min(span.end, self.upto)
+            if begin < end and (self.streams is None or span.uuid in self.streams):
+                narrowed.append(Span(span.uuid, span.server, begin, end))
+        return narrowed
+
+    def only(self, streams: Iterable[object]) -> None:
+        wanted = {each for each in streams if isinstance(each, str)}
+        self.streams = wanted if self.streams is None else self.streams & wanted
+
+
+def bounds_of(filters: Iterable[Filter]) -> tuple[Bounds, list[Filter]]:
+    """What these filters leave, and those of them that it does not cover."""
+    bounds = Bounds()
+    left = [each for each in filters if not _cover(bounds, each)]
+    return bounds, left
+
+
+def _cover(bounds: Bounds, each: Filter) -> bool:
+    match each:
+        case EqualTo(("stream",), str() as value):
+            bounds.only((value,))
+        case In(("stream",), values):
+            bounds.only(values)
+        case EqualTo(("id",), int() as value):
+            bounds.above, bounds.upto = max(bounds.above, value - 1), min(bounds.upto, value)
+        case GreaterThan(("id",), int() as value):
+            bounds.above = max(bounds.above, value)
+        case GreaterThanOrEqual(("id",), int() as value):
+            bounds.above = max(bounds.above, value - 1)
+        case LessThan(("id",), int() as value):
+            bounds.upto = min(bounds.upto, value - 1)
+        case LessThanOrEqual(("id",), int() as value):
+            bounds.upto = min(bounds.upto, value)
+        case IsNotNull(("stream",) | ("id",) | ("value",)):
+            pass
+        case _:
+            return False
+    return True

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from muxkit.pipeline.client.client import Silent
-from muxkit.pipeline.client.refusals import acknowledged
+from muxkit.pipeline.client.requests import acknowledged
 from muxkit.pipeline.concurrency import each
 from muxkit.pipeline.errors import DataLoss, OptionError
-from muxkit.pipeline.options.references import Reference
 from muxkit.pipeline.options.source import MOST_ID, Planning, Start
+from muxkit.pipeline.options.values import Reference
 from muxkit.pipeline.source.discovery import Discovery
 
 if TYPE_CHECKING:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
@@ -35,3 +37,21 @@ async def until_let_go() -> None:
     # Not `sys.stdin.read`: an abandoned thread would hold its lock when the interpreter ends.
     while await trio.to_thread.run_sync(os.read, 0, 1024, abandon_on_cancel=True):
         pass
+
+
+STATUS = Path("/proc/self/status")
+
+
+def peak_memory() -> int | None:
+    """Bytes of resident memory, at their highest; None where the system does not say."""
+    if STATUS.exists():
+        # Not `ru_maxrss`: on Linux a new process inherits that from the one that started it.
+        for line in STATUS.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
