@@ -56,7 +56,7 @@ _LAZY: dict[str, str] = {
     # --- the source, and sessions of Spark
     "SourceOptions": "options.source",
     "java_home": "spark",
-    "lag": "source.lag",
+    "lag": "source.offsets",
     "spark_session": "spark",
     # --- the sink and its server
     "Claim": "staging.server",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import trio
 
-from muxkit.pipeline.errors import plain
+from muxkit.pipeline.errors import first_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ ENDING: Final = 10.0  # s that the thread may take to end behind a cancellation
 ItemT = TypeVar("ItemT")
 
 
-async def each(items: Iterable[ItemT], act: Callable[[ItemT], Awaitable[None]], *, at_once: int) -> None:
+async def for_each_limited(items: Iterable[ItemT], act: Callable[[ItemT], Awaitable[None]], *, at_once: int) -> None:
     """Do it with each of them, `at_once` at a time. The first error ends the others, and comes out bare."""
     room = trio.Semaphore(at_once)
     failed: list[Exception] = []
@@ -95,7 +95,7 @@ class _Bridge(Generic[ItemT]):
         try:
             trio.run(self._main)
         except BaseException as raised:
-            error = plain(raised)
+            error = first_error(raised)
         finally:
             self._started.set()
             self._items.put(_End(error))

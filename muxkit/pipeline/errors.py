@@ -72,7 +72,7 @@ class DataLoss(PipelineError):
         )
 
 
-def plain(error: BaseException) -> BaseException:
+def first_error(error: BaseException) -> BaseException:
     """The first thing that went wrong, out of a group of exceptions; anything else as it is."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -80,12 +80,12 @@ def plain(error: BaseException) -> BaseException:
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
+def ungrouped() -> Iterator[None]:
     """What the block raises comes out as one exception without the tree around it."""
     told: BaseException | None = None
     try:
         yield
     except BaseExceptionGroup as group:
-        told = plain(group)
+        told = first_error(group)
     if told is not None:
         raise told.with_traceback(None) from None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from muxkit.pipeline.errors import PipelineError, plain
+from muxkit.pipeline.errors import PipelineError, first_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -67,8 +67,8 @@ def find(simulation: str) -> Simulation:
     known = named_simulations()
     where, separator, name = known.get(simulation, simulation).partition(":")
     if not separator:
-        known = ", ".join(known)
-        raise UnknownSimulation(f"no simulation {simulation!r}: there are {known}, or package.module:function")
+        names = ", ".join(known)
+        raise UnknownSimulation(f"no simulation {simulation!r}: there are {names}, or package.module:function")
     try:
         found: Simulation = getattr(importlib.import_module(where), name)
     except (ImportError, AttributeError) as error:
@@ -84,7 +84,7 @@ def simulate(simulation: str, seed: int) -> Outcome:
         summary = str(function(seed))
     except Exception as error:
         took = time.perf_counter() - began
-        first = plain(error)
+        first = first_error(error)
         text = f"{type(first).__name__}: {first}"
         return Outcome(simulation, seed, False, took, None, text, "".join(traceback.format_exception(error)))
     return Outcome(simulation, seed, True, time.perf_counter() - began, summary, None, None)

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from muxkit.pipeline.concurrency import AHEAD, bridged
-from muxkit.pipeline.errors import told_plainly
+from muxkit.pipeline.errors import ungrouped
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -124,6 +124,6 @@ def test_a_bridge_that_nobody_crosses_starts_nothing() -> None:
 
 
 def test_what_is_told_plainly_has_no_tree_around_it() -> None:
-    with pytest.raises(KeyError, match="inside") as caught, told_plainly():
+    with pytest.raises(KeyError, match="inside") as caught, ungrouped():
         raise ExceptionGroup("outer", [ExceptionGroup("inner", [KeyError("inside")])])
     assert caught.value.__cause__ is None

@@ -12,7 +12,7 @@ import trio
 import trustme
 
 from muxkit.pipeline import DataLoss, OptionError, StreamBroken, StreamUnavailable
-from muxkit.pipeline.client.client import Client, Silent
+from muxkit.pipeline.client.client import Client, NoStatus
 from muxkit.pipeline.options.source import SourceOptions
 from muxkit.pipeline.source.offsets import Span
 from muxkit.protocols import restream
@@ -45,16 +45,16 @@ async def test_a_status_has_all_that_planning_needs(autojump_clock: MockClock) -
 
 async def test_a_session_that_is_not_there_is_unknown_and_so_is_an_expired_one(autojump_clock: MockClock) -> None:
     async with place() as there:
-        assert await there.client().status(there.url, ONE) is Silent.UNKNOWN
+        assert await there.client().status(there.url, ONE) is NoStatus.UNKNOWN
         await there.store.register(ONE, {}, params={}, attached=False, keep=5.0)
         await trio.sleep(6)
-        assert await there.client().status(there.url, ONE) is Silent.UNKNOWN
+        assert await there.client().status(there.url, ONE) is NoStatus.UNKNOWN
 
 
 async def test_a_server_without_the_extension_is_plain(autojump_clock: MockClock) -> None:
     async with place(status=False) as there:
         await there.feed(ONE, 7)
-        assert await there.client().status(there.url, ONE) is Silent.PLAIN
+        assert await there.client().status(there.url, ONE) is NoStatus.PLAIN
 
 
 async def test_a_server_whose_store_is_away_is_asked_again_until_the_time_is_up(autojump_clock: MockClock) -> None:

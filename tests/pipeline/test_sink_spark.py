@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame as Frame
     from pyspark.sql import DataFrame, SparkSession
 
-    from muxkit.pipeline.staging.messages import Standing
+    from muxkit.pipeline.staging.messages import BatchProgress
 
 pytest_plugins = ["tests.pipeline._staging_fixtures"]
 pytestmark = [
@@ -36,7 +36,7 @@ def server(staging_path: Path) -> Iterator[StagingProcess]:
         yield process
 
 
-def standing(server: StagingProcess, app: str, stream: str = "main") -> Standing:
+def standing(server: StagingProcess, app: str, stream: str = "main") -> BatchProgress:
     return trio.run(StagingClient(server.url).standing, Key(stream, app))
 
 

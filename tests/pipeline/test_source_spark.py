@@ -61,7 +61,7 @@ def rows(spark: SparkSession, folder: Path) -> list[tuple[str, int]]:
 
 
 def until(holds: Callable[[], bool], query: StreamingQuery) -> None:
-    """Spark has no events for this: look again and again, while the query lives."""
+    """Spark has no events for this: status again and again, while the query lives."""
     ends = time.monotonic() + PATIENCE
     while not holds():
         assert query.isActive, query.exception()

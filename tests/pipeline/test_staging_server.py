@@ -18,7 +18,7 @@ from muxkit.pipeline._staging_errors import (
     StagingRequestInvalid,
     StagingUnavailable,
 )
-from muxkit.pipeline.staging.messages import Ask, Standing, answer, encode
+from muxkit.pipeline.staging.messages import Ask, BatchProgress, answer, encode
 from muxkit.protocols.restream._stores._errors import StoreFailed
 from muxkit.runtime import Backoff
 from muxkit.testing import ChaosPlan, chaos_relay
@@ -264,7 +264,7 @@ async def test_garbage_ends_its_channel_and_no_other(store: Staging, garbage: by
                 with pytest.raises(trio.EndOfChannel):
                     await bad.receive()
             await good.send(encode(Ask(stream="s", app="a")))
-            assert isinstance(answer(await good.receive()), Standing)
+            assert isinstance(answer(await good.receive()), BatchProgress)
 
 
 # ---------------------------------------------------------------------------- who may

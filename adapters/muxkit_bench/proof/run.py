@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-LOOK: Final = 0.02  # s between two looks at files of other processes
-PATIENCE: Final = 600.0  # s for anything that one waits for here; nothing but a failure is decided by it
+POLL_INTERVAL: Final = 0.02  # s between two looks at files of other processes
+WAIT_TIMEOUT: Final = 600.0  # s for anything that one waits for here; nothing but a failure is decided by it
 
 
 class ProofFailed(PipelineError):
@@ -254,17 +254,17 @@ class Proof:
         holds: Callable[[], bool],
         complaint: str,
         *,
-        look: float = LOOK,
+        look: float = POLL_INTERVAL,
         renewed_by: Callable[[], int] | None = None,
     ) -> None:
-        ends, mark = time.monotonic() + PATIENCE, -1
+        ends, mark = time.monotonic() + WAIT_TIMEOUT, -1
         while not holds():
             if self._driver is None or self._driver.poll() is not None:
                 raise ProofFailed(f"{complaint}: the driver has ended; see {self.plan.folder / 'driver.log'}")
             if renewed_by is not None and (now := renewed_by()) > mark:
-                ends, mark = time.monotonic() + PATIENCE, now
+                ends, mark = time.monotonic() + WAIT_TIMEOUT, now
             if time.monotonic() > ends:
-                raise ProofFailed(f"{complaint} within {PATIENCE:g} s; see {self.plan.folder / 'driver.log'}")
+                raise ProofFailed(f"{complaint} within {WAIT_TIMEOUT:g} s; see {self.plan.folder / 'driver.log'}")
             time.sleep(look)
 
 

@@ -59,8 +59,8 @@ class Capture:
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000}"
         self._clock = clock or _steady_clock()
         self._writer = FileWriter(self.folder, self.name, rotation or Rotation(), waiting)
-        self._frames: _Lane[FramesRow] | None = _Lane("frames", self._writer, batch_rows) if frames else None
-        self._raw: _RawLane | None = _RawLane("raw", self._writer, batch_rows) if raw else None
+        self._frames: _RowBuffer[FramesRow] | None = _RowBuffer("frames", self._writer, batch_rows) if frames else None
+        self._raw: _RawBuffer | None = _RawBuffer("raw", self._writer, batch_rows) if raw else None
         self._names: dict[str, int] = {}
         self._own: ConnectionCapture | None = None
         self._closed = False
@@ -86,7 +86,7 @@ class Capture:
     @property
     def dropped(self) -> int:
         """Rows that are in no file."""
-        return sum(lane.dropped for lane in (self._frames, self._raw) if lane is not None)
+        return sum(buffer.dropped for buffer in (self._frames, self._raw) if buffer is not None)
 
     @property
     def files(self) -> list[Path]:
@@ -95,10 +95,10 @@ class Capture:
 
     def flush(self) -> None:
         """Hand over what was recorded; it is in a file once that is closed. Blocks while the disk is slow."""
-        for lane in (self._frames, self._raw):
-            if lane is not None:
+        for buffer in (self._frames, self._raw):
+            if buffer is not None:
                 self._writer.wait_until_written()
-                lane.hand_over()
+                buffer.hand_over()
         self._writer.wait_until_written()
 
     def close(self) -> None:
@@ -110,9 +110,9 @@ class Capture:
         if self._frames is not None and self._frames.left_out:
             self.own._tell_left_out(self._frames, self._clock())
             self.flush()
-        for lane in (self._frames, self._raw):
-            if lane is not None:
-                lane.over = True
+        for buffer in (self._frames, self._raw):
+            if buffer is not None:
+                buffer.over = True
         self._writer.close()
         if self._writer.error is not None:
             raise CaptureError(f"{self.folder}: {self._writer.error}; {self.dropped} rows are missing") from (
@@ -159,8 +159,8 @@ class ConnectionCapture:
         self,
         capture: str,
         name: str,
-        frames: _Lane[FramesRow] | None,
-        raw: _RawLane | None,
+        frames: _RowBuffer[FramesRow] | None,
+        raw: _RawBuffer | None,
         clock: Callable[[], float],
     ) -> None:
         self.name = name
@@ -198,13 +198,13 @@ class ConnectionCapture:
         self._begin_segment()
 
     def transport(self, direction: Direction, data: bytes | memoryview) -> None:
-        lane = self._raw
-        if lane is None:
+        buffer = self._raw
+        if buffer is None:
             return
         now, offset, size = self._clock(), self._offsets[direction], len(data)
         self._offsets[direction] = offset + size
         row = (now, self._capture, self.name, next(self._number), direction, self._segment, offset, bytes(data))
-        lane.put(row, now, size)
+        buffer.put(row, now, size)
 
     def _begin_segment(self) -> None:
         """What comes now came over another transport, if anything came over the one before."""
@@ -214,7 +214,7 @@ class ConnectionCapture:
 
     def _put(
         self,
-        lane: _Lane[FramesRow],
+        buffer: _RowBuffer[FramesRow],
         event: str,
         direction: Direction | None,
         channel: str | None,
@@ -227,24 +227,24 @@ class ConnectionCapture:
         text: str | None = None,
     ) -> None:
         now = self._clock()
-        if lane.left_out:
-            self._tell_left_out(lane, now)
+        if buffer.left_out:
+            self._tell_left_out(buffer, now)
         number = next(self._number)
         row = (
             now, self._capture, self.name, number, event, direction, channel, kind, size, credit, id, rule, text,
         )  # fmt: skip
-        lane.put(row, now, 0)
+        buffer.put(row, now, 0)
 
-    def _tell_left_out(self, lane: _Lane[FramesRow], now: float) -> None:
-        count = lane.left_out
+    def _tell_left_out(self, buffer: _RowBuffer[FramesRow], now: float) -> None:
+        count = buffer.left_out
         row = (
             now, self._capture, self.name, next(self._number), "dropped", None, None, None, count, None, None, None,
             f"the disk was too slow: {count} rows of this capture are missing",
         )  # fmt: skip
-        lane.tell_left_out(row, now)
+        buffer.tell_left_out(row, now)
 
 
-class _Lane(Generic[RowT]):
+class _RowBuffer(Generic[RowT]):
     """Rows of one kind that are not handed over yet."""
 
     def __init__(self, kind: Kind, writer: FileWriter, batch_rows: int) -> None:
@@ -286,7 +286,7 @@ class _Lane(Generic[RowT]):
             self.left_out += lost + telling
 
 
-class _RawLane(_Lane["RawRow"]):
+class _RawBuffer(_RowBuffer["RawRow"]):
     """Recorded bytes. Of what is left out, a row without bytes keeps where it ended, for the decoder to see the gap."""
 
     def hand_over(self) -> None:

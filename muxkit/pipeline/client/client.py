@@ -15,10 +15,10 @@ import msgspec
 import trio
 
 from muxkit import PluginError
-from muxkit.pipeline.client.requests import SILENCE, Refusal, acknowledged, talk
+from muxkit.pipeline.client.requests import SILENCE_TIMEOUT, Refusal, acknowledged, run_request
 from muxkit.pipeline.errors import DataLoss, OptionError, StreamUnavailable
-from muxkit.pipeline.options.source import SourceOptions, Tls, Verify
-from muxkit.pipeline.options.tls import link_options
+from muxkit.pipeline.options.source import SourceOptions, Verify
+from muxkit.pipeline.options.tls import Tls, link_options
 from muxkit.protocols import restream
 from muxkit.protocols.restream._session_client_dial import dial_of
 
@@ -37,14 +37,14 @@ LOST: Final = (Refusal.GONE, Refusal.BEYOND, Refusal.UNKNOWN)
 _log = logging.getLogger("muxkit")
 
 
-class Silent(Enum):
+class NoStatus(Enum):
     """Why a server has not said how a stream stands."""
 
     UNKNOWN = "it knows no such session"
     PLAIN = "it answers no status requests"
 
 
-Answer = restream.Status | Silent
+Answer = restream.Status | NoStatus
 
 
 class Client:
@@ -56,10 +56,10 @@ class Client:
 
     async def status(self, server: str, uuid: str) -> Answer:
         """How a stream stands there."""
-        wish = _Status(uuid, self._options)
-        await talk(self._dial(server), wish)
-        assert wish.answer is not None
-        return wish.answer
+        task = _Status(uuid, self._options)
+        await run_request(self._dial(server), task)
+        assert task.answer is not None
+        return task.answer
 
     async def fetch(self, span: Span, take: Take) -> None:
         """All messages of a range, in order and each once, to `take`; it is waited for.
@@ -67,7 +67,7 @@ class Client:
         Raises `DataLoss` if the server does not have them any more. Nothing is acknowledged.
         """
         if span.count:
-            await talk(self._dial(span.server), _Range(span, take, self._options, self._config))
+            await run_request(self._dial(span.server), _Range(span, take, self._options, self._config))
 
     async def count(
         self, server: str, uuid: str, begin: int, *, most: int, most_bytes: int | None = None
@@ -77,13 +77,13 @@ class Client:
         At most `most` messages, and not more than the one with which they pass `most_bytes`. Raises `DataLoss` as
         `fetch` does.
         """
-        wish = _Count(uuid, begin, most, most_bytes, self._options, self._config)
-        await talk(self._dial(server), wish)
-        return wish.last, wish.bytes
+        task = _Count(uuid, begin, most, most_bytes, self._options, self._config)
+        await run_request(self._dial(server), task)
+        return task.last, task.bytes
 
     async def acknowledge(self, server: str, uuid: str, id: int) -> None:
         """Let the server forget everything up to this message. That it was forgotten before is no error."""
-        await talk(self._dial(server), _Acknowledge(uuid, id, self._options, self._config))
+        await run_request(self._dial(server), _Acknowledge(uuid, id, self._options, self._config))
 
     def _dial(self, server: str) -> Dial:
         tls = self._options.tls
@@ -112,25 +112,25 @@ def _written(path: str | None) -> float:
 # ---------------------------------------------------------------------------- what is wished for
 
 
-class _Wish:
+class _Task:
     """What most of them have in common."""
 
     option = "statusTimeout"
-    silence = SILENCE
+    silence = SILENCE_TIMEOUT
     acknowledges = False
 
     def __init__(self, stream: str, timeout: float) -> None:
         self.stream = stream
         self.timeout = timeout
 
-    def quiet(self) -> bool:
+    def on_silence(self) -> bool:
         return False
 
-    def hung_up(self) -> bool:
+    def on_hang_up(self) -> bool:
         return False
 
 
-class _Status(_Wish):
+class _Status(_Task):
     def __init__(self, uuid: str, options: SourceOptions) -> None:
         super().__init__(uuid, options.status_timeout)
         self.answer: Answer | None = None
@@ -144,14 +144,14 @@ class _Status(_Wish):
                 self.answer = event.status
         return True
 
-    def refused(self, text: str, refusal: Refusal) -> bool:
+    def on_refusal(self, text: str, refusal: Refusal) -> bool:
         if refusal in LATER:
             return False
-        self.answer = Silent.UNKNOWN if refusal is Refusal.UNKNOWN else Silent.PLAIN
+        self.answer = NoStatus.UNKNOWN if refusal is Refusal.UNKNOWN else NoStatus.PLAIN
         return True
 
 
-class _Reading(_Wish):
+class _Reading(_Task):
     """A session from a message on, over any number of connections."""
 
     option = "readTimeout"
@@ -182,7 +182,7 @@ class _Reading(_Wish):
         self.last = event.id
         self._saved = {**engine.snapshot(), "finished": False}
 
-    def refused(self, text: str, refusal: Refusal) -> bool:
+    def on_refusal(self, text: str, refusal: Refusal) -> bool:
         if refusal in LOST:
             raise DataLoss(self.stream, f"messages behind {self.last} were asked for, and the server says: {text}")
         if refusal is Refusal.OTHER:
@@ -207,9 +207,9 @@ class _Range(_Reading):
             raise DataLoss(self.stream, f"it ends with message {self.last}, and {end} was known")
         return self.last >= end
 
-    def refused(self, text: str, refusal: Refusal) -> bool:
+    def on_refusal(self, text: str, refusal: Refusal) -> bool:
         if not self._may_lose or refusal not in LOST:
-            return super().refused(text, refusal)
+            return super().on_refusal(text, refusal)
         _log.warning("stream %s: messages behind %d are lost, the server says: %s", self.stream, self.last, text)
         gone = acknowledged(text) if refusal is Refusal.GONE else None
         if gone is None or not self.last < gone < self._end:
@@ -246,11 +246,11 @@ class _Count(_Reading):
                 return True
         return False
 
-    def quiet(self) -> bool:
+    def on_silence(self) -> bool:
         return True
 
-    def hung_up(self) -> bool:
-        return True  # a cut looks the same: then the rest is counted next time
+    def on_hang_up(self) -> bool:
+        return True  # a lost connection looks the same: then the rest is counted next time
 
 
 class _Acknowledge(_Reading):
@@ -272,7 +272,7 @@ class _Acknowledge(_Reading):
                 return True
         return False
 
-    def refused(self, text: str, refusal: Refusal) -> bool:
+    def on_refusal(self, text: str, refusal: Refusal) -> bool:
         if refusal is Refusal.GONE and (acknowledged(text) or 0) >= self._id:
             return True
-        return super().refused(text, refusal)
+        return super().on_refusal(text, refusal)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from muxkit.protocols.restream import ClientEngine, ClientEvent
     from muxkit.runtime import Dial
 
-READ: Final = 256 * 1024  # bytes to ask for at once
-SILENCE: Final = 20.0  # s without a byte after which a connection is given up and dialled again
-LEAVING: Final = 5.0  # s that a server may take to hang up behind an acknowledgement
-FUTILE: Final = 8  # connections in a row that brought nothing, after which dialling again has to wait
+READ_SIZE: Final = 256 * 1024  # bytes to ask for at once
+SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is given up and dialled again
+CLOSE_TIMEOUT: Final = 5.0  # s that a server may take to hang up behind an acknowledgement
+MAX_FUTILE: Final = 8  # connections in a row that brought nothing, after which dialling again has to wait
 TOO_LONG: Final = "restream-F12"
 BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 NO_CONNECTION: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
@@ -31,7 +31,7 @@ NO_CONNECTION: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceEr
 BACKOFF: Final = Backoff(first=1.0, least=5.0, most=30.0)
 
 
-class Wish(Protocol):
+class ClientTask(Protocol):
     """What is wanted from a server."""
 
     stream: str
@@ -40,7 +40,7 @@ class Wish(Protocol):
     """The option that bounds the time without progress, and how many seconds it allows, for errors."""
     timeout: float
     silence: float
-    """s that a connection may bring nothing; `quiet` is asked then."""
+    """s that a connection may bring nothing; `on_silence` is asked then."""
     acknowledges: bool
     """The last thing that is said must be read: the connection is not closed before the server has closed it."""
 
@@ -50,13 +50,13 @@ class Wish(Protocol):
     async def take(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
         """What came; is that all?"""
 
-    def quiet(self) -> bool:
+    def on_silence(self) -> bool:
         """Nothing came for `silence` seconds; is that all?"""
 
-    def refused(self, text: str, refusal: Refusal) -> bool:
+    def on_refusal(self, text: str, refusal: Refusal) -> bool:
         """The server said an error; is that all? Raises what it means; False: try again."""
 
-    def hung_up(self) -> bool:
+    def on_hang_up(self) -> bool:
         """The server has closed in order; is that all?"""
 
 
@@ -64,96 +64,96 @@ class _Refused(ConnectionError):
     """This attempt counts as a failed one."""
 
 
-async def talk(dial: Dial, wish: Wish) -> None:
-    """Until the wish has all it wants.
+async def run_request(dial: Dial, task: ClientTask) -> None:
+    """Until the task has all it wants.
 
     Raises `StreamUnavailable` when nothing came for `timeout` seconds, time that `take` takes apart, or when there can
-    be no connection at all; `StreamBroken` when the server breaks a rule; and whatever the wish raises.
+    be no connection at all; `StreamBroken` when the server breaks a rule; and whatever the task raises.
     """
-    await _Talk(dial, wish).run()
+    await _Request(dial, task).run()
 
 
-class _Talk:
-    def __init__(self, dial: Dial, wish: Wish) -> None:
+class _Request:
+    def __init__(self, dial: Dial, task: ClientTask) -> None:
         self._dial = dial
-        self._wish = wish
+        self._task = task
         self._outage = Outage()
         self._why: Exception | None = None  # there was a connection and nothing came of it
-        self._scope = trio.CancelScope(deadline=trio.current_time() + wish.timeout)
+        self._scope = trio.CancelScope(deadline=trio.current_time() + task.timeout)
         self._came = 0
         self._futile = 0  # connections in a row that brought nothing
         self._is_done = False
 
     async def run(self) -> None:
-        wish = self._wish
+        task = self._task
         with self._scope:
             try:
                 await redial(self._dial, self._join, backoff=BACKOFF, outage=self._outage)
             except NO_CONNECTION as error:
-                raise StreamUnavailable(wish.stream, f"there can be no connection: {error}") from error
+                raise StreamUnavailable(task.stream, f"there can be no connection: {error}") from error
         if not self._is_done:
             last = self._outage.last or self._why
             because = "" if last is None else f": {last}"
             raise StreamUnavailable(
-                wish.stream, f"nothing came within option {wish.option}={wish.timeout:g} s{because}"
+                task.stream, f"nothing came within option {task.option}={task.timeout:g} s{because}"
             ) from last
 
     async def _join(self, link: trio.abc.Stream) -> Ended | Exception:
-        engine = self._wish.engine()
+        engine = self._task.engine()
         before = self._came
         try:
-            ended = await self._converse(link, engine)
+            ended = await self._run_connection(link, engine)
             if ended is Ended.DONE:
                 self._is_done = True
-                if self._wish.acknowledges:
-                    await _settle(link, engine)
+                if self._task.acknowledges:
+                    await _close(link, engine)
         except BROKEN as error:
             self._why = error
             ended = Ended.LOST
         if ended is not Ended.LOST:
             return ended
         self._futile = 0 if self._came > before else self._futile + 1
-        return Ended.WORKED if self._futile <= FUTILE else Ended.LOST
+        return Ended.WORKED if self._futile <= MAX_FUTILE else Ended.LOST
 
-    async def _converse(self, link: trio.abc.Stream, engine: ClientEngine) -> Ended | Exception:
-        wish = self._wish
+    async def _run_connection(self, link: trio.abc.Stream, engine: ClientEngine) -> Ended | Exception:
+        task = self._task
         engine.connection_made(trio.current_time())
         while True:
             if engine.has_output():
                 await link.send_all(b"".join(engine.buffers_to_send()))
             data: bytes | bytearray | None = None
-            with trio.move_on_after(wish.silence):
-                data = await link.receive_some(READ)
+            with trio.move_on_after(task.silence):
+                data = await link.receive_some(READ_SIZE)
             if data is None:
-                if wish.quiet():
+                if task.on_silence():
                     return Ended.DONE
-                self._why = ConnectionError(f"nothing came for {wish.silence:g} s")
+                self._why = ConnectionError(f"nothing came for {task.silence:g} s")
                 return Ended.LOST
             if data:
                 engine.receive_bytes(bytes(data), trio.current_time())
             else:
                 engine.receive_eof(trio.current_time())
-            ended = await self._hear(engine)
+            ended = await self._handle_events(engine)
             if ended is not None:
                 return ended
             if not data:
-                if wish.hung_up():
+                if task.on_hang_up():
                     return Ended.DONE
                 self._why = ConnectionError("the server hung up")
                 return Ended.LOST
 
-    async def _hear(self, engine: ClientEngine) -> Ended | Exception | None:
-        wish, events = self._wish, engine.events()
+    async def _handle_events(self, engine: ClientEngine) -> Ended | Exception | None:
+        task, events = self._task, engine.events()
         came = False
         for event in events:
             match event:
                 case restream.Refused(text):
                     told = restream.StreamRefused(text).text
-                    refusal = meaning(told)
-                    return Ended.DONE if wish.refused(told, refusal) else _Refused(f"the server refused: {told}")
+                    refusal = refusal_of(told)
+                    return Ended.DONE if task.on_refusal(told, refusal) else _Refused(f"the server refused: {told}")
                 case restream.Failed(error):
                     hint = "; raise option maxMessageBytes if it is right" if error.rule == TOO_LONG else ""
-                    raise StreamBroken(wish.stream, f"the server broke a rule: {error}{hint}") from error
+                    raise StreamBroken(task.stream, f"the server broke a rule: {error}{hint}") from error
                 case restream.Silent(seconds):
                     self._why = ConnectionError(f"nothing came for {seconds:g} s while a line was unfinished")
                     return Ended.LOST
@@ -168,19 +168,19 @@ class _Talk:
         self._outage.over()
         self._outage.failures = 0
         self._scope.deadline = math.inf  # whoever takes may take his time
-        is_all = await wish.take(events, engine)
-        self._scope.deadline = trio.current_time() + wish.timeout
+        is_all = await task.take(events, engine)
+        self._scope.deadline = trio.current_time() + task.timeout
         return Ended.DONE if is_all else None
 
 
-async def _settle(link: trio.abc.Stream, engine: ClientEngine) -> None:
+async def _close(link: trio.abc.Stream, engine: ClientEngine) -> None:
     """Write what is owed and wait for the server's end: closing with something unread could cut off what we said."""
-    with trio.move_on_after(LEAVING):
+    with trio.move_on_after(CLOSE_TIMEOUT):
         while engine.has_output():
             await link.send_all(b"".join(engine.buffers_to_send()))
         if isinstance(link, trio.abc.HalfCloseableStream):
             await link.send_eof()
-            while await link.receive_some(READ):
+            while await link.receive_some(READ_SIZE):
                 pass
 
 
@@ -208,7 +208,7 @@ _MEANINGS: Final = (
 _ACKNOWLEDGED: Final = re.compile(r"before message (\d{1,10}), which was acknowledged|all up to (\d{1,10}) are ack")
 
 
-def meaning(text: str) -> Refusal:
+def refusal_of(text: str) -> Refusal:
     """Of the text of an error line."""
     for refusal, pattern in _MEANINGS:
         if pattern.search(text):

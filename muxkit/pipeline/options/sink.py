@@ -50,7 +50,7 @@ class SinkOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         """From what Spark was given; raises `OptionError`."""
-        given = values.Given(options)
+        given = values.GivenOptions(options)
         given.refuse_unknown(NAMES, passed_over=PASSED_OVER)
         read = given.read
         parsed = cls(
@@ -91,7 +91,7 @@ NAMES: Final = (
 )
 
 
-def _urls(given: values.Given) -> tuple[str, ...]:
+def _urls(given: values.GivenOptions) -> tuple[str, ...]:
     one, several = given.text("url"), given.text("urls")
     if one is None and several is None:
         raise OptionError("url", "it is missing; such as bpmux+tcp://127.0.0.1:7000")

@@ -90,12 +90,12 @@ class SourceOptions:
     verify: Verify = Verify.NONE
     json_schema: str | None = None
     filter_pushdown: bool = False
-    tls: Tls = Tls()
+    tls: Tls = attrs.field(factory=Tls)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """From what Spark was given; raises `OptionError`."""
-        given = values.Given(options)
+        given = values.GivenOptions(options)
         given.refuse_unknown(NAMES, passed_over=PASSED_OVER)
         read = given.read
         parsed = cls(

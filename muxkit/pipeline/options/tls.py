@@ -11,7 +11,7 @@ from muxkit.pipeline.errors import OptionError
 from muxkit.pipeline.options.values import yes_or_no
 
 if TYPE_CHECKING:
-    from muxkit.pipeline.options.values import Given
+    from muxkit.pipeline.options.values import GivenOptions
 
 ENCRYPTED: Final = frozenset({"tls", "wss"})
 TLS_NAMES: Final = ("tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsServerHostname", "insecure")
@@ -28,7 +28,7 @@ class Tls:
     insecure: bool = False
 
     @classmethod
-    def parse(cls, given: Given) -> Tls:
+    def parse(cls, given: GivenOptions) -> Tls:
         """Read the options in `TLS_NAMES`; raises `OptionError`."""
         tls = cls(
             ca_file=given.text("tlsCaFile"),

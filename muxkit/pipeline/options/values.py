@@ -26,7 +26,7 @@ ChoiceT = TypeVar("ChoiceT", bound=Enum)
 ValueT = TypeVar("ValueT")
 
 
-class Given:
+class GivenOptions:
     """Options as they came: names in any case, values as text. It knows which of them were asked for."""
 
     def __init__(self, options: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from muxkit.pipeline._staging_store_rows import Block, Key
-from muxkit.pipeline.errors import PipelineError, told_plainly
+from muxkit.pipeline.errors import PipelineError, ungrouped
 from muxkit.pipeline.options.tls import link_options
 from muxkit.pipeline.sink.rows import Blocks
 from muxkit.pipeline.staging.client import StagingClient
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LARGEST_BLOCK: Final = 256 << 10  # bytes
-ABORTING: Final = 10.0  # s that an abort tries: what it does not reach is swept
+ABORT_TIMEOUT: Final = 10.0  # s that an abort tries: what it does not reach is swept
 
 _log = logging.getLogger("muxkit")
 
@@ -69,11 +69,11 @@ def write_partition(
         return Staged(key=key, batch=target.batch, rows=0, txn=None, urls=options.urls)
     txn = f"{target.batch}-{task}-{uuid.uuid4().hex}"
 
-    async def write(client: StagingClient, blocks: _Given | trio.MemoryReceiveChannel[Block]) -> None:
+    async def write(client: StagingClient, blocks: _GeneratedBlocks | trio.MemoryReceiveChannel[Block]) -> None:
         await client.write(txn, key, target.batch, blocks, encoding=encoding, ttl=options.ttl, once=target.once)
 
     async def main() -> None:
-        given = _Given(chain([first], made))
+        given = _GeneratedBlocks(chain([first], made))
         clients = [_client(options, url) for url in options.urls]
         if len(clients) == 1:
             await write(clients[0], given)
@@ -91,7 +91,7 @@ def write_partition(
             for send in ends:
                 send.close()
 
-    with told_plainly():
+    with ungrouped():
         trio.run(main)
     return Staged(key=key, batch=target.batch, rows=maker.rows, txn=txn, urls=options.urls)
 
@@ -125,7 +125,7 @@ def abort_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: int
         return
     key = staged[0].key
     txns = [each.txn for each in staged if each.txn is not None]
-    hasty = attrs.evolve(options, patience=min(ABORTING, options.patience))
+    hasty = attrs.evolve(options, patience=min(ABORT_TIMEOUT, options.patience))
 
     async def abort(client: StagingClient) -> None:
         await client.abort(key, batch, txns)
@@ -147,7 +147,7 @@ def _on_all(options: SinkOptions, act: Callable[[StagingClient], Awaitable[None]
             for url in options.urls:
                 nursery.start_soon(act, _client(options, url))
 
-    with told_plainly():
+    with ungrouped():
         trio.run(main)
 
 
@@ -162,14 +162,14 @@ def _client(options: SinkOptions, url: str) -> StagingClient:
     )
 
 
-class _Given:
+class _GeneratedBlocks:
     """What a generator without Trio makes, one item after the other, each made in a thread."""
 
     def __init__(self, made: Iterator[list[Block]]) -> None:
         self._made = made
         self._ready: Iterator[Block] = iter(())
 
-    def __aiter__(self) -> _Given:
+    def __aiter__(self) -> _GeneratedBlocks:
         return self
 
     async def __anext__(self) -> Block:

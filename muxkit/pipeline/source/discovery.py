@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from muxkit.pipeline.client.client import Silent
+from muxkit.pipeline.client.client import NoStatus
 from muxkit.pipeline.errors import OptionError, StreamUnavailable
 from muxkit.pipeline.options.values import Reference, parse_reference, parse_references
 from muxkit.pipeline.source.offsets import Span
@@ -63,9 +63,9 @@ class Discovery:
         servers = [directory.server] if directory.server else self._options.servers
         for server in servers:
             answer = await self._client.status(server, directory.uuid)
-            if answer is Silent.UNKNOWN:
+            if answer is NoStatus.UNKNOWN:
                 continue
-            if isinstance(answer, Silent):
+            if isinstance(answer, NoStatus):
                 end, _ = await self._client.count(server, directory.uuid, self._read, most=MOST_AHEAD)
             else:
                 end = answer.head

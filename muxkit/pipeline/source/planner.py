@@ -14,17 +14,17 @@ import attrs
 import trio
 
 from muxkit.pipeline.client.client import Client
-from muxkit.pipeline.concurrency import each
+from muxkit.pipeline.concurrency import for_each_limited
 from muxkit.pipeline.errors import OptionError
 from muxkit.pipeline.options.source import AckMode, SourceOptions, Start
 from muxkit.pipeline.source.offsets import Offset, Position, Span, share
-from muxkit.pipeline.source.streams import Lookout
+from muxkit.pipeline.source.streams import StreamPlanner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from muxkit.pipeline.source.offsets import JsonOffset
-    from muxkit.pipeline.source.streams import Look
+    from muxkit.pipeline.source.streams import StreamStatus
 
 _log = logging.getLogger("muxkit")
 
@@ -47,7 +47,7 @@ class Planner:
     ) -> None:
         self._options = options
         self._client = client or Client(options)
-        self._lookout = Lookout(options, self._client)
+        self._streams = StreamPlanner(options, self._client)
         self._now = now
         self._heads: dict[str, Position] = {}  # as they were when we last looked
         self._target: dict[str, int] | None = None  # where a query ends that takes what is available now
@@ -60,37 +60,37 @@ class Planner:
         return Offset().to_json()
 
     async def prepare_available_now(self) -> None:
-        """What comes later is not for this query. Where nobody can be asked, later is after the first look."""
-        self._target = await self._lookout.heads()
+        """What comes later is not for this query. Where nobody can be asked, later is after the first status."""
+        self._target = await self._streams.heads()
 
     async def latest(self, start: Mapping[str, object], limit: Limit) -> Mapping[str, object]:
         """The end of the next batch behind `start`, or `start` itself if there is nothing for one."""
         before = Offset.from_json(start)
-        looks = await self._lookout.look(before, whole=self._target is not None and not self._target_is_whole)
+        statuses = await self._streams.statuses(before, whole=self._target is not None and not self._target_is_whole)
         self._target_is_whole = self._target is not None
-        self._heads = {look.uuid: Position(look.head, look.epoch) for look in looks}
-        ends = await self._ends(looks, limit)
+        self._heads = {status.uuid: Position(status.head, status.epoch) for status in statuses}
+        ends = await self._ends(statuses, limit)
         # An empty batch that says where it ends is what `latest` needs to mean the same after a crash.
-        fixes = not before.streams and self._options.starting is Start.LATEST and bool(looks)
+        fixes = not before.streams and self._options.starting is Start.LATEST and bool(statuses)
         if not ends and not fixes:
             if self._options.ack_mode is AckMode.IDLE:
-                await self._acknowledge_idle(before, looks)
+                await self._acknowledge_idle(before, statuses)
             return start
         self._turn += 1
         self._waiting_since = None
-        return self._offset(before, looks, ends).to_json()
+        return self._offset(before, statuses, ends).to_json()
 
     async def everything(self, only: Collection[str] | None = None) -> list[Span]:
         """For a batch query: from where it is to begin to where it is to end; perhaps only of some streams."""
         if self._options.starting is Start.LATEST:
             raise OptionError("startingOffsets", "latest is for streams: behind it a batch would find nothing")
         ending, spans = self._options.ending or {}, []
-        for look in await self._lookout.look(Offset(), only=only, whole=True):
-            end = ending.get(look.uuid, look.head)
-            if end > look.head:
-                raise OptionError("endingOffsets", f"stream {look.uuid} has {look.head} messages, not {end}")
-            if end > look.begin:
-                spans.append(Span(look.uuid, look.server, look.begin, end))
+        for status in await self._streams.statuses(Offset(), only=only, whole=True):
+            end = ending.get(status.uuid, status.head)
+            if end > status.head:
+                raise OptionError("endingOffsets", f"stream {status.uuid} has {status.head} messages, not {end}")
+            if end > status.begin:
+                spans.append(Span(status.uuid, status.server, status.begin, end))
         return spans
 
     def report(self) -> JsonOffset | None:
@@ -106,8 +106,8 @@ class Planner:
             for uuid, position in sorted(after.streams.items())
             if position.id > begins.get(uuid, 0)
         ]
-        await self._lookout.locate(uuid for uuid, _, _ in wanted)
-        return [Span(uuid, self._lookout.servers[uuid], begin, until) for uuid, begin, until in wanted]
+        await self._streams.locate(uuid for uuid, _, _ in wanted)
+        return [Span(uuid, self._streams.servers[uuid], begin, until) for uuid, begin, until in wanted]
 
     async def commit(self, end: Mapping[str, object]) -> None:
         """The batch that ends here is stored: servers may forget it. What fails here is made up for next time."""
@@ -116,14 +116,14 @@ class Planner:
 
     # --- planning
 
-    async def _ends(self, looks: list[Look], limit: Limit) -> dict[str, int]:
+    async def _ends(self, statuses: list[StreamStatus], limit: Limit) -> dict[str, int]:
         """How far each stream comes that has something for the next batch."""
         if self._target is not None:
-            for look in looks:
-                if look.uuid in self._lookout.plain:
-                    self._target.setdefault(look.uuid, look.head)
-                look.head = min(look.head, self._target.get(look.uuid, look.begin))
-        lags = {look.uuid: look.lag for look in looks if look.lag > 0}
+            for status in statuses:
+                if status.uuid in self._streams.plain:
+                    self._target.setdefault(status.uuid, status.head)
+                status.head = min(status.head, self._target.get(status.uuid, status.begin))
+        lags = {status.uuid: status.lag for status in statuses if status.lag > 0}
         if not limit.all:
             if self._waits_for_more(sum(lags.values()), limit.least or self._options.least_messages):
                 return {}
@@ -132,8 +132,8 @@ class Planner:
                 lags = share(lags, most, turn=self._turn)
             size = _least(limit.bytes, self._options.most_bytes)
             if size is not None:
-                lags = await self._fitting([look for look in looks if look.uuid in lags], lags, size)
-        return {look.uuid: look.begin + lags[look.uuid] for look in looks if look.uuid in lags}
+                lags = await self._fitting([status for status in statuses if status.uuid in lags], lags, size)
+        return {status.uuid: status.begin + lags[status.uuid] for status in statuses if status.uuid in lags}
 
     def _waits_for_more(self, count: int, least: int | None) -> bool:
         if self._target is not None or least is None or not 0 < count < least:
@@ -143,47 +143,47 @@ class Planner:
             self._waiting_since = now
         return now - self._waiting_since < self._options.most_delay
 
-    async def _fitting(self, looks: list[Look], lags: dict[str, int], most: int) -> dict[str, int]:
+    async def _fitting(self, statuses: list[StreamStatus], lags: dict[str, int], most: int) -> dict[str, int]:
         """What fits into so many bytes. To know that, the driver reads it; one message of each stream always fits."""
-        if not looks:
+        if not statuses:
             return {}
-        most_of_each = max(1, most // len(looks))
+        most_of_each = max(1, most // len(statuses))
         fitting: dict[str, int] = {}
 
-        async def count(look: Look) -> None:
+        async def count(status: StreamStatus) -> None:
             last, _ = await self._client.count(
-                look.server, look.uuid, look.begin, most=lags[look.uuid], most_bytes=most_of_each
+                status.server, status.uuid, status.begin, most=lags[status.uuid], most_bytes=most_of_each
             )
-            fitting[look.uuid] = last - look.begin
+            fitting[status.uuid] = last - status.begin
 
-        await each(looks, count, at_once=self._options.connections)
+        await for_each_limited(statuses, count, at_once=self._options.connections)
         return {uuid: count for uuid, count in sorted(fitting.items()) if count}
 
-    def _offset(self, before: Offset, looks: list[Look], ends: Mapping[str, int]) -> Offset:
+    def _offset(self, before: Offset, statuses: list[StreamStatus], ends: Mapping[str, int]) -> Offset:
         """Streams that ended and were acknowledged are left out: an offset grows with what lives."""
-        streams = {uuid: position for uuid, position in before.streams.items() if not self._lookout.is_done(uuid)}
+        streams = {uuid: position for uuid, position in before.streams.items() if not self._streams.is_done(uuid)}
         begins = {}
-        for look in looks:
-            if look.uuid in ends or not look.is_over:
-                streams[look.uuid] = Position(ends.get(look.uuid, look.begin), look.epoch)
-                if look.jumps:
-                    begins[look.uuid] = look.begin
+        for status in statuses:
+            if status.uuid in ends or not status.is_over:
+                streams[status.uuid] = Position(ends.get(status.uuid, status.begin), status.epoch)
+                if status.jumps:
+                    begins[status.uuid] = status.begin
         return Offset(streams, begins)
 
     # --- acknowledging
 
-    async def _acknowledge_idle(self, before: Offset, looks: list[Look]) -> None:
+    async def _acknowledge_idle(self, before: Offset, statuses: list[StreamStatus]) -> None:
         """Nothing came behind a batch, so Spark has stored it, and would only say so with the next one."""
-        known = {look.uuid for look in looks if not look.jumps}
+        known = {status.uuid for status in statuses if not status.jumps}
         await self._acknowledge({uuid: each.id for uuid, each in before.streams.items() if uuid in known})
 
     async def _acknowledge(self, ids: Mapping[str, int]) -> None:
-        lookout = self._lookout
-        due = [(uuid, id) for uuid, id in sorted(ids.items()) if id > lookout.acknowledged.get(uuid, 0)]
+        streams = self._streams
+        due = [(uuid, id) for uuid, id in sorted(ids.items()) if id > streams.acknowledged.get(uuid, 0)]
 
         async def acknowledge(one: tuple[str, int]) -> None:
             uuid, id = one
-            server = lookout.servers.get(uuid)
+            server = streams.servers.get(uuid)
             if server is None:
                 return
             try:
@@ -191,11 +191,11 @@ class Planner:
             except Exception as error:  # whatever it is: an error here would end the query
                 _log.warning("stream %s: message %d is not acknowledged, the next will cover it: %s", uuid, id, error)
                 return
-            if uuid in lookout.plain:  # others say themselves what they have heard
-                lookout.acknowledged[uuid] = id
+            if uuid in streams.plain:  # others say themselves what they have heard
+                streams.acknowledged[uuid] = id
 
         with trio.move_on_after(self._options.ack_timeout):
-            await each(due, acknowledge, at_once=self._options.connections)
+            await for_each_limited(due, acknowledge, at_once=self._options.connections)
 
 
 def _least(*limits: int | None) -> int | None:

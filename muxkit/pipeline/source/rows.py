@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
-from muxkit.pipeline.concurrency import bridged, each
+from muxkit.pipeline.concurrency import bridged, for_each_limited
 from muxkit.pipeline.errors import OptionError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def read(client: Client, rows: Rows, spans: Sequence[Span], size: int) -> Iterat
     """The rows of these ranges, some ranges at once, in batches of about `size` rows, each of one stream in order."""
 
     async def work(emit: Emit) -> None:
-        await each(spans, lambda span: _read_span(client, rows, span, size, emit), at_once=AT_ONCE)
+        await for_each_limited(spans, lambda span: _read_span(client, rows, span, size, emit), at_once=AT_ONCE)
 
     return bridged(work)
 

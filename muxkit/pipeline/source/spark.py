@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from muxkit.pipeline.client.client import Client
-from muxkit.pipeline.errors import told_plainly
+from muxkit.pipeline.errors import ungrouped
 from muxkit.pipeline.options.source import SourceOptions
 from muxkit.pipeline.source.offsets import Span, group
 from muxkit.pipeline.source.planner import Limit, Planner
@@ -106,7 +106,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return dict(self._planner.initial())
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # One kind at a time is all that Spark knows; the planner looks at the others in the options.
+        # One kind at a time is all that Spark knows; the planner applies the others in the options.
         options = self._options
         if options.most_messages is not None:
             return ReadMaxRows(options.most_messages)
@@ -174,7 +174,7 @@ def _limit(limit: ReadLimit) -> Limit:
 
 
 def _run(act: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    with told_plainly():
+    with ungrouped():
         return trio.run(act)
     raise AssertionError("a group of exceptions comes out as one of them")
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from muxkit.pipeline.client.client import Silent
+from muxkit.pipeline.client.client import NoStatus
 from muxkit.pipeline.client.requests import acknowledged
-from muxkit.pipeline.concurrency import each
+from muxkit.pipeline.concurrency import for_each_limited
 from muxkit.pipeline.errors import DataLoss, OptionError
 from muxkit.pipeline.options.source import MOST_ID, Planning, Start
 from muxkit.pipeline.options.values import Reference
@@ -30,7 +30,7 @@ _log = logging.getLogger("muxkit")
 
 
 @attrs.define
-class Look:
+class StreamStatus:
     """What is known of one stream when a batch is planned."""
 
     uuid: str
@@ -55,7 +55,7 @@ class Look:
         return self.final and self.head == self.begin == self.acknowledged
 
 
-class Lookout:
+class StreamPlanner:
     """What one query has seen of its streams. All of it may be forgotten: it saves questions, and warnings."""
 
     def __init__(self, options: SourceOptions, client: Client) -> None:
@@ -71,7 +71,9 @@ class Lookout:
         self._finished: dict[str, int] = {}  # the last message of streams that have one
         self._warned: set[str] = set()
 
-    async def look(self, before: Offset, *, only: Collection[str] | None = None, whole: bool = False) -> list[Look]:
+    async def statuses(
+        self, before: Offset, *, only: Collection[str] | None = None, whole: bool = False
+    ) -> list[StreamStatus]:
         """All streams of which something may come, or only some, in order. Raises `DataLoss`.
 
         `whole`: what has to be counted is counted to its end, not just up to what one batch may hold.
@@ -80,24 +82,24 @@ class Lookout:
         if only is not None:
             references = {uuid: each for uuid, each in references.items() if uuid in only}
         answers = await self._find(references, references)
-        looks, uncounted = [], []
+        statuses, uncounted = [], []
         for uuid, answer in sorted(answers.items()):
-            look = self._judge(uuid, answer, before)
-            if look is not None:
-                looks.append(look)
-                if isinstance(answer, Silent):
-                    uncounted.append(look)
+            status = self._judge(uuid, answer, before)
+            if status is not None:
+                statuses.append(status)
+                if isinstance(answer, NoStatus):
+                    uncounted.append(status)
                 else:
                     self.acknowledged[uuid] = answer.acknowledged
         most = MOST_ID if whole else self._options.most_messages or PREFETCH
-        await each(uncounted, partial(self._count, most), at_once=self._options.connections)
-        return looks
+        await for_each_limited(uncounted, partial(self._count, most), at_once=self._options.connections)
+        return statuses
 
     async def heads(self) -> dict[str, int]:
         """The last message of each stream whose server says so."""
         references = await self._discovery.streams()
         answers = await self._find(references, references)
-        return {uuid: answer.head for uuid, answer in answers.items() if not isinstance(answer, Silent)}
+        return {uuid: answer.head for uuid, answer in answers.items() if not isinstance(answer, NoStatus)}
 
     async def locate(self, uuids: Iterable[str]) -> None:
         """Find the servers of streams that another process has planned for."""
@@ -128,73 +130,75 @@ class Lookout:
         async def ask(uuid: str) -> None:
             answers[uuid] = await self._ask(references.get(uuid, Reference(uuid)))
 
-        await each(list(wanted), ask, at_once=self._options.connections)
+        await for_each_limited(list(wanted), ask, at_once=self._options.connections)
         return answers
 
     async def _ask(self, reference: Reference) -> Answer:
         uuid = reference.uuid
         known = reference.server or self.servers.get(uuid)
         if self.is_done(uuid):
-            return Silent.UNKNOWN
+            return NoStatus.UNKNOWN
         servers = self._options.servers if known is None else (known,)
         self.servers.setdefault(uuid, servers[0])
         for server in servers:
-            answer: Answer = Silent.PLAIN
+            answer: Answer = NoStatus.PLAIN
             if self._options.planning is not Planning.PREFETCH:
                 answer = await self._client.status(server, uuid)
-            if answer is Silent.UNKNOWN:
+            if answer is NoStatus.UNKNOWN:
                 continue
-            if answer is Silent.PLAIN:
+            if answer is NoStatus.PLAIN:
                 if self._options.planning is Planning.STATUS:
                     raise OptionError("planning", f"{server} answers no status requests, which planning=status needs")
                 self.plain.add(uuid)
             self.servers[uuid] = server
             return answer
-        return Silent.UNKNOWN
+        return NoStatus.UNKNOWN
 
-    async def _count(self, most: int, look: Look) -> None:
+    async def _count(self, most: int, status: StreamStatus) -> None:
         """Of a server that does not say how many messages there are."""
         try:
-            look.head, _ = await self._client.count(look.server, look.uuid, look.begin, most=most)
+            status.head, _ = await self._client.count(status.server, status.uuid, status.begin, most=most)
         except DataLoss as error:
             gone = acknowledged(str(error))
-            if gone is None or gone <= look.begin:
+            if gone is None or gone <= status.begin:
                 raise
-            if not look.jumps:
-                self.lose(look.uuid, _acknowledged_by_others(look.begin, gone))
-            look.begin, look.jumps = gone, True
-            look.head, _ = await self._client.count(look.server, look.uuid, gone, most=most)
-        if look.skips:
-            look.begin = look.head
+            if not status.jumps:
+                self.lose(status.uuid, _acknowledged_by_others(status.begin, gone))
+            status.begin, status.jumps = gone, True
+            status.head, _ = await self._client.count(status.server, status.uuid, gone, most=most)
+        if status.skips:
+            status.begin = status.head
 
     # --- judging
 
-    def _judge(self, uuid: str, answer: Answer, before: Offset) -> Look | None:
+    def _judge(self, uuid: str, answer: Answer, before: Offset) -> StreamStatus | None:
         """Where a stream goes on; None if there is nothing to be had of it."""
         position, is_new = before.streams.get(uuid), not before.streams
-        if answer is Silent.UNKNOWN:
+        if answer is NoStatus.UNKNOWN:
             self._miss(uuid, position, is_new=is_new)
             return None
         starting = self._options.starting
         latest = position is None and is_new and starting is Start.LATEST
         begin = 0 if position is None else position.id
-        if isinstance(answer, Silent):
+        if isinstance(answer, NoStatus):
             if position is None and is_new and isinstance(starting, dict):
                 begin = starting.get(uuid, 0)
-            return Look(uuid, self.servers[uuid], begin, begin, jumps=position is None, skips=latest)
+            return StreamStatus(uuid, self.servers[uuid], begin, begin, jumps=position is None, skips=latest)
         if position is None:
             begin = answer.head if latest else answer.acknowledged
             if is_new and isinstance(starting, dict):
                 begin = self._chosen(uuid, starting.get(uuid, begin), answer)
-        look = Look(uuid, self.servers[uuid], begin, answer.head, answer.epoch, answer.acknowledged, answer.final)
-        look.jumps = position is None
+        status = StreamStatus(
+            uuid, self.servers[uuid], begin, answer.head, answer.epoch, answer.acknowledged, answer.final
+        )
+        status.jumps = position is None
         problem = _loss(position, begin, answer)
         if problem is not None:
             self.lose(uuid, problem)
-            look.begin, look.jumps = answer.acknowledged, True
+            status.begin, status.jumps = answer.acknowledged, True
         if answer.final:
             self._finished[uuid] = answer.head
-        return look
+        return status
 
     def _chosen(self, uuid: str, begin: int, answer: restream.Status) -> int:
         if begin > answer.head:

@@ -20,12 +20,12 @@ from muxkit.pipeline.staging.messages import (
     Answer,
     AnyQuestion,
     Ask,
+    BatchProgress,
     Begin,
     Begun,
     Committed,
     Committing,
     Prepare,
-    Standing,
     Stored,
     answer,
     encode,
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from muxkit.pipeline._staging_store_rows import Block, Encoding, Key
 
 T = TypeVar("T")
-AnswerT = TypeVar("AnswerT", Begun, Committed, Aborted, Standing)
+AnswerT = TypeVar("AnswerT", Begun, Committed, Aborted, BatchProgress)
 
-PATIENCE: Final = 60.0  # s
-ANSWER: Final = 30.0  # s for one answer, and for the server to take what it is sent
+OUTAGE_LIMIT: Final = 60.0  # s
+ANSWER_TIMEOUT: Final = 30.0  # s for one answer, and for the server to take what it is sent
 WINDOW: Final = 1 << 20  # bytes
 TTL: Final = 86_400.0  # s
 
@@ -79,11 +79,11 @@ class StagingClient:
         url: str,
         *,
         token: str = "",
-        patience: float = PATIENCE,
+        patience: float = OUTAGE_LIMIT,
         channels: int = 1,
         window: int = WINDOW,
         backoff: Backoff | None = None,
-        answer_within: float = ANSWER,
+        answer_within: float = ANSWER_TIMEOUT,
         **options: Any,
     ) -> None:
         self.url = url
@@ -139,9 +139,9 @@ class StagingClient:
         asked = Abort(stream=key.stream, app=key.app, token=self.token, batch=batch, txns=list(txns))
         return (await self._ask(asked, Aborted, f"{key}, batch {batch}")).dropped
 
-    async def standing(self, key: Key) -> Standing:
+    async def standing(self, key: Key) -> BatchProgress:
         """How far the application is."""
-        return await self._ask(Ask(stream=key.stream, app=key.app, token=self.token), Standing, str(key))
+        return await self._ask(Ask(stream=key.stream, app=key.app, token=self.token), BatchProgress, str(key))
 
     # ------------------------------------------------------------------------ one question
 

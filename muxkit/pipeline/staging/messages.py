@@ -101,7 +101,7 @@ class Aborted(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="a
     dropped: int
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="standing"):
+class BatchProgress(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="standing"):
     batch: int | None
     rows: int
     staged: int
@@ -118,7 +118,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="fa
 
 
 AnyQuestion = Begin | Prepare | Committing | Abort | Ask
-Answer = Begun | Stored | Committed | Aborted | Standing | Failed
+Answer = Begun | Stored | Committed | Aborted | BatchProgress | Failed
 
 _encoder = msgspec.json.Encoder()
 _questions: msgspec.json.Decoder[AnyQuestion] = msgspec.json.Decoder(AnyQuestion)

@@ -17,20 +17,20 @@ from muxkit.pipeline._staging_errors import (
     StagingRequestInvalid,
     StagingUnavailable,
 )
-from muxkit.pipeline.errors import plain
+from muxkit.pipeline.errors import first_error
 from muxkit.pipeline.staging.messages import (
     Abort,
     Aborted,
     Answer,
     AnyQuestion,
     Ask,
+    BatchProgress,
     Begin,
     Begun,
     Committed,
     Committing,
     Failed,
     Prepare,
-    Standing,
     Stored,
     decode_block,
     encode,
@@ -103,7 +103,7 @@ async def serve_staging(
                 service.handle, url, limits=limits, observer=observer, task_status=task_status, **options
             )
         except ExceptionGroup as group:  # of one: what was wrong with the address
-            raise plain(group) from None
+            raise first_error(group) from None
 
 
 class StagingService:
@@ -181,7 +181,7 @@ class _Conversation:
             case Abort():
                 return Aborted(dropped=await self._store.abort(asked.key, asked.batch, asked.txns))
             case Ask():
-                return Standing(**attrs.asdict(await self._store.standing(asked.key)))
+                return BatchProgress(**attrs.asdict(await self._store.standing(asked.key)))
             case _:
                 assert_never(asked)
 
