@@ -1,6 +1,6 @@
-"""Where does Spark find `format("muxkit")`? It looks into packages `pyspark_*` for a `DefaultSource`, which is this.
+"""The data source that Spark finds as `format("muxkit")`: it looks for a `DefaultSource` in packages `pyspark_*`.
 
-Spark imports it whenever it looks for any data source: so it imports nothing of ours before it is used.
+Spark imports this whenever it looks for any data source, so muxkit itself is imported only on use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`muxkit capture`: what stands in recorded traffic? A page for people, without a JVM unless one is asked for."""
+"""`muxkit capture`: a report about recorded traffic, without a JVM unless Spark is asked for."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.group()
 def capture() -> None:
-    """Recorded traffic: what `muxkit.pipeline.Capture` wrote."""
+    """Recorded traffic, as `muxkit.pipeline.Capture` writes it."""
 
 
 @capture.command()
 @click.argument("folder", type=FOLDER)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The page. [default: FOLDER/report.html]")
-@click.option("--raw", type=click.Choice(["bpmux", "relink"]), help="Decode raw bytes, as those of this protocol.")
-@click.option("--engine", is_flag=True, help="With --raw bpmux: let a real engine look for what the peers did wrong.")
+@click.option("--raw", type=click.Choice(["bpmux", "relink"]), help="Decode raw bytes of this protocol.")
+@click.option("--engine", is_flag=True, help="With --raw bpmux: find the rules that peers broke, with a real engine.")
 @click.option("--listener", is_flag=True, help="With --raw relink: the bytes were recorded by the listener.")
-@click.option("--spark", "with_spark", is_flag=True, help="Let Spark do it, for more than this process can hold.")
+@click.option("--spark", "with_spark", is_flag=True, help="Use Spark, for more data than this process can hold.")
 def report(folder: Path, out: Path | None, raw: str | None, engine: bool, listener: bool, with_spark: bool) -> int:
     """Write one page about the captures in FOLDER: rates, volumes, credit, round trips, fairness, violations."""
     if engine and raw != "bpmux":

@@ -1,4 +1,4 @@
-"""`muxkit chaos`: how does a program fare on a bad network? A relay in front of its server, with weather by a seed."""
+"""`muxkit chaos`: a relay in front of a server that delays, limits and cuts connections, by a seed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Seconds(click.FloatRange):
 
 
 SECONDS = _Seconds(0.0, 1e6)
-SEEDS = 1_000_000  # to draw from when none is given: short enough to be typed again
+SEEDS = 1_000_000  # seeds to draw from: short enough to be typed again
 
 WORDS = {Cut.END: "ended", Cut.RESET: "reset", Cut.STALL: "stalled"}
 DIRECTIONS = {Way.THERE: "to the target", Way.BACK: "to the client"}
@@ -59,26 +59,24 @@ def _range(context: click.Context, parameter: click.Parameter, value: str | None
 @click.command()
 @click.argument("listen", callback=_address)
 @click.argument("target", callback=_address)
-@click.option("--delay", type=SECONDS, default=0.0, help="Every byte comes so many seconds later.")
-@click.option("--jitter", type=SECONDS, default=0.0, help="And up to so many seconds later still.")
-@click.option("--rate", type=click.FloatRange(1.0, 1e12), help="Bytes a second, for each direction of a connection.")
-@click.option(
-    "--cut-after", callback=_range, metavar="MIN-MAX", help="Cut each connection behind a byte in this range."
-)
+@click.option("--delay", type=SECONDS, default=0.0, help="Delay each byte by so many seconds.")
+@click.option("--jitter", type=SECONDS, default=0.0, help="Delay it by up to so many more seconds.")
+@click.option("--rate", type=click.FloatRange(1.0, 1e12), help="Bytes per second, for each direction of a connection.")
+@click.option("--cut-after", callback=_range, metavar="MIN-MAX", help="Cut each connection after a byte in this range.")
 @click.option(
     "--way",
     type=click.Choice([*(way.value for way in Way), "either"]),
     default="either",
     show_default=True,
-    help="Count these bytes to the target, on the way back, or in one of both.",
+    help="Count these bytes to the target, on the way back, or in either direction.",
 )
 @click.option("--reset", type=SHARE, default=0.0, help="The share of cuts that are resets.")
 @click.option("--stall", type=SHARE, default=0.0, help="The share of cuts that deliver nothing and close nothing.")
 @click.option("--refuse", type=SHARE, default=0.0, help="The share of cuts after which connections are refused.")
-@click.option("--refuse-for", type=SECONDS, default=1.0, show_default=True, help="For so many seconds.")
-@click.option("--seed", type=int, help="Decides what happens to which connection. [default: drawn, and told]")
-@click.option("--for", "duration", type=SECONDS, help="End after so many seconds. [default: Ctrl-C]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
+@click.option("--refuse-for", type=SECONDS, default=1.0, show_default=True, help="Refuse them for so many seconds.")
+@click.option("--seed", type=int, help="Decides what happens to each connection. [default: random, and printed]")
+@click.option("--for", "duration", type=SECONDS, help="End after so many seconds. [default: at Ctrl-C]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 def chaos(
     listen: str,
     target: str,
@@ -95,12 +93,12 @@ def chaos(
     duration: float | None,
     as_json: bool,
 ) -> int:
-    """Relay connections from LISTEN to TARGET, badly.
+    """Relay connections from LISTEN to TARGET over a bad network.
 
-    An address is host:port, or the path of a Unix socket; with port 0 a free one is found. Without options the
-    weather is fine. Cuts that are neither resets nor stalls are orderly ends. The n-th connection meets the same fate
-    at the same byte whenever the seed is the same. There is no encryption and no password: whoever reaches LISTEN
-    reaches TARGET.
+    An address is host:port, or the path of a Unix socket; port 0 chooses a free one. Without options
+    the network is perfect. Cuts that are neither resets nor stalls are orderly ends. With the same seed the n-th
+    connection is cut in the same way at the same byte. There is no encryption and no password: every client that
+    reaches LISTEN reaches TARGET.
     """
     try:
         plan = ChaosPlan(
@@ -131,14 +129,14 @@ async def _relay(listen: str, target: str, plan: ChaosPlan, report: _Report, dur
             report.listening(target)
             with trio.move_on_after(duration):
                 await trio.sleep_forever()
-    except BrokenPipeError:  # nobody reads what we print
+    except BrokenPipeError:  # standard output is closed
         raise
     except OSError as error:
         raise CommandFailed(f"{listen}: {error.strerror or error}") from error
 
 
 class _Report:
-    """Says what happens, as it does."""
+    """Prints events as they happen."""
 
     def __init__(self, seed: int, as_json: bool) -> None:
         self.seed = seed
@@ -157,7 +155,7 @@ class _Report:
         where = ""
         if report.way is not None:
             count = report.bytes_there if report.way is Way.THERE else report.bytes_back
-            where = f" behind byte {count:,} {DIRECTIONS[report.way]}"
+            where = f" after byte {count:,} {DIRECTIONS[report.way]}"
         self._say(
             f"connection {report.number}: {WORDS[report.how]}{where}, {report.after:.2f} s after it began",
             {

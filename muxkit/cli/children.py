@@ -1,6 +1,6 @@
-"""How do processes of ours work for a command? Each tells lines on its standard output, and ends with its input.
+"""Child processes of a command: each prints lines on its standard output, and ends when its standard input is closed.
 
-So none is left behind, however we end: whoever is gone has closed his side of the pipe.
+So none is left when the command ends, however it ends.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-GRACE = 5.0  # s, to end by itself
+GRACE = 5.0  # s for a child to end by itself
 
 
 class Child:
-    """A process of ours."""
+    """A child process."""
 
     def __init__(self, name: str, process: trio.Process) -> None:
         assert process.stdin is not None
@@ -30,10 +30,10 @@ class Child:
         self._stdin = process.stdin
         self._stdout = process.stdout
         self._rest = b""
-        self._was_killed = False  # by us
+        self._was_killed = False  # by this command
 
     async def next_line(self) -> bytes | None:
-        """What it tells next, without the line feed; None if it has ended instead."""
+        """Read its next line, without the line feed; None if it has ended."""
         while b"\n" not in self._rest:
             data = await self._stdout.receive_some()
             if not data:
@@ -42,14 +42,14 @@ class Child:
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
-    async def let_go(self) -> None:
-        """It is not needed any more; it may have something left to tell."""
+    async def release(self) -> None:
+        """Close its standard input; its last lines can still be read."""
         await self._stdin.aclose()
 
     async def end(self) -> None:
-        """Let it go, and see to it that it ends."""
+        """Release it, and kill it if it does not end in time."""
         with trio.CancelScope(shield=True):
-            await self.let_go()
+            await self.release()
             with trio.move_on_after(GRACE):
                 await self._process.wait()
             if self._process.returncode is None:
@@ -60,7 +60,7 @@ class Child:
 
     @property
     def has_died(self) -> bool:
-        """Did it end before its time?"""
+        """True if it failed by itself."""
         return self._process.returncode not in (None, 0) and not self._was_killed
 
     @property
@@ -80,13 +80,13 @@ class Child:
 
 @asynccontextmanager
 async def child(name: str, module: str, *arguments: str) -> AsyncGenerator[Child, None]:
-    """Run `python -m module arguments...`; it ends with the block at the latest."""
+    """Run `python -m module arguments...`; it ends with the block."""
     process = await trio.lowlevel.open_process(
-        # -P: what lies in the current folder is none of its modules.
+        # -P: do not import modules from the current folder.
         [sys.executable, "-P", "-m", module, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        process_group=0,  # Ctrl-C is for us, and we end it
+        process_group=0,  # Ctrl-C goes to the command, which ends its children
     )
     one = Child(name, process)
     try:

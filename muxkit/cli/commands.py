@@ -1,4 +1,4 @@
-"""Which commands are there? Each has a module of its own and one line here."""
+"""The command line `muxkit`: its commands, and the exit code of every error."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ for command in (capture, chaos, demo, fleet, plugins):
 
 
 def run() -> int:
-    """Do what the arguments of this process say; every way out of it is here."""
+    """Run the command of this process's arguments; return the exit code."""
     try:
-        # Outside of click's standalone mode the exit codes are ours: it knows 0, 1 and 2 only.
+        # Without click's standalone mode, which knows the exit codes 0, 1 and 2 only.
         done = commands.main(prog_name="muxkit", standalone_mode=False)
         return done if isinstance(done, int) else Exit.OK
     except click.ClickException as error:
@@ -91,7 +91,7 @@ def run() -> int:
     except click.Abort:
         return _say("interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output is gone; what is still buffered must not complain at exit.
+        # The reader of standard output is gone; what is still buffered must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.FAILED
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""`muxkit fleet`: seeded simulations, a range of seeds at a time, and one that failed again."""
+"""`muxkit fleet`: run seeded simulations over a range of seeds, and a failed seed again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fleet() -> None:
 
 @fleet.command("list")
 def list_() -> int:
-    """Which simulations come with muxkit?"""
+    """List the simulations of installed packages."""
     for name in named_simulations():
         click.echo(f"{name:16}{(find(name).__doc__ or '').splitlines()[0]}")
     return Exit.OK
@@ -61,7 +61,7 @@ def run(simulation: str, seeds: range, processes: int) -> int:
 @click.argument("simulation", callback=_simulation)
 @click.argument("seed", type=int)
 def replay(simulation: str, seed: int) -> int:
-    """Run SIMULATION with one SEED again; what it raises comes with its whole trace."""
+    """Run SIMULATION with one SEED again, and print the whole trace of what it raises."""
     outcome = simulate(simulation, seed)
     if outcome.ok:
         click.echo(printable(outcome.summary or ""))

@@ -1,4 +1,4 @@
-"""How did a command end? Exit codes, and which error means which."""
+"""Exit codes, and the errors that they stand for."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-# Of several errors at once, the first of these tells most; the rest follow from it.
+# Of several errors, the one that comes first here is reported; it usually caused the others.
 TELLING = (Exit.INTERRUPTED, Exit.VIOLATION, Exit.NOT_CONNECTED, Exit.TIMED_OUT, Exit.USAGE, Exit.FAILED)
 
 
 class CommandFailed(Exception):
-    """A command could not do its work: a sentence for people, and an exit code."""
+    """A command failed: a sentence for people, and an exit code."""
 
     def __init__(self, sentence: str, exit: Exit = Exit.FAILED) -> None:
         super().__init__(sentence)
@@ -39,7 +39,7 @@ class CommandFailed(Exception):
 
 
 def failure_of(error: BaseException) -> CommandFailed | None:
-    """What to say about an error, or None if it is one that nobody foresaw and that deserves its traceback."""
+    """Return the sentence and the exit code of an error, or None if it is unexpected and needs its traceback."""
     failures = [_failure(leaf) for leaf in _leaves(error)]
     known = [failure for failure in failures if failure is not None]
     if len(known) < len(failures):

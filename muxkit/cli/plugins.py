@@ -1,4 +1,4 @@
-"""`muxkit plugins`: which protocols and transports are installed, from which package, and what is broken?"""
+"""`muxkit plugins`: the installed protocols and transports, their packages, and their problems."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plugins(as_json: bool) -> None:
         console().print(_table(found))
 
 
-# Escaped in JSON too: its own rules leave the control characters above 127 as they are.
+# Escaped in JSON too: JSON leaves control characters above 127 unchanged.
 def _as_fields(plugin: Plugin) -> dict[str, str | None]:
     fields = (plugin.kind, plugin.name, plugin.package, plugin.target, plugin.problem)
     kind, name, package, target, problem = (None if field is None else printable(field) for field in fields)

@@ -1,4 +1,4 @@
-"""What may go to a terminal? Consoles that put nothing but text into a pipe, and text that commands no terminal."""
+"""Consoles and text for terminals: no colours in a pipe, and no text that a terminal would obey."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import sys
 
 from rich.console import Console
 
-WIDE = 200  # columns of what is no terminal: a table in a pipe is not folded
+WIDE = 200  # columns without a terminal: tables in a pipe are not folded
 
 
 def console() -> Console:
-    """Standard output. Colours only on a terminal and without NO_COLOR; rich sees to that."""
+    """Make the console of standard output. rich uses colours only on a terminal and without NO_COLOR."""
     width = None if sys.stdout.isatty() else WIDE
     return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
 def is_live(out: Console) -> bool:
-    """Can what was printed be printed over? FORCE_COLOR does not make a terminal of a pipe."""
+    """Return True if lines can be redrawn. FORCE_COLOR does not make a pipe a terminal."""
     return sys.stdout.isatty() and out.is_terminal and not out.is_dumb_terminal
 
 
 def printable(text: str) -> str:
-    """The text with everything escaped that a terminal would obey, or would show as something else.
+    """Escape all characters that a terminal would obey, or would show as something else.
 
-    That is each character which Unicode calls control, format, surrogate, private or a separator other than the
+    These are the characters that Unicode calls control, format, surrogate, private or a separator other than the
     space: escape sequences, line breaks, and marks that turn the direction of writing.
     """
     if text.isprintable():

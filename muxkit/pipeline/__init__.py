@@ -1,7 +1,7 @@
-"""muxkit on Spark: streams of restream as a source, muxed channels as a sink, captures and simulations at any size.
+"""muxkit on Spark: restream sessions as a source, channels as a sink, captures, and simulations over many seeds.
 
 `spark.readStream.format("muxkit")` works once the extra is installed (`pip install 'muxkit[spark]'`); nothing has to be
-registered. What does not need a JVM works without one: the planner, the client and the bridge know no Spark.
+registered. Staging, captures and simulations work without a JVM.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How are many things done at once, but not all of them? A few at a time, each a connection."""
+"""Running Trio work from threads without Trio, and for many items within a limit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 AHEAD: Final = 4  # items that wait to be taken
-ENDING: Final = 10.0  # s that the thread may take to end behind a cancellation
+ENDING: Final = 10.0  # s that the thread may take to end after a cancellation
 
 ItemT = TypeVar("ItemT")
 
 
 async def for_each_limited(items: Iterable[ItemT], act: Callable[[ItemT], Awaitable[None]], *, at_once: int) -> None:
-    """Do it with each of them, `at_once` at a time. The first error ends the others, and comes out bare."""
+    """Await `act(item)` for each item, `at_once` at a time. The first error cancels the others and is raised bare."""
     room = trio.Semaphore(at_once)
     failed: list[Exception] = []
 
@@ -44,9 +44,9 @@ async def for_each_limited(items: Iterable[ItemT], act: Callable[[ItemT], Awaita
 
 
 def bridged(work: Callable[[Callable[[ItemT], Awaitable[None]]], Awaitable[None]]) -> Iterator[ItemT]:
-    """What `work(emit)` emits. It waits in `emit` while enough is ahead; closing the generator cancels it.
+    """Run `work(emit)` in a Trio thread and yield what it emits, at most `AHEAD` items ahead.
 
-    What `work` raises comes out of the generator behind the items that it emitted, as one plain exception.
+    Closing the generator cancels it. What `work` raises is raised after the items that it emitted, as one exception.
     """
     bridge: _Bridge[ItemT] = _Bridge(work)
     try:

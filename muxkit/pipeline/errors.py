@@ -1,6 +1,6 @@
-"""What can go wrong in a pipeline? Few kinds, each sentence with the option, the stream and the ids that it is about.
+"""The errors of the pipeline; each sentence has the option, the stream and the ids that it is about.
 
-Spark shows an error of ours as the text of its own: so there is one plain exception, never a group of them.
+Spark shows the text of such an error only, so a single exception is raised, never a group.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class PipelineError(MuxError):
-    """Everything that the pipeline raises on its own account."""
+    """Base of what the pipeline raises itself."""
 
 
 class OptionError(PipelineError, ValueError):
-    """An option that cannot be meant, or that is missing; `option` is its name."""
+    """An option that is missing or has an invalid value; `option` is its name."""
 
     def __init__(self, option: str, problem: str) -> None:
         super().__init__(option, problem)
@@ -30,11 +30,11 @@ class OptionError(PipelineError, ValueError):
 
 
 class OffsetError(PipelineError):
-    """An offset that this version cannot read: of a newer version, or of another source."""
+    """An offset that this version cannot read: from a newer version, or from another source."""
 
 
 class StreamUnavailable(PipelineError):
-    """A stream could not be asked or read within the time that an option gives it; its messages are not lost."""
+    """A stream could not be reached or read within the time of an option; its messages are not lost."""
 
     def __init__(self, stream: str, problem: str) -> None:
         super().__init__(stream, problem)
@@ -73,7 +73,7 @@ class DataLoss(PipelineError):
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first thing that went wrong, out of a group of exceptions; anything else as it is."""
+    """Return the first leaf of a group of exceptions; anything else unchanged."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -81,7 +81,7 @@ def first_error(error: BaseException) -> BaseException:
 
 @contextmanager
 def ungrouped() -> Iterator[None]:
-    """What the block raises comes out as one exception without the tree around it."""
+    """Raise the first leaf of a group that leaves the block, without the group."""
     told: BaseException | None = None
     try:
         yield

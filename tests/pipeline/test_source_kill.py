@@ -42,7 +42,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         proof.wait_held("mid-read")
         proof.kill_server(0, "mid-read")
         proof.kill_server(1, "mid-read")
-        proof.let_go("mid-read")
+        proof.release("mid-read")
         proof.kill_driver("after-sink")
         verdict = proof.finish()
         acknowledged = proof.acknowledged()

@@ -40,7 +40,7 @@ def storm(proof: Proof, kills: int, dice: random.Random) -> None:
             proof.kill_server(dice.randrange(proof.plan.servers), moment)
         if dice.random() < 0.3:
             # the driver lives on with a new server, and is killed at its next moment
-            proof.let_go(moment)
+            proof.release(moment)
             moment = dice.choice([each for each in moments if each != "start"])
         proof.kill_driver(moment)
 

@@ -70,7 +70,7 @@ def prove(plan: Plan, out: Console) -> tuple[Verdict, int]:
         proof.wait_held("mid-read")
         for number in range(plan.servers):
             proof.kill_server(number, "mid-read")
-        proof.let_go("mid-read")
+        proof.release("mid-read")
         proof.kill_driver("after-sink")
         told(proof.acknowledged())
         say("starting Spark again")

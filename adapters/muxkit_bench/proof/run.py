@@ -161,7 +161,7 @@ class Proof:
         self.wait_held(moment)
         self._note("driver and JVM", moment)
         self._end_driver()
-        self.let_go(moment)
+        self.release(moment)
 
     def hold(self, moment: str) -> None:
         if moment not in MOMENTS:
@@ -171,7 +171,7 @@ class Proof:
     def wait_held(self, moment: str) -> None:
         self._until(lambda: bool(self._held(moment)), f"the query did not come to {moment!r}")
 
-    def let_go(self, moment: str) -> None:
+    def release(self, moment: str) -> None:
         """Whoever is held goes on, and has gone on when this returns: it can be held at the same moment again."""
         (self.plan.folder / "hold" / moment).unlink(missing_ok=True)
         if self._driver is None:

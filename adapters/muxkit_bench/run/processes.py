@@ -54,7 +54,7 @@ class Worker(Child):
 
     async def last_words(self) -> str | None:
         """Why it could not go on; None if nothing was wrong with it."""
-        await self.let_go()
+        await self.release()
         with suppress(CommandFailed):
             while True:
                 try:
@@ -108,10 +108,10 @@ class Ends:
             said = None if self.server is self.client else await self.server.last_words()
             raise CommandFailed(said or failure.sentence, failure.exit) from failure
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Both may end, which takes them a moment."""
-        await self.client.let_go()
-        await self.server.let_go()
+        await self.client.release()
+        await self.server.release()
 
 
 @asynccontextmanager

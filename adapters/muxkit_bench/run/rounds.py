@@ -73,7 +73,7 @@ class Rounds:
                             await self._pass(number, cell, contestant)
                 self.complete = number
                 for ends in self._ends.values():
-                    await ends.let_go()
+                    await ends.release()
                 self._ends.clear()
 
     async def _start(self, number: int, stack: AsyncExitStack) -> None:

@@ -1,6 +1,6 @@
-"""The client process of the demo: many echo channels and one bulk channel on one connection, with pings beside.
+"""The client process of the demo: many echo channels and one bulk channel on one connection, and pings.
 
-`python -m muxkit.cli.demo.client URL PLAN` tells on standard output how far it is, and what it found.
+`python -m muxkit.cli.demo.client URL PLAN` prints its progress and its result as lines of JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import trio
 import muxkit
 from muxkit.cli.demo.events import Order, Plan, Progress, Totals, read_receipt, tell
 from muxkit.cli.demo.payloads import BULK_SIZES, ECHO_SIZES, Checked, Payloads
-from muxkit.cli.demo.process import peak_memory, play, until_let_go
+from muxkit.cli.demo.process import peak_memory, run_part, until_released
 from muxkit.cli.demo.samples import Samples
 from muxkit.cli.outcome import CommandFailed, Exit
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 BATCH = 16  # bulk messages that are sent together
-ECHO_PAUSE = 0.01  # s, on each channel: people and programs that talk in turn, beside one that sends all it can
+ECHO_PAUSE = 0.01  # s, between two echoes of a channel
 PING_PAUSE = 0.005  # s, between two pings
 PROGRESS_PAUSE = 0.1  # s, between two lines
 
 
 class Client:
-    """One run."""
+    """One run of the demo."""
 
     def __init__(self, session: muxkit.Session, plan: Plan) -> None:
         self._session = session
@@ -48,7 +48,7 @@ class Client:
         self.bytes_sent = 0
 
     async def run(self) -> Totals:
-        """First every channel is open and silent, then all of them work at once."""
+        """Open all channels, wait while they are idle, then let all of them work at once."""
         async with trio.open_nursery() as beside:
             beside.start_soon(self._ping)
             beside.start_soon(self._tell_progress)
@@ -83,7 +83,7 @@ class Client:
         number = size = 0
         async with self._session.open() as channel:
             await self._announce(channel, order, task_status)
-            await trio.sleep(ECHO_PAUSE * order.channel / self._plan.channels)  # or all would speak at once, each time
+            await trio.sleep(ECHO_PAUSE * order.channel / self._plan.channels)  # spreads the echoes over time
             while not (self._is_over and number):
                 message = payloads.message(number)
                 sent_at = trio.current_time()
@@ -96,7 +96,7 @@ class Client:
                 self.messages_sent += 1
                 self.bytes_sent += len(message)
                 await trio.sleep(ECHO_PAUSE)
-            await self._settle(channel, where, number, size)
+            await self._confirm(channel, where, number, size)
 
     async def _bulk(self, order: Order, task_status: trio.TaskStatus[None]) -> None:
         payloads = Payloads(order.seed, BULK_SIZES)
@@ -111,15 +111,15 @@ class Client:
                 size += batch_size
                 self.messages_sent += BATCH
                 self.bytes_sent += batch_size
-            await self._settle(channel, "bulk channel", number, size)
+            await self._confirm(channel, "bulk channel", number, size)
 
     async def _announce(self, channel: muxkit.Channel, order: Order, task_status: trio.TaskStatus[None]) -> None:
         await channel.send(msgspec.json.encode(order))
         task_status.started()
         await self._begin.wait()
 
-    async def _settle(self, channel: muxkit.Channel, where: str, number: int, size: int) -> None:
-        """Say that nothing follows, and hear what the server received; then nothing may follow from it either."""
+    async def _confirm(self, channel: muxkit.Channel, where: str, number: int, size: int) -> None:
+        """Finish the channel, and compare with the server's receipt, which must be its last message."""
         await channel.finish()
         receipt = read_receipt(await channel.receive())
         if (receipt.messages, receipt.bytes) != (number, size):
@@ -130,7 +130,7 @@ class Client:
         async for message in channel:
             self.checked.note(f"{where}: {len(message)} bytes came after the receipt")
 
-    # --- beside them
+    # --- pings and progress
 
     async def _ping(self) -> None:
         while True:
@@ -154,7 +154,7 @@ class Client:
 
 
 async def measure(url: str, plan: Plan) -> Totals:
-    """Connect and run, within the patience of the plan."""
+    """Connect and run, within the time of the plan."""
     limit = plan.idle_seconds + plan.seconds + plan.patience
     with trio.move_on_after(limit):
         async with connected(url) as session:
@@ -163,12 +163,12 @@ async def measure(url: str, plan: Plan) -> Totals:
 
 
 async def measure_while_wanted(url: str, plan: Plan) -> Totals | None:
-    """None if whoever started us wanted no more before it was over."""
+    """Measure until the parent process closes standard input; then the result is None."""
     totals: Totals | None = None
     async with trio.open_nursery() as nursery:
 
         async def leave() -> None:
-            await until_let_go()
+            await until_released()
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(leave)
@@ -177,16 +177,16 @@ async def measure_while_wanted(url: str, plan: Plan) -> Totals | None:
     return totals
 
 
-if __name__ == "__main__":
-    sys.exit(play(partial(measure_while_wanted, sys.argv[1], msgspec.json.decode(sys.argv[2], type=Plan))))
-
-
 @asynccontextmanager
 async def connected(url: str) -> AsyncGenerator[muxkit.Session, None]:
-    """`muxkit.connect`; what keeps it from connecting is told apart from what happens later."""
+    """Connect; only a failure to connect has the exit code for that."""
     async with AsyncExitStack() as stack:
         try:
             session = await stack.enter_async_context(muxkit.connect(url))
         except OSError as error:
             raise CommandFailed(f"could not connect to {url}: {error}", Exit.NOT_CONNECTED) from error
         yield session
+
+
+if __name__ == "__main__":
+    sys.exit(run_part(partial(measure_while_wanted, sys.argv[1], msgspec.json.decode(sys.argv[2], type=Plan))))

@@ -1,4 +1,4 @@
-"""`muxkit demo`: does it work? A server and a client process on this machine, over one transport after another."""
+"""`muxkit demo`: run a server and a client process on this machine, over one transport after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TRANSPORTS = ("tcp", "unix", "ws") if hasattr(socket, "AF_UNIX") else ("tcp", "ws")
-IDLE_MOST = 1.0  # s, for the round trip while nothing else moves
+IDLE_MOST = 1.0  # s of round trips on an idle connection
 IDLE_PART = 0.25  # of the time under load
 
 
@@ -43,8 +43,8 @@ IDLE_PART = 0.25  # of the time under load
 def demo(seconds: float, transports: tuple[str, ...], as_json: bool) -> int:
     """Run 100 echo channels and one bulk channel on one connection, and verify every byte.
 
-    Two processes on this machine: each compares what it receives with what a seed says it must be. Beside the
-    load the client measures round trips. Exits with 1 if anything was not as it should be.
+    Two processes on this machine compare what they receive with the contents that a seed gives. The client measures
+    round trips under load. Exits with 1 if any payload was lost or changed.
     """
     plan = Plan(seconds=seconds, idle_seconds=min(IDLE_MOST, seconds * IDLE_PART))
     runs: list[Run] = []
@@ -78,10 +78,10 @@ async def _run(transport: str, plan: Plan, display: Display) -> Run:
                 found = await _follow(client, display)
             except CommandFailed as failure:
                 await server.end()
-                if server.has_died:  # then the rest follows from that
+                if server.has_died:  # its end caused the failure
                     raise CommandFailed(f"{transport}: {server.name} {server.end_in_words}") from failure
                 raise CommandFailed(f"{transport}: {failure.sentence}", failure.exit) from failure
-        await server.let_go()
+        await server.release()
         return Run(transport=transport, url=url, client=found, server=await _follow(server, display))
 
 
@@ -94,7 +94,7 @@ async def _url_of(server: Child) -> str:
 
 
 async def _follow(one: Child, display: Display) -> Totals:
-    """What a process found out in the end."""
+    """Follow a process to its result."""
     while True:
         match await _next_event(one):
             case Progress() as progress:

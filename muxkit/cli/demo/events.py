@@ -1,6 +1,4 @@
-"""What do the processes of the demo tell each other? Lines of JSON to whoever started them, and the first and last
-message of each channel.
-"""
+"""The messages of the demo's processes: lines of JSON to their parent, and the first and last message of a channel."""
 
 from __future__ import annotations
 
@@ -14,16 +12,16 @@ from muxkit.cli.outcome import Exit  # noqa: TC001  # msgspec reads the annotati
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client is to do; times in seconds."""
+    """The orders of the client; times in seconds."""
 
     seconds: float
-    """Under load."""
+    """Time under load."""
     idle_seconds: float
-    """Before that, with all channels open and silent."""
+    """Time before that, with all channels open and idle."""
     channels: int = 100
     seed: int = 1
     patience: float = 30.0
-    """How much longer the whole run may take than it should."""
+    """Extra time that the whole run may take."""
 
 
 # --- lines
@@ -36,7 +34,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """How far the client is."""
+    """The progress of the client."""
 
     phase: Literal["idle", "load"]
     elapsed: float
@@ -47,20 +45,20 @@ class Progress(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Totals(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """What one end found out: the last line of a process that did its work."""
+    """The result of one end: the last line of a process that did its work."""
 
     messages_sent: int
     bytes_sent: int
     messages_verified: int
-    """Of those that the other end sent."""
+    """How many messages from the other end were verified."""
     bytes_verified: int
     problems: list[str]
     memory: int | None
-    """Bytes, resident, at their highest."""
+    """The highest resident memory, in bytes."""
     seconds: float | None = None
     """How long the load lasted, until the last byte was confirmed."""
     idle_pings: list[float] = []
-    """Round trips, like the two below; samples of them if they are many."""
+    """Round trips, as in the two lists below; a sample if there are more than `samples.MOST`."""
     load_pings: list[float] = []
     echoes: list[float] = []
 
@@ -78,7 +76,7 @@ _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def tell(event: Event) -> None:
-    """Write a line; nothing happens if nobody reads any more."""
+    """Write a line; a closed pipe is ignored."""
     with suppress(BrokenPipeError):
         sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
         sys.stdout.buffer.flush()
@@ -92,7 +90,7 @@ def understand(line: bytes) -> Event:
 
 
 class Order(msgspec.Struct, frozen=True):
-    """The first message of a channel: what follows, and from which seed."""
+    """The first message of a channel: its job, and the seed of its contents."""
 
     job: Literal["echo", "bulk"]
     channel: int

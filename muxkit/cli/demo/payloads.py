@@ -1,4 +1,4 @@
-"""What do the two ends send each other? Bytes that both can work out from a seed, so that each can verify them."""
+"""Payloads that both ends compute from a seed, so that each can verify what it receives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INDEX = 8  # bytes; each message begins with its number
-STEP = 7919  # bytes between the beginnings of two messages in the block; a prime, so that they seldom repeat
+STEP = 7919  # bytes between two messages in the block; a prime, so that they seldom repeat
 
 ECHO_SIZES = (16, 64, 9, 256, 100, 1024, 512, 8)  # bytes
 BULK_SIZES = (65_536,)
@@ -32,9 +32,9 @@ class Payloads:
 
 
 class Checked:
-    """How many messages came that were as they should be, and what was wrong with the others."""
+    """Counts the messages that were right, and notes what was wrong with others."""
 
-    MOST = 5  # problems that are kept; one is enough to fail
+    MOST = 5  # problems that are kept
 
     def __init__(self) -> None:
         self.messages = 0
@@ -42,7 +42,7 @@ class Checked:
         self.problems: list[str] = []
 
     def check(self, where: str, number: int, came: bytes, expected: bytes) -> None:
-        """Compare the `number`th message of a channel with what the seed says; content, order and size at once."""
+        """Compare the `number`th message of a channel with the one that the seed gives."""
         if came == expected:
             self.messages += 1
             self.bytes += len(came)

@@ -1,4 +1,4 @@
-"""How does a process that works for a command behave? It tells how it went, and ends when nobody wants it any more."""
+"""What both processes of the demo do: report the result, end with standard input, measure their memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-def play(part: Callable[[], Awaitable[Totals | None]]) -> Exit:
-    """Run it and tell what it found; None means that it was let go before it had found anything."""
+def run_part(part: Callable[[], Awaitable[Totals | None]]) -> Exit:
+    """Run `part` and report its result; None means that the parent ended it before."""
     try:
         totals = trio.run(part)
     except Exception as error:
@@ -32,9 +32,9 @@ def play(part: Callable[[], Awaitable[Totals | None]]) -> Exit:
     return Exit.OK
 
 
-async def until_let_go() -> None:
-    """Wait for the end of standard input: whoever started us wants us no more, or is gone."""
-    # Not `sys.stdin.read`: an abandoned thread would hold its lock when the interpreter ends.
+async def until_released() -> None:
+    """Wait for the end of standard input: the parent has closed it, or has ended."""
+    # Not `sys.stdin.read`: its thread, once abandoned, would hold a lock when the interpreter ends.
     while await trio.to_thread.run_sync(os.read, 0, 1024, abandon_on_cancel=True):
         pass
 
@@ -43,7 +43,7 @@ STATUS = Path("/proc/self/status")
 
 
 def peak_memory() -> int | None:
-    """Bytes of resident memory, at their highest; None where the system does not say."""
+    """Return the highest resident memory in bytes; None where the system does not report it."""
     if STATUS.exists():
         # Not `ru_maxrss`: on Linux a new process inherits that from the one that started it.
         for line in STATUS.read_text(encoding="ascii", errors="replace").splitlines():

@@ -1,4 +1,4 @@
-"""How far is it? A line that is printed over on a terminal, a line a second anywhere else."""
+"""The progress of the demo: one line that is redrawn on a terminal, one line per second elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BAR = 24  # columns
 
 
 class Display(Protocol):
-    """Who is told how far a run is."""
+    """Shows the progress of runs."""
 
     def begin(self, transport: str) -> None: ...
     def progress(self, progress: Progress) -> None: ...
@@ -33,7 +33,7 @@ class Display(Protocol):
 
 
 def display_for(out: Console | None, plan: Plan) -> AbstractContextManager[Display]:
-    """The display that suits the console; without one, none."""
+    """Choose the display for a console; without a console nothing is shown."""
     if out is None:
         return _Quiet()
     return _Live(out, plan) if is_live(out) else _Lines(out)
@@ -48,7 +48,7 @@ class _Quiet(AbstractContextManager["_Quiet"]):
 
 
 class _Lines(_Quiet):
-    """One line for each second of load."""
+    """Prints one line for each second of load."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -67,12 +67,12 @@ class _Lines(_Quiet):
 
 
 class _Live(AbstractContextManager["_Live"]):
-    """One line for each transport, with a bar that fills."""
+    """Draws one line for each transport, with a progress bar."""
 
     def __init__(self, out: Console, plan: Plan) -> None:
         self._plan = plan
         self._rows: list[tuple[str, ProgressBar, str]] = []
-        # Drawn when there is news and never by a thread of its own.
+        # Drawn on progress only, never by a thread.
         self._live = Live(console=out, auto_refresh=False)
 
     def __enter__(self) -> _Live:

@@ -1,4 +1,4 @@
-"""What came out? The figures of finished runs, as a table for people and as JSON for programs."""
+"""The results of the demo: a table, or JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1024 * 1024
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """What both processes found out over one transport."""
+    """The results of both processes over one transport."""
 
     transport: str
     url: str
@@ -36,7 +36,7 @@ class Run:
 
     @property
     def messages(self) -> int:
-        """Sent in both directions, each payload counted once."""
+        """Messages sent in both directions, each counted once."""
         return self.client.messages_sent + self.server.messages_sent
 
     @property
@@ -65,7 +65,7 @@ class Run:
         return sent == verified and self.messages > 0 and not self.problems
 
 
-# --- for people
+# --- the table
 
 
 ROWS: tuple[tuple[str, Callable[[Run], str]], ...] = (
@@ -114,11 +114,11 @@ def _memory(totals: Totals) -> str:
     return "-" if totals.memory is None else f"{totals.memory / MIB:.0f}"
 
 
-# --- for programs
+# --- JSON
 
 
 def print_json(plan: Plan, runs: Sequence[Run], failure: CommandFailed | None = None) -> None:
-    """Times in seconds, sizes in bytes."""
+    """Print the report as JSON, with times in seconds and sizes in bytes."""
     report = {
         "ok": failure is None and all(run.is_verified for run in runs),
         "echo_channels": plan.channels,

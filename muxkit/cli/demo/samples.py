@@ -1,4 +1,4 @@
-"""What do many measurements say? Percentiles, from a number of samples that does not grow with the time it takes."""
+"""Percentiles over a bounded number of samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = 10_000
 
 
 class Samples:
-    """Keeps all values while they are few, and of many a random choice, each as likely as any other."""
+    """Keeps up to `MOST` values; of more a uniform random sample."""
 
     def __init__(self) -> None:
         self.kept: list[float] = []
@@ -29,7 +29,7 @@ class Samples:
 
 
 def percentile(samples: Sequence[float], percent: float) -> float | None:
-    """The smallest sample that so many percent of all do not exceed."""
+    """Return the smallest sample that so many percent of all do not exceed."""
     if not samples:
         return None
     return sorted(samples)[max(0, math.ceil(len(samples) * percent / 100) - 1)]

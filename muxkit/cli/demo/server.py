@@ -1,6 +1,6 @@
-"""The server process of the demo: echoes and counts, verifies what comes, ends when its standard input does.
+"""The server process of the demo: it echoes, counts and verifies, and ends when its standard input does.
 
-`python -m muxkit.cli.demo.server tcp` tells its URL on standard output.
+`python -m muxkit.cli.demo.server tcp` prints its URL on standard output.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import trio
 import muxkit
 from muxkit.cli.demo.events import Order, Ready, Receipt, Totals, read_order, tell
 from muxkit.cli.demo.payloads import BULK_SIZES, ECHO_SIZES, Checked, Payloads
-from muxkit.cli.demo.process import peak_memory, play, until_let_go
+from muxkit.cli.demo.process import peak_memory, run_part, until_released
 
 
 class Server:
-    """What the handlers of all channels count together."""
+    """The handlers of all channels, and their common counters."""
 
     def __init__(self) -> None:
         self.checked = Checked()
@@ -70,7 +70,7 @@ class Server:
 async def serve(transport: str) -> Totals:
     if transport != "unix":
         return await _serve(f"bpmux+{transport}://127.0.0.1:0")
-    # The folder is ours, not our parent's, so that it goes however he ends.
+    # This process owns the folder, so that it is removed however the parent ends.
     with tempfile.TemporaryDirectory(prefix="muxkit-") as folder:
         return await _serve(f"bpmux+unix://{Path(folder, 'demo')}")
 
@@ -80,10 +80,10 @@ async def _serve(url: str) -> Totals:
     async with trio.open_nursery() as nursery:
         served: muxkit.Served = await nursery.start(muxkit.serve, muxkit.each_channel(server.serve_channel), url)
         tell(Ready(served.url))
-        await until_let_go()
+        await until_released()
         nursery.cancel_scope.cancel()
     return server.totals()
 
 
 if __name__ == "__main__":
-    sys.exit(play(partial(serve, sys.argv[1])))
+    sys.exit(run_part(partial(serve, sys.argv[1])))

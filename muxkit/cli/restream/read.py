@@ -1,4 +1,4 @@
-"""`muxkit restream read`: does a stream come through? Reads one to its end, and can go on where it left off."""
+"""`muxkit restream read`: read a stream to its end, or continue where an earlier run stopped."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ BY_HAND: Final = restream.ClientConfig(ack_every=None)
 @click.option(
     "--mode",
     type=click.Choice(["stateful", "stateless"]),
-    help="Numbers of a session, with a CRC at their end, or plain integers. [default: stateful, or as saved]",
+    help="Numbers of a session, with a final CRC, or plain integers. [default: stateful, or as saved]",
 )
 @click.option(
     "--state",
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Go on where this file says, and keep in it how far the stream is. It is made if it is not there.",
+    help="Resume from this file, and save the position in it. It is created if it does not exist.",
 )
-@click.option("--values", is_flag=True, help="Print each value, a line each.")
+@click.option("--values", is_flag=True, help="Print each value, one per line.")
 @click.option("--timeout", type=click.FloatRange(0.001, 1e9), help="Give up after so many seconds. [default: never]")
-@click.option("--ca", type=click.Path(exists=True, dir_okay=False), help="For tls and wss: whom to trust, PEM.")
+@click.option("--ca", type=click.Path(exists=True, dir_okay=False), help="For tls and wss: trusted certificates, PEM.")
 @click.option("--insecure", is_flag=True, help="Plaintext to another machine.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 def read(
     url: str,
     count: int | None,
@@ -97,7 +97,7 @@ def read(
         trio.run(_read, wanted, state, report, timeout, options)
     except BaseException as error:
         failure = failure_of(error)
-        if failure is None or isinstance(error, BrokenPipeError):  # nobody reads what we print
+        if failure is None or isinstance(error, BrokenPipeError):  # standard output is closed
             raise
     report.total(failure)
     if failure is not None:
@@ -107,7 +107,7 @@ def read(
 
 @attrs.frozen
 class Wanted:
-    """What is to be read."""
+    """What is read: a stream, its mode and its length."""
 
     url: str
     mode: Mode
@@ -116,7 +116,7 @@ class Wanted:
 
     @property
     def begins_at(self) -> int:
-        """How many were taken before this run."""
+        """How many values earlier runs have taken."""
         id = 0 if self.saved is None else self.saved.get("id", 0)
         return id if isinstance(id, int) else 0
 
@@ -140,15 +140,15 @@ def _wanted(url: str, count: int | None, mode: Mode | None, saved: JsonObject | 
 
 
 async def _read(
-    wanted: Wanted, state: StateFile | None, report: Report, patience: float | None, options: dict[str, Any]
+    wanted: Wanted, state: StateFile | None, report: Report, limit: float | None, options: dict[str, Any]
 ) -> None:
     with report.shown():
         try:
             opened = _open(wanted, state, report, options)
             async with opened as report.reader:
-                with report.reader.fail_after(float("inf") if patience is None else patience):
+                with report.reader.fail_after(float("inf") if limit is None else limit):
                     await _take(report.reader, wanted, state, report)
-        except (TypeError, ValueError) as error:  # an address, or an option for it, that cannot be meant
+        except (TypeError, ValueError) as error:  # an invalid address, or an option that it does not take
             if report.connections:
                 raise
             raise CommandFailed(str(error), Exit.USAGE) from error
@@ -173,7 +173,7 @@ def _open(
 
 
 async def _take(reader: Reader[int], wanted: Wanted, state: StateFile | None, report: Report) -> None:
-    """Until there is enough; what was taken is saved soon, and in any case at the end."""
+    """Take values until there are enough; save them soon, and in any case at the end."""
     if state is None:
         await _take_all(reader, wanted, report, None)
         return
@@ -207,7 +207,7 @@ class StateFile:
         self._path = path
 
     def load(self) -> JsonObject | None:
-        """What it holds; None if it is not there."""
+        """Read the state; None if there is no file."""
         try:
             with self._path.open("rb") as file:
                 text = file.read(MOST_STATE + 1)
@@ -224,7 +224,7 @@ class StateFile:
         return saved
 
     def save(self, snapshot: dict[str, Json]) -> None:
-        """Durable when it returns; whoever is interrupted before leaves the old file as it was."""
+        """Replace the file durably; an interruption leaves the old file as it was."""
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             with open(beside, "wb", opener=_only_ours) as file:
@@ -240,7 +240,7 @@ class StateFile:
 
 
 class Saver:
-    """Saves what was taken, and only then acknowledges it."""
+    """Saves what was taken, and acknowledges it after that."""
 
     def __init__(self, state: StateFile, reader: Reader[int]) -> None:
         self._state = state
@@ -263,7 +263,7 @@ def _only_ours(path: str, flags: int) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Elsewhere than on a Unix a folder cannot be opened, and need not be."""
+    """Make a rename durable; only Unix needs this, and allows it."""
     if hasattr(os, "O_DIRECTORY"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -276,7 +276,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 class Report:
-    """How far it is, and how it went."""
+    """Prints the progress and the result."""
 
     def __init__(self, wanted: Wanted, *, values: bool, as_json: bool) -> None:
         self.reader: Reader[int] | None = None
@@ -292,7 +292,7 @@ class Report:
 
     @property
     def connections(self) -> int:
-        """How many there were."""
+        """How many connections there were."""
         return 0 if self.reader is None else self.reader.connections
 
     @contextmanager
@@ -301,7 +301,7 @@ class Report:
             self._next = self._began + LINE_EVERY
             yield
             return
-        # Drawn when there is news and never by a thread of its own.
+        # Drawn on progress only, never by a thread.
         with Live(console=self._out, auto_refresh=False, transient=True) as self._live:
             self._draw()
             yield

@@ -1,4 +1,9 @@
-"""Who answers questions about captures? Spark, at any size; SQLite in this process, where one machine is enough."""
+"""Answers to questions about captures: by Spark at any size, or by SQLite in this process.
+
+The questions are SQL that both understand, over one table of frames. It has `connection` (with its capture in front),
+`number`, `us` (microseconds since 1970) and the columns of a capture from `event` on. Percentiles are exact: the least
+value that so many percent of all values do not exceed.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +42,12 @@ COLUMNS: Final = (
 
 @attrs.frozen(kw_only=True)
 class Answers:
-    """What stands in captures; each row is a mapping, its times are microseconds."""
+    """What captures hold, by question; each row is a mapping, its times are microseconds."""
 
     first_us: int
     last_us: int
     width_us: int
-    """Of the slices of time in `rates` and `fairness`."""
+    """Width of the time slices in `rates` and `fairness`."""
     count: int
     """Rows of the captures."""
     totals: Row
@@ -53,20 +58,20 @@ class Answers:
     rates: Rows
     """By slice of time and direction."""
     credit: Rows
-    """By channel that we send on (bpmux): `stopped_us` is how long it had none left, which a grant then ended."""
+    """By channel that the recorder sends on (bpmux): `stopped_us` is the time without credit that a grant ended."""
     round_trips: Rows
     """Percentiles: of pings, requests, and (from raw captures of Relink) acknowledgements."""
     resends: Rows
     """From raw captures of Relink: messages that went over more than one transport."""
     fairness: Rows
-    """Jain's index of what the channels of a connection had."""
+    """Jain's index over the bytes of a connection's channels."""
     violations: Rows
-    """And what else ended connections."""
+    """Rules that peers broke, and links that were lost."""
 
 
 @attrs.frozen(kw_only=True)
 class Raw:
-    """That raw captures are to be decoded, as which protocol, and how (`muxkit.pipeline.decode`)."""
+    """How raw captures are decoded: the protocol, and the other arguments of `muxkit.pipeline.decode`."""
 
     protocol: str
     engine: bool = False
@@ -76,7 +81,7 @@ class Raw:
 
 
 def answers(ask: Ask, *, most: int = MOST) -> Answers:
-    """All questions, each with at most `most` rows for an answer."""
+    """Ask all questions; each answer has at most `most` rows."""
     (totals,) = ask(TOTALS)
     first, last, count = (_whole(totals[name]) for name in ("first_us", "last_us", "n"))
     width = next((width for width in WIDTHS if width * SLICES >= last - first), WIDTHS[-1])
@@ -85,7 +90,7 @@ def answers(ask: Ask, *, most: int = MOST) -> Answers:
 
 
 def analyse(folder: str | Path, *, raw: Raw | None = None, spark: SparkSession | None = None) -> Answers:
-    """What stands in the captures below a folder: in their frames, or with `raw` in their raw bytes.
+    """Analyse the captures below a folder: their frames, or with `raw` their raw bytes.
 
     Without `spark` SQLite answers within this process, which keeps all rows in memory.
     """
@@ -107,7 +112,7 @@ def _answers_of_spark(spark: SparkSession, folder: str | Path, raw: Raw | None) 
 
     if raw is None:
         return answers(spark_ask(spark, spark.read.parquet(f"{folder}/frames")))
-    # Each question would decode them anew.
+    # Without the cache each question would decode them again.
     frames = decode(spark.read.parquet(f"{folder}/raw"), **attrs.asdict(raw)).cache()
     try:
         return answers(spark_ask(spark, frames))
@@ -117,7 +122,7 @@ def _answers_of_spark(spark: SparkSession, folder: str | Path, raw: Raw | None) 
 
 
 def spark_ask(spark: SparkSession, frames: DataFrame) -> Ask:
-    """Questions to Spark about rows of frames, which become the temporary view `frames`."""
+    """Ask Spark about rows of frames, which become the temporary view `frames`."""
     told = ["concat(capture, '/', connection) AS connection", "number", "unix_micros(time) AS us", *COLUMNS[3:]]
     frames.selectExpr(*told).createOrReplaceTempView(VIEW)
 
@@ -131,7 +136,7 @@ def spark_ask(spark: SparkSession, frames: DataFrame) -> Ask:
 
 
 def load(batches: Iterable[pa.RecordBatch]) -> sqlite3.Connection:
-    """Rows of frames in a database in memory."""
+    """Load rows of frames into a database in memory."""
     database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     kinds = dict.fromkeys(("number", "us", "size", "credit", "id"), "INTEGER")
     columns = ", ".join(f"{name} {kinds.get(name, 'TEXT')}" for name in COLUMNS)
@@ -151,7 +156,7 @@ def load(batches: Iterable[pa.RecordBatch]) -> sqlite3.Connection:
 
 
 def sqlite_ask(database: sqlite3.Connection) -> Ask:
-    """Questions to a database that `load` made."""
+    """Ask a database that `load` made."""
 
     def ask(question: str) -> Rows:
         cursor = database.execute(question)

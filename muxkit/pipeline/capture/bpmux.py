@@ -1,4 +1,9 @@
-"""What do recorded bytes of bpmux say? Chunks, part by part, as the recording end calls their channels."""
+"""Decoders for bpmux: one that only parses chunks, and one that checks the rules with a real engine.
+
+Channels are named as the recording end names them. For the check, each chunk that the recording end wrote becomes the
+command that leads to it, and each byte that it received goes into the engine's own reader. So a violation is found by
+the code that would have found it live, and carries its clause.
+"""
 
 from __future__ import annotations
 

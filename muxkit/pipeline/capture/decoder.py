@@ -1,7 +1,7 @@
-"""What do recorded bytes say? They are cut into frames by the protocols' own parsers, whatever the pieces they come in.
+"""What all decoders of recorded bytes share: holding back incomplete frames, gaps, violations.
 
-A decoder is fed with what one connection sent and received, in the order in which it did, and gives what an observer
-would have been told, with more of it: the numbers of messages and of what acknowledgements name.
+A decoder is fed with what one connection sent and received, in that order. It gives the rows that an observer would
+have been told, with more in them: the numbers of messages, and those that acknowledgements name.
 """
 
 from __future__ import annotations
@@ -37,45 +37,45 @@ Found = tuple[
 
 @attrs.define
 class Half:
-    """How far one direction has come; all of it is plain data, so that it can be kept and gone on with elsewhere."""
+    """The state of one direction. All of it is plain data, so that it can be stored and another process can go on."""
 
     held: list[bytes] = attrs.field(factory=list)
     """The beginning of a frame whose rest has not come."""
     size: int = 0
     """Bytes that are held."""
     wanted: int = 0
-    """Size of the held bytes with which parsing may get on."""
+    """Parsing waits until so many bytes are held."""
     offset: int = 0
     """Of the next byte that comes."""
     announced: int = 0
     """Bytes of a message in parts whose first part comes next."""
     lost: bool = False
-    """A frame could not be parsed or was not recorded, so nothing behind it can be parsed."""
+    """A frame could not be parsed or was not recorded, so nothing after it can be parsed."""
 
     def restart(self, segment_offset: int = 0) -> None:
-        """Another transport: what was begun is not continued."""
+        """Start with a new transport: an unfinished frame of the old one is dropped."""
         self.held, self.size, self.wanted = [], 0, 0
         self.offset, self.announced, self.lost = segment_offset, 0, False
 
 
 class Decoder(Protocol):
-    """The bytes of one connection become what was said."""
+    """Turns the bytes of one connection into rows."""
 
     def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
-        """The next bytes; `offset` shows whether any are missing before them. Never raises for what they hold."""
+        """Decode the next bytes; `offset` shows whether any are missing before them. Never raises for their content."""
 
     def dump(self) -> bytes:
-        """What `restore` goes on with."""
+        """Serialise the state for `restore`."""
 
 
 class Cutting:
-    """What the decoders share: holding back what is incomplete, gaps, violations."""
+    """Base of the decoders: holds back incomplete frames, and reports gaps and violations."""
 
     halves: dict[str, Half]
     segment: int
 
     def begin(self, direction: Direction, data: bytes, segment: int, offset: int | None, found: list[Found]) -> bool:
-        """Note what came before; False if it cannot be parsed."""
+        """Note the position of the next bytes; return False if they cannot be parsed."""
         if segment != self.segment:
             self.segment = segment
             for half in self.halves.values():
@@ -91,10 +91,10 @@ class Cutting:
         return not half.lost
 
     def on_segment(self) -> None:
-        """Another transport carries what comes now."""
+        """React to a new transport."""
 
     def cut(self, direction: Direction, data: bytes, parse: Callable[[Cursor], None], found: list[Found]) -> None:
-        """Call `parse` for each frame in what is held and what comes."""
+        """Call `parse` for each complete frame in the held bytes and `data`."""
         half = self.halves[direction]
         if half.size:
             half.held.append(data)
@@ -119,7 +119,7 @@ class Cutting:
 
 
 def violation(error: RemoteProtocolError, direction: Direction) -> Found:
-    """The row that tells of one."""
+    """Make the row of a violation."""
     return ("error", direction, None, type(error).__name__, None, None, error.offset, error.rule, str(error))
 
 

@@ -1,4 +1,7 @@
-"""How do raw captures go through Arrow? Batches of bytes come in, batches of frames go out; no Spark is needed."""
+"""Decoding of raw captures: by hand, as Arrow batches without Spark, or on Spark.
+
+On Spark the rows of a connection go to one task, in order, through the same decoder.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,10 @@ def decoder(
     connector_id_size: int = 2,
     listener_id_size: int = 2,
 ) -> Decoder:
-    """A decoder for `bpmux` or `relink`; the last three arguments are those of the Relink endpoint.
+    """Make a decoder for `bpmux` or `relink`; the last three arguments are those of the Relink endpoint.
 
-    With `engine` (bpmux only) what came is given to a real engine, which was told to do what the recording end did:
-    what the peer must not do is found with its clause, and states are told. Such a decoder cannot be dumped.
+    With `engine` (bpmux only) a real engine repeats what the recording end did and reads what it received: violations
+    of the peer come with their clause, and states are reported. Such a decoder cannot be dumped.
     """
 
     if protocol == "bpmux":
@@ -49,7 +52,7 @@ def decoder(
 
 
 def restore(protocol: str, dumped: bytes) -> Decoder:
-    """A decoder that goes on where the one that was dumped had come to."""
+    """Make a decoder that continues from a dump."""
 
     kinds = {"bpmux": BpmuxDecoder, "relink": RelinkDecoder}
     return msgspec.msgpack.decode(dumped, type=kinds[protocol])
@@ -64,9 +67,9 @@ def decode_batches(
     connector_id_size: int = 2,
     listener_id_size: int = 2,
 ) -> Iterator[pa.RecordBatch]:
-    """Raw rows, all of a connection one after the other and in order, as rows of frames.
+    """Decode raw rows into rows of frames; all rows of a connection must be adjacent and in order.
 
-    Memory is one decoder, and what goes out at once: a connection may be as long as it likes.
+    Memory holds one decoder and one batch of output, however long the connections are.
     """
     rows: list[FramesRow] = []
     current: tuple[str, str] | None = None
@@ -99,7 +102,7 @@ def decode_batches(
 
 
 def read_raw(folder: str | Path) -> Iterator[pa.RecordBatch]:
-    """The raw rows below a capture's folder, in the order that `decode_batches` wants. All of them are in memory."""
+    """Read the raw rows below a capture's folder, in the order that `decode_batches` needs; all are held in memory."""
     table = ds.dataset(f"{folder}/raw", format="parquet").to_table()
     yield from table.sort_by(
         [("capture", "ascending"), ("connection", "ascending"), ("number", "ascending")]
@@ -120,9 +123,9 @@ def decode(
     connector_id_size: int = 2,
     listener_id_size: int = 2,
 ) -> DataFrame:
-    """The frames in raw captures, read from their `raw` folders with `spark.read.parquet`.
+    """Decode raw captures, read from their `raw` folders with `spark.read.parquet`.
 
-    With `engine` (bpmux only) real engines look for what the peers must not do. `partitions` is how many tasks share
+    With `engine` (bpmux only) real engines find the rules that peers broke. `partitions` is how many tasks share
     the connections; one connection is never split.
     """
     by_connection = raw.repartition(partitions, *KEYS) if partitions is not None else raw.repartition(*KEYS)
@@ -145,10 +148,10 @@ def decode_stream(
     connector_id_size: int = 2,
     listener_id_size: int = 2,
 ) -> DataFrame:
-    """The same for a stream of raw captures (`spark.readStream.schema(…).parquet(…)`), without real engines.
+    """Decode a stream of raw captures (`spark.readStream.schema(…).parquet(…)`), without real engines.
 
-    A frame that is cut by the end of a micro-batch waits in Spark's state for the rest of it. A file must not come
-    before those that its capture closed earlier: a `gap` is told, and its connection is decoded no further.
+    A frame that a micro-batch ends within waits in Spark's state for the rest. Files must arrive in the order in which
+    their capture closed them; otherwise a `gap` is reported and the connection is decoded no further.
     """
     function = partial(
         _go_on,

@@ -1,4 +1,4 @@
-"""Where do the rows of a capture go? Into Parquet files that a thread writes, closes in time, and clears away."""
+"""The Parquet files of a capture: a thread writes them, closes them in time, and deletes old ones."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MIB = 1024 * 1024
 
 @attrs.frozen(kw_only=True)
 class Rotation:
-    """When a file is closed and the next one begun, and how many are kept."""
+    """When a file is closed and the next one begins, and how many are kept."""
 
     bytes: int = 64 * MIB
-    """As they are on the disk."""
+    """Size on the disk."""
     seconds: float = 300.0
-    """Since its first row was written; it is looked at when rows come."""
+    """Age since its first row was written; checked when rows are written."""
     keep: int | None = None
-    """Closed files of each kind, the newest; None deletes nothing."""
+    """How many closed files of each kind are kept, the newest; None deletes nothing."""
 
     def __attrs_post_init__(self) -> None:
         for name in ("bytes", "seconds", "keep"):
@@ -40,9 +40,9 @@ class Rotation:
 
 
 class FileWriter:
-    """Writes batches of rows in a thread of its own; at most `waiting` of them wait, what is more is refused.
+    """Writes batches of rows in a thread; at most `waiting` batches wait, and further ones are refused.
 
-    Files have a name with a dot in front until they are complete: nobody who reads the folder sees half a file.
+    The name of a file begins with a dot until it is complete, so readers of the folder never see half a file.
     """
 
     def __init__(self, folder: Path, name: str, rotation: Rotation, waiting: int) -> None:
@@ -54,7 +54,7 @@ class FileWriter:
         """Why nothing is written any more."""
 
     def offer(self, kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> bool:
-        """Hand over rows that nobody changes any more; False, and nothing done, if too many wait already."""
+        """Queue rows, which must not change any more; return False, and do nothing, if the queue is full."""
         if self.error is not None:
             return False
         try:
@@ -64,17 +64,17 @@ class FileWriter:
         return True
 
     def wait_until_written(self) -> None:
-        """Until nothing waits any more; the files stay open. Blocks."""
+        """Block until the queue is empty; the files stay open."""
         self._queue.join()
 
     def close(self) -> None:
-        """Write what waits and close the files. Blocks."""
+        """Write what is queued and close the files. Blocks."""
         self._queue.put(None)
         self._thread.join()
 
     @property
     def closed_files(self) -> dict[Kind, list[Path]]:
-        """Those that are complete and kept, oldest first."""
+        """The complete files that are kept, oldest first."""
         return {kind: [*files.closed] for kind, files in self._files.items()}
 
     def _write(self) -> None:
@@ -83,7 +83,7 @@ class FileWriter:
             try:
                 if self.error is None:
                     self._files[kind].write(rows)
-            except Exception as error:  # a full disk must not end the program that is watched
+            except Exception as error:  # a full disk must not end the recorded program
                 self.error = error
             finally:
                 self._queue.task_done()
@@ -95,7 +95,7 @@ class FileWriter:
 
 
 class _Files:
-    """One after the other, of one kind."""
+    """The files of one kind, one after the other."""
 
     def __init__(self, folder: Path, name: str, rotation: Rotation, kind: Kind) -> None:
         self._folder = folder

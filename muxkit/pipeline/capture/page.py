@@ -1,4 +1,4 @@
-"""How does a page look that needs nothing else? Its frame, its style in the colours that people prefer, its tables."""
+"""A self-contained HTML page: its frame, style and tables, and plots of bars and lines as SVG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is traffic recorded? An observer whose frames, events and bytes become Parquet, in bounded memory."""
+"""Recording of traffic: an observer that writes frames, events and bytes as Parquet, in bounded memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BATCH_ROWS = 4096
 BATCH_BYTES = 1 * MIB  # of a batch of raw bytes
 WAITING = 16  # batches that may wait for the disk
-FLUSH = 5.0  # s after which a batch is handed over with the next row that comes
+FLUSH = 5.0  # s after which a batch is handed over, together with the next row
 
 RowT = TypeVar("RowT", "FramesRow", "RawRow")
 
@@ -38,8 +38,8 @@ class Capture:
         with Capture("captures") as capture:
             async with muxkit.connect(url, observer=capture.connection("to the bank")) as session: ...
 
-    It is an observer itself, of one connection. It never waits: what comes while 16 batches wait for the disk is left
-    out. A row `dropped` says how many rows of `frames` that were; in `raw` a row without bytes marks the end of a gap.
+    It is an observer itself, of one connection. It never waits: while 16 batches wait for the disk, new rows are left
+    out. A row `dropped` says how many rows of `frames` are missing; in `raw` a row without bytes ends each gap.
     `close` blocks until everything is written. `clock` gives seconds since 1970.
     """
 
@@ -68,7 +68,7 @@ class Capture:
     # --- the connections
 
     def connection(self, name: str = "") -> ConnectionCapture:
-        """The observer of one connection; a second one of the same name is `name #2`."""
+        """Make the observer of one connection; a second one of the same name becomes `name #2`."""
         name = name or "connection"
         count = self._names[name] = self._names.get(name, 0) + 1
         unique = name if count == 1 else f"{name} #{count}"
@@ -76,7 +76,7 @@ class Capture:
 
     @property
     def own(self) -> ConnectionCapture:
-        """The connection to which belongs what is told to the capture itself."""
+        """The connection that records what the capture itself observes."""
         if self._own is None:
             self._own = self.connection()
         return self._own
@@ -85,16 +85,16 @@ class Capture:
 
     @property
     def dropped(self) -> int:
-        """Rows that are in no file."""
+        """How many rows are in no file."""
         return sum(buffer.dropped for buffer in (self._frames, self._raw) if buffer is not None)
 
     @property
     def files(self) -> list[Path]:
-        """Those that are complete."""
+        """The complete files."""
         return [path for paths in self._writer.closed_files.values() for path in paths]
 
     def flush(self) -> None:
-        """Hand over what was recorded; it is in a file once that is closed. Blocks while the disk is slow."""
+        """Write what was recorded; a file can be read once it is closed. Blocks while the disk is slow."""
         for buffer in (self._frames, self._raw):
             if buffer is not None:
                 self._writer.wait_until_written()
@@ -131,7 +131,7 @@ class Capture:
             if error is None:
                 raise
 
-    # --- an observer, for who has one connection
+    # --- the observer of a single connection
 
     def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
         self.own.frame(direction, channel, name, size)
@@ -207,7 +207,7 @@ class ConnectionCapture:
         buffer.put(row, now, size)
 
     def _begin_segment(self) -> None:
-        """What comes now came over another transport, if anything came over the one before."""
+        """Begin a new transport, unless the current one has carried nothing."""
         if any(self._offsets.values()):
             self._segment += 1
             self._offsets = {"in": 0, "out": 0}
@@ -245,7 +245,7 @@ class ConnectionCapture:
 
 
 class _RowBuffer(Generic[RowT]):
-    """Rows of one kind that are not handed over yet."""
+    """Rows of one kind that were not handed over yet."""
 
     def __init__(self, kind: Kind, writer: FileWriter, batch_rows: int) -> None:
         self._kind: Kind = kind
@@ -254,10 +254,10 @@ class _RowBuffer(Generic[RowT]):
         self._rows: list[RowT] = []
         self._bytes = 0
         self._due = 0.0
-        self._telling = 0  # left out, as a row of this batch tells
+        self._telling = 0  # rows left out that a row of this batch reports
         self.over = False
         self.dropped = 0
-        self.left_out = 0  # of those, the ones that no row has told of
+        self.left_out = 0  # those of them that no row has reported
 
     def put(self, row: RowT, now: float, size: int) -> None:
         if self.over:
@@ -272,7 +272,7 @@ class _RowBuffer(Generic[RowT]):
             self.hand_over()
 
     def tell_left_out(self, row: RowT, now: float) -> None:
-        """A row that tells of all that no row has told of. If it is left out itself, the next one tells of it."""
+        """Add the row that reports all rows left out so far. If it is left out itself, the next one reports them."""
         if not self.over:
             self._telling, self.left_out = self.left_out, 0
             self.put(row, now, 0)
@@ -287,7 +287,7 @@ class _RowBuffer(Generic[RowT]):
 
 
 class _RawBuffer(_RowBuffer["RawRow"]):
-    """Recorded bytes. Of what is left out, a row without bytes keeps where it ended, for the decoder to see the gap."""
+    """Recorded bytes. Where bytes are left out, an empty row keeps their end, so that decoders see the gap."""
 
     def hand_over(self) -> None:
         rows, self._rows, self._bytes = self._rows, [], 0
@@ -304,6 +304,6 @@ class _RawBuffer(_RowBuffer["RawRow"]):
 
 
 def _steady_clock() -> Callable[[], float]:
-    """Seconds since 1970 that never go back, whatever happens to the machine's clock meanwhile."""
+    """Make a clock of seconds since 1970 that never goes back, even if the machine's clock is changed."""
     began = time.time() - time.perf_counter()
     return lambda: began + time.perf_counter()

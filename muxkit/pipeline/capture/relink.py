@@ -1,4 +1,4 @@
-"""What do recorded bytes of Relink say? Packets, with the numbers that messages have without being told on the wire."""
+"""The decoder for Relink: packets, and the message numbers that the wire does not carry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do captures show, for people with a browser? One page that needs nothing else."""
+"""The report about captures: one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_NAME: Final = 28  # letters beside a bar
 IN, OUT = 0, 3  # colours
 
 Column = tuple[str, str]
-"""A title, and what stands below it: the name of a value, with `#` in front if it is a number."""
+"""A title, and the name of the value below it, with `#` in front if that is a number."""
 
 
 def report(
@@ -35,7 +35,7 @@ def report(
 ) -> Path:
     """Write a page about the captures below a folder, `report.html` in it unless `page` says where; gives its path.
 
-    What is in it, `Answers` says. With `raw` the raw captures are decoded for it. Without `spark` this process does
+    It shows what `Answers` holds. With `raw` the raw captures are decoded first. Without `spark` this process does
     everything, with all rows in memory.
     """
     target = Path(page) if page is not None else Path(captures) / "report.html"
@@ -44,7 +44,7 @@ def report(
 
 
 def render(answers: Answers, title: str = "muxkit captures") -> str:
-    """The page as text."""
+    """Make the page as text."""
     sections = [
         _facts(answers),
         _section("Connections", "", _table(answers.connections, CONNECTIONS)),
@@ -258,7 +258,7 @@ def moment(us: int) -> str:
 
 
 def amount(value: Value) -> str:
-    """Bytes, in the unit that suits them."""
+    """Format a number of bytes with a suitable unit."""
     number = _number(value)
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
@@ -268,7 +268,7 @@ def amount(value: Value) -> str:
 
 
 def span(us: Value) -> str:
-    """Microseconds, in the unit that suits them."""
+    """Format microseconds with a suitable unit."""
     number = _number(us)
     if number < 1000:
         return f"{number:.0f} µs"

@@ -1,4 +1,4 @@
-"""What stands in a capture? The columns of its two kinds of files, for Arrow and for Spark."""
+"""The columns of captures, for Arrow and for Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from muxkit._observer import Direction
 
 Kind = Literal["frames", "raw"]
-"""What the rows of a file are, and the name of the folder that it lies in."""
+"""The kind of a file's rows, and the name of its folder."""
 
 FramesRow = tuple[
     float,  # time, s since 1970
@@ -73,7 +73,7 @@ FRAMES_DDL: Final = (
 
 
 def to_batch(kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> pa.RecordBatch:
-    """Rows as columns."""
+    """Turn rows into a record batch."""
     schema = SCHEMAS[kind]
     columns: list[Sequence[object]] = [*zip(*rows, strict=True)] or [[] for _ in schema]
     columns[0] = [round(row[0] * 1e6) for row in rows]

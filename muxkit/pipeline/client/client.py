@@ -1,6 +1,6 @@
-"""What does a pipeline ask of servers? How a stream stands, a range of it, how much comes next, and to forget the rest.
+"""Requests of the pipeline to restream servers: status, a range of messages, a count, an acknowledgement.
 
-Nothing here knows Spark. Each question is a connection of its own; an older one of the same session is taken over.
+It does not need Spark. Each request has a connection of its own, which takes over the session's older ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger("muxkit")
 
 
 class NoStatus(Enum):
-    """Why a server has not said how a stream stands."""
+    """Why a server gave no status of a stream."""
 
     UNKNOWN = "it knows no such session"
     PLAIN = "it answers no status requests"
@@ -48,23 +48,23 @@ Answer = restream.Status | NoStatus
 
 
 class Client:
-    """Servers of restream, as options say how to reach them. It keeps nothing: one may be made in each process."""
+    """A client of the servers that the options name. It keeps no state, so each process may make one."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._config = restream.ClientConfig(ack_every=None, line=options.message_bytes)
 
     async def status(self, server: str, uuid: str) -> Answer:
-        """How a stream stands there."""
+        """Ask a server for the status of a stream."""
         task = _Status(uuid, self._options)
         await run_request(self._dial(server), task)
         assert task.answer is not None
         return task.answer
 
     async def fetch(self, span: Span, take: Take) -> None:
-        """All messages of a range, in order and each once, to `take`; it is waited for.
+        """Pass all messages of a range to `take`, in order and each once, and await it.
 
-        Raises `DataLoss` if the server does not have them any more. Nothing is acknowledged.
+        Raises `DataLoss` if the server has deleted them. Nothing is acknowledged.
         """
         if span.count:
             await run_request(self._dial(span.server), _Range(span, take, self._options, self._config))
@@ -72,17 +72,17 @@ class Client:
     async def count(
         self, server: str, uuid: str, begin: int, *, most: int, most_bytes: int | None = None
     ) -> tuple[int, int]:
-        """Read ahead: the last id up to which there are messages now, and how many bytes they have.
+        """Read ahead: return the id of the last message that is there now, and the bytes of all.
 
-        At most `most` messages, and not more than the one with which they pass `most_bytes`. Raises `DataLoss` as
-        `fetch` does.
+        Stops after `most` messages, or after the one with which they pass `most_bytes`. Raises `DataLoss` as `fetch`
+        does.
         """
         task = _Count(uuid, begin, most, most_bytes, self._options, self._config)
         await run_request(self._dial(server), task)
         return task.last, task.bytes
 
     async def acknowledge(self, server: str, uuid: str, id: int) -> None:
-        """Let the server forget everything up to this message. That it was forgotten before is no error."""
+        """Let the server delete everything up to this message. It is no error if that was done before."""
         await run_request(self._dial(server), _Acknowledge(uuid, id, self._options, self._config))
 
     def _dial(self, server: str) -> Dial:
@@ -92,9 +92,9 @@ class Client:
 
 @lru_cache(maxsize=1024)
 def _dial(server: str, tls: Tls, written: tuple[float, ...]) -> Dial:
-    """Kept by the process, which has many tasks: finding a transport takes longer than a small read.
+    """Cached by the process for its many tasks, because finding a transport takes longer than a small read.
 
-    Not longer than the files are as they were: a query may live to see its certificate renewed.
+    `written` are the times of the TLS files: when a certificate is renewed, the cached entry no longer applies.
     """
     try:
         return dial_of(server, link_options(server, tls))
@@ -109,11 +109,11 @@ def _written(path: str | None) -> float:
         return 0.0
 
 
-# ---------------------------------------------------------------------------- what is wished for
+# ---------------------------------------------------------------------------- the tasks
 
 
 class _Task:
-    """What most of them have in common."""
+    """What most tasks share."""
 
     option = "statusTimeout"
     silence = SILENCE_TIMEOUT
@@ -152,21 +152,21 @@ class _Status(_Task):
 
 
 class _Reading(_Task):
-    """A session from a message on, over any number of connections."""
+    """Reads a session from a message on, over any number of connections."""
 
     option = "readTimeout"
 
     def __init__(self, uuid: str, begin: int, options: SourceOptions, config: restream.ClientConfig) -> None:
         super().__init__(uuid, options.read_timeout)
         self._config = config
-        # Only whoever begins with the first message can know the CRC of all of them.
+        # The CRC covers all messages, so it can be checked only from the first one on.
         checked = options.verify is Verify.NUMBERS and begin == 0
         self._verifier: Verifier = restream.NumbersVerifier() if checked else restream.Unverified()
         self._saved: dict[str, Json] = {}
         self._skip(begin)
 
     def _skip(self, id: int) -> None:
-        """Go on behind this message, whatever was before."""
+        """Continue after this message."""
         self.last = id
         if id:
             self._verifier = restream.Unverified()
@@ -177,7 +177,7 @@ class _Reading(_Task):
         return restream.ClientEngine.restore(self._saved, verifier=self._verifier, config=self._config)
 
     def _taken(self, engine: ClientEngine, event: Received) -> None:
-        """Another connection goes on behind this one."""
+        """Note that the next connection continues after this message."""
         engine.taken(event)
         self.last = event.id
         self._saved = {**engine.snapshot(), "finished": False}
@@ -250,11 +250,11 @@ class _Count(_Reading):
         return True
 
     def on_hang_up(self) -> bool:
-        return True  # a lost connection looks the same: then the rest is counted next time
+        return True  # a lost connection looks the same; the rest is then counted next time
 
 
 class _Acknowledge(_Reading):
-    """The last of the messages is read once more: an acknowledgement has no answer, but counts only behind one."""
+    """Reads the last message once more, then acknowledges it: an acknowledgement counts only after a read."""
 
     option = "ackTimeout"
     acknowledges = True

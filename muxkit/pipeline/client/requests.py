@@ -1,4 +1,7 @@
-"""How is one thing had from a server, over as many connections as it takes? A new engine on each, until time is up."""
+"""One request to a restream server, repeated over new connections until it succeeds or its time is over.
+
+The protocol has errors as text only; `refusal_of` is the one place that interprets it.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ if TYPE_CHECKING:
     from muxkit.runtime import Dial
 
 READ_SIZE: Final = 256 * 1024  # bytes to ask for at once
-SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is given up and dialled again
-CLOSE_TIMEOUT: Final = 5.0  # s that a server may take to hang up behind an acknowledgement
-MAX_FUTILE: Final = 8  # connections in a row that brought nothing, after which dialling again has to wait
+SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is dropped and dialled again
+CLOSE_TIMEOUT: Final = 5.0  # s that a server may take to close the connection after an acknowledgement
+MAX_FUTILE: Final = 8  # connections in a row without progress, after which dialling pauses
 TOO_LONG: Final = "restream-F12"
 BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 NO_CONNECTION: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
@@ -32,43 +35,43 @@ BACKOFF: Final = Backoff(first=1.0, least=5.0, most=30.0)
 
 
 class ClientTask(Protocol):
-    """What is wanted from a server."""
+    """A request: which engine each connection gets, and what its events mean."""
 
     stream: str
-    """Of which, for errors."""
+    """For errors."""
     option: str
-    """The option that bounds the time without progress, and how many seconds it allows, for errors."""
+    """The option that limits the time without progress, and its seconds."""
     timeout: float
     silence: float
-    """s that a connection may bring nothing; `on_silence` is asked then."""
+    """s without a byte after which `on_silence` is called."""
     acknowledges: bool
-    """The last thing that is said must be read: the connection is not closed before the server has closed it."""
+    """The server must read the last line: the connection is not closed before the server has closed it."""
 
     def engine(self) -> ClientEngine:
-        """For the next connection: from where we are."""
+        """Make the engine of the next connection, which continues where the last one stopped."""
 
     async def take(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
-        """What came; is that all?"""
+        """Handle events; return True if the request is complete."""
 
     def on_silence(self) -> bool:
-        """Nothing came for `silence` seconds; is that all?"""
+        """Handle `silence` seconds without a byte; return True if the request is complete."""
 
     def on_refusal(self, text: str, refusal: Refusal) -> bool:
-        """The server said an error; is that all? Raises what it means; False: try again."""
+        """Handle an error of the server: raise, or return True if the request is complete, False to try again."""
 
     def on_hang_up(self) -> bool:
-        """The server has closed in order; is that all?"""
+        """Handle an orderly close; return True if the request is complete."""
 
 
 class _Refused(ConnectionError):
-    """This attempt counts as a failed one."""
+    """The server refused, so this attempt counts as failed."""
 
 
 async def run_request(dial: Dial, task: ClientTask) -> None:
-    """Until the task has all it wants.
+    """Run one request, reconnecting until it is complete.
 
-    Raises `StreamUnavailable` when nothing came for `timeout` seconds, time that `take` takes apart, or when there can
-    be no connection at all; `StreamBroken` when the server breaks a rule; and whatever the task raises.
+    Raises `StreamUnavailable` when nothing came for `timeout` seconds (time inside `take` does not count), or when no
+    connection is possible; `StreamBroken` when the server breaks a rule; and what the task raises.
     """
     await _Request(dial, task).run()
 
@@ -78,7 +81,7 @@ class _Request:
         self._dial = dial
         self._task = task
         self._outage = Outage()
-        self._why: Exception | None = None  # there was a connection and nothing came of it
+        self._why: Exception | None = None  # why the last connection brought nothing
         self._scope = trio.CancelScope(deadline=trio.current_time() + task.timeout)
         self._came = 0
         self._futile = 0  # connections in a row that brought nothing
@@ -167,14 +170,14 @@ class _Request:
         self._why = None
         self._outage.over()
         self._outage.failures = 0
-        self._scope.deadline = math.inf  # whoever takes may take his time
+        self._scope.deadline = math.inf  # time inside `take` does not count
         is_all = await task.take(events, engine)
         self._scope.deadline = trio.current_time() + task.timeout
         return Ended.DONE if is_all else None
 
 
 async def _close(link: trio.abc.Stream, engine: ClientEngine) -> None:
-    """Write what is owed and wait for the server's end: closing with something unread could cut off what we said."""
+    """Send the rest and wait until the server closes: closing with unread input could discard what was sent."""
     with trio.move_on_after(CLOSE_TIMEOUT):
         while engine.has_output():
             await link.send_all(b"".join(engine.buffers_to_send()))
@@ -185,14 +188,14 @@ async def _close(link: trio.abc.Stream, engine: ClientEngine) -> None:
 
 
 class Refusal(Enum):
-    """What a client can do about it is in these words."""
+    """The kinds of refusal, by what a client can do about them."""
 
     GONE = "what was asked for was acknowledged, and may be deleted"
     BEYOND = "what was asked for does not exist there"
     UNKNOWN = "there is no such session, or not any more"
     BUSY = "another connection has the session; later it may be free"
     TROUBLE = "the server has trouble of its own; later it may have none"
-    OTHER = "whatever else; a server that does not know the question among them"
+    OTHER = "anything else, such as a server that does not know the request"
 
 
 _MEANINGS: Final = (
@@ -209,7 +212,7 @@ _ACKNOWLEDGED: Final = re.compile(r"before message (\d{1,10}), which was acknowl
 
 
 def refusal_of(text: str) -> Refusal:
-    """Of the text of an error line."""
+    """Interpret the text of an error line."""
     for refusal, pattern in _MEANINGS:
         if pattern.search(text):
             return refusal
@@ -217,6 +220,6 @@ def refusal_of(text: str) -> Refusal:
 
 
 def acknowledged(text: str) -> int | None:
-    """Up to where messages are gone, if the text says so."""
+    """Return the id up to which messages are deleted, if the text names it."""
     found = _ACKNOWLEDGED.search(text)
     return None if found is None else int(found[1] or found[2])

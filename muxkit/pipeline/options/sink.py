@@ -1,4 +1,4 @@
-"""What can a sink be told? Each option is read once, into a value that cannot be wrong; errors name the option."""
+"""The options of the sink. Each is read once, into a checked value; errors name the option."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_CHANNELS: Final = 64
 
 
 class RowEncoding(Enum):
-    """What becomes of a row."""
+    """How a row is encoded."""
 
     AUTO = "auto"
     """VALUE if there is one column, `value`, of strings or bytes; else JSON."""
@@ -49,7 +49,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-        """From what Spark was given; raises `OptionError`."""
+        """Read the options that Spark was given; raises `OptionError`."""
         given = values.GivenOptions(options)
         given.refuse_unknown(NAMES, passed_over=PASSED_OVER)
         read = given.read

@@ -1,4 +1,4 @@
-"""What can a source be told? Each option is read once, into a value that cannot be wrong; errors name the option."""
+"""The options of the source. Each is read once, into a checked value; errors name the option."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PASSED_OVER: Final = ("path",)
 
 
 class AckMode(Enum):
-    """When may a server forget what was read?"""
+    """When a server may delete what was read."""
 
     IDLE = "idle"
-    """When Spark commits a batch, and when nothing more came after one."""
+    """When Spark commits a batch, or when nothing came after it."""
     COMMIT = "commit"
-    """When Spark commits a batch: it does so while it makes the next one, so the last batch is kept."""
+    """When Spark commits a batch. It does so while it makes the next one, so the last batch is kept."""
     NEVER = "never"
 
 
 class Planning(Enum):
-    """How is it known which messages there are?"""
+    """How the driver learns which messages there are."""
 
     AUTO = "auto"
     """By status requests, by prefetch where a server answers none."""
@@ -41,7 +41,7 @@ class Planning(Enum):
 
 
 class Verify(Enum):
-    """What is made sure of beside the ids?"""
+    """What is verified beside the ids."""
 
     NONE = "none"
     NUMBERS = "numbers"
@@ -49,17 +49,17 @@ class Verify(Enum):
 
 
 class Start(Enum):
-    """Where a stream begins that this query has never read."""
+    """Where a stream begins that this query has not read before."""
 
     EARLIEST = "earliest"
-    """Behind what was acknowledged."""
+    """After what was acknowledged."""
     LATEST = "latest"
-    """Behind what there is when the query first looks."""
+    """After what is there when the query first asks."""
 
 
 Starting = Start | dict[str, int]
 Ending = dict[str, int] | None
-"""By stream; None: everything that there is."""
+"""By stream; None means everything."""
 
 
 @attrs.frozen(kw_only=True)
@@ -94,7 +94,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """From what Spark was given; raises `OptionError`."""
+        """Read the options that Spark was given; raises `OptionError`."""
         given = values.GivenOptions(options)
         given.refuse_unknown(NAMES, passed_over=PASSED_OVER)
         read = given.read
@@ -138,7 +138,7 @@ class SourceOptions:
         if self.planning is Planning.PREFETCH and len(self.servers) > 1 and lost:
             raise OptionError(
                 "planning",
-                f"with prefetch nobody can be asked which of {len(self.servers)} servers has stream {lost[0]}: "
+                f"with prefetch it cannot be asked which of {len(self.servers)} servers has stream {lost[0]}: "
                 "write url#uuid",
             )
         if self.least_messages and self.most_messages and self.least_messages > self.most_messages:
@@ -191,7 +191,7 @@ def _ending(value: str, name: str) -> Ending:
 
 
 def _by_stream(value: str, name: str, others: str) -> dict[str, int]:
-    """How many messages of each stream lie before a point: JSON, `{"uuid": id}`."""
+    """Parse the number of messages of each stream before a point: JSON, `{"uuid": id}`."""
     try:
         found = json.loads(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""How is a server reached over TLS? What a source and a sink both do with their options about it."""
+"""TLS options, which the source and the sink share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tls:
 
 
 def link_options(url: str, tls: Tls) -> dict[str, Any]:
-    """What the transport of that URL is to be given. Raises `OptionError` for what it cannot use."""
+    """Make the options of the transport of a URL. Raises `OptionError` for one that it cannot use."""
     transport = url.partition("://")[0].rpartition("+")[2].lower()
     options: dict[str, Any] = {}
     if transport in ENCRYPTED:

@@ -1,4 +1,4 @@
-"""What does the text of an option mean? Numbers, sizes, times, yes and no; each error names its option."""
+"""Options from text: numbers, sizes, times, servers and streams; each error names its option."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ValueT = TypeVar("ValueT")
 
 
 class GivenOptions:
-    """Options as they came: names in any case, values as text. It knows which of them were asked for."""
+    """The options that Spark was given: names in any case, values as text."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values = {name.lower(): str(options[name]) for name in options}
 
     def refuse_unknown(self, known: Collection[str], *, passed_over: Collection[str] = ()) -> None:
-        """Raises `OptionError` for a name that is none of these; Spark would not notice a slip."""
+        """Raise `OptionError` for an unknown name; Spark would not notice a misspelt one."""
         names = {name.lower(): name for name in known}
         for name in self._values:
             if name not in names and name not in {each.lower() for each in passed_over}:
@@ -44,20 +44,20 @@ class GivenOptions:
         return value or None
 
     def read(self, name: str, parse: Callable[[str, str], ValueT], default: ValueT) -> ValueT:
-        """The value, parsed by a function of the text and the option's name."""
+        """Parse a value with a function of its text and the option's name."""
         value = self.text(name)
         return default if value is None else parse(value, name)
 
 
 def count(value: str, name: str) -> int:
-    """A whole number above 0."""
+    """Parse a whole number above 0."""
     if not re.fullmatch(r"\d{1,18}", value) or int(value) < 1:
         raise OptionError(name, f"{value[:100]!r} is no whole number above 0")
     return int(value)
 
 
 def seconds(value: str, name: str) -> float:
-    """A time above 0: a number of seconds, or with one of ms, s, m, h, d."""
+    """Parse a time above 0: a number of seconds, or with one of ms, s, m, h, d."""
     found = _MEASURE.fullmatch(value)
     unit = None if found is None else _SECONDS.get(found[2].lower())
     if found is None or unit is None or not 0 < float(found[1]) * unit < math.inf:
@@ -66,7 +66,7 @@ def seconds(value: str, name: str) -> float:
 
 
 def size(value: str, name: str) -> int:
-    """A size of at least one byte: a number, or with one of k, m, g."""
+    """Parse a size of at least one byte: a number, or with one of k, m, g."""
     found = _MEASURE.fullmatch(value)
     unit = None if found is None else _BYTES.get(found[2].lower())
     if found is None or unit is None or float(found[1]) * unit < 1:
@@ -82,7 +82,7 @@ def yes_or_no(value: str, name: str) -> bool:
 
 
 def choice(of: type[ChoiceT]) -> Callable[[str, str], ChoiceT]:
-    """One of the values of an enumeration."""
+    """Make a parser for the values of an enumeration."""
 
     def parse(value: str, name: str) -> ChoiceT:
         for each in of:
@@ -102,7 +102,7 @@ _SERVER: Final = re.compile(r"restream\+[a-z][a-z0-9]*://[^\s#]+", re.IGNORECASE
 
 @attrs.frozen
 class Reference:
-    """A session of restream; `server` is the URL of the one that has it, None where that has to be found out."""
+    """A restream session; `server` is the URL of its server, or None if that has to be found."""
 
     uuid: str
     server: str | None = None
@@ -112,7 +112,7 @@ class Reference:
 
 
 def parse_reference(text: str, option: str) -> Reference:
-    """One stream; raises `OptionError` in the name of this option."""
+    """Parse one stream, `uuid` or `url#uuid`; raises `OptionError` for this option."""
     found = _ONE.fullmatch(text)
     if found is None:
         raise OptionError(option, f"{text[:200]!r} is neither a uuid nor url#uuid with a URL such as restream+tcp://…")
@@ -120,13 +120,13 @@ def parse_reference(text: str, option: str) -> Reference:
 
 
 def parse_references(text: str, option: str) -> tuple[Reference, ...]:
-    """Several, with white space or commas between; each once, the first one counts."""
+    """Parse streams between white space or commas; of duplicates the first one counts."""
     found = {each.uuid: each for each in reversed([parse_reference(item, option) for item in items(text)])}
     return tuple(sorted(found.values(), key=lambda each: each.uuid))
 
 
 def parse_servers(text: str, option: str) -> tuple[str, ...]:
-    """URLs of servers, with white space or commas between."""
+    """Parse URLs of servers between white space or commas."""
     servers = items(text)
     for server in servers:
         if not _SERVER.fullmatch(server):
@@ -135,5 +135,5 @@ def parse_servers(text: str, option: str) -> tuple[str, ...]:
 
 
 def items(text: str) -> list[str]:
-    """What stands between white space and commas."""
+    """Split text at white space and commas."""
     return [item for item in _BETWEEN.split(text.strip()) if item]

@@ -1,4 +1,4 @@
-"""How do record batches become blocks of rows? The bytes of a column as they lie in memory, or each row as JSON."""
+"""Blocks of rows from record batches: the bytes of a column as they lie in memory, or each row as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTH: Final = np.dtype("<u4")
 
 
 def encoding_of(columns: dict[str, str], wanted: RowEncoding) -> Encoding:
-    """What the rows of these columns will be; `columns`: the simple names of their types in Spark."""
+    """Choose the encoding of rows; `columns` maps names to the simple names of their types in Spark."""
     alone = len(columns) == 1 and columns.get(VALUE) in ("string", "binary")
     if wanted is RowEncoding.JSON or (wanted is RowEncoding.AUTO and not alone):
         return Encoding.JSON
@@ -36,7 +36,7 @@ def encoding_of(columns: dict[str, str], wanted: RowEncoding) -> Encoding:
 
 
 class Blocks:
-    """Makes blocks of the rows of one transaction, of about `size` bytes each."""
+    """Makes blocks of about `size` bytes from the rows of one transaction."""
 
     def __init__(self, encoding: Encoding, size: int) -> None:
         self.rows = 0
@@ -45,7 +45,7 @@ class Blocks:
         self._make = self._json if encoding is Encoding.JSON else self._values
 
     def of(self, batch: pa.RecordBatch) -> list[Block]:
-        """The blocks of the rows that follow."""
+        """Make the blocks of the next rows."""
         return list(self._make(batch))
 
     def _json(self, batch: pa.RecordBatch) -> Iterator[Block]:
@@ -74,7 +74,7 @@ class Blocks:
             raise PipelineError(f"row {row} of this partition is null in the column value; filter such rows out")
         if not len(column):
             return
-        # Of 64-bit offsets whatever it was: the bytes stay where they are.
+        # With 64-bit offsets in any case; the cast does not copy the bytes.
         column = column.cast(pa.large_binary())
         _, starts, data = column.buffers()
         offsets = np.frombuffer(starts, np.int64)[column.offset : column.offset + len(column) + 1]

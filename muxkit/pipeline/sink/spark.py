@@ -1,4 +1,4 @@
-"""How does Spark write to a staging server? The two writers that `format("muxkit")` gives it, and nothing more."""
+"""The two writers that Spark uses for `format("muxkit")`."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class _StreamWriter(DataSourceStreamArrowWriter):
 
 
 class _BatchWriter(DataSourceArrowWriter):
-    """Made once, and copied to the tasks and to the process that commits."""
+    """Made once, and pickled for the tasks and the process that commits."""
 
     def __init__(self, options: SinkOptions, encoding: Encoding) -> None:
         self._options = options
         self._encoding = encoding
-        # An application whose only batch this is. Without a name of its own nobody can ask for it again.
+        # An application with this batch only. Without option txnId its name is random, so it cannot be written again.
         self._target = Target(app=options.txn or f"run-{uuid.uuid4()}", batch=0, once=options.txn is None)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -98,7 +98,7 @@ def _columns(schema: StructType) -> dict[str, str]:
 def _context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise PipelineError("this is no task of Spark")
+        raise PipelineError("this code does not run in a Spark task")
     return context
 
 

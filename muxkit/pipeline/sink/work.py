@@ -1,7 +1,7 @@
-"""What do a sink's tasks and its driver do? Write a partition; commit a batch, or abort it. Nothing here knows Spark.
+"""The work of a sink's tasks and its driver, without Spark: write a partition, commit a batch, abort it.
 
-With several servers each gets every row, and each commits for itself: what one has and another has not is made up for
-when the batch is written again.
+With several servers each gets every row and commits for itself: a server that missed a batch gets it when the batch is
+written again.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LARGEST_BLOCK: Final = 256 << 10  # bytes
-ABORT_TIMEOUT: Final = 10.0  # s that an abort tries: what it does not reach is swept
+ABORT_TIMEOUT: Final = 10.0  # s that an abort may take; what it does not reach is swept
 
 _log = logging.getLogger("muxkit")
 
 
 @attrs.frozen(kw_only=True)
 class Staged:
-    """What one task has staged: what the driver has to know to commit it."""
+    """What one task has staged; the driver needs this to commit it."""
 
     key: Key
     batch: int
     rows: int
     txn: str | None
-    """None: there were no rows, so nothing was begun."""
+    """None if there were no rows, so that nothing was begun."""
     urls: tuple[str, ...]
 
 
 @attrs.frozen(kw_only=True)
 class Target:
-    """Which batch of which application is written."""
+    """The application and the batch that are written."""
 
     app: str
     batch: int
@@ -60,7 +60,7 @@ class Target:
 def write_partition(
     options: SinkOptions, target: Target, task: str, encoding: Encoding, batches: Iterator[pa.RecordBatch]
 ) -> Staged:
-    """Stage and prepare what a task was given, on all servers; `task` is a part of the transaction's name."""
+    """Stage and prepare the rows of a task on all servers; `task` is a part of the transaction's name."""
     key = Key(options.stream, target.app)
     maker = Blocks(encoding, min(LARGEST_BLOCK, max(1, options.window // 4)))
     made = (blocks for blocks in map(maker.of, batches) if blocks)
@@ -84,7 +84,7 @@ def write_partition(
                 send, receive = trio.open_memory_channel[Block](0)
                 ends.append(send)
                 nursery.start_soon(write, client, receive)
-            # What fails here cancels all of them before they could take it for the end.
+            # An error here cancels the writers; none may take it for the end of the rows.
             async for block in given:
                 for send in ends:
                     await send.send(block)
@@ -97,7 +97,7 @@ def write_partition(
 
 
 def commit_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: int) -> None:
-    """Commit what the tasks of a batch have staged, on all servers. That it was committed before is no error."""
+    """Commit what the tasks of a batch have staged, on all servers. A batch that was committed before is no error."""
     staged = _with_rows(parts)
     if not staged:
         return
@@ -119,7 +119,7 @@ def commit_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: in
 
 
 def abort_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: int) -> None:
-    """Drop what the tasks of a batch have staged. What was committed stays; what cannot be reached is swept later."""
+    """Drop what the tasks of a batch have staged. Committed rows stay; what cannot be reached is swept later."""
     staged = _with_rows(parts)
     if not staged:
         return
@@ -133,7 +133,7 @@ def abort_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: int
     try:
         _on_all(hasty, abort)
     except Exception as error:
-        # Why the batch failed is what Spark should tell; that of this only the log has to know.
+        # Spark reports why the batch failed; this error only goes to the log.
         _log.warning("%s, batch %d: what was staged could not be dropped, it will be swept: %s", key, batch, error)
 
 
@@ -163,7 +163,7 @@ def _client(options: SinkOptions, url: str) -> StagingClient:
 
 
 class _GeneratedBlocks:
-    """What a generator without Trio makes, one item after the other, each made in a thread."""
+    """The blocks of a generator without Trio; each is made in a thread."""
 
     def __init__(self, made: Iterator[list[Block]]) -> None:
         self._made = made

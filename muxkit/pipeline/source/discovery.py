@@ -1,4 +1,4 @@
-"""Which streams are there? Those that are named, in an option or a file, and those that a directory tells of.
+"""The streams of a query: those that an option or a file names, and those that a directory lists.
 
 A directory is a session itself: each of its messages names a stream, `"uuid"`, `"url#uuid"` or `{"stream": ...}`. It is
 read from its first message on and never acknowledged.
@@ -26,16 +26,16 @@ _log = logging.getLogger("muxkit")
 
 
 class Discovery:
-    """The streams of one query; asked again for each batch, so that new ones join by themselves."""
+    """Finds the streams of one query. It is asked for each batch, so new streams join by themselves."""
 
     def __init__(self, options: SourceOptions, client: Client) -> None:
         self._options = options
         self._client = client
-        self._listed: dict[str, Reference] = {}  # that the directory has told of
+        self._listed: dict[str, Reference] = {}  # by the directory
         self._read = 0  # messages of the directory
 
     async def streams(self) -> dict[str, Reference]:
-        """All of them by uuid. Where it is known which server has one, it says so."""
+        """Return all streams by uuid, with the server where it is known."""
         found = dict(self._listed)
         if self._options.directory is not None:
             await self._read_directory(self._options.directory)

@@ -1,4 +1,4 @@
-"""How far is a query? A position in each stream, as JSON, which Spark keeps and compares as text; how much is next?"""
+"""Offsets of a query: a position in each stream, as JSON that Spark stores and compares as text; batches and lag."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION: Final = 1
 
 @attrs.frozen
 class Position:
-    """The last message that a batch has of a stream, and the epoch that the session had then; None: not known."""
+    """The last message of a stream in a batch, and the epoch of the session then, or None if unknown."""
 
     id: int
     epoch: int | None = None
@@ -28,13 +28,13 @@ class Position:
 
 @attrs.frozen
 class Offset:
-    """The end of a batch. `begins` says where the batch begins in streams that do not go on where they were."""
+    """The end of a batch. `begins` has the start in streams that do not continue where the last batch ended."""
 
     streams: Mapping[str, Position] = attrs.field(factory=dict)
     begins: Mapping[str, int] = attrs.field(factory=dict)
 
     def to_json(self) -> JsonOffset:
-        """Sorted, since another order of keys would be another offset to Spark."""
+        """Convert to JSON with sorted keys: to Spark another order would be another offset."""
         return {
             "begins": dict(sorted(self.begins.items())),
             "streams": {
@@ -46,7 +46,7 @@ class Offset:
 
     @classmethod
     def from_json(cls, offset: Mapping[str, object]) -> Offset:
-        """Raises `OffsetError` for what is none of ours."""
+        """Read JSON; raises `OffsetError` if it is no offset of this source."""
         version = offset.get("version")
         if version != VERSION:
             raise OffsetError(
@@ -64,7 +64,7 @@ class Offset:
 
 @attrs.frozen
 class Span:
-    """Messages of one stream: those behind `begin`, up to `end`. `server` is where it was found."""
+    """Messages of one stream: those after `begin`, up to `end`. `server` is where it was found."""
 
     uuid: str
     server: str
@@ -77,9 +77,9 @@ class Span:
 
 
 def share(lags: Mapping[str, int], most: int, *, turn: int = 0) -> dict[str, int]:
-    """How many of its messages each stream may bring if there are to be `most` in all.
+    """Divide `most` messages among streams, in proportion to their lag.
 
-    In proportion to what waits; but everybody gets one first, and if there is not one for each, then in turns.
+    Each stream gets one first; if there is not one for each, they take turns.
     """
     waiting = [uuid for uuid in sorted(lags) if lags[uuid] > 0]
     total = sum(lags[uuid] for uuid in waiting)
@@ -91,7 +91,7 @@ def share(lags: Mapping[str, int], most: int, *, turn: int = 0) -> dict[str, int
     rest = {uuid: lags[uuid] - 1 for uuid in waiting}
     left, total = most - len(waiting), total - len(waiting)
     shares = {uuid: rest[uuid] * left // total for uuid in waiting}
-    # What rounding left over goes to those that it cost most.
+    # The remainder goes to the streams that rounding cost most.
     by_loss = sorted(waiting, key=lambda uuid: (-(rest[uuid] * left % total), uuid))
     for uuid in by_loss[: left - sum(shares.values())]:
         shares[uuid] += 1
@@ -99,7 +99,7 @@ def share(lags: Mapping[str, int], most: int, *, turn: int = 0) -> dict[str, int
 
 
 def group(spans: Sequence[Span], most: int | None) -> list[tuple[Span, ...]]:
-    """One partition for each span; or `most` partitions of about one size, the largest spans first."""
+    """Make one partition for each span, or `most` partitions of about equal size, the largest spans first."""
     if most is None or len(spans) <= most:
         return [(span,) for span in spans]
     groups: list[list[Span]] = [[] for _ in range(most)]
@@ -124,9 +124,9 @@ def _id(uuid: str, value: object) -> int:
 
 
 def lag(progress: StreamingQueryProgress | Mapping[str, object] | None) -> dict[str, int]:
-    """Messages of each stream that were there and not in the batch, from `query.lastProgress` or a listener's event.
+    """Count the messages of each stream beyond the batch, from `query.lastProgress` or a listener's event.
 
-    Empty before the first batch, and for queries that read nothing of ours.
+    Empty before the first batch, and for queries that do not read this source.
     """
     if progress is None:
         return {}
@@ -142,7 +142,7 @@ def lag(progress: StreamingQueryProgress | Mapping[str, object] | None) -> dict[
 
 
 def _offset(value: object) -> Offset:
-    """Spark tells an offset as an object here and as text there."""
+    """Parse an offset, which Spark gives as an object or as text."""
     try:
         told = json.loads(value) if isinstance(value, str) else value
         return Offset.from_json(told) if isinstance(told, dict) else Offset()

@@ -1,6 +1,6 @@
-"""What does the next batch hold? The driver's side of a source: asks how streams stand, plans, acknowledges.
+"""The driver's side of a source: asks servers for the state of streams, plans batches, acknowledges.
 
-It lives in one process for as long as a query runs, and is made anew when the query restarts: what must survive is in
+It lives in one process for as long as a query runs, and is made again when the query restarts: what must survive is in
 the offsets. Workers get spans and nothing else.
 """
 
@@ -31,7 +31,7 @@ _log = logging.getLogger("muxkit")
 
 @attrs.frozen
 class Limit:
-    """What Spark lets one batch hold, beside what the options say; `all`: everything, whatever they say."""
+    """Spark's limits of one batch, beside those of the options; `all` overrides both."""
 
     messages: int | None = None
     bytes: int | None = None
@@ -40,7 +40,7 @@ class Limit:
 
 
 class Planner:
-    """The planning of one query. `now` is any clock in seconds that goes on between two calls."""
+    """Plans the batches of one query. `now` is a clock in seconds."""
 
     def __init__(
         self, options: SourceOptions, client: Client | None = None, *, now: Callable[[], float] = time.monotonic
@@ -49,28 +49,28 @@ class Planner:
         self._client = client or Client(options)
         self._streams = StreamPlanner(options, self._client)
         self._now = now
-        self._heads: dict[str, Position] = {}  # as they were when we last looked
-        self._target: dict[str, int] | None = None  # where a query ends that takes what is available now
-        self._target_is_whole = False  # also of servers that do not say how much there is
+        self._heads: dict[str, Position] = {}  # when the servers were last asked
+        self._target: dict[str, int] | None = None  # the end of a query with trigger availableNow
+        self._target_is_whole = False  # also for streams without status requests
         self._waiting_since: float | None = None
         self._turn = 0
 
     def initial(self) -> Mapping[str, object]:
-        """Always the same, so a crash in the first batch changes nothing: that batch says itself where it begins."""
+        """Return the first offset. It is constant, so a crash changes nothing: the first batch stores its own start."""
         return Offset().to_json()
 
     async def prepare_available_now(self) -> None:
-        """What comes later is not for this query. Where nobody can be asked, later is after the first status."""
+        """Fix the end of the query: here, or for servers without status requests at the first count."""
         self._target = await self._streams.heads()
 
     async def latest(self, start: Mapping[str, object], limit: Limit) -> Mapping[str, object]:
-        """The end of the next batch behind `start`, or `start` itself if there is nothing for one."""
+        """Return the end of the next batch after `start`, or `start` itself if there is nothing for one."""
         before = Offset.from_json(start)
         statuses = await self._streams.statuses(before, whole=self._target is not None and not self._target_is_whole)
         self._target_is_whole = self._target is not None
         self._heads = {status.uuid: Position(status.head, status.epoch) for status in statuses}
         ends = await self._ends(statuses, limit)
-        # An empty batch that says where it ends is what `latest` needs to mean the same after a crash.
+        # An empty batch stores its end, so that `latest` means the same after a crash.
         fixes = not before.streams and self._options.starting is Start.LATEST and bool(statuses)
         if not ends and not fixes:
             if self._options.ack_mode is AckMode.IDLE:
@@ -81,9 +81,11 @@ class Planner:
         return self._offset(before, statuses, ends).to_json()
 
     async def everything(self, only: Collection[str] | None = None) -> list[Span]:
-        """For a batch query: from where it is to begin to where it is to end; perhaps only of some streams."""
+        """Return the spans of a batch query, perhaps only of some streams."""
         if self._options.starting is Start.LATEST:
-            raise OptionError("startingOffsets", "latest is for streams: behind it a batch would find nothing")
+            raise OptionError(
+                "startingOffsets", "latest is for streaming queries; a batch query would find nothing after it"
+            )
         ending, spans = self._options.ending or {}, []
         for status in await self._streams.statuses(Offset(), only=only, whole=True):
             end = ending.get(status.uuid, status.head)
@@ -94,11 +96,11 @@ class Planner:
         return spans
 
     def report(self) -> JsonOffset | None:
-        """How far the streams were when we last looked; what is behind that is the lag."""
+        """Return the heads of the streams when servers were last asked; Spark computes the lag from it."""
         return Offset(self._heads).to_json() if self._heads else None
 
     async def spans(self, start: Mapping[str, object], end: Mapping[str, object]) -> list[Span]:
-        """What a batch has to read."""
+        """Return what a batch has to read."""
         before, after = Offset.from_json(start), Offset.from_json(end)
         begins = {uuid: position.id for uuid, position in before.streams.items()} | dict(after.begins)
         wanted = [
@@ -110,14 +112,14 @@ class Planner:
         return [Span(uuid, self._streams.servers[uuid], begin, until) for uuid, begin, until in wanted]
 
     async def commit(self, end: Mapping[str, object]) -> None:
-        """The batch that ends here is stored: servers may forget it. What fails here is made up for next time."""
+        """Acknowledge a stored batch. Errors are logged: the next acknowledgement covers this one."""
         if self._options.ack_mode is not AckMode.NEVER:
             await self._acknowledge({uuid: position.id for uuid, position in Offset.from_json(end).streams.items()})
 
     # --- planning
 
     async def _ends(self, statuses: list[StreamStatus], limit: Limit) -> dict[str, int]:
-        """How far each stream comes that has something for the next batch."""
+        """Choose the end of each stream that has messages for the next batch."""
         if self._target is not None:
             for status in statuses:
                 if status.uuid in self._streams.plain:
@@ -144,7 +146,7 @@ class Planner:
         return now - self._waiting_since < self._options.most_delay
 
     async def _fitting(self, statuses: list[StreamStatus], lags: dict[str, int], most: int) -> dict[str, int]:
-        """What fits into so many bytes. To know that, the driver reads it; one message of each stream always fits."""
+        """Count how many messages fit into `most` bytes, by reading them; one message of each stream always fits."""
         if not statuses:
             return {}
         most_of_each = max(1, most // len(statuses))
@@ -160,7 +162,7 @@ class Planner:
         return {uuid: count for uuid, count in sorted(fitting.items()) if count}
 
     def _offset(self, before: Offset, statuses: list[StreamStatus], ends: Mapping[str, int]) -> Offset:
-        """Streams that ended and were acknowledged are left out: an offset grows with what lives."""
+        """Make the offset, without streams that ended and were acknowledged, so that it does not grow for ever."""
         streams = {uuid: position for uuid, position in before.streams.items() if not self._streams.is_done(uuid)}
         begins = {}
         for status in statuses:
@@ -173,7 +175,7 @@ class Planner:
     # --- acknowledging
 
     async def _acknowledge_idle(self, before: Offset, statuses: list[StreamStatus]) -> None:
-        """Nothing came behind a batch, so Spark has stored it, and would only say so with the next one."""
+        """Acknowledge a batch without a successor: Spark has stored it, and would commit it only with the next one."""
         known = {status.uuid for status in statuses if not status.jumps}
         await self._acknowledge({uuid: each.id for uuid, each in before.streams.items() if uuid in known})
 
@@ -188,10 +190,10 @@ class Planner:
                 return
             try:
                 await self._client.acknowledge(server, uuid, id)
-            except Exception as error:  # whatever it is: an error here would end the query
+            except Exception as error:  # any error here would end the query
                 _log.warning("stream %s: message %d is not acknowledged, the next will cover it: %s", uuid, id, error)
                 return
-            if uuid in streams.plain:  # others say themselves what they have heard
+            if uuid in streams.plain:  # the other servers report it in their status
                 streams.acknowledged[uuid] = id
 
         with trio.move_on_after(self._options.ack_timeout):

@@ -1,4 +1,4 @@
-"""How do messages become rows? As record batches, column by column, in whatever columns were asked for."""
+"""Rows from messages: record batches with the columns that were asked for."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     Emit = Callable[[pa.RecordBatch], Awaitable[None]]
 
 SCHEMA: Final = "stream string not null, id bigint not null, time timestamp, value binary not null"
-"""The columns, as Spark's DDL: which stream, the message's number, the time that the server gave it, and its data."""
+"""The columns as Spark's DDL: the stream, the message's number, the server's time, and its data."""
 
 TIME: Final = pa.timestamp("us", tz="UTC")
 MICROSECONDS: Final = 1_000_000
-AT_ONCE: Final = 4  # ranges, where a partition has several: most of the time of a small one is waiting
-READS: Final = 32  # of the network that one batch has at most, so that large messages make small batches
+AT_ONCE: Final = 4  # ranges of a partition, since small ones mostly wait for the network
+READS: Final = 32  # network reads for one batch at most, so that large messages make small batches
 LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 def schema_of(json_schema: str | None) -> str:
-    """The columns if the data is to be decoded as well, into a struct of this DDL."""
+    """Return the columns, with one for the decoded data, a struct of this DDL, if it is given."""
     return SCHEMA if json_schema is None else f"{SCHEMA}, json struct<{json_schema}>"
 
 
@@ -63,7 +63,7 @@ class Rows:
 
 
 def read(client: Client, rows: Rows, spans: Sequence[Span], size: int) -> Iterator[pa.RecordBatch]:
-    """The rows of these ranges, some ranges at once, in batches of about `size` rows, each of one stream in order."""
+    """Yield the rows of these ranges, some ranges at a time, in batches of about `size` rows of one stream in order."""
 
     async def work(emit: Emit) -> None:
         await for_each_limited(spans, lambda span: _read_span(client, rows, span, size, emit), at_once=AT_ONCE)
@@ -90,7 +90,7 @@ async def _read_span(client: Client, rows: Rows, span: Span, size: int, emit: Em
 
 
 def _microseconds(time: float | None) -> int | None:
-    """Since 1970; None also for what is no time that Spark knows."""
+    """Convert to microseconds since 1970; None for a time that Spark cannot hold."""
     return None if time is None or not 0 <= time <= LATEST else round(time * MICROSECONDS)
 
 

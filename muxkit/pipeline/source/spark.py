@@ -1,4 +1,4 @@
-"""How does Spark see a source? As thin readers of its own kinds; what thinks is in the planner and the client."""
+"""The readers that Spark uses: thin classes over the planner and the client."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ResultT = TypeVar("ResultT")
 
 
 def schema(options: Mapping[str, str]) -> str:
-    """The columns, as DDL; options are judged here already, before anything runs."""
+    """Return the columns as DDL. It checks the options, before anything runs."""
     return schema_of(SourceOptions.parse(options).json_schema)
 
 
@@ -63,7 +63,7 @@ def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
 
 
 class Spans(InputPartition):
-    """What one task reads, one range after the other; no two tasks have the same stream."""
+    """What one task reads; no two tasks share a stream."""
 
     def __init__(self, spans: tuple[Span, ...]) -> None:
         super().__init__(None)
@@ -74,7 +74,7 @@ class Spans(InputPartition):
 
 
 class _Reading:
-    """What tasks do. It is pickled for each of them: so without the planner, and the names of all streams."""
+    """Base of the readers. It is pickled for each task, without the planner and the names of all streams."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -106,7 +106,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return dict(self._planner.initial())
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # One kind at a time is all that Spark knows; the planner applies the others in the options.
+        # Spark knows one kind at a time; the planner applies the other options.
         options = self._options
         if options.most_messages is not None:
             return ReadMaxRows(options.most_messages)
@@ -136,7 +136,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
 
 class BatchReader(_Reading, DataSourceReader):
-    """`spark.read.format("muxkit")`: what is kept now; nothing is acknowledged."""
+    """`spark.read.format("muxkit")`: the messages that servers hold now; nothing is acknowledged."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -144,7 +144,7 @@ class BatchReader(_Reading, DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         spans = _run(partial(self._planner.everything, self._bounds.streams))
-        # One partition at least: Spark would otherwise read once with none at all.
+        # At least one partition: without any, Spark would call `read` once with none.
         return self._partitions(self._bounds.narrow(spans)) or [Spans(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -152,7 +152,7 @@ class BatchReader(_Reading, DataSourceReader):
 
 
 class FilteredReader(BatchReader):
-    """The same with option `filterPushdown`."""
+    """A batch reader that takes filters, for option `filterPushdown`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._bounds, left = bounds_of(filters)
@@ -184,14 +184,14 @@ MOST_ID = 0xFFFFFFFF
 
 @attrs.define
 class Bounds:
-    """What may come: these streams, None for all, and ids above `above` up to `upto`."""
+    """What filters allow: these streams (None: all), and ids above `above` up to `upto`."""
 
     streams: set[str] | None = None
     above: int = 0
     upto: int = MOST_ID
 
     def narrow(self, spans: Iterable[Span]) -> list[Span]:
-        """What is left of these ranges."""
+        """Cut ranges to these bounds."""
         narrowed = []
         for span in spans:
             begin, end = max(span.begin, self.above), min(span.end, self.upto)
@@ -205,7 +205,7 @@ class Bounds:
 
 
 def bounds_of(filters: Iterable[Filter]) -> tuple[Bounds, list[Filter]]:
-    """What these filters leave, and those of them that it does not cover."""
+    """Return the bounds of filters on `stream` and `id`, and the filters that are left to Spark."""
     bounds = Bounds()
     left = [each for each in filters if not _cover(bounds, each)]
     return bounds, left

@@ -1,4 +1,4 @@
-"""How do the streams stand, and where does each go on? Asks servers, and judges it by what was read before."""
+"""The state of streams: asks servers, and decides from what was read before where each stream continues."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from muxkit.pipeline.source.offsets import Offset, Position
     from muxkit.protocols import restream
 
-PREFETCH: Final = 100_000  # messages of a stream that are counted ahead at most, where no limit says less
+PREFETCH: Final = 100_000  # messages of a stream that are counted ahead, unless a limit is lower
 
 _log = logging.getLogger("muxkit")
 
 
 @attrs.define
 class StreamStatus:
-    """What is known of one stream when a batch is planned."""
+    """The state of one stream when a batch is planned."""
 
     uuid: str
     server: str
@@ -41,9 +41,9 @@ class StreamStatus:
     acknowledged: int = 0
     final: bool = False
     jumps: bool = False
-    """The batch does not begin where the one before has ended."""
+    """The batch does not begin where the last one ended."""
     skips: bool = False
-    """What is there now is not wanted."""
+    """The messages that are there now are not wanted."""
 
     @property
     def lag(self) -> int:
@@ -51,32 +51,32 @@ class StreamStatus:
 
     @property
     def is_over(self) -> bool:
-        """Nothing will come, and nothing is kept."""
+        """True if nothing more will come and the server keeps nothing."""
         return self.final and self.head == self.begin == self.acknowledged
 
 
 class StreamPlanner:
-    """What one query has seen of its streams. All of it may be forgotten: it saves questions, and warnings."""
+    """Knows the streams of one query. It may be dropped at any time: it only saves requests and warnings."""
 
     def __init__(self, options: SourceOptions, client: Client) -> None:
         self.servers: dict[str, str] = {}
-        """Where a stream was found."""
+        """The server of each stream that was found."""
         self.plain: set[str] = set()
         """Streams whose server answers no status requests."""
         self.acknowledged: dict[str, int] = {}
-        """As their servers say; of the plain ones, as we have told them."""
+        """As servers report it; for `plain` streams, what was acknowledged here."""
         self._options = options
         self._client = client
         self._discovery = Discovery(options, client)
-        self._finished: dict[str, int] = {}  # the last message of streams that have one
+        self._finished: dict[str, int] = {}  # the last message of streams that ended
         self._warned: set[str] = set()
 
     async def statuses(
         self, before: Offset, *, only: Collection[str] | None = None, whole: bool = False
     ) -> list[StreamStatus]:
-        """All streams of which something may come, or only some, in order. Raises `DataLoss`.
+        """Return the state of all streams that may have messages, or only of some, in order. Raises `DataLoss`.
 
-        `whole`: what has to be counted is counted to its end, not just up to what one batch may hold.
+        With `whole`, streams without status requests are counted to their end, not only as far as one batch may go.
         """
         references = await self._discovery.streams()
         if only is not None:
@@ -96,7 +96,7 @@ class StreamPlanner:
         return statuses
 
     async def heads(self) -> dict[str, int]:
-        """The last message of each stream whose server says so."""
+        """Return the last message of each stream whose server reports it."""
         references = await self._discovery.streams()
         answers = await self._find(references, references)
         return {uuid: answer.head for uuid, answer in answers.items() if not isinstance(answer, NoStatus)}
@@ -113,11 +113,11 @@ class StreamPlanner:
             await self._find(references, lost)
 
     def is_done(self, uuid: str) -> bool:
-        """Has it ended, with everything acknowledged? Then there is nothing to ask for."""
+        """Return True if the stream ended and all of it is acknowledged."""
         return uuid in self._finished and self._finished[uuid] == self.acknowledged.get(uuid)
 
     def lose(self, uuid: str, problem: str) -> None:
-        """Messages are gone that this query has not read."""
+        """Report that unread messages are gone; raises `DataLoss` unless the options allow it."""
         if self._options.fail_on_data_loss:
             raise DataLoss(uuid, problem)
         self._warn(uuid, f"{problem}; going on with what is left")
@@ -155,7 +155,7 @@ class StreamPlanner:
         return NoStatus.UNKNOWN
 
     async def _count(self, most: int, status: StreamStatus) -> None:
-        """Of a server that does not say how many messages there are."""
+        """Count the messages of a stream without status requests."""
         try:
             status.head, _ = await self._client.count(status.server, status.uuid, status.begin, most=most)
         except DataLoss as error:
@@ -172,7 +172,7 @@ class StreamPlanner:
     # --- judging
 
     def _judge(self, uuid: str, answer: Answer, before: Offset) -> StreamStatus | None:
-        """Where a stream goes on; None if there is nothing to be had of it."""
+        """Decide where a stream continues; None if it cannot be read."""
         position, is_new = before.streams.get(uuid), not before.streams
         if answer is NoStatus.UNKNOWN:
             self._miss(uuid, position, is_new=is_new)

@@ -1,7 +1,7 @@
-"""How does a program stage rows and commit them? Through whatever happens to its connections meanwhile.
+"""The client of a staging server: it stages rows and commits them, and redials lost connections.
 
-Everything that is asked may be asked again, so a lost connection is dialled anew and nothing is lost or done twice.
-Rows that the server has not stored yet are kept until it has, at most `window` bytes for each channel.
+Each request may be repeated, so after a loss nothing is missing and nothing is done twice. Rows that the server has not
+stored yet are kept, at most `window` bytes for each channel.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", Begun, Committed, Aborted, BatchProgress)
 
 OUTAGE_LIMIT: Final = 60.0  # s
-ANSWER_TIMEOUT: Final = 30.0  # s for one answer, and for the server to take what it is sent
+ANSWER_TIMEOUT: Final = 30.0  # s for one answer, and for one block to be sent
 WINDOW: Final = 1 << 20  # bytes
 TTL: Final = 86_400.0  # s
 
-# What another connection may bring right again.
+# Errors that another connection may heal.
 PASSING = (
     OSError,
     trio.BrokenResourceError,
@@ -59,19 +59,19 @@ PASSING = (
 
 @attrs.frozen(kw_only=True)
 class Written:
-    """What came of writing one transaction."""
+    """The result of writing one transaction."""
 
     rows: int
-    """How many were given."""
+    """How many rows were given."""
     wanted: bool
-    """False: the batch had been committed before, and the rows were left away."""
+    """False if the batch was committed before, so that the rows were dropped."""
 
 
 class StagingClient:
-    """A client of one staging server; it has a connection only while something is asked.
+    """A client of one staging server; it is connected only during a request.
 
-    `patience`: seconds of failures in a row after which `StagingUnavailable` is raised. `channels`: over how many
-    channels rows are written at once. Other keyword arguments are those of `muxkit.connect`.
+    `patience`: seconds of failures in a row after which `StagingUnavailable` is raised. `channels`: how many channels
+    write rows at the same time. Other keyword arguments are those of `muxkit.connect`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class StagingClient:
         self.window = window
         self.answer_within = answer_within
         self.connections = 0
-        """How many there were."""
+        """How many connections there were."""
         self._patience = patience
         self._backoff = backoff or Backoff(most=5.0)
         self._options = options
@@ -112,7 +112,7 @@ class StagingClient:
     ) -> Written:
         """Stage a transaction and prepare it; `blocks` must follow each other without a gap, from row 0.
 
-        When the batch turns out to be committed already the rest of `blocks` is taken and left away.
+        If the batch is already committed, the rest of `blocks` is taken and dropped.
         """
         begin = Begin(
             stream=key.stream,
@@ -127,7 +127,7 @@ class StagingClient:
         return await _Writing(self, begin, blocks).run()
 
     async def commit(self, key: Key, batch: int, parts: Mapping[str, int]) -> Committed:
-        """Commit these transactions, each with the number of its rows, as one batch: all, in this order, or none.
+        """Commit transactions, each with its number of rows, as one batch: all in this order, or none.
 
         A batch that was committed before is answered as a `duplicate`.
         """
@@ -135,12 +135,12 @@ class StagingClient:
         return await self._ask(asked, Committed, f"{key}, batch {batch}")
 
     async def abort(self, key: Key, batch: int, txns: Sequence[str]) -> int:
-        """Drop these transactions of a batch; how many there were. Once it is committed nothing happens."""
+        """Drop transactions of a batch and return their number. A committed batch is left as it is."""
         asked = Abort(stream=key.stream, app=key.app, token=self.token, batch=batch, txns=list(txns))
         return (await self._ask(asked, Aborted, f"{key}, batch {batch}")).dropped
 
     async def standing(self, key: Key) -> BatchProgress:
-        """How far the application is."""
+        """Ask how far the application is."""
         return await self._ask(Ask(stream=key.stream, app=key.app, token=self.token), BatchProgress, str(key))
 
     # ------------------------------------------------------------------------ one question
@@ -152,7 +152,7 @@ class StagingClient:
         return await self.persist(over, about)
 
     async def exchange(self, session: muxkit.Session, asked: AnyQuestion, expected: type[AnswerT]) -> AnswerT:
-        """Ask on a channel of its own."""
+        """Ask one question on a new channel."""
         with trio.fail_after(self.answer_within):
             async with session.open() as channel:
                 await channel.send(encode(asked))
@@ -164,7 +164,7 @@ class StagingClient:
     # ------------------------------------------------------------------------ connections
 
     async def persist(self, run: Callable[[muxkit.Session], Awaitable[T]], about: str) -> T:
-        """Run it over one connection after another until it is done, or fails for good."""
+        """Call `run` over one connection after another until it succeeds, or fails for good."""
         while True:
             done: list[T] = []
             reached = False
@@ -175,7 +175,7 @@ class StagingClient:
                     done.append(await run(session))
                 return done[0]
             except PASSING as error:
-                if done:  # it only did not end as it should
+                if done:  # only the end of the connection failed
                     return done[0]
                 trouble = error
             except (ValueError, TypeError, muxkit.PluginError) as error:
@@ -185,7 +185,7 @@ class StagingClient:
             await self._pause(trouble, about)
 
     def progress(self) -> None:
-        """Something was achieved: what failed before does not count any more."""
+        """Note progress: earlier failures no longer count."""
         self._failures = 0
         self._failing_since = None
 
@@ -205,7 +205,7 @@ class StagingClient:
 
 
 class _Writing:
-    """One transaction on its way to the server."""
+    """Writes one transaction to the server."""
 
     def __init__(self, client: StagingClient, begin: Begin, blocks: AsyncIterator[Block]) -> None:
         self._client = client
@@ -220,7 +220,7 @@ class _Writing:
         self._given_error: Exception | None = None
         self._trouble: Exception | None = None
         self._moved = trio.lowlevel.ParkingLot()
-        self._given = trio.CancelScope()  # cancelled when the rows cannot be had
+        self._given = trio.CancelScope()  # cancelled when `blocks` raises
         self._connection = trio.CancelScope()
 
     async def run(self) -> Written:
@@ -236,7 +236,7 @@ class _Writing:
         return Written(rows=self._rows, wanted=self._wanted)
 
     async def _take(self) -> None:
-        """Take what is given, as far as there is room."""
+        """Take blocks while the window has room."""
         try:
             async for block in self._blocks:
                 size = len(block.body)
@@ -254,12 +254,12 @@ class _Writing:
         self._moved.unpark_all()
 
     async def _over(self, session: muxkit.Session) -> None:
-        """Stage what is left over one connection, and prepare it."""
+        """Stage the remaining blocks over one connection, and prepare the transaction."""
         self._trouble = None
         with trio.CancelScope() as self._connection:
             async with trio.open_nursery() as nursery:
                 for _ in range(self._client.channels):
-                    nursery.start_soon(self._talk, session)
+                    nursery.start_soon(self._run_channel, session)
         if self._trouble is not None:
             raise self._trouble
         if self._wanted:
@@ -274,8 +274,8 @@ class _Writing:
             )
             self._wanted = (await self._client.exchange(session, asked, Begun)).wanted
 
-    async def _talk(self, session: muxkit.Session) -> None:
-        """Write on one channel until everything is stored."""
+    async def _run_channel(self, session: muxkit.Session) -> None:
+        """Write on one channel until everything is stored; what is left goes back to the queue."""
         flying: deque[Block] = deque()
         try:
             await self._write(session, flying)
@@ -290,13 +290,13 @@ class _Writing:
         async with session.open() as channel:
             with trio.fail_after(self._client.answer_within):
                 await channel.send(encode(self._begin))
-            await self._hear(channel, flying)
+            await self._read_answer(channel, flying)
             while self._wanted:
                 if self._waiting:
                     flying.append(self._waiting.popleft())
                     await self._send(channel, flying)
                 elif flying:
-                    await self._hear(channel, flying)
+                    await self._read_answer(channel, flying)
                 elif self._all_given:
                     break
                 else:
@@ -307,11 +307,11 @@ class _Writing:
             with trio.fail_after(self._client.answer_within):
                 await channel.send(encode_block(flying[-1]))
         except muxkit.ChannelStopped:
-            # The server wants no more; what it said before explains it.
+            # The server wants no more rows; its answers say why.
             while self._wanted:
-                await self._hear(channel, flying)
+                await self._read_answer(channel, flying)
 
-    async def _hear(self, channel: muxkit.Channel, flying: deque[Block]) -> None:
+    async def _read_answer(self, channel: muxkit.Channel, flying: deque[Block]) -> None:
         with trio.fail_after(self._client.answer_within):
             got = answer(await channel.receive())
         self._client.progress()

@@ -1,6 +1,6 @@
-"""How do committed rows become messages of a restream session? One after the other, each once, whoever is killed.
+"""Committed rows become messages of a restream session, in order and each once, even if processes are killed.
 
-How far it got is the state of that session, and is stored in one step with the messages themselves.
+The position is part of that session's state, and is stored in one step with the messages.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from muxkit.pipeline._staging_store_rules import Published
     from muxkit.protocols.restream._stores._protocol import SessionStore, Transform
 
-FORWARDED: Final = "forwarded"  # of the session's state: the id of the last row of the stream that is in it
-PAUSE: Final = 5.0  # s, behind trouble with a store
+FORWARDED: Final = "forwarded"  # key in the session's state: the id of the last row that was forwarded
+PAUSE: Final = 5.0  # s, after an error of a store
 
 _json: msgspec.json.Decoder[object] = msgspec.json.Decoder(object)
 _log = logging.getLogger("muxkit")
 
 
 class NotForwarding(MuxError):
-    """The session is another one's: its messages are not rows of a stream."""
+    """The session has messages that are not rows of a stream."""
 
 
 async def forward(staging: Staging, stream: str, sessions: SessionStore[Any, Any], uuid: str) -> None:
-    """Append what is committed to a stream to a session of restream, until cancelled; the session is made if need be.
+    """Append the committed rows of a stream to a restream session, until cancelled; make the session if necessary.
 
     A row of JSON becomes that value, one of text a string, one of bytes `{"base64": "…"}`. Message and row have the
-    same number. What was forwarded is trimmed from the stream. While the session is full of what nobody has
-    acknowledged this waits; while a store is in trouble it tries again. Two at once for one session disturb each
-    other, and nothing comes twice.
+    same number. Forwarded rows are trimmed from the stream. This waits while the session is full of unacknowledged
+    messages, and tries again after an error of a store. Two at once for one session slow each other down, but no
+    message comes twice.
     """
     while True:
         try:
@@ -72,17 +72,17 @@ async def _forward_some(staging: Staging, stream: str, sessions: SessionStore[An
                 at = (await sessions.put_many(uuid, _following(published, uuid), last - at))[-1].id
                 is_full = False
             except StoreFull:
-                if is_full:  # though it is not the session
+                if is_full:  # the store is full, not the session
                     raise
                 is_full = True
                 await sessions.wait_room(uuid)
     except _Elsewhere:
-        _log.warning("stream %a is forwarded to session %s by somebody else as well", stream, uuid)
+        _log.warning("stream %a is forwarded to session %s by another process as well", stream, uuid)
     await staging.trim(stream, (await sessions.status(uuid)).head)
 
 
 def _following(published: Published, uuid: str) -> Transform[object, object]:
-    """The message behind those that the session has, whichever those are when it is made."""
+    """Make the function that appends the next message, whatever the session holds when it is called."""
 
     def following(state: object) -> tuple[object, object]:
         done = state.get(FORWARDED) if isinstance(state, dict) else None
@@ -97,7 +97,7 @@ def _following(published: Published, uuid: str) -> Transform[object, object]:
 
 
 class _Elsewhere(Exception):
-    """The session is not where it was when the rows were read."""
+    """The session has moved since the rows were read."""
 
 
 def _message(encoding: Encoding, row: bytes) -> object:
@@ -107,5 +107,5 @@ def _message(encoding: Encoding, row: bytes) -> object:
         if encoding is Encoding.TEXT:
             return row.decode()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass  # it is not what its writer said: it goes on as the bytes that it is
+        pass  # the row is not of its encoding: it is forwarded as bytes
     return {"base64": base64.b64encode(row).decode("ascii")}

@@ -1,7 +1,7 @@
-"""What do a staging client and server say to each other? Messages of a channel: JSON, or a block of rows.
+"""The messages between a staging client and its server: JSON, or a block of rows.
 
-A client opens a channel and asks. `Begin` makes the channel one for rows: blocks go one way, and `Stored` comes back
-with how many of them are durable. Everything else is one answer to one question, as many as one likes on one channel.
+A client opens a channel and asks. `Begin` makes the channel one for rows: blocks go to the server, and `Stored` comes
+back with how many of them are durable. Every other question has one answer; a channel may carry any number of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Count = Annotated[int, Meta(ge=0, le=LAST_BATCH)]
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask"):
-    """What every question says."""
+    """What all questions have."""
 
     stream: Name
     app: Name
@@ -54,7 +54,7 @@ class Begin(Question, frozen=True, kw_only=True, tag="begin"):
 
 
 class Prepare(Question, frozen=True, kw_only=True, tag="prepare"):
-    """No more rows follow; are all of them there?"""
+    """No more rows follow; check that all are there."""
 
     txn: Name
     batch: Batch
@@ -76,7 +76,7 @@ class Abort(Question, frozen=True, kw_only=True, tag="abort"):
 
 
 class Ask(Question, frozen=True, kw_only=True, tag="standing"):
-    """How far is the application?"""
+    """Ask how far the application is."""
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="begun"):
@@ -86,7 +86,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="beg
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="stored"):
-    """So many more blocks of this channel are durable."""
+    """The number of further blocks of this channel that are durable."""
 
     blocks: int
 
@@ -111,7 +111,7 @@ class BatchProgress(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", 
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="failed"):
-    """No, and why; the channel ends."""
+    """The question is refused, with the reason; the channel ends."""
 
     kind: str
     text: str
@@ -130,7 +130,7 @@ def encode(message: AnyQuestion | Answer) -> bytes:
 
 
 def question(message: bytes) -> AnyQuestion:
-    """What a client asks; raises `StagingRequestInvalid`."""
+    """Decode a question; raises `StagingRequestInvalid`."""
     if message[:1] != JSON or len(message) > MOST_JSON:
         raise StagingRequestInvalid(f"a message of {len(message):,} bytes is no question (of at most {MOST_JSON:,})")
     try:
@@ -140,7 +140,7 @@ def question(message: bytes) -> AnyQuestion:
 
 
 def answer(message: bytes) -> Answer:
-    """What a server answers; raises `StagingRequestInvalid`, and for `Failed` the error that it is about."""
+    """Decode an answer; raises `StagingRequestInvalid`, and for `Failed` the error that it carries."""
     try:
         if message[:1] != JSON:
             raise StagingRequestInvalid(f"the server sent {len(message):,} bytes that are no answer")
@@ -156,7 +156,7 @@ def answer(message: bytes) -> Answer:
 
 
 def make_block(first: int, rows: Sequence[bytes]) -> Block:
-    """A block of these rows, whose first one is that of the transaction."""
+    """Make a block of rows; `first` is the number of its first row in the transaction."""
     body = struct.pack(f"<{len(rows)}I", *map(len, rows)) + b"".join(rows)
     return Block(first, len(rows), crc32(body), body)
 
@@ -170,7 +170,7 @@ def is_block(message: bytes) -> bool:
 
 
 def decode_block(message: bytes, limits: StagingLimits) -> Block:
-    """A block that is in order; raises `StagingRequestInvalid`."""
+    """Decode and check a block; raises `StagingRequestInvalid`."""
     if len(message) < START:
         raise StagingRequestInvalid(f"{len(message)} bytes are no block of rows")
     first, rows, crc = HEAD.unpack_from(message, 1)

@@ -1,4 +1,4 @@
-"""How is staging served? Each channel of a muxed session is a conversation with the store."""
+"""The staging server: each channel of a session asks questions about the store."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from muxkit.pipeline._staging_store import Staging
     from muxkit.pipeline._staging_store_rows import Block
 
-SWEEP: Final = 5.0  # s between two looks for transactions whose time is over
+SWEEP_INTERVAL: Final = 5.0  # s
 
 _log = logging.getLogger("muxkit")
 
 
 @attrs.frozen(kw_only=True)
 class Claim:
-    """Who wants what."""
+    """A request to be authorised: the client, and what it asks."""
 
     peer: str
     """The other end as the transport describes it; it may be empty."""
@@ -67,14 +67,14 @@ Authorize = Callable[[Claim], Awaitable[bool]]
 
 
 def tokens(*allowed: str) -> Authorize:
-    """An `authorize` for `serve_staging`: whoever has one of these tokens may do everything."""
+    """Make an `authorize` for `serve_staging`: a client with one of these tokens may do everything."""
     known = [each.encode() for each in allowed if each]
     if not known:
         raise ValueError("tokens() needs at least one token that is not empty")
 
     async def authorize(claim: Claim) -> bool:
         given = claim.token.encode()
-        # All of them are compared, in constant time: how long it takes tells nothing.
+        # Every token is compared in constant time, so that the time tells nothing.
         return sum(hmac.compare_digest(given, each) for each in known) > 0
 
     return authorize
@@ -92,7 +92,7 @@ async def serve_staging(
 ) -> None:
     """Serve staging over any protocol with channels; `served = await nursery.start(serve_staging, url, store)`.
 
-    `authorize` is asked about every request, and answers whether it may be done; without one, everybody may do
+    `authorize` is called for each request and returns whether it is allowed; without it every client may do
     everything. Other keyword arguments are those of `muxkit.serve`.
     """
     service = StagingService(store, authorize=authorize)
@@ -102,7 +102,7 @@ async def serve_staging(
             await muxkit.serve(
                 service.handle, url, limits=limits, observer=observer, task_status=task_status, **options
             )
-        except ExceptionGroup as group:  # of one: what was wrong with the address
+        except ExceptionGroup as group:  # with one error, about the address
             raise first_error(group) from None
 
 
@@ -116,23 +116,23 @@ class StagingService:
     async def handle(self, session: muxkit.Session) -> None:
         """Serve one session to its end."""
 
-        async def converse(channel: muxkit.Channel) -> None:
-            await _Conversation(channel, self._store, self._authorize, session.info.peer).run()
+        async def serve_channel(channel: muxkit.Channel) -> None:
+            await _Channel(channel, self._store, self._authorize, session.info.peer).run()
 
-        await muxkit.each_channel(converse)(session)
+        await muxkit.each_channel(serve_channel)(session)
 
     async def sweep(self) -> None:
-        """Have the store drop what nobody has touched for its time, every few seconds until cancelled."""
+        """Drop transactions whose time is over, every few seconds until cancelled."""
         while True:
-            await trio.sleep(SWEEP)
+            await trio.sleep(SWEEP_INTERVAL)
             try:
                 await self._store.sweep()
             except StoreError as error:
                 _log.warning("sweeping staged transactions: %s", error)
 
 
-class _Conversation:
-    """One channel."""
+class _Channel:
+    """Serves one channel."""
 
     def __init__(self, channel: muxkit.Channel, store: Staging, authorize: Authorize | None, peer: str) -> None:
         self._channel = channel
@@ -186,7 +186,7 @@ class _Conversation:
                 assert_never(asked)
 
     async def _take_rows(self, asked: Begin) -> None:
-        """Store blocks as they come. What waits is bounded by the channel's window, which grows as they are stored."""
+        """Store blocks as they come. The channel's window bounds those that wait."""
         limits = self._store.limits
         wanted = await self._store.begin(asked.txn, asked.key, asked.batch, asked.encoding, asked.ttl, once=asked.once)
         await self._say(Begun(wanted=wanted))
@@ -198,7 +198,9 @@ class _Conversation:
             blocks: list[Block] = []
             for message in messages:
                 if not is_block(message):
-                    raise StagingRequestInvalid(f"{asked.key}, batch {asked.batch}: rows were to come, and no question")
+                    raise StagingRequestInvalid(
+                        f"{asked.key}, batch {asked.batch}: a question came where rows were expected"
+                    )
                 blocks.append(decode_block(message, limits))
             wanted = await self._store.put(asked.txn, asked.key, asked.batch, blocks)
             await self._say(Stored(blocks=len(blocks)) if wanted else Begun(wanted=False))
@@ -212,5 +214,5 @@ class _Conversation:
         else:
             told = Failed(kind=kind or StagingError.kind, text=error.for_client)
         _log.debug("staging: %s refused: %s", self._peer or "a peer", error)
-        # The end of this handler closes the channel: a client that is still sending is stopped, and then hears this.
+        # The end of this handler closes the channel: a client that is still sending is stopped, and then reads this.
         await self._say(told)
