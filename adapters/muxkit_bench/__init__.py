@@ -1,5 +1,5 @@
-"""`muxkit bench`: what does a message cost, and a round trip, beside what others charge for it?
+"""The benchmark `muxkit bench`, the simulations of `muxkit fleet`, and the proof that `make pipeline` runs.
 
-Both ends of everybody who takes part are processes of their own, which load `bench_work` and nothing else of this
-package; so this file imports nothing.
+It stands beside the library, which does not need it: commands and simulations are found by entry points. Each process
+that is measured loads `bench_work` only, so this file imports nothing.
 """

@@ -1,4 +1,4 @@
-"""`muxkit bench`: what does it cost, beside raw Trio connections and other multiplexers in the same run?"""
+"""`muxkit bench`: the cost of channels, beside raw Trio connections and other multiplexers in the same run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from muxkit_bench.run.machine import usable_cores
 from muxkit_bench.run.measure import TERMINATED, measure, tidy_when_terminated
 from muxkit_bench.run.rounds import Plan
 
-BESIDE_FROM = ("files", "html_file")  # the options that say something where nothing is measured
+BESIDE_FROM = ("files", "html_file")  # the options that go with --from
 ROUNDS = 7
 SECONDS = 0.25  # of a pass
-QUICK = 0.02  # the same, only to show that everything works
+QUICK = 0.02  # the same with --quick
 
 
 def _jobs(context: click.Context, option: click.Parameter, value: str | None) -> tuple[Job, ...]:
@@ -41,15 +41,15 @@ def _jobs(context: click.Context, option: click.Parameter, value: str | None) ->
 
 
 @click.command()
-@click.option("--jobs", callback=_jobs, metavar="NAMES", help=f"Only these, with commas between: {', '.join(JOBS)}.")
-@click.option("--rounds", type=click.IntRange(1), help=f"How often everything is measured. [default: {ROUNDS}]")
+@click.option("--jobs", callback=_jobs, metavar="NAMES", help=f"Only these, separated by commas: {', '.join(JOBS)}.")
+@click.option("--rounds", type=click.IntRange(1), help=f"How many rounds. [default: {ROUNDS}]")
 @click.option(
     "--protocol",
     "protocols",
     multiple=True,
     default=("bpmux",),
     show_default=True,
-    help="One that `muxkit plugins` lists; may be given again.",
+    help="A protocol that `muxkit plugins` lists; may be repeated.",
 )
 @click.option(
     "--transport",
@@ -57,39 +57,41 @@ def _jobs(context: click.Context, option: click.Parameter, value: str | None) ->
     multiple=True,
     default=("tcp",),
     show_default=True,
-    help="One that `muxkit plugins` lists; may be given again.",
+    help="A protocol that `muxkit plugins` lists; may be repeated.",
 )
 @click.option(
     "--window",
     type=click.IntRange(4096, 1 << 30),
     metavar="BYTES",
-    help="The window of each of our channels, from its begin; to compare protocols. [default: what each has]",
+    help="The window of each channel of muxkit, from its start; to compare protocols. [default: that of each protocol]",
 )
-@click.option("--seconds", type=click.FloatRange(0.001, 60.0), help=f"How long each pass takes. [default: {SECONDS}]")
-@click.option("--seed", default=1, show_default=True, help="Of the order in which they take their turns.")
-@click.option("--quick", is_flag=True, help="One round of short passes on few channels: only shows that it works.")
+@click.option("--seconds", type=click.FloatRange(0.001, 60.0), help=f"Seconds of each pass. [default: {SECONDS}]")
+@click.option("--seed", default=1, show_default=True, help="The seed of the order of measurements.")
+@click.option("--quick", is_flag=True, help="One round of short passes on few channels, only to show that it works.")
 @click.option("--no-pin", is_flag=True, help="Let the system choose the cores.")
-@click.option("--awake", is_flag=True, help="Keep the cores from sleeping in between, so that none has to wake up.")
+@click.option("--awake", is_flag=True, help="Keep the cores busy, so that none has to wake up.")
 @click.option(
     "--peers",
     "peers_folder",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
-    help="Where programs of other multiplexers are. [default: tests/bench of a checkout]",
+    help="The folder with programs of other multiplexers. [default: tests/bench of a checkout]",
 )
-@click.option("--no-peers", is_flag=True, help="Only against raw connections.")
+@click.option("--no-peers", is_flag=True, help="Compare with raw connections only.")
 @click.option(
     "--side-env",
     type=click.Path(file_okay=False, path_type=Path),
-    help="An environment for what the others need; it is made there if it is not.",
+    help="A virtual environment for what those programs need; created if it does not exist.",
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every pass there.")
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every pass to this file."
+)
 @click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
 @click.option(
     "--from",
     "files",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
     multiple=True,
-    help="Measure nothing, show what --json has written; given again, several runs in one table.",
+    help="Measure nothing; show files that --json has written, several runs in one table.",
 )
 @click.pass_context
 def bench(
@@ -118,7 +120,7 @@ def bench(
     """
     outputs = Outputs(json_file, html_file)
     if awake and not can_keep_awake():
-        raise CommandFailed("--awake: only Linux has work that gives way to all other", Exit.USAGE)
+        raise CommandFailed("--awake: only Linux has a scheduling class that gives way to all others", Exit.USAGE)
     if files:
         _refuse_beside_from(context)
     outputs.check()
@@ -149,7 +151,7 @@ def bench(
     if reports:
         try:
             _print(reports)
-        finally:  # whoever reads what we print may be gone
+        finally:  # standard output may be closed
             outputs.write(reports)
     if stopped == signal.SIGINT:
         raise CommandFailed("interrupted", Exit.INTERRUPTED)

@@ -1,12 +1,12 @@
-"""What does a process of the benchmark do? Both ends of every job, over whatever carries it.
+"""The processes of the benchmark: both ends of every job, over any transport.
 
-Nothing but the standard library and Trio is needed here, so that programs in other environments can use it: they find
-it as the package `bench_work`.
+It needs the standard library and Trio only, so programs in other environments can use it, as the package `bench_work`.
 """
 
 from __future__ import annotations
 
-from .conversations import Connection, Conversation, Peer, StreamConversation
+from .conversations import Conversation, StreamConversation
+from .peers import Connection, Peer
 from .play import play
 from .server import Server
 

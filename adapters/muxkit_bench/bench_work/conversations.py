@@ -1,4 +1,4 @@
-"""What carries the jobs? A peer has connections, a connection has channels, and each program says how."""
+"""One channel at either end: messages of 64 bytes, and what an order asks for."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from .orders import MESSAGE, Order, Receipt, Way, Wrong
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from .server import Server
 
 READ = 262_144  # bytes, the most that one read of a byte stream asks for
 _LENGTH = struct.Struct("!I")
@@ -27,55 +24,22 @@ class Conversation(ABC):
     __slots__ = ("receive", "send")
 
     send: Callable[[bytes], Awaitable[object]]
-    """Send what `prepare` gave, or an order, a receipt or an echo as they are."""
+    """Send the result of `prepare`, or an order, a receipt or an echo unchanged."""
 
     receive: Callable[[], Awaitable[bytes]]
-    """The next message of 64 bytes; raises `trio.EndOfChannel` at the end."""
+    """Receive the next message of 64 bytes; raises `trio.EndOfChannel` at the end."""
 
     @abstractmethod
     def prepare(self, message: bytes, way: Way) -> bytes:
-        """What is given to `send` so that the other end can take this message."""
+        """Frame a message for `send`, so that the other end can take it."""
 
     @abstractmethod
     async def send_batch(self, batch: list[bytes]) -> None:
-        """Send several prepared messages with as little ado as possible."""
+        """Send several prepared messages in the cheapest way."""
 
     @abstractmethod
     async def take(self, order: Order) -> Receipt:
         """Receive what was ordered."""
-
-
-class Connection(ABC):
-    """What a client has."""
-
-    @abstractmethod
-    async def open(self) -> Conversation: ...
-
-    async def open_to_keep(self) -> object:
-        """Open a channel on which nothing happens, and give what must be kept of it."""
-        return await self.open()
-
-    @abstractmethod
-    async def close(self, conversation: Conversation) -> None:
-        """In the reverse order of opening, and by the same task."""
-
-    @abstractmethod
-    async def echo_once(self, message: bytes) -> bytes:
-        """Open a channel, send, receive, and close it in an orderly way."""
-
-
-class Peer(ABC):
-    """A way to carry channels between two processes."""
-
-    @abstractmethod
-    async def serve(self, server: Server, address: str, started: Callable[[str], None]) -> None:
-        """Serve until cancelled; `started` is told what a client connects to.
-
-        For each channel: `server.keeps(channel)`, and unless it does, `server.serve(conversation)` in a task.
-        """
-
-    @abstractmethod
-    def connect(self, address: str) -> AbstractAsyncContextManager[Connection]: ...
 
 
 class StreamConversation(Conversation):
@@ -134,7 +98,7 @@ class StreamConversation(Conversation):
                 stop = start + length_at(data, at)[0]
                 if stop > end:
                     break
-                message = data[start:stop]  # an application would have it like this
+                message = data[start:stop]  # an application would copy it as well
                 if len(message) != size:
                     raise Wrong(f"message {came} has {len(message)} bytes, not {size}")
                 if verify:

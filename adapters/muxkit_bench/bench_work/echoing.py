@@ -1,4 +1,4 @@
-"""The jobs rtt, storm, openclose and neighbour: how long does an answer take, alone and beside others?"""
+"""The jobs rtt, storm, openclose and neighbour: the time of an answer, alone and beside other traffic."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from .streaming import MIB, check
 from .tasks import Measured, Task
 
 if TYPE_CHECKING:
-    from .conversations import Connection, Conversation
+    from .conversations import Conversation
+    from .peers import Connection
 
 FIRST = 200  # echoes of the first trial, on all channels together
 IDLE_PART = 0.25  # of the seconds: pings before there is load beside them
 BULK = 65_536  # bytes, a message of the neighbour
 AHEAD = 64  # messages that are ordered together
-RISE = 0.05  # s, for the neighbour to come to speed
+RISE = 0.05  # s until the neighbour sends at full speed
 
 
 async def round_trip(connection: Connection, meter: Meter, task: Task) -> Measured:
-    """One at a time on one channel."""
+    """Measure echoes, one at a time on one channel."""
     conversation = await connection.open()
     times: list[float] = []
 
@@ -41,7 +42,7 @@ async def round_trip(connection: Connection, meter: Meter, task: Task) -> Measur
 
 
 async def storm(connection: Connection, meter: Meter, task: Task) -> Measured:
-    """All channels at once, each in turn with the server."""
+    """Measure echoes on all channels at once, one at a time on each."""
     opened = [await connection.open() for _ in range(task["channels"])]
 
     async def run(count: int, verify: bool) -> Cost:
@@ -55,7 +56,7 @@ async def storm(connection: Connection, meter: Meter, task: Task) -> Measured:
 
 
 async def open_and_close(connection: Connection, meter: Meter, task: Task) -> Measured:
-    """So many workers, each with one channel after another: open, one echo, an orderly close."""
+    """Measure channels that are opened, echo once, and are closed in order, by so many tasks at once."""
     messages = payloads(MESSAGE)
 
     async def work(count: int) -> None:
@@ -71,7 +72,7 @@ async def open_and_close(connection: Connection, meter: Meter, task: Task) -> Me
 
 
 async def neighbour(connection: Connection, meter: Meter, task: Task) -> Measured:
-    """Round trips on one channel, first alone, then beside one that sends all it can."""
+    """Measure round trips on one channel, first alone, then beside a channel with bulk traffic."""
     conversation = await connection.open()
     beside = await connection.open()
     idle: list[float] = []
@@ -102,7 +103,7 @@ async def neighbour(connection: Connection, meter: Meter, task: Task) -> Measure
 
 
 class _Load:
-    """The bulk channel beside: orders and messages one behind the other, and their receipts meanwhile."""
+    """The bulk channel: it sends orders with their messages, and checks receipts meanwhile."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -167,7 +168,7 @@ async def _ping(conversation: Conversation, count: int, times: list[float]) -> N
 
 
 async def _ping_for(conversation: Conversation, seconds: float, times: list[float]) -> None:
-    """At least one, however long it takes: there is no percentile of nothing."""
+    """Ping for some time, and at least once, since percentiles need a value."""
     end = time.perf_counter() + seconds
     await _ping(conversation, 1, times)
     while time.perf_counter() < end:
@@ -180,7 +181,7 @@ def _compare(came: bytes, sent: bytes) -> None:
 
 
 def percentile(times: list[float], percent: float) -> float:
-    """The smallest that so many percent of all do not exceed."""
+    """Return the smallest time that so many percent of all do not exceed."""
     return sorted(times)[max(0, math.ceil(len(times) * percent / 100) - 1)]
 
 

@@ -1,4 +1,4 @@
-"""The job idle: how much memory does an open channel take on each side, when nothing happens on it?"""
+"""The job idle: the memory that an idle open channel takes on each side."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from .server import memory_now
 from .tasks import Measured, Task
 
 if TYPE_CHECKING:
-    from .conversations import Connection
     from .meter import Meter
+    from .peers import Connection
 
-PATIENCE = 50.0  # s, to open them and until the server has heard of all: twice that is less than we are waited for
-AGAIN = 0.01  # s, until the server is asked again
-BEFORE = 64  # channels that are open before the first look: the first ones make room for others
+OPEN_TIMEOUT = 50.0  # s until all are open and known to the server; twice this is less than the time of a pass
+AGAIN = 0.01  # s between two questions to the server
+BEFORE = 64  # channels that are open before the first measurement, since the first ones allocate room for others
 
 
 async def idle(connection: Connection, meter: Meter, task: Task) -> Measured:
-    """Open them all, and look at both processes before and after."""
+    """Open all channels, and measure both processes before and after."""
     kept: list[object] = []
     count = task["channels"]
 
     async def grow(to: int) -> Usage:
         held = 0
-        with trio.move_on_after(PATIENCE):
+        with trio.move_on_after(OPEN_TIMEOUT):
             while len(kept) < to:
                 kept.append(await connection.open_to_keep())
             while (held := (await meter.usage()).held) < to:  # noqa: ASYNC110 - what changes it is another process
                 await trio.sleep(AGAIN)
             return await meter.usage(Way.REPORT_COLLECTED)
-        raise Wrong(f"after {PATIENCE:g} s {len(kept)} of {to} channels are open, and the server has heard of {held}")
+        raise Wrong(f"after {OPEN_TIMEOUT:g} s {len(kept)} of {to} channels are open, and the server knows {held}")
 
     await meter.usage()  # the first channel that the server hears of is not kept
     server_before, client_before = await grow(BEFORE), memory_now()

@@ -1,4 +1,4 @@
-"""What does work cost? The client's time until the last answer, and what both processes used of their cores."""
+"""The cost of work: the client's time until the last answer, and the CPU time of both processes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from .conversations import Conversation
     from .tasks import Task
 
-PART = 0.2  # of a pass: as long as this a trial must be to tell how much work fills the whole
+PART = 0.2  # of a pass: the least length of a trial that decides how much work fills a pass
 WARM = 4  # the verified warm-up is this part of a pass, once its size is known
 STEP = 16  # times as much work at most is tried next when a trial was too short
 
 
 class Cost(NamedTuple):
-    """Seconds."""
+    """Seconds of wall time and CPU time."""
 
     wall: float
     client_cpu: float
@@ -30,7 +30,7 @@ class Cost(NamedTuple):
 
 
 class Meter:
-    """Measures, and asks the server on a channel that has no part in the job."""
+    """Measures costs; it asks the server on a channel apart from the job."""
 
     def __init__(self, control: Conversation) -> None:
         self._control = control
@@ -46,14 +46,14 @@ class Meter:
         self._began = Cost(time.perf_counter(), time.process_time(), server_cpu)
 
     async def cost(self) -> Cost:
-        """Since `begin`."""
+        """Return the cost since `begin`."""
         wall, client_cpu = time.perf_counter(), time.process_time()
         server_cpu = (await self.usage()).cpu / 1e9
         began = self._began
         return Cost(wall - began.wall, client_cpu - began.client_cpu, server_cpu - began.server_cpu)
 
     async def together(self, parts: Sequence[Callable[[], Awaitable[object]]]) -> Cost:
-        """The cost of doing all this at once; the time begins when every part is ready to."""
+        """Run all parts at once and return the cost; the time begins when every part is ready."""
         begin = trio.Event()
 
         async def one(part: Callable[[], Awaitable[object]], *, task_status: trio.TaskStatus[None]) -> None:
@@ -70,7 +70,7 @@ class Meter:
 
 
 async def fit(task: Task, first: int, run: Callable[[int, bool], Awaitable[Cost]]) -> int:
-    """Warm up, verifying all payload, and tell how many units on each channel fill a pass."""
+    """Warm up, verifying all payload, and return how many units on each channel fill a pass."""
     if task["count"]:
         await run(max(1, task["count"] // WARM), True)
         return task["count"]

@@ -1,4 +1,4 @@
-"""What does a client ask of a server? An order is a message of 64 bytes, and so is its receipt; others are echoed."""
+"""Orders to a server and their receipts, messages of 64 bytes; every other message is echoed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _RECEIPT = struct.Struct("!QQQ")
 
 
 class Wrong(Exception):
-    """Something else came than was sent."""
+    """What was received is not what was sent."""
 
 
 class Way(IntEnum):
-    """What is to be done, and how."""
+    """The kinds of orders."""
 
     BULK = 1  # take large messages; a byte stream needs no frames for that
-    MANY = 2  # take small messages, all that are there at once
+    MANY = 2  # take small messages, all that have arrived at once
     EACH = 3  # take small messages, one by one
-    REPORT = 4  # tell what this process has used
+    REPORT = 4  # report what this process has used
     REPORT_COLLECTED = 5  # the same, after a collection of garbage
 
 
@@ -31,13 +31,13 @@ class Order(NamedTuple):
     way: Way
     messages: int = 0
     size: int = 0
-    """Of each message."""
+    """Bytes of each message."""
     verify: bool = False
-    """With the CRC-32 of all payload in the receipt."""
+    """Put the CRC-32 of all payload into the receipt."""
 
 
 class Receipt(NamedTuple):
-    """What had come."""
+    """What was received."""
 
     messages: int
     bytes: int
@@ -50,7 +50,7 @@ class Usage(NamedTuple):
     cpu: int
     """ns"""
     memory: int
-    """Resident bytes; 0 where the system does not say."""
+    """Resident bytes; 0 where the system does not report it."""
     held: int
     """Channels that are kept without a task."""
 

@@ -1,4 +1,4 @@
-"""What is sent? A few messages of each size that differ, so that lost, doubled and exchanged ones are noticed."""
+"""Payloads: a few different messages of each size, so that lost, doubled and swapped ones are noticed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How does a process of the benchmark behave? It tells lines of JSON, and ends when nobody wants it any more.
+"""A process of the benchmark: it prints lines of JSON, and ends when its standard input is closed.
 
-`PROGRAM server [--core N] [--hold] ADDRESS` tells what to connect to. `PROGRAM client [--core N] ADDRESS` measures one
+`PROGRAM server [--core N] [--hold] ADDRESS` prints what to connect to. `PROGRAM client [--core N] ADDRESS` measures one
 task after another, each a line on its standard input. `PROGRAM alone ADDRESS` is both ends in one process.
 """
 
@@ -26,7 +26,7 @@ from .streaming import among, flat, stream
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-    from .conversations import Connection, Peer
+    from .peers import Connection, Peer
     from .tasks import Measured, Task
 
 JOBS: dict[str, Callable[[Connection, Meter, Task], Awaitable[Measured]]] = {
@@ -43,7 +43,7 @@ JOBS: dict[str, Callable[[Connection, Meter, Task], Awaitable[Measured]]] = {
 
 
 def play(peer: Peer, arguments: Sequence[str] | None = None) -> int:
-    """Be one end; gives the exit code."""
+    """Run one end; return the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=("server", "client", "alone"))
     parser.add_argument("address")
@@ -89,10 +89,10 @@ async def _serve_and_measure(peer: Peer, server: Server, address: str) -> None:
 
 
 async def _measure_all(peer: Peer, address: str) -> None:
-    """Each task has a connection of its own."""
+    """Measure each task over a new connection."""
     _tell({"ready": address})
     async for line in _lines():
-        # Not before the connection is gone: what it does last must not fall into somebody else's pass.
+        # Only after the connection is closed: its last work must not fall into another pass.
         _tell(dict(await _measure(peer, address, json.loads(line))))
 
 
@@ -103,7 +103,7 @@ async def _measure(peer: Peer, address: str, task: Task) -> Measured:
             control = await connection.open()
             measured = await JOBS[task["job"]](connection, Meter(control), task)
             if task["job"] == "idle":
-                scope.cancel()  # thousands of channels need no farewell
+                scope.cancel()  # thousands of channels need no orderly close
                 await trio.lowlevel.checkpoint()
             await connection.close(control)
     assert measured is not None
@@ -111,9 +111,9 @@ async def _measure(peer: Peer, address: str, task: Task) -> Measured:
 
 
 async def _lines() -> AsyncIterator[bytes]:
-    """What whoever started us wants, line by line, until he wants no more or is gone."""
+    """Yield the lines that the parent writes, until it closes the pipe or ends."""
     rest = b""
-    # Not `sys.stdin`: an abandoned thread would hold its lock when the interpreter ends.
+    # Not `sys.stdin`: its thread, once abandoned, would hold a lock when the interpreter ends.
     while data := await trio.to_thread.run_sync(partial(os.read, 0, 65_536), abandon_on_cancel=True):
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:

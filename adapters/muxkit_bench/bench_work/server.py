@@ -1,4 +1,4 @@
-"""What does the server do on each channel? What it is ordered to; what is no order it sends back."""
+"""The server of the benchmark: it obeys orders, and echoes every other message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Server:
         self._went_wrong = trio.Event()
 
     def keeps(self, channel: object) -> bool:
-        """Keep a channel without a task? So all but the first, when that is what this process was started for."""
+        """Return True if a channel is kept without a task: with `--hold` all but the first."""
         if not self.is_holding:
             return False
         if not self._has_first:
@@ -40,7 +40,7 @@ class Server:
         return True
 
     async def serve(self, conversation: Conversation) -> None:
-        """Until the client says that no more follows."""
+        """Serve a channel until the client ends it."""
         with suppress(trio.EndOfChannel):
             while True:
                 message = await conversation.receive()
@@ -54,7 +54,7 @@ class Server:
                     await conversation.send(pack_answer(await self._take(conversation, order)))
 
     async def until_wrong(self) -> NoReturn:
-        """Wait until something else came than was sent, and raise that."""
+        """Wait for a message that is not what was sent, and raise the error."""
         await self._went_wrong.wait()
         assert self._wrong is not None
         raise self._wrong
@@ -63,7 +63,7 @@ class Server:
         try:
             return await conversation.take(order)
         except Wrong as wrong:
-            # Whoever called us may keep it to himself: a handler that fails ends its own channel only.
+            # The library may log it only, since an error of a handler ends its channel alone.
             self._wrong = wrong
             self._went_wrong.set()
             raise
@@ -73,7 +73,7 @@ class Server:
 
 
 def memory_now() -> int:
-    """Resident bytes of this process after a collection of garbage; 0 where the system does not say."""
+    """Resident bytes of this process after a collection of garbage; 0 where the system does not report it."""
     gc.collect()
     if not _STATM.exists():
         return 0

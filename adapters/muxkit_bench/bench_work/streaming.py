@@ -1,4 +1,4 @@
-"""The jobs bulk, small, receive, send_many, flat and among: how much goes in one direction, and is it what was sent?"""
+"""The jobs bulk, small, receive, send_many, flat and among: throughput in one direction, verified."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .tasks import Measured, Task
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .conversations import Connection, Conversation
+    from .conversations import Conversation
+    from .peers import Connection
 
 MIB = 1024 * 1024
 FIRST_BYTES = 2 * MIB  # of bulk, and

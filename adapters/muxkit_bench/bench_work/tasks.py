@@ -1,4 +1,4 @@
-"""What is a client process asked to measure, and what does it answer? One JSON object each."""
+"""The tasks of a client process and its answers, one JSON object each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who of ours takes part? Each protocol over each transport that it speaks over, beside raw connections."""
+"""The choice of muxkit's contestants: each protocol over each transport that it can use, beside raw connections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LineUp:
 
 
 def line_up(protocols: tuple[str, ...], transports: tuple[str, ...], scratch: Path, window: int | None) -> LineUp:
-    """Raises `CommandFailed` for a name that nobody has installed, and if nothing of ours is left to measure."""
+    """Raises `CommandFailed` for a name that is not installed, and if nothing is left to measure."""
     contestants: dict[str, Contestant] = {}
     left_out: list[str] = []
     links = {name: _load(plugins.TRANSPORTS, name) for name in dict.fromkeys(transports)}

@@ -1,4 +1,4 @@
-"""Who takes part? Our protocols over their transports, and the raw connections that they are compared with."""
+"""The contestants of the benchmark: protocols over transports, raw connections, and the certificate that they trust."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Mux(Peer):
 
         async def hold(session: muxkit.Session) -> None:
             async def serve_first(channel: muxkit.Channel) -> None:
-                with suppress(muxkit.LinkLost):  # nobody says goodbye to thousands of channels
+                with suppress(muxkit.LinkLost):  # thousands of channels need no orderly close
                     await handle_channel(channel)
 
             async with trio.open_nursery() as nursery:

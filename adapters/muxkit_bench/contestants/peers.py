@@ -1,4 +1,4 @@
-"""Which others take part? Programs in a folder, listed there in `peers.toml`, with what they need installed."""
+"""The contestants that are not muxkit: programs in a folder, listed in its `peers.toml` with what they need."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @attrs.frozen
 class Found:
-    """Who can take part, and why others cannot."""
+    """The contestants that can take part, and why others cannot."""
 
     contestants: list[Contestant]
     left_out: list[str]
 
 
 def peers_of_checkout() -> Path | None:
-    """Beside a checkout of muxkit lie the usual ones; an installed wheel has none."""
+    """Return the folder of a checkout of muxkit; an installed wheel has none."""
     folder = Path(__file__).parents[3] / "tests" / "bench"
     return folder if (folder / LIST).exists() else None
 
 
 def find_peers(folder: Path | None, side_env: Path | None) -> Found:
-    """Those of the folder; packages that we lack are installed into the side environment, if there is to be one."""
+    """Find the programs of a folder; install missing packages into the side environment, if one is given."""
     if folder is None:
         return Found([], ["other multiplexers: no checkout of muxkit here; name their folder with --peers"])
     described = _read(folder / LIST)
@@ -93,7 +93,7 @@ def _contestant(one: Described, folder: Path, python: str) -> Contestant:
 
 
 def _python_of(side_env: Path, packages: list[str]) -> str:
-    """The interpreter of the side environment, which is made first if it is not there, with these packages."""
+    """Make the side environment if it does not exist, install packages, and return its interpreter."""
     python = side_env / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if not python.exists():
         _call([sys.executable, "-m", "venv", str(side_env)])
@@ -105,7 +105,7 @@ def _python_of(side_env: Path, packages: list[str]) -> str:
 
 
 def _lacks(python: Path, packages: list[str]) -> str:
-    """What the interpreter cannot find."""
+    """Return the packages that an interpreter cannot find."""
     program = "import sys, importlib.util as u; print(*[name for name in sys.argv[1:] if not u.find_spec(name)])"
     asked = subprocess.run([python, "-c", program, *packages], capture_output=True, text=True, check=False)
     return asked.stdout.strip() if asked.returncode == 0 else asked.stderr.strip()

@@ -31,7 +31,7 @@ class RawConversation(StreamConversation):
 
 
 class RawConnection(Connection):
-    """None at all: each channel is one."""
+    """A connection in name only: each channel is a real one."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -71,11 +71,11 @@ class RawTrio(Peer):
                 async with stream:
                     await server.serve(RawConversation(stream))
             except trio.BrokenResourceError:
-                pass  # the client left without a word
+                pass  # the client closed without an end
 
         if address.startswith(UNIX):
             path = address.removeprefix(UNIX)
-            await trio.Path(path).unlink(missing_ok=True)  # that of the server before us
+            await trio.Path(path).unlink(missing_ok=True)  # the socket of an earlier server
             listening = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
             await listening.bind(path)
             listening.listen(BACKLOG)

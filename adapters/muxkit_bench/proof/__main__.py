@@ -1,6 +1,6 @@
 """`python -m muxkit_bench.proof`: a Spark query reads restream servers, both are killed, and every row is counted.
 
-Then the report about some captured traffic, as a page.
+It also writes the report about some captured traffic.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def prove(plan: Plan, out: Console) -> tuple[Verdict, int]:
 
 
 def capture(folder: Path, page: Path) -> Path:
-    """Some traffic, recorded, and the page about it."""
+    """Record some traffic, and write the page about it."""
     from muxkit import pipeline
 
     with pipeline.Capture(folder) as recorder:
@@ -130,7 +130,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _display(whole: int, out: Console) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """A bar on a terminal, lines elsewhere: who says something, and who tells how far it is."""
+    """Yield two functions: one prints a line, one shows how many messages are done, as a bar on a terminal."""
     if out.is_terminal and sys.stdout.isatty():
         columns = (TextColumn("acknowledged"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=out) as progress:

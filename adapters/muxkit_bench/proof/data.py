@@ -1,4 +1,4 @@
-"""What is sent in the proof, and is what arrived the same? Every message can be computed from its stream and number."""
+"""The messages of the proof, which follow from their stream and number, and the verdict on what arrived."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 SHORTEST: Final = 20  # characters of a body
 LONGEST: Final = 200
-MOST_NAMED: Final = 5  # things that are wrong, in a report
+MOST_NAMED: Final = 5  # examples of faults in a report
 
 
 def stream_names(count: int) -> list[str]:
-    """The same in every process."""
+    """Make the names of streams, the same in every process."""
     dice = random.Random(count)
     return [str(UUID(int=dice.getrandbits(128), version=4)) for _ in range(count)]
 
 
 def message(stream: str, number: int) -> dict[str, object]:
-    """A body that nobody could guess wrongly by chance, and its CRC."""
+    """Make a message: a long body that follows from its number, and its CRC."""
     dice = random.Random(f"{stream}{number}")
     body = f"{number}:{dice.randbytes(dice.randint(SHORTEST, LONGEST) // 2).hex()}"
     return {"n": number, "body": body, "crc": crc32(body.encode())}
@@ -62,7 +62,7 @@ class Verdict:
 
 
 def judge(files: Iterable[Path], streams: Sequence[str], count: int) -> Verdict:
-    """Each stream must have the messages 1 to `count`, each once, each as it was sent."""
+    """Check that each stream has the messages 1 to `count`, each once and as it was sent."""
     verdict = Verdict(expected=len(streams) * count)
     seen: dict[str, set[int]] = {stream: set() for stream in streams}
     for batch in ds.dataset([str(path) for path in files], format="parquet").to_batches(
@@ -90,7 +90,7 @@ def judge(files: Iterable[Path], streams: Sequence[str], count: int) -> Verdict:
 
 
 def files_of_sink(folder: Path) -> list[Path]:
-    """What Spark's file sink has committed; other files there were left by attempts that came to nothing."""
+    """Return what Spark's file sink has committed; other files are left of failed attempts."""
     log = folder / "_spark_metadata"
     entries = sorted(
         (path for path in log.iterdir() if path.name.removesuffix(".compact").isdigit()),
@@ -107,5 +107,5 @@ def files_of_sink(folder: Path) -> list[Path]:
 
 
 def files_of_batches(folder: Path) -> list[Path]:
-    """What was written batch by batch, each into a folder of its own."""
+    """Return the files of all batches."""
     return sorted(folder.glob("batch=*/*.parquet"))

@@ -1,7 +1,7 @@
-"""The Spark driver of the proof: a query into Parquet that can be held at marked moments, to be killed just there.
+"""The Spark driver of the proof: a query into Parquet that can be held at marked moments, and killed there.
 
-A moment is held while a file of its name is in the folder `hold`; each process that is held there says so by a file in
-`held`, for as long as it is.
+A moment is held while a file of its name is in the folder `hold`; each process that is held there has a file in `held`
+for that time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 MOMENTS: Final = ("start", "planned", "before-read", "mid-read", "after-sink", "before-ack", "after-ack")
-"""A session of Spark is there; an end is planned, and not written; it is written; some rows are read; the sink has the
-batch, and Spark has not noted it; servers are to forget it; they have."""
-LOOK: Final = 0.02  # s between two looks whether it still has to be held
+"""Spark has started; an end is planned; it is written to the log; some rows are read; the sink has the batch, and Spark
+has not noted it; an acknowledgement is due; it is done."""
+LOOK: Final = 0.02  # s between two looks at the folder `hold`
 
 
 def pass_by(folder: Path, moment: str) -> None:
-    """Stay here for as long as somebody wants."""
+    """Wait here while this moment is held."""
     wanted = folder / "hold" / moment
     if wanted.exists():
         held = folder / "held" / f"{moment}.{os.getpid()}"
@@ -47,7 +47,7 @@ def pass_by(folder: Path, moment: str) -> None:
 
 
 class HeldReader(source.StreamReader):
-    """The source as it is, with its moments."""
+    """The reader of the source, with the moments."""
 
     def __init__(self, options: SourceOptions, schema: StructType, folder: Path) -> None:
         super().__init__(options, schema)
@@ -76,7 +76,7 @@ class HeldReader(source.StreamReader):
 
 
 class HeldSource(DataSource):
-    """Registered by name, since it is for this proof only."""
+    """The data source of the proof, registered by name."""
 
     @classmethod
     def name(cls) -> str:
@@ -93,7 +93,7 @@ class HeldSource(DataSource):
 
 
 def run(folder: Path, sink: str, options: dict[str, str]) -> None:
-    """Until somebody closes our standard input; each batch is told on standard output."""
+    """Run the query until standard input is closed; print its events on standard output."""
     spark = spark_session(name="muxkit proof", config={"spark.local.dir": str(folder / "local")})
     spark.dataSource.register(HeldSource)
     pass_by(folder, "start")

@@ -1,7 +1,4 @@
-"""How is it proved that kills change nothing? Servers and a Spark query as processes; both are killed and come back.
-
-The sockets that listen belong to this process and are passed on, so a client never meets a closed port.
-"""
+"""The proof that kills change nothing: servers and a Spark query as processes, killed and started again."""
 
 from __future__ import annotations
 
@@ -30,12 +27,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-POLL_INTERVAL: Final = 0.02  # s between two looks at files of other processes
-WAIT_TIMEOUT: Final = 600.0  # s for anything that one waits for here; nothing but a failure is decided by it
+POLL_INTERVAL: Final = 0.02  # s between two checks of the files of other processes
+WAIT_TIMEOUT: Final = 600.0  # s without progress after which the proof fails
 
 
 class ProofFailed(PipelineError):
-    """Something did not come, or what came was wrong."""
+    """Something did not happen in time, or a process failed."""
 
 
 @attrs.frozen
@@ -56,7 +53,7 @@ class Kill:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """How much there is to prove."""
+    """The size of the proof."""
 
     folder: Path
     streams: int = 4
@@ -64,14 +61,14 @@ class Plan:
     count: int = 10_000
     """Messages of each stream."""
     pause: float = 0.02
-    """s between two times that a stream is fed."""
+    """s between two appends to a stream."""
     sink: str = "batches"
     batch: int = 4_000
     """Messages of one batch, at most."""
 
 
 class Proof:
-    """A run; to be used as a context manager, which ends all processes."""
+    """One proof, a context manager that ends all processes."""
 
     def __init__(self, plan: Plan, say: Callable[[str], None] = lambda line: None) -> None:
         self.plan = plan
@@ -112,7 +109,7 @@ class Proof:
         return [f"restream+tcp://127.0.0.1:{listening.getsockname()[1]}" for listening in self._listening]
 
     def kill_server(self, number: int, moment: str) -> None:
-        """By its process id; it comes back at once, with the same store."""
+        """Kill a server and start it again with the same store."""
         process = self._servers[number]
         if process.poll() is not None:
             raise ProofFailed(f"server {number} had ended by itself, with code {process.returncode}")
@@ -140,7 +137,7 @@ class Proof:
     # --- the driver
 
     def start_driver(self) -> None:
-        """The query, where its checkpoint says."""
+        """Start the query from its checkpoint."""
         options = {
             "servers": " ".join(self.urls),
             "streams": " ".join(
@@ -156,7 +153,7 @@ class Proof:
         )
 
     def kill_driver(self, moment: str) -> None:
-        """With its JVM, while it is held at this moment; what was started by them ends with them."""
+        """Kill the driver and its JVM while it is held at this moment."""
         self.hold(moment)
         self.wait_held(moment)
         self._note("driver and JVM", moment)
@@ -172,13 +169,13 @@ class Proof:
         self._until(lambda: bool(self._held(moment)), f"the query did not come to {moment!r}")
 
     def release(self, moment: str) -> None:
-        """Whoever is held goes on, and has gone on when this returns: it can be held at the same moment again."""
+        """Release a moment, and wait until no process is held there, so that it can be held again."""
         (self.plan.folder / "hold" / moment).unlink(missing_ok=True)
         if self._driver is None:
             for held in self._held(moment):
-                held.unlink(missing_ok=True)  # whoever was there is dead
+                held.unlink(missing_ok=True)  # the process that was held is dead
         else:
-            self._until(lambda: not self._held(moment), f"somebody stayed at {moment!r}")
+            self._until(lambda: not self._held(moment), f"a process stayed at {moment!r}")
 
     def _held(self, moment: str) -> list[Path]:
         return [*(self.plan.folder / "held").glob(f"{moment}.*")]
@@ -196,16 +193,16 @@ class Proof:
     # --- how far it is
 
     def batches(self) -> tuple[int, int]:
-        """The newest batch in the log of offsets, and in that of commits; -1 before the first."""
+        """Return the newest batch in the log of offsets, and in that of commits; -1 before the first."""
         checkpoint = self.plan.folder / "checkpoint"
         return _newest(checkpoint / "offsets"), _newest(checkpoint / "commits")
 
     def acknowledged(self) -> int:
-        """Messages that servers were told they may forget."""
+        """Count the acknowledged messages."""
         return sum(status.acknowledged for status in self._statuses())
 
     def finish(self, told: Callable[[int], None] = lambda acknowledged: None) -> Verdict:
-        """Let it read to the end of all streams, and judge what it has written."""
+        """Let the query read to the end of all streams, and judge what it has written."""
         if self._driver is None:
             self.start_driver()
 

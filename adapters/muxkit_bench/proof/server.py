@@ -1,4 +1,4 @@
-"""A restream server of the proof: it feeds its sessions itself, and after a kill goes on where its store stands."""
+"""A restream server of the proof: it feeds its sessions, and continues after a kill where its store stands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AT_ONCE: Final = 250  # messages
 
 
 async def feed(store: Any, stream: str, count: int, pause: float) -> None:  # noqa: ANN401 - any kind of store
-    """Up to `count` messages, then the end."""
+    """Append messages up to `count`, then finish the stream."""
     known = {status.uuid: status async for status in _sessions(store)}
     if stream not in known:
         await store.register(stream, {}, params={}, attached=False, keep=KEEP)
@@ -42,7 +42,7 @@ async def _sessions(store: Any) -> Any:  # noqa: ANN401 - an iterator over what 
 
 
 async def serve(descriptor: int, store_at: str, streams: Sequence[str], count: int, pause: float) -> None:
-    """On a socket that listens already, so clients never meet a closed port."""
+    """Serve on a listening socket of the parent, so that the port is open between two servers."""
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor)))
     async with restream.open_store(store_at, keep=KEEP) as store, trio.open_nursery() as nursery:
         await nursery.start(

@@ -1,4 +1,4 @@
-"""What do the passes say? A figure for each, medians of many, and ratios to the baseline of the same round."""
+"""Figures from passes: medians over rounds, and ratios to the baseline of the same round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MICRO = 1e6
 
 @attrs.frozen
 class Spread:
-    """Of the rounds."""
+    """Median, least and most over the rounds."""
 
     median: float
     least: float
@@ -31,7 +31,7 @@ class Spread:
 
 @attrs.frozen(kw_only=True)
 class Line:
-    """What one peer did in one cell, over all rounds."""
+    """The figures of one contestant in one cell, over all rounds."""
 
     shape: Shape
     entry: Entry
@@ -40,11 +40,11 @@ class Line:
     """In the last round."""
     value: Spread
     ratio: Spread | None
-    """To the baseline of the same round, as values are divided; None for the baseline, or without one."""
+    """Ratio to the baseline of the same round; None for the baseline itself, or without one."""
     ratio_by_cpu: Spread | None
-    """The same if only the time on the cores counted."""
+    """The same by CPU time."""
     client_cpu: Spread | None
-    """µs a unit."""
+    """µs per unit."""
     server_cpu: Spread | None
     also: dict[str, Spread]
 
@@ -53,7 +53,7 @@ Figure = Callable[["Shape", "Pass"], float]
 
 
 class Figures:
-    """A report, looked at from all sides."""
+    """The figures of a report."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -87,7 +87,7 @@ class Figures:
         )
 
     def ratios(self, shape: Shape, entry: Entry, figure: Figure | None = None) -> list[float]:
-        """To the baseline, one for each round in which both were measured."""
+        """Return the ratios to the baseline, one for each round in which both were measured."""
         baseline = baseline_of(shape, entry)
         if baseline == entry.name:
             return []
@@ -105,7 +105,7 @@ class Figures:
         ]
 
     def of(self, cell: str, peer: str) -> dict[int, Pass]:
-        """By round."""
+        """Return the passes by round."""
         return self._passes.get((cell, peer), {})
 
 
@@ -121,7 +121,7 @@ def value_of(shape: Shape, one: Pass) -> float:
 
 
 def value_by_cpu(shape: Shape, one: Pass) -> float:
-    """What the figure would be if only the time on the cores counted; others on the machine move it less than the rest.
+    """Return the figure by CPU time, which other work on the machine changes less.
 
     The busier end bounds a rate; a round trip is made of both.
     """
@@ -131,7 +131,7 @@ def value_by_cpu(shape: Shape, one: Pass) -> float:
 
 
 def baseline_of(shape: Shape, entry: Entry) -> str:
-    """Who this entry is compared with in this cell."""
+    """Return the entry that this one is compared with in this cell."""
     return f"{entry.baseline}, coalesced" if shape.baseline == "coalesced" else entry.baseline
 
 

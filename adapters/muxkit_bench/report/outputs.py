@@ -1,4 +1,4 @@
-"""Where do results go? Files that can be written are found out before anything is measured."""
+"""The files for results, checked before anything is measured."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Outputs:
-    """The files that were asked for."""
+    """The files that the options name."""
 
     json: Path | None
     html: Path | None
 
     def check(self) -> None:
-        """Raises `CommandFailed` for one that could not be written; leaves everything as it was."""
+        """Raise `CommandFailed` for a file that cannot be written; change nothing."""
         for option, path in (("--json", self.json), ("--html", self.html)):
             if path is None:
                 continue
@@ -39,7 +39,7 @@ class Outputs:
                 raise CommandFailed(f"{option} {path} cannot be written: {error.strerror}", Exit.USAGE) from error
 
     def write(self, reports: Sequence[Report]) -> None:
-        """Both, even if one fails; raises `CommandFailed` then."""
+        """Write both files, even if one fails; raises `CommandFailed` then."""
         failures = []
         for path, text in (
             (self.json, dump(reports[0])),

@@ -1,4 +1,4 @@
-"""What came out, for people with a browser? One page that needs nothing else, in the colours that they prefer."""
+"""The results as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOW = (
 
 
 def page(reports: Sequence[Report]) -> str:
-    """All of it, for one run or several."""
+    """Make the page of one run or several."""
     several = len(reports) > 1
     pieces = [_targets(judge(reports), len(reports)), f"<p>{HOW}</p>"]
     for number, report in enumerate(reports, start=1):
@@ -68,7 +68,7 @@ def _run(report: Report, title: str) -> str:
     pieces = [f"<h2>{escape(title)}</h2>", _facts(report)]
     for job in dict.fromkeys(shape.job for shape in report.cells):
         shapes = [shape for shape in report.cells if shape.job == job]
-        # What was measured by a later version may have jobs that this one does not know.
+        # A later version may have jobs that this one does not know.
         explained = next((text for name, text in EXPLAINED.items() if name == job), "")
         pieces.append(f"<h3>{escape(job)}</h3><p>{escape(explained.replace('`', ''))}</p>")
         pieces.append(_plot_of(job, figures, shapes, colours))
@@ -77,7 +77,7 @@ def _run(report: Report, title: str) -> str:
 
 
 def _in_order(entries: Sequence[Entry]) -> list[Entry]:
-    """Ours in the first colour, the baselines in the greys behind it."""
+    """Choose colours: the first for muxkit, greys for baselines."""
     is_raw = [entry for entry in entries if entry.name.startswith("raw ")]
     others = [entry for entry in entries if not entry.name.startswith("raw ")]
     return [*others[:1], *is_raw[:2], *others[1:], *is_raw[2:]]
@@ -142,7 +142,7 @@ def _value_bar(line: Line, colours: dict[str, int]) -> Bar:
 
 
 def _latency_bar(line: Line, colours: dict[str, int]) -> Bar:
-    """The bar is the median of the round trips, the point is where 99 of 100 were over."""
+    """Make a bar to the median of the round trips, with a point at the 99th percentile."""
     p99 = line.also["p99"].median * MICRO
     return Bar(
         name=line.entry.name,

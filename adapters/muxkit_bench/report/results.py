@@ -1,14 +1,14 @@
-"""What does a run leave behind? Every pass as it was measured, and where; all other figures follow from that."""
+"""The report of a run: every pass as it was measured, and the machine; all figures are computed from it."""
 
 from __future__ import annotations
 
 import msgspec
 
-FORM = 1  # of the file
+FORM = 1  # the version of the file
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Where it was measured."""
+    """The machine of a run."""
 
     system: str
     processor: str
@@ -16,7 +16,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     pinned: list[int]
     """The cores of the server and of the client; empty if the system chose."""
     awake: bool = False
-    """Were the cores kept from sleeping?"""
+    """True if the cores were kept from sleeping."""
     python: str
     packages: dict[str, str]
     load_before: list[float]
@@ -24,12 +24,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who took part."""
+    """A contestant."""
 
     name: str
     title: str
     baseline: str
-    """The raw connection that it is compared with; itself for that one."""
+    """The raw connection that it is compared with, or its own name."""
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody did not do what he was asked; he was left out from then on."""
+    """A contestant failed, and was left out from then on."""
 
     round: int
     cell: str
@@ -55,7 +55,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell, as far as whoever reads the file must know it."""
+    """A cell, as far as readers of the file need it."""
 
     key: str
     job: str
@@ -77,7 +77,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     pass_seconds: float
     quick: bool = False
-    """Was it only to show that it works? Then its figures say nothing."""
+    """True for a run that only shows that it works; its figures say nothing."""
     muxkit: str
     machine: Machine
     entries: list[Entry]
@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(text: bytes) -> Report:
-    """Raises `msgspec.MsgspecError` for what is no report, ValueError for one of another form."""
+    """Read a report; raises `msgspec.MsgspecError` if it is none, ValueError for another version."""
     report = msgspec.json.decode(text, type=Report)
     if report.form != FORM:
         raise ValueError(f"it has the form {report.form}, this version reads {FORM}")

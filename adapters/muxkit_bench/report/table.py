@@ -1,4 +1,4 @@
-"""What came out, for people at a terminal? A table of all cells, and one of the targets."""
+"""The results for a terminal: a table of all cells, and one of the targets."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ if TYPE_CHECKING:
     from muxkit_bench.report.results import Report
     from muxkit_bench.report.targets import Row
 
-BUSY = 1.0  # load before the run: somebody else needs a core
+BUSY = 1.0  # load before the run that means that other work needs a core
 WIDE = 150  # columns of a terminal that has room for everything
 
 
 def print_report(out: Console, report: Report) -> None:
-    """Every cell of a run, and what went wrong."""
+    """Print every cell of a run, and its failures."""
     out.print(_cells(report, with_spreads=out.width >= WIDE))
     out.print(Text(_about(report)))
     if any(average > BUSY for average in report.machine.load_before[:1]):
         out.print(
-            Text("others were at work on this machine: trust CPU time before ratios, and ratios before rates", "red")
+            Text(
+                "other work was running on this machine: trust CPU time more than ratios, and ratios more than rates",
+                "red",
+            )
         )
     for sentence in report.left_out:
         out.print(Text(printable(f"left out: {sentence}"), style="yellow"))
@@ -51,7 +54,7 @@ def _cells(report: Report, *, with_spreads: bool) -> Table:
     for shape in report.cells:
         table.add_section()
         for number, line in enumerate(figures.lines(shape)):
-            # Each line of a cell says which cell, or a search in the text would find half of the truth.
+            # Each line names its cell, so that a search in the text finds whole lines.
             style = "" if number == 0 else "dim"
             name = Text(printable(line.entry.name), style="" if line.entry.name.startswith("raw ") else "bold")
             cells = [
@@ -98,7 +101,7 @@ def _about(report: Report) -> str:
 
 
 def print_targets(out: Console, rows: Sequence[Row], runs: int) -> None:
-    """Each target against what each run measured; nothing if no run says anything about them."""
+    """Print each target with what each run measured, if any run says something about one."""
     if not rows:
         return
     table = Table(title="targets for bpmux over TCP: median of the rounds, and least – most")

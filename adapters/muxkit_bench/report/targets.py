@@ -1,4 +1,4 @@
-"""What must bpmux over TCP reach? The targets as data, and whether a run meets them."""
+"""The targets for bpmux over TCP, as data, and whether a run meets them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Target:
     bound: float
     at_least: bool
     values: Values
-    """One for each round; none if the run says nothing about it."""
+    """Values by round; empty if the run says nothing about it."""
     unit: str = "×"
 
     def is_met_by(self, value: float) -> bool:
@@ -45,7 +45,7 @@ class Verdict:
 
     spread: Spread
     by_cpu: Spread | None
-    """The same if only the time on the cores counted; None where it says nothing. No target."""
+    """The same by CPU time, if that says something; there is no target for it."""
     is_met: bool
 
 
@@ -57,18 +57,18 @@ class Row:
     verdicts: list[Verdict | None]
 
     def measured(self, verdict: Verdict) -> str:
-        """The median, not rounded to the other side of the bound."""
+        """The median, rounded, but never to the other side of the bound."""
         return agreeing(verdict.spread.median, lambda shown: self.target.is_met_by(shown) is verdict.is_met)
 
     @property
     def met(self) -> tuple[int, int]:
-        """In how many runs, and how many say something about it."""
+        """In how many runs it is met, of how many that say something about it."""
         said = [verdict for verdict in self.verdicts if verdict is not None]
         return sum(verdict.is_met for verdict in said), len(said)
 
 
 def judge(reports: Sequence[Report]) -> list[Row]:
-    """For the targets that any of the runs says something about; a quick one says nothing."""
+    """Judge the targets that any run says something about; a quick run says nothing."""
     runs = [Figures(report) for report in reports]
     rows = [Row(target, [_verdict(target, run) for run in runs]) for target in TARGETS]
     return [row for row in rows if any(row.verdicts)]
@@ -91,7 +91,7 @@ def _against_raw(cell: str) -> Values:
 
 
 def _cost_among_many(job: str) -> Values:
-    """The cost of a message at 10,000 channels, in costs at 100."""
+    """Divide the cost of a message at 10,000 channels by that at 100."""
 
     def values(figures: Figures, figure: Figure) -> list[float]:
         few, many = figures.shapes.get(f"{job}/100"), figures.shapes.get(f"{job}/10000")

@@ -1,4 +1,4 @@
-"""How are figures written? Three digits, a unit for thousands and millions, and the spread beside the median."""
+"""Figures in words: three digits, a unit for thousands and millions, and the spread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MICRO = 1e6
 
 
 def short(number: float) -> str:
-    """With three digits that count, or all of them below ten thousand."""
+    """Format with three significant digits, or all digits below ten thousand."""
     size = abs(number)
     if size >= 999_500:
         return f"{number / 1e6:#.3g} M".replace(". M", " M")
@@ -23,7 +23,7 @@ def short(number: float) -> str:
 
 
 def agreeing(number: float, agrees: Callable[[float], bool]) -> str:
-    """Like `short`, with as many digits more as it takes until what is written agrees as well."""
+    """Format like `short`, with more digits until the rounded number agrees too."""
     words = short(number)
     if agrees(_read(words)):
         return words
@@ -34,7 +34,7 @@ def agreeing(number: float, agrees: Callable[[float], bool]) -> str:
 
 
 def _read(words: str) -> float:
-    """What `short` wrote."""
+    """Parse what `short` wrote."""
     figures, _, unit = words.replace(",", "").partition(" ")
     return float(figures) * {"": 1.0, "k": 1e3, "M": 1e6}[unit]
 
@@ -44,7 +44,7 @@ def median(spread: Spread | None, scale: float = 1.0) -> str:
 
 
 def extent(spread: Spread | None, scale: float = 1.0) -> str:
-    """From the least to the most; nothing if there was one round only."""
+    """Format the least and the most; nothing for a single round."""
     if spread is None or spread.least == spread.most:
         return ""
     return f"{short(spread.least * scale)} – {short(spread.most * scale)}"
@@ -63,7 +63,7 @@ def latency(line: Line) -> str:
 
 
 def beside(line: Line) -> str:
-    """What else a job has to say."""
+    """Format the other figures of a job."""
     match line.shape.job:
         case "neighbour":
             idle, bulk = line.also["idle_p50"], line.also["bulk"]

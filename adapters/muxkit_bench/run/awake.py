@@ -1,10 +1,10 @@
-"""What would it take if no core had to wake up? With `--awake` none falls asleep while a run lasts.
+"""Keeping cores awake: with `--awake` none falls asleep while a run lasts.
 
-Between the halves of a round trip both cores have nothing to do. How deep they sleep then and how long waking takes
-depends on the length of the pause and, in a virtual machine, on the one below and its other guests: the same program
-took 115 µs in one minute and 200 in the next. So each core has some work that gives way to all other work.
+Between the halves of a round trip both cores are idle. How deeply they sleep then and how long they take to wake
+depends on the length of the pause and, in a virtual machine, on the host and its other guests: the same program took
+115 µs in one minute and 200 in the next. So each core gets work that gives way to all other work.
 
-`python -m muxkit_bench.run.awake PARENT` is that work, until its parent is gone.
+`python -m muxkit_bench.run.awake PARENT` is that work, until its parent has ended.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-LOOPS = 1_000_000  # between two looks at whether the parent is still there
+LOOPS = 1_000_000  # between two checks for the parent
 
 
 def can_keep_awake() -> bool:
-    """Does the system have work that gives way to all other?"""
+    """Return True if the system has a scheduling class that gives way to all others."""
     return sys.platform == "linux"
 
 
 @asynccontextmanager
 async def awake(cores: Sequence[int]) -> AsyncGenerator[list[int], None]:
-    """Keep these cores busy with nothing; gives the ids of the processes that do it."""
+    """Keep these cores busy; yield the ids of the processes that do it."""
     processes: list[trio.Process] = []
     try:
         for core in cores:

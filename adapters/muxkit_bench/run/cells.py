@@ -1,4 +1,4 @@
-"""What is measured? Each job at each number of channels is a cell of the table."""
+"""The cells of the table: each job at each number of channels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KIB = 1024
 SMALL = 64  # bytes
 BATCH = 64  # messages that `send_many` takes, and that the coalesced baseline puts into one `send_all`
 LEAST = 64  # small messages on each channel, so that the order and the receipt weigh little
-NEIGHBOUR = 2.0  # times as long as the others, for its 99th percentile
+NEIGHBOUR = 2.0  # times the length of other passes, for its 99th percentile
 CHANNELS = (1, 100, 1000)
 FLAT = (100, 10_000)  # channels, for the cost that must not grow with them
 LEAST_FLAT = 32  # small messages on each of so many channels, all at once
@@ -58,12 +58,12 @@ class Cell:
 
     job: Job
     channels: int
-    """Or how many are opened at a time, or are open beside the one that is measured."""
+    """Or how many are opened at a time, or are open beside the measured one."""
     unit: str
-    """Of the figure."""
+    """The unit of the figure."""
     higher_is_better: bool = True
     counted: str = ""
-    """Of what CPU time is told, each; empty if that says nothing."""
+    """The unit of CPU time; empty if it says nothing."""
     size: int = SMALL
     least: int = 1
 
@@ -73,18 +73,18 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """Without the number of channels."""
+        """The job and its size, without the number of channels."""
         if self.job not in ("bulk", "among"):
             return self.job
         return f"{self.job} {f'{self.size // KIB} KiB' if self.size >= KIB else f'{self.size} B'}"
 
     @property
     def baseline(self) -> str:
-        """Which form of the raw connection it is compared with."""
+        """The form of the raw connection that it is compared with."""
         return "coalesced" if self.job == "send_many" else "each"
 
     def task(self, *, seconds: float, count: int, coalesced: bool) -> Task:
-        """What a client process is told to do, `coalesced` where a batch replaces single messages."""
+        """Make the task of a client process; `coalesced` if a batch replaces single messages."""
         is_small = self.job in ("small", "receive", "send_many")
         return Task(
             job="small" if is_small else self.job,
@@ -99,7 +99,7 @@ class Cell:
 
 
 def cells(jobs: tuple[Job, ...], *, is_quick: bool = False) -> list[Cell]:
-    """All that there is to do for these jobs, in the order of the table."""
+    """Make the cells of these jobs, in the order of the table."""
     some = (1, 10) if is_quick else CHANNELS
     found: list[Cell] = []
     for job in JOBS:

@@ -1,4 +1,4 @@
-"""Where is it measured? What somebody must know to compare the figures with his own."""
+"""The machine of a run: what is needed to compare its figures with those of another."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def this_machine(pinned: list[int], *, awake: bool) -> Machine:
 
 
 def where(machine: Machine) -> str:
-    """On which cores, for people."""
+    """Describe the cores in words."""
     cores = f"server on core {machine.pinned[0]}, client on {machine.pinned[1]}" if machine.pinned else "not pinned"
     return f"{cores}, {'kept awake' if machine.awake else 'free to sleep'}"
 
 
 def usable_cores() -> list[int]:
-    """Those that a process may be pinned to; none where it cannot be."""
+    """Return the cores that a process may be pinned to; none where the system cannot."""
     return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
 
 
 def load() -> list[float]:
-    """Averages of the last 1, 5 and 15 minutes; none where there are none."""
+    """Return the load of the last 1, 5 and 15 minutes, if the system has it."""
     return [round(average, 2) for average in os.getloadavg()] if sys.platform != "win32" else []
 
 

@@ -1,4 +1,4 @@
-"""How is a run made into a report? Beside the passes it holds where and how they were measured."""
+"""A run from its plan to its report: its display, and a tidy end at a signal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def measure(plan: Plan, left_out: list[str], out: Console) -> tuple[Report | None, signal.Signals | None]:
-    """What came out, and what cut it short; a report has whole rounds only, and there is none without one."""
+    """Run a plan; return its report, if a round is complete, and the signal that ended it early."""
     began, machine = time.monotonic(), this_machine(list(plan.cores), awake=bool(plan.awake))
     started = datetime.now(UTC).isoformat(timespec="seconds")
     with progress(out, plan.rounds) as say:
@@ -77,7 +77,7 @@ TERMINATED = 128 + signal.SIGTERM  # the exit code that a shell shows for it
 
 
 async def until_stopped(run: Callable[[], Awaitable[object]]) -> signal.Signals | None:
-    """Run this to its end, or until a signal; gives the signal."""
+    """Run to the end, or until a signal; return the signal."""
     stopped: signal.Signals | None = None
     with trio.open_signal_receiver(*SIGNALS) as signals:
         async with trio.open_nursery() as nursery:
@@ -95,7 +95,7 @@ async def until_stopped(run: Callable[[], Awaitable[object]]) -> signal.Signals 
 
 @contextmanager
 def tidy_when_terminated() -> Generator[None, None, None]:
-    """Outside of Trio, too, what is open is closed when we are told to go."""
+    """Exit by an exception on SIGTERM outside of Trio too, so that open things are closed."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(TERMINATED)
@@ -112,11 +112,11 @@ Say = Callable[[int, str, str], None]  # which round, which cell, which peer
 
 @contextmanager
 def progress(out: Console, rounds: int) -> Iterator[Say]:
-    """Tell before each pass what it is."""
+    """Show each pass before it begins."""
     if not is_live(out):
         yield _Lines(out, rounds)
         return
-    # Drawn before a pass and never by a thread of its own, which would be measured as well.
+    # Drawn between passes, never by a thread, which would be measured as well.
     with Live(console=out, auto_refresh=False, transient=True) as live:
         yield lambda number, cell, peer: live.update(
             Text(printable(f"round {number} of {rounds}: {cell}, {peer}")), refresh=True

@@ -1,4 +1,4 @@
-"""How does the bench work with its processes? It tells each what to do and hears what came of it, in lines of JSON."""
+"""The processes of a contestant: each gets tasks and gives answers, in lines of JSON."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from muxkit_bench.bench_work.tasks import Task
     from muxkit_bench.contestants.contestant import Contestant
 
-PATIENCE = 120.0  # s, for one pass
+PASS_TIMEOUT = 120.0  # s
 
 
 class _Answer(msgspec.Struct):
-    """A line of a process: what a client connects to, or why it could not do its work."""
+    """A line of a process: the address for a client, or the reason of a failure."""
 
     ready: str | None = None
     failed: str | None = None
 
 
 class _Failed(CommandFailed):
-    """A process said so itself."""
+    """A failure that a process reported itself."""
 
 
 class Worker(Child):
-    """One end of a peer."""
+    """One end of a contestant."""
 
     async def address(self) -> str:
-        """What a client connects to."""
+        """Read the address for a client."""
         answer = msgspec.json.decode(await self._line(), type=_Answer)
         return answer.ready or ""
 
     async def measure(self, task: Task) -> Measured:
-        with suppress(trio.BrokenResourceError):  # it has ended, and has told why
+        with suppress(trio.BrokenResourceError):  # it has ended, and its last line says why
             await self._stdin.send_all(msgspec.json.encode(task) + b"\n")
         return msgspec.json.decode(await self._line(), type=Measured)
 
@@ -53,7 +53,7 @@ class Worker(Child):
         self._process.kill()
 
     async def last_words(self) -> str | None:
-        """Why it could not go on; None if nothing was wrong with it."""
+        """Return the failure that it reported; None if there was none."""
         await self.release()
         with suppress(CommandFailed):
             while True:
@@ -64,7 +64,7 @@ class Worker(Child):
         return None
 
     async def _line(self) -> bytes:
-        with trio.move_on_after(PATIENCE):
+        with trio.move_on_after(PASS_TIMEOUT):
             line = await self.next_line()
             if line is None:
                 raise CommandFailed(f"{self.name} ended without an answer")
@@ -72,13 +72,15 @@ class Worker(Child):
             if failed is not None:
                 raise _Failed(f"{self.name}: {failed}")
             return line
-        raise CommandFailed(f"{self.name} gave no answer within {PATIENCE:g} s", Exit.TIMED_OUT)
+        raise CommandFailed(f"{self.name} gave no answer within {PASS_TIMEOUT:g} s", Exit.TIMED_OUT)
 
 
 @asynccontextmanager
 async def worker(name: str, command: Sequence[str], extra: Mapping[str, str]) -> AsyncGenerator[Worker, None]:
-    """Run a process; it ends with the block at the latest. `extra` is added to our environment."""
-    options: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}  # Ctrl-C is for us, and we end it
+    """Run a process; it ends with the block. `extra` is added to the environment."""
+    options: dict[str, Any] = (
+        {"process_group": 0} if os.name == "posix" else {}
+    )  # Ctrl-C goes to the command, which ends it
     process = await trio.lowlevel.open_process(
         list(command),
         stdin=subprocess.PIPE,
@@ -101,7 +103,7 @@ class Ends:
     server: Worker
 
     async def measure(self, task: Task) -> Measured:
-        """Raises `CommandFailed` with what went wrong first."""
+        """Measure a task; raises `CommandFailed` with the first failure."""
         try:
             return await self.client.measure(task)
         except CommandFailed as failure:
@@ -109,14 +111,14 @@ class Ends:
             raise CommandFailed(said or failure.sentence, failure.exit) from failure
 
     async def release(self) -> None:
-        """Both may end, which takes them a moment."""
+        """Let both end."""
         await self.client.release()
         await self.server.release()
 
 
 @asynccontextmanager
 async def both_ends(contestant: Contestant, cores: Sequence[int], *, hold: bool) -> AsyncGenerator[Ends, None]:
-    """Start a server, and a client that knows where it is."""
+    """Start a server, and a client of it."""
     name, command, extra = contestant.name, contestant.command, contestant.extra
     of_server, of_client = ([f"--core={core}"] for core in cores) if cores else ([], [])
     holding = ["--hold"] if hold else []
@@ -138,7 +140,7 @@ async def both_ends(contestant: Contestant, cores: Sequence[int], *, hold: bool)
 
 @contextmanager
 def _ended_together(*workers: Worker) -> Generator[None, None, None]:
-    """When the run is cut short both go at once: neither has the time to complain that the other is gone."""
+    """Kill both processes if the run is cancelled, so that neither reports the end of the other."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""In which order is everything measured? In rounds: each cell by all in turn, so that a slow minute is one for all."""
+"""The order of measurements: all contestants take turns in each cell of a round, so a slow minute affects all."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """What is to be done."""
+    """The plan of a run."""
 
     cells: Sequence[Cell]
     contestants: Sequence[Contestant]
     rounds: int
     seconds: float
-    """Of a pass."""
+    """Seconds of a pass."""
     seed: int
     cores: Sequence[int]
-    """Of the server and the client; none: the system chooses."""
+    """Cores of the server and the client; empty if the system chooses."""
     awake: Sequence[int] = ()
     """Cores that are kept from sleeping."""
     quick: bool = False
-    """Only to show that it works."""
+    """A short run that only shows that it works."""
 
 
 @attrs.define
@@ -49,9 +49,9 @@ class Rounds:
     passes: list[Pass] = attrs.field(factory=list)
     failures: list[Failure] = attrs.field(factory=list)
     complete: int = 0
-    """Rounds."""
+    """Complete rounds."""
     _counts: dict[tuple[str, str], int] = attrs.field(factory=dict)
-    """How many units on a channel fill a pass, as found in the first round."""
+    """How many units on a channel fill a pass, found in the first round."""
     _ends: dict[str, Ends] = attrs.field(factory=dict)
 
     async def run(self) -> None:
@@ -61,7 +61,7 @@ class Rounds:
     async def _run(self) -> None:
         order = random.Random(self.plan.seed)
         for number in range(1, self.plan.rounds + 1):
-            # New processes in each round: where things happen to lie in memory is part of the spread.
+            # New processes in each round, so that the layout of memory is part of the spread.
             async with AsyncExitStack() as stack:
                 await self._start(number, stack)
                 for cell in self.plan.cells:
@@ -77,7 +77,7 @@ class Rounds:
                 self._ends.clear()
 
     async def _start(self, number: int, stack: AsyncExitStack) -> None:
-        """All at once: nothing is measured yet."""
+        """Start all processes at once, before anything is measured."""
 
         async def start(contestant: Contestant) -> None:
             try:
@@ -102,7 +102,7 @@ class Rounds:
         fitted = contestant.fitted(cell)
         task = fitted.task(seconds=self.plan.seconds, count=count, coalesced=contestant.coalesces)
         try:
-            if cell.job == "idle":  # in processes that have opened nothing yet
+            if cell.job == "idle":  # in new processes, which have opened nothing
                 async with both_ends(contestant, self.plan.cores, hold=True) as ends:
                     measured = await ends.measure(task)
             elif _program(contestant) in self._ends:

@@ -1,7 +1,7 @@
-"""Which simulations come with muxkit? Each makes a world from a seed, lets it live on virtual time, and checks it.
+"""Simulations of the engines: each makes a world from a seed, runs it on virtual time, and checks it.
 
-A simulation is a function of the seed. It gives a line about what happened, the same for the same seed, and raises
-when anything did not happen as it must. It takes milliseconds, sleeps never, and touches nothing outside.
+A simulation is a function of the seed. It returns a line about what happened, the same for the same seed, and raises
+if anything went wrong. It takes milliseconds, never sleeps, and touches nothing outside.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EPOCH, LINK = 1, 1
 
 
 class NotAsPromised(AssertionError):
-    """Something was lost, repeated, changed, or did not come to an end."""
+    """Something was lost, repeated, changed, or did not end."""
 
 
 def demand(holds: bool, otherwise: str) -> None:
@@ -34,7 +34,7 @@ def demand(holds: bool, otherwise: str) -> None:
 
 
 def contents(seed: str, most: int) -> list[bytes]:
-    """What somebody sends; both ends can make it."""
+    """Make the messages of a sender; both ends can make them."""
     dice = random.Random(seed)
     return [dice.randbytes(dice.choice(SIZES)) for _ in range(dice.randint(1, most))]
 
@@ -43,7 +43,7 @@ def contents(seed: str, most: int) -> list[bytes]:
 
 
 class _Mux:
-    """Both sides open duplexes; on each both sides send, end, and take what comes sooner or later."""
+    """Both sides open duplexes; on each both sides send, end, and read sooner or later."""
 
     def __init__(self, seed: int) -> None:
         dice = self.dice = random.Random(seed)
@@ -118,7 +118,7 @@ class _Mux:
             case bpmux.Writable(entity) if not entity.ending:
                 self.go_on(side, entity)
             case bpmux.Failed(error):
-                raise NotAsPromised(f"an honest peer was told off: {error}")
+                raise NotAsPromised(f"a correct peer was accused: {error}")
             case _:
                 pass
 
@@ -129,7 +129,7 @@ class _Mux:
 
 
 def mux(seed: int) -> str:
-    """bpmux engines, output in random pieces, windows that are often too small, readers that take their time."""
+    """bpmux engines with output in random pieces, windows that are often too small, and slow readers."""
     return _Mux(seed).run()
 
 
@@ -219,7 +219,7 @@ class _Link:
                         case relink.ChannelClosed():
                             self.closed += 1
                         case relink.Failed(error):
-                            raise NotAsPromised(f"an honest peer was told off: {error}")
+                            raise NotAsPromised(f"a correct peer was accused: {error}")
                         case _:
                             pass
 

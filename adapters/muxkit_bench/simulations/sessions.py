@@ -17,12 +17,12 @@ MOST_TIME = 3600.0  # virtual s
 
 
 def sessions(seed: int) -> str:
-    """bpmux sessions that echo over a slow link in bad weather, which one time in three breaks."""
+    """bpmux sessions that echo over a slow, bad link, which breaks one time in three."""
     with replay(seed):
-        return trio.run(_talk, seed, clock=trio.testing.MockClock(autojump_threshold=0))
+        return trio.run(_run, seed, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-async def _talk(seed: int) -> str:
+async def _run(seed: int) -> str:
     dice = random.Random(seed)
     breaks = dice.randint(1, 200_000) if dice.random() < 1 / 3 else None
     here, there = weather_pair(
