@@ -1,4 +1,4 @@
-"""Running Trio work from threads without Trio, and for many items within a limit."""
+"""Running Trio work from threads without Trio, and for several items at a time."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Carrier(Connection):
         self.quic.receive_datagram(data, address, now=trio.current_time())
 
     def took(self) -> None:
-        """What came is in: tell everybody, and let the writer answer."""
+        """After each read: wake all waiting tasks, and let the writer answer."""
         while (event := self.quic.next_event()) is not None:
             self._apply(event)
         self.acknowledged.set()

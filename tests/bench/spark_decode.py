@@ -1,4 +1,4 @@
-"""How many frames a second are decoded from raw captures: in one process, and on Spark in 1, 2 and 4 partitions?
+"""Frames decoded from raw captures per second: in one process, and on Spark in 1, 2 and 4 partitions.
 
     python tests/bench/spark_decode.py [--connections 8] [--messages 12500] [--rounds 3]
 

@@ -1,4 +1,4 @@
-"""How fast is the Spark source, and beside what? Rows a second, the time to a row, and a thousand sessions.
+"""The speed of the Spark source: rows per second, the time to a row, and a thousand sessions.
 
     python tests/bench/spark_source.py [rows] [latency] [sessions]
 

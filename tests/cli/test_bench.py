@@ -1,4 +1,4 @@
-"""Does `muxkit bench` measure with real processes, notice what is wrong, and leave nothing behind?"""
+"""`muxkit bench` measures with real processes, notices what is wrong, and leaves nothing behind."""
 
 from __future__ import annotations
 

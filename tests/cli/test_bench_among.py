@@ -1,4 +1,4 @@
-"""Is one channel measured among others that are open, and are open channels counted with all that must be kept?"""
+"""One channel is measured among open ones, which are counted with all that keeps them open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are medians, ratios and verdicts what the passes say?"""
+"""Medians, ratios and verdicts follow from the passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a stored run come out as a table, a file and a page that anybody can open?"""
+"""A stored run becomes a table, a file and a page."""
 
 from __future__ import annotations
 

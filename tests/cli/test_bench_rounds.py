@@ -1,4 +1,4 @@
-"""Do all take their turns in each round, in an order that only the seed decides, until somebody wants no more?"""
+"""All contestants take turns in each round, in an order that the seed decides, until the run ends or is stopped."""
 
 from __future__ import annotations
 

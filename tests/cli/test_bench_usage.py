@@ -1,4 +1,4 @@
-"""Is what cannot be said before anything is measured, and is nothing lost that was?"""
+"""Usage errors come before anything is measured, and no result is lost."""
 
 from __future__ import annotations
 

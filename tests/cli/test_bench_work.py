@@ -1,4 +1,4 @@
-"""Do the ends of the bench understand each other, and notice it when something else comes than was sent?"""
+"""The ends of the benchmark understand each other, and notice wrong payloads."""
 
 from __future__ import annotations
 

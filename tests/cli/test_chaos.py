@@ -1,4 +1,4 @@
-"""Does `muxkit chaos` relay as it is told, and tell what it does?"""
+"""`muxkit chaos` relays as its options say, and reports what it does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = 20.0  # s
 
 @contextmanager
 def sending(data: bytes) -> Iterator[str]:
-    """A server that sends the same to everybody; gives its address."""
+    """Start a server that sends the same bytes to every client; return its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

@@ -1,4 +1,4 @@
-"""Does `muxkit demo` work, say what it found, and leave nothing behind?"""
+"""`muxkit demo` works, prints its result, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the demo's client notice what it is there to notice: a server that lies, breaks the rules, or says nothing?"""
+"""The demo's client notices a server that sends wrong payloads, breaks the rules, or is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does the command behave without its extra, with wrong arguments, and when nobody reads what it prints?"""
+"""The command without its extra, with wrong arguments, and with a closed standard output."""
 
 from __future__ import annotations
 

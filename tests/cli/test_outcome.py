@@ -1,4 +1,4 @@
-"""Which exit code does which error get?"""
+"""The exit code of each error."""
 
 from __future__ import annotations
 

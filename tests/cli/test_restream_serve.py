@@ -1,4 +1,4 @@
-"""Does `muxkit restream serve` serve, and end in order?"""
+"""`muxkit restream serve` serves, and ends in order."""
 
 from __future__ import annotations
 

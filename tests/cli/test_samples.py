@@ -1,4 +1,4 @@
-"""Do the percentiles say what was measured, and does what is kept stay small?"""
+"""Percentiles over a bounded number of samples."""
 
 from __future__ import annotations
 

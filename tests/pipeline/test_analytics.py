@@ -1,4 +1,4 @@
-"""Are the answers right? Of captures whose figures can be worked out on paper; and Spark says what SQLite says."""
+"""Answers about captures whose figures can be worked out on paper, by SQLite and by Spark."""
 
 from __future__ import annotations
 

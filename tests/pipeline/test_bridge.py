@@ -1,4 +1,4 @@
-"""Does what a Trio task makes come out of a plain generator: in order, not too far ahead, and with its errors?"""
+"""What a Trio task emits comes out of a plain generator: in order, not too far ahead, and with its errors."""
 
 from __future__ import annotations
 

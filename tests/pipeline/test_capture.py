@@ -1,4 +1,4 @@
-"""What is in a capture, what is left out, and what does it cost the program that is watched?"""
+"""What a capture holds, what it leaves out, and what it costs the recorded program."""
 
 from __future__ import annotations
 

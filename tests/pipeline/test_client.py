@@ -1,4 +1,4 @@
-"""Does a pipeline get from servers what it asks for, whatever they and the network do meanwhile?"""
+"""Requests of the pipeline to servers, on a bad network and with servers that misbehave."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ async def test_it_works_over_tls_and_trusts_whom_it_was_told_to_trust(transport:
         assert await ids(client, Span(ONE, served.url, 0, 3)) == [1, 2, 3]
         await client.acknowledge(served.url, ONE, 3)
         with trio.fail_after(60):
-            while (await store.status(ONE)).acknowledged != 3:  # noqa: ASYNC110 - over wss nobody says when
+            while (await store.status(ONE)).acknowledged != 3:  # noqa: ASYNC110 - over wss no event says when
                 await trio.sleep(0.01)
         stranger = client_of(served.url, tlsCaFile=str(tmp_path / "other.pem"))
         with pytest.raises(StreamUnavailable, match=r"there can be no connection: .*certificate"):

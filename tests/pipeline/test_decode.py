@@ -1,4 +1,4 @@
-"""Do recorded bytes say what was said, whatever the pieces they come in, and is what is wrong in them found?"""
+"""Decoding of recorded bytes, in pieces of any size, and the violations that it finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the packets of Relink found in recorded bytes, with the numbers that are not on the wire, over all cuts?"""
+"""Decoding of Relink packets, with the message numbers that the wire does not carry, over several transports."""
 
 from __future__ import annotations
 

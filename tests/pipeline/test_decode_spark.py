@@ -1,4 +1,4 @@
-"""Does decoding on Spark give what decoding here gives, also when it comes piece by piece?"""
+"""Decoding on Spark gives the rows of decoding here, in a stream too."""
 
 from __future__ import annotations
 

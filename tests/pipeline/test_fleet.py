@@ -1,4 +1,4 @@
-"""Does a fleet run each seed, tell of each that failed, and is a failure seen again by the command in its row?"""
+"""A fleet runs each seed, reports each failure, and runs it again by the command in its row."""
 
 from __future__ import annotations
 

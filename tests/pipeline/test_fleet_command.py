@@ -1,4 +1,4 @@
-"""Does `muxkit fleet` run, tell and replay?"""
+"""`muxkit fleet` lists, runs and replays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is it said how far a query is, and how is a limit split?"""
+"""Offsets of a query, and how a limit is divided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do the options of a source mean, and how are those refused that mean nothing?"""
+"""The options of a source, and the errors of those that are refused."""
 
 from __future__ import annotations
 

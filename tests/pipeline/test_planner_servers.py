@@ -1,4 +1,4 @@
-"""How does a planner do with servers that say nothing of their streams, with many streams, and with many servers?"""
+"""Planning with servers without status requests, with many streams, and with many servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the page whole, does it need nothing else, and is what peers sent harmless in it?"""
+"""The report is complete, needs no other file, and escapes what peers sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `muxkit capture report` make the page, and say plainly what it misses?"""
+"""`muxkit capture report` writes the page, and names what it lacks."""
 
 from __future__ import annotations
 

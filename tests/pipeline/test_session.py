@@ -1,4 +1,4 @@
-"""Which Java does Spark get, and what is told to it before it starts?"""
+"""The Java that Spark gets, and the environment that it starts in."""
 
 from __future__ import annotations
 

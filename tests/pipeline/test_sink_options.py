@@ -1,4 +1,4 @@
-"""Is each option of a sink read as it is meant, and does every slip name its option?"""
+"""The options of a sink, and the errors of those that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do record batches become blocks with exactly their rows, whatever their types, slices and sizes?"""
+"""Record batches become blocks with exactly their rows, for all types, slices and sizes."""
 
 from __future__ import annotations
 

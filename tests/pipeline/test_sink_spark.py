@@ -1,4 +1,4 @@
-"""Does Spark write each row once: batch and streaming, with tasks that fail, and batches that are done again?"""
+"""Spark writes each row once: batch and streaming, with failing tasks, and batches that are repeated."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_task_that_fails_for_good_leaves_nothing_committed(
     with pytest.raises(Exception, match="injected"):
         save(frame, server, txnId="load")
     assert standing(server, "load").head == 0
-    save(numbers(spark, 100), server, txnId="load")  # and is in nobody's way
+    save(numbers(spark, 100), server, txnId="load")  # and disturbs no other batch
     assert (standing(server, "load").head, standing(server, "load").transactions) == (100, 0)
 
 

@@ -1,4 +1,4 @@
-"""Does what a sink's tasks and its driver do give each row once? By hand, in the order in which Spark calls them."""
+"""A sink's tasks and its driver write each row once, in the order of calls that Spark makes."""
 
 from __future__ import annotations
 

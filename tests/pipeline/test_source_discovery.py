@@ -1,4 +1,4 @@
-"""Do streams join by themselves: from a list, a file, and a directory that is a stream too?"""
+"""Streams join by themselves: from a list, a file, and a directory, which is a stream too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is every row there once although driver, JVM and servers are killed? One run with three kills; the soak has many."""
+"""Each row is there once although driver, JVM and servers are killed. One run with three kills; the soak has many."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Outcome:
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """The query is held at each moment until somebody was killed there: no time decides what is hit."""
+    """The query is held at each moment until a process was killed there, so no time decides what is hit."""
     from muxkit_bench.proof.run import Plan, Proof
 
     plan = Plan(folder=tmp_path_factory.mktemp("kills"), count=2_000, streams=3, batch=2_000)

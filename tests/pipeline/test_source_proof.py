@@ -1,4 +1,4 @@
-"""Would the proof notice? What judges the kills is judged here, without a JVM."""
+"""The verdict of the proof finds missing, repeated and changed rows, without a JVM."""
 
 from __future__ import annotations
 

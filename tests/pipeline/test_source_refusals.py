@@ -1,4 +1,4 @@
-"""Does the one place that reads a server's sentences understand all that our servers say?"""
+"""The errors of the restream server are interpreted as what they mean."""
 
 from __future__ import annotations
 

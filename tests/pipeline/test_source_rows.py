@@ -1,4 +1,4 @@
-"""Which rows do messages become?"""
+"""The rows that messages become."""
 
 from __future__ import annotations
 
