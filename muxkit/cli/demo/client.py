@@ -14,9 +14,18 @@ import msgspec
 import trio
 
 import muxkit
-from muxkit.cli.demo.events import Order, Plan, Progress, Totals, read_receipt, tell
+from muxkit.cli.demo.events import (
+    Order,
+    Plan,
+    Progress,
+    Totals,
+    peak_memory,
+    read_receipt,
+    run_part,
+    tell,
+    until_released,
+)
 from muxkit.cli.demo.payloads import BULK_SIZES, ECHO_SIZES, Checked, Payloads
-from muxkit.cli.demo.process import peak_memory, run_part, until_released
 from muxkit.cli.demo.samples import Samples
 from muxkit.cli.outcome import CommandFailed, Exit
 

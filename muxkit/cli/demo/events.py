@@ -1,14 +1,20 @@
-"""The messages of the demo's processes: lines of JSON to their parent, and the first and last message of a channel."""
+"""What both processes of the demo share: their messages, how they report a result and end, and their memory."""
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+import trio
 
-from muxkit.cli.outcome import Exit  # noqa: TC001  # msgspec reads the annotations
+from muxkit.cli.outcome import Exit, failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,3 +120,44 @@ def read_order(message: bytes) -> Order:
 
 def read_receipt(message: bytes) -> Receipt:
     return _receipts.decode(message)
+
+
+def run_part(part: Callable[[], Awaitable[Totals | None]]) -> Exit:
+    """Run `part` and report its result; None means that the parent ended it before."""
+    try:
+        totals = trio.run(part)
+    except Exception as error:
+        failure = failure_of(error)
+        if failure is None:
+            raise
+        tell(Failed(failure.sentence, failure.exit))
+        return failure.exit
+    if totals is None:
+        return Exit.INTERRUPTED
+    tell(totals)
+    return Exit.OK
+
+
+async def until_released() -> None:
+    """Wait for the end of standard input: the parent has closed it, or has ended."""
+    # Not `sys.stdin.read`: its thread, once abandoned, would hold a lock when the interpreter ends.
+    while await trio.to_thread.run_sync(os.read, 0, 1024, abandon_on_cancel=True):
+        pass
+
+
+STATUS = Path("/proc/self/status")
+
+
+def peak_memory() -> int | None:
+    """Return the highest resident memory in bytes; None where the system does not report it."""
+    if STATUS.exists():
+        # Not `ru_maxrss`: on Linux a new process inherits that from the one that started it.
+        for line in STATUS.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -15,9 +15,18 @@ import msgspec
 import trio
 
 import muxkit
-from muxkit.cli.demo.events import Order, Ready, Receipt, Totals, read_order, tell
+from muxkit.cli.demo.events import (
+    Order,
+    Ready,
+    Receipt,
+    Totals,
+    peak_memory,
+    read_order,
+    run_part,
+    tell,
+    until_released,
+)
 from muxkit.cli.demo.payloads import BULK_SIZES, ECHO_SIZES, Checked, Payloads
-from muxkit.cli.demo.process import peak_memory, run_part, until_released
 
 
 class Server:
