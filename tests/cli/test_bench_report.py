@@ -154,9 +154,9 @@ def test_who_was_left_out_and_who_failed_is_said() -> None:
 
 def test_it_is_said_when_others_needed_the_machine() -> None:
     report = stored()
-    assert "others were at work" not in table_of(report)
+    assert "other work was running" not in table_of(report)
     busy = msgspec.structs.replace(report, machine=msgspec.structs.replace(report.machine, load_before=[1.2, 0.1]))
-    assert "others were at work" in table_of(busy)
+    assert "other work was running" in table_of(busy)
 
 
 def test_names_cannot_command_the_terminal() -> None:

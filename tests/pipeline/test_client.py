@@ -173,7 +173,7 @@ async def test_what_was_acknowledged_meanwhile_is_a_loss_with_the_ids(autojump_c
     async with place() as there:
         await there.feed(ONE, 10)
         await there.store.ack(ONE, 5)
-        with pytest.raises(DataLoss, match=rf"stream {ONE}: messages behind 3 .*before message 5, .*failOnDataLoss"):
+        with pytest.raises(DataLoss, match=rf"stream {ONE}: messages after 3 .*before message 5, .*failOnDataLoss"):
             await ids(there.client(), Span(ONE, there.url, 3, 10))
 
 
@@ -187,7 +187,7 @@ async def test_if_it_may_be_lost_it_goes_on_with_what_is_left(
         assert await ids(client, Span(ONE, there.url, 3, 9)) == [6, 7, 8, 9]
         assert await ids(client, Span(ONE, there.url, 0, 5)) == []
         assert await ids(client, Span(ONE, there.url, 20, 30)) == []
-        assert f"stream {ONE}: messages behind 3 are lost" in caplog.text
+        assert f"stream {ONE}: messages after 3 are lost" in caplog.text
 
 
 async def test_a_session_that_is_gone_is_a_loss(autojump_clock: MockClock) -> None:

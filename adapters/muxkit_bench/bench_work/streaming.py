@@ -34,7 +34,7 @@ async def stream(connection: Connection, meter: Meter, task: Task) -> Measured:
 
 
 async def flat(connection: Connection, meter: Meter, task: Task) -> Measured:
-    """The same few tasks send however many channels are open, each on one of its own after the other."""
+    """Send on many channels with a fixed number of tasks; each visits its channels in turn."""
     opened = [await connection.open() for _ in range(task["channels"])]
     senders = min(SENDERS, len(opened))
     turns = [cycle(opened[number::senders]) for number in range(senders)]
@@ -55,7 +55,7 @@ async def flat(connection: Connection, meter: Meter, task: Task) -> Measured:
 
 
 async def among(connection: Connection, meter: Meter, task: Task) -> Measured:
-    """One channel sends, opened after many others, which have had an echo each and have nothing to do since."""
+    """Send on one channel, opened after many others, which had one echo each and are idle since."""
     others = [await connection.open() for _ in range(task["channels"])]
     await _echo_on_each(others)
     conversation = await connection.open()
@@ -79,7 +79,7 @@ async def _stream_on(opened: Sequence[Conversation], meter: Meter, task: Task) -
 
 
 async def _echo_on_each(opened: Sequence[Conversation]) -> None:
-    """All messages first, then all answers: ten thousand round trips would take longer than what is measured."""
+    """Send all messages, then read all answers: ten thousand round trips would take longer than the pass."""
     messages = payloads(MESSAGE)
     for number, conversation in enumerate(opened):
         await conversation.send(messages[number % len(messages)])
@@ -105,7 +105,7 @@ def _measured(count: int, units: float, cost: Cost) -> Measured:
 
 
 async def _send(conversation: Conversation, order: Order, batch: int) -> None:
-    """Send what is ordered, and compare the receipt."""
+    """Send what an order says, and check the receipt."""
     messages = payloads(order.size)
     prepared = [conversation.prepare(message, order.way) for message in messages]
     send, count = conversation.send, order.messages
@@ -127,7 +127,7 @@ async def _send(conversation: Conversation, order: Order, batch: int) -> None:
 
 
 def check(receipt: bytes, order: Order) -> None:
-    """Is it what was sent? Raises `Wrong` with both numbers."""
+    """Check a receipt; raises `Wrong` with both numbers."""
     found = unpack_receipt(receipt)
     sent = (order.messages, order.messages * order.size)
     if found[:2] != sent:

@@ -10,23 +10,23 @@ class Task(TypedDict):
 
     job: str
     channels: int
-    """At the same time; those beside the one that is measured, where there is one."""
+    """How many are open at once; beside the measured one, if the job has one."""
     size: int
     """Bytes of a message."""
     batch: int
     """Messages that are sent together."""
     each: bool
-    """Does the receiver take small messages one by one?"""
+    """True if the receiver takes small messages one by one."""
     seconds: float
-    """How long it should take."""
+    """The length of the pass."""
     count: int
-    """Units on each channel, as found out before; 0 if it is not known yet."""
+    """Units on each channel, as found before; 0 if not known yet."""
     least: int
-    """Units on each channel, even if that takes longer."""
+    """The least units on each channel, even if that takes longer."""
 
 
 class Measured(TypedDict):
-    """What came out of it; times in seconds."""
+    """The result of a pass; times in seconds."""
 
     count: int
     """Units on each channel."""
@@ -35,4 +35,4 @@ class Measured(TypedDict):
     client_cpu: float
     server_cpu: float
     also: dict[str, float]
-    """What else there is to say about this job."""
+    """Other figures of the job."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class LineUp:
-    """Who takes part, and why others cannot."""
+    """The contestants, and why others cannot take part."""
 
     contestants: list[Contestant]
     left_out: list[str]
@@ -52,7 +52,7 @@ def line_up(protocols: tuple[str, ...], transports: tuple[str, ...], scratch: Pa
             else:
                 left_out.append(f"{protocol}+{transport}: {protocol} does not speak over what {transport} carries")
     if not contestants:
-        raise CommandFailed(f"there is nothing of ours to measure: {'; '.join(left_out)}", Exit.USAGE)
+        raise CommandFailed(f"nothing of muxkit can be measured: {'; '.join(left_out)}", Exit.USAGE)
     for transport in ["tcp", *links]:  # the others are compared with TCP
         contestants.update((one.name, one) for one in raw(transport, scratch))
     return LineUp(list(contestants.values()), left_out)
@@ -67,16 +67,16 @@ def _load(group: plugins.Group, name: str) -> object:
 
 
 def _why_no_session(plugin: object) -> str | None:
-    """A protocol may be none of sessions with channels; it says so itself when it is asked for one."""
+    """Check a protocol for sessions with channels; one without them refuses by an error."""
     if isinstance(plugin, ResumingPlugin):
         return None
-    # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
+    # A type checker cannot know an entry point; `load` has checked its attributes.
     protocol = cast("ProtocolPlugin", plugin)
     link, _ = trio.testing.memory_stream_pair()
     try:
         protocol.session(link, role="client", address="", limits=Limits(), observer=None, linger=0.0)
     except Unsupported as error:
         return str(error)
-    except Exception:  # it may want another kind of link, or options; then it fails when it is started, and says so
+    except Exception:  # it may need another link or options; then it fails when it is started, with a reason
         return None
     return None

@@ -23,30 +23,30 @@ RAW_IDLE = 1000
 QUIC_MOST = 1000  # channels: ten thousand take minutes to open, one packet or more for each
 OTHERS_LEAST = 16  # messages on each channel
 OURS = [sys.executable, "-P", "-m"]
-WINDOW = "MUXKIT_BENCH_WINDOW"  # in the environment of ours: bytes, if all channels have the same
+WINDOW = "MUXKIT_BENCH_WINDOW"  # environment variable: the window of all channels, in bytes
 
 
 @attrs.frozen(kw_only=True)
 class Contestant:
-    """A program that can be both ends, and what it is asked to do."""
+    """A program for both ends, and what it can do."""
 
     name: str
     title: str
     command: list[str]
     address: str
-    """What its server is told; a server that holds channels is beside one that works, so there is a `{}` for a name."""
+    """The address of its server; `{}` is replaced by a name, since two servers may run at once."""
     baseline: str
     extra: Mapping[str, str] = attrs.field(factory=dict)
     """For its environment."""
     most: int = MOST
     """Channels at the same time."""
     idle: int | None = None
-    """How many channels to open for the job idle, if not as many as usual."""
+    """Channels of the job idle, if not the usual number."""
     is_ours: bool = False
     is_alone: bool = False
-    """Both ends in one process, since nothing else is possible."""
+    """Both ends are in one process."""
     coalesces: bool = False
-    """By hand: many messages in one call."""
+    """Batches messages by hand."""
 
     @property
     def is_raw(self) -> bool:
@@ -66,14 +66,14 @@ class Contestant:
         return cell.channels <= self.most
 
     def fitted(self, cell: Cell) -> Cell:
-        """The cell as it is for this one: less of it for who is slow."""
+        """Adapt a cell: slow contestants get less work."""
         if cell.job == "idle" and self.idle:
             return attrs.evolve(cell, channels=min(self.idle, cell.channels))
         return cell if self.is_ours or self.is_raw else attrs.evolve(cell, least=min(cell.least, OTHERS_LEAST))
 
 
 def ours(protocol: str, transport: str, folder: Path, *, window: int | None = None) -> Contestant:
-    """`folder` is for sockets, and holds the certificate; `window` is the bytes of each channel from its begin."""
+    """Make a contestant of muxkit. `folder` is for sockets and the certificate; `window` is that of each channel."""
     match transport:
         case "unix":
             address = f"unix://{folder / protocol}-{{}}"
@@ -96,7 +96,7 @@ def ours(protocol: str, transport: str, folder: Path, *, window: int | None = No
 
 
 def raw(transport: str, folder: Path) -> list[Contestant]:
-    """The baselines for our sessions over this transport; `folder` is for sockets."""
+    """Make the baselines of a transport; `folder` is for sockets."""
     name = _baseline(transport)
     kind = name.removeprefix("raw ")
     one = Contestant(
@@ -123,7 +123,7 @@ CERTIFIED = frozenset({"tls", "wss", "quic", "dtls"})  # transports that need on
 
 
 def make_certificate(folder: Path) -> None:
-    """For 127.0.0.1, valid for a day; raises `CommandFailed` without the program `openssl`."""
+    """Make a certificate for 127.0.0.1, valid for a day; raises `CommandFailed` without the program `openssl`."""
     program = shutil.which("openssl")
     if program is None:
         raise CommandFailed("needs the program openssl, to make a certificate")

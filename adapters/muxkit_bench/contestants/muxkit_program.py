@@ -1,4 +1,4 @@
-"""What is measured: any protocol of muxkit over any of its transports, through the common face only.
+"""The program of muxkit's contestants: any protocol over any transport, through the common interface only.
 
 `python -m muxkit_bench.contestants.muxkit_program server bpmux+tcp://127.0.0.1:0`; see `bench_work.play`.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CHANNELS = 32_768
 MEMORY = 1024 * 1024 * 1024  # so that `CHANNELS` is what counts
-LATE = frozenset({"relink"})  # protocols in which a peer hears of a channel with its first message
+LATE = frozenset({"relink"})  # protocols that announce a channel with its first message
 
 
 class MuxConversation(Conversation):
@@ -40,7 +40,7 @@ class MuxConversation(Conversation):
     ) -> None:
         self._channel = channel
         self.block = block
-        # Nothing of ours stands between the job and the channel.
+        # Nothing stands between the job and the channel.
         self.send = channel.send
         self.receive = channel.receive
 
@@ -89,7 +89,7 @@ class MuxConnection(Connection):
         channel = await block.__aenter__()
         if self._session.info.protocol in LATE:
             await channel.send(b"")
-        return block  # with the channel in it: an application keeps both, to use the one and to leave the other
+        return block  # with its channel; an application keeps both too
 
     async def close(self, conversation: Conversation) -> None:
         assert isinstance(conversation, MuxConversation)
@@ -133,7 +133,7 @@ class Mux(Peer):
 
 
 def _limits() -> muxkit.Limits:
-    """The same for every protocol. Some need two channels of theirs for one of ours."""
+    """Limits for every protocol. Some need two of their channels for one of the job."""
     window = os.environ.get(WINDOW)
     if window is None:
         return muxkit.Limits(channels=CHANNELS, channel_memory=MEMORY)
@@ -141,7 +141,7 @@ def _limits() -> muxkit.Limits:
 
 
 def _options(url: str, purpose: ssl.Purpose) -> dict[str, Any]:
-    """What the transport of this URL needs beside the address."""
+    """Return the options that the transport of a URL needs."""
     transport = url.partition("://")[0].partition("+")[2]
     if transport not in CERTIFIED:
         return {}

@@ -47,7 +47,7 @@ class Kill:
     def __str__(self) -> str:
         where = "before its first batch" if self.planned < 0 else f"in batch {self.planned}"
         if 0 <= self.planned == self.committed:
-            where = f"behind batch {self.committed}"
+            where = f"after batch {self.committed}"
         return f"{self.what} killed at {self.moment!r}, {where}"
 
 

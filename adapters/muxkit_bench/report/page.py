@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 HOW = (
     "Bars are medians over the rounds, the thin lines reach from the least round to the most. Each group of bars has a "
-    "scale of its own, which begins at nothing: lengths are to be compared within a group only. A ratio (×) is the "
-    "median of the ratios to the baseline of the same round. CPU is what the two processes used of their cores, in µs "
-    "for each unit: the client's first, the server's paler behind it; a ratio by CPU is what would be left if only "
-    "that counted, which others on the machine move less than the rest. A ring is where 99 of 100 round trips were "
-    "over."
+    "scale of its own, which begins at 0: compare lengths within a group only. A ratio (×) is the median of the ratios "
+    "to the baseline of the same round. CPU is what the two processes used of their cores, in µs for each unit: the "
+    "client's first, the server's paler after it. A ratio by CPU counts this time only; other work on the machine "
+    "changes it less. A ring is the 99th percentile of round trips."
 )
 
 

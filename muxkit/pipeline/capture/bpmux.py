@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from muxkit.core import Cursor
     from muxkit.pipeline.capture.decoder import Found
 
-# What we call what the peer speaks of: its sink is our stream.
+# The recorder's name for what the peer names: the peer's sink is a stream here.
 OURS: Final = {
     Type.OUT_REQUEST: Type.IN_REQUEST.label,
     Type.IN_REQUEST: Type.OUT_REQUEST.label,
@@ -54,7 +54,7 @@ TOP: Final = {
 
 @attrs.define
 class BpmuxDecoder(Cutting):
-    """Both directions of one connection; only what no chunk may be is found to be wrong."""
+    """Decodes both directions of one connection; it finds only chunks that cannot be parsed."""
 
     halves: dict[str, Half] = attrs.field(factory=lambda: {direction: Half() for direction in BOTH})
     segment: int = 0
@@ -80,14 +80,14 @@ class BpmuxDecoder(Cutting):
 
 
 def name_of(direction: Direction, type: Type, id: int) -> str:
-    """What the recording end calls the channel of a chunk."""
+    """Return the recording end's name of a chunk's channel."""
     if id == 0 and type in (Type.IN_SINK, Type.IN_STREAM):
         return TOP[direction, type]
     return f"{OURS[type] if direction == 'in' else type.label} {id}"
 
 
 def tell(chunk: Chunk, direction: Direction, in_parts: bool, found: list[Found]) -> None:
-    """A row for each part of a chunk."""
+    """Make a row for each part of a chunk."""
     channel = name_of(direction, chunk.type, chunk.id)
 
     def say(kind: str, size: int) -> None:
@@ -112,7 +112,7 @@ def tell(chunk: Chunk, direction: Direction, in_parts: bool, found: list[Found])
 
 
 LARGEST = 2**40
-# The recorder's own limits are not known; what it let pass is not found fault with.
+# The recorder's limits are not known, so nothing is a violation of them.
 GENEROUS = Limits(
     message=LARGEST, reassembly=LARGEST, channels=2**30, channel_memory=2**50, backlog=2**30, pongs=2**30,
     tombstones=2**30, resets_per_second=2**30, resets_burst=2**30, connection_bytes=LARGEST,
@@ -120,16 +120,16 @@ GENEROUS = Limits(
 
 
 class EngineDecoder(Cutting):
-    """Both directions of one bpmux connection, which must have been recorded from its first byte on."""
+    """Decodes one connection with a real engine; it must have been recorded from its first byte on."""
 
     def __init__(self) -> None:
         self.halves = {direction: Half() for direction in BOTH}
         self.segment = 0
         self._found: list[Found] = []
-        # Everything is granted by hand, as the recorder did; and it answers no ping.
+        # Grants and pongs follow the recording, so the engine sends none by itself.
         self._engine = Engine(Config(grants=False, pongs=False, keepalive=None), limits=GENEROUS, observer=_Told(self))
-        self._parts: dict[tuple[Type, int], int] = {}  # what is still to come of messages that we write in parts
-        self._plain: BpmuxDecoder | None = None  # once the engine cannot follow
+        self._parts: dict[tuple[Type, int], int] = {}  # bytes that are left of messages written in parts
+        self._plain: BpmuxDecoder | None = None  # used once the engine cannot follow
 
     def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
         if self._plain is not None:
@@ -147,10 +147,10 @@ class EngineDecoder(Cutting):
     def dump(self) -> bytes:
         raise TypeError("an engine cannot be kept as bytes: decode streams without one")
 
-    # --- what came
+    # --- received
 
     def _settle(self) -> None:
-        """The application takes everything at once."""
+        """Consume everything at once."""
         engine = self._engine
         while events := engine.events():
             for event in events:
@@ -169,10 +169,10 @@ class EngineDecoder(Cutting):
         while self._engine.has_output() and self._engine.buffers_to_send():
             pass
 
-    # --- what was written
+    # --- sent
 
     def _follow(self, cursor: Cursor) -> None:
-        """One chunk of the recorder: tell of it, and make the engine do the same."""
+        """Report a chunk of the recorder, and make the engine do the same."""
         half = self.halves["out"]
         chunk = parse_chunk(cursor)
         if isinstance(chunk, Partial):
@@ -191,7 +191,7 @@ class EngineDecoder(Cutting):
     def _do(self, chunk: Chunk, total: int) -> None:
         key = (chunk.type, chunk.id)
         size = len(chunk.payload if chunk.payload is not None else chunk.end or b"")
-        if key in self._parts:  # the rest of what the engine has as a whole already
+        if key in self._parts:  # the rest of a message that the engine has sent as a whole
             self._parts[key] -= size
             if self._parts[key] <= 0:
                 del self._parts[key]
@@ -251,7 +251,7 @@ class EngineDecoder(Cutting):
 
 
 class _Told:
-    """Hears what the engine makes of what came."""
+    """The observer of the engine; it turns events into rows."""
 
     def __init__(self, owner: EngineDecoder) -> None:
         self._owner = owner

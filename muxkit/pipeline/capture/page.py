@@ -10,9 +10,9 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-WIDTH = 940  # of the drawing, in its own units
-NAMES = 170  # the column of the names
-LETTER = 6.6  # of the notes, right of the bars
+WIDTH = 940  # of a drawing, in its own units
+NAMES = 170  # width of the column of names
+LETTER = 6.6  # width of a letter in the notes
 ROW = 22
 BAR = 12
 GAP = 14
@@ -23,7 +23,7 @@ COLOURS = 6
 
 @attrs.frozen(kw_only=True)
 class Bar:
-    """One row: parts from the left, one behind the other, and how far the whole was from its median."""
+    """One bar: its parts from the left, and the spread of the whole."""
 
     name: str
     parts: Sequence[float]
@@ -33,7 +33,7 @@ class Bar:
     least: float | None = None
     most: float | None = None
     marks: Sequence[float] = ()
-    """Points on the same axis."""
+    """Points on the axis."""
 
     @property
     def reach(self) -> float:
@@ -49,7 +49,7 @@ class Group:
 
 
 def bars(title: str, groups: Sequence[Group]) -> str:
-    """One drawing; each group has an axis of its own, which begins at nothing."""
+    """Draw groups of bars; each group has its own axis, which begins at 0."""
     pieces: list[str] = []
     top = 4.0
     for group in groups:
@@ -72,7 +72,7 @@ def bars(title: str, groups: Sequence[Group]) -> str:
 
 @attrs.frozen
 class Series:
-    """One line: a value for each moment of the chart's axis."""
+    """One line: a value for each step of the chart's axis."""
 
     name: str
     values: Sequence[float]
@@ -80,7 +80,7 @@ class Series:
 
 
 def lines(title: str, series: Sequence[Series], *, left: str, right: str, most: str) -> str:
-    """One chart; `left` and `right` say where its axis begins and ends, `most` what its highest line stands for."""
+    """Draw a chart; `left` and `right` label the ends of its axis, and `most` the highest line."""
     reach = max((max(one.values, default=0.0) for one in series), default=0.0) or 1.0
     floor = HEAD + HEIGHT
     pieces = [f'<path class="axis" d="M0 {HEAD}H{WIDTH}M0 {floor}H{WIDTH}"/>', _text(0, HEAD - 6, most, "note")]
@@ -162,7 +162,7 @@ text.head { fill: var(--faint); font-weight: 600; } text.name { text-anchor: end
 
 
 def document(title: str, body: str) -> str:
-    """A whole page: nothing is fetched, nothing runs."""
+    """Make a whole page, without scripts or external files."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
@@ -171,11 +171,11 @@ def document(title: str, body: str) -> str:
 
 
 def table(heads: Iterable[str], body: Iterable[str]) -> str:
-    """A table that scrolls by itself when it is too wide; `body` are rows of `cell`."""
+    """Make a table that scrolls if it is too wide; `body` are rows of `cell`."""
     head = "".join(f"<th>{escape(title)}</th>" for title in heads)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
 def cell(text: str, kind: str = "") -> str:
-    """One cell; `kind` is a class of the page: `number`, `good`, `bad`."""
+    """Make a cell; `kind` is a class of the page: `number`, `good`, `bad`."""
     return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"

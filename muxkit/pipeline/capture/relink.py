@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from muxkit.core import Cursor
     from muxkit.pipeline.capture.decoder import Found
 
-LARGEST: Final = 2**40  # bytes of a message; what was recorded was within the limits of who recorded it
+LARGEST: Final = 2**40  # bytes of a message; the recorder's own limits already held
 HALF_WAY: Final = 2**31
 OTHER: Final = {"in": "out", "out": "in"}
 
 
 @attrs.define
 class Numbers:
-    """Of the messages in one direction, from 0 for the first one of each channel."""
+    """Message numbers in one direction; they begin at 0 in each channel."""
 
     following: dict[int, int] = attrs.field(factory=dict)
-    """By channel: the number that its next message has."""
+    """By channel: the number of its next message."""
     again: set[int] = attrs.field(factory=set)
-    """Channels of which nothing came on this transport yet: they go on behind what the receiver has."""
+    """Channels without a message on this transport yet; their next one follows what the receiver has."""
     told: dict[int, int] = attrs.field(factory=dict)
-    """By channel: what the receiver said on this transport that it has."""
+    """By channel: the last number that the receiver reported on this transport."""
     acknowledged: dict[str, int] = attrs.field(factory=dict)
-    """By channel and kind of acknowledgement: the last one's number."""
+    """By channel and kind of acknowledgement: the last number."""
 
     def next(self, channel: int) -> int:
         if channel in self.again:
@@ -53,19 +53,19 @@ class Numbers:
         return number
 
     def restart(self) -> None:
-        """Another transport."""
+        """Begin a new transport."""
         self.again, self.told = {*self.following}, {}
 
     def forget(self, channel: int) -> None:
-        """It was closed: opened again, it counts from the beginning."""
+        """Drop a closed channel; a new one of this id counts from 0."""
         self.following.pop(channel, None)
         self.told.pop(channel, None)
         self.again.discard(channel)
         for kind in (Ack.RECEIVED, Ack.CONSUMED, Ack.COMMITTED):
             self.acknowledged.pop(f"{channel} {kind}", None)
 
-    def meant(self, channel: int, ack: Ack, sequence: int | None) -> int:
-        """The number that an acknowledgement names; without a sequence number it is the next one."""
+    def acknowledged_number(self, channel: int, ack: Ack, sequence: int | None) -> int:
+        """Return the number that an acknowledgement names; without a sequence number it is the next one."""
         key = f"{channel} {Ack.COMMITTED if ack is Ack.UNCOMMITTED else ack}"
         last = self.acknowledged.get(key, -1)
         number = last + 1 if sequence is None else self.unwrapped(channel, sequence)
@@ -74,7 +74,7 @@ class Numbers:
         return number
 
     def unwrapped(self, channel: int, sequence: int) -> int:
-        """The number nearest to what was sent last whose last 32 bits these are."""
+        """Return the number with these lower 32 bits that is nearest to the last one sent."""
         near = max(0, self.following.get(channel, 0) - 1)
         number = near - (near % 2**32) + sequence
         if number - near > HALF_WAY and number >= 2**32:
@@ -86,7 +86,7 @@ class Numbers:
 
 @attrs.define
 class RelinkDecoder(Cutting):
-    """Both directions of one link, over all its transports. Numbers count from 0 when its channels were opened."""
+    """Decodes both directions of one link, over all its transports."""
 
     side: str = "connector"
     connector_id_size: int = 2
@@ -114,7 +114,7 @@ class RelinkDecoder(Cutting):
             numbers.restart()
 
     def _bounds(self, direction: Direction) -> Bounds:
-        """For packets that go this way."""
+        """Return the bounds of packets in this direction."""
         most = Limits().message
         config = Config(connector_id_size=self.connector_id_size, listener_id_size=self.listener_id_size)
         comes_to_connector = (self.side == "connector") == (direction == "in")
@@ -128,7 +128,7 @@ class RelinkDecoder(Cutting):
         found: list[Found],
     ) -> None:
         ours = self.numbers[direction]
-        # Our channels are those that we send messages on: `out 5` goes out, and acknowledgements for it come in.
+        # A channel is named by the direction of its messages: `out 5` goes out, and its acknowledgements come in.
         about = direction if not isinstance(packet, AckPacket) else OTHER[direction]
 
         def say(channel: str, name: str, size: int = 0, number: int | None = None) -> None:
@@ -148,7 +148,11 @@ class RelinkDecoder(Cutting):
             case AckPacket():
                 theirs = self.numbers[OTHER[direction]]
                 for channel in packet.channels:
-                    told = None if packet.ack is Ack.CLOSED else theirs.meant(channel, packet.ack, packet.sequence)
+                    told = (
+                        None
+                        if packet.ack is Ack.CLOSED
+                        else theirs.acknowledged_number(channel, packet.ack, packet.sequence)
+                    )
                     say(f"{about} {channel}", packet.ack.name.lower(), 0, told)
                     if packet.ack is Ack.CLOSED:
                         theirs.forget(channel)

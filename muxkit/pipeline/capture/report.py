@@ -33,7 +33,7 @@ def report(
     spark: SparkSession | None = None,
     title: str = "muxkit captures",
 ) -> Path:
-    """Write a page about the captures below a folder, `report.html` in it unless `page` says where; gives its path.
+    """Write a page about the captures below a folder, `report.html` in it unless `page` says where; return its path.
 
     It shows what `Answers` holds. With `raw` the raw captures are decoded first. Without `spark` this process does
     everything, with all rows in memory.
@@ -74,7 +74,7 @@ def _facts(answers: Answers) -> str:
     if totals["gaps"]:
         facts["not recorded"] = (
             f"{amount(totals['missing'])} of raw bytes in {totals['gaps']:,.0f} places, because the disk was too slow; "
-            "nothing behind such a gap is decoded"
+            "nothing after such a gap is decoded"
         )
     if totals["unverified"]:
         facts["not verified"] = f"{totals['unverified']:,.0f} connections, whose recording does not begin with them"

@@ -184,9 +184,9 @@ class _Reading(_Task):
 
     def on_refusal(self, text: str, refusal: Refusal) -> bool:
         if refusal in LOST:
-            raise DataLoss(self.stream, f"messages behind {self.last} were asked for, and the server says: {text}")
+            raise DataLoss(self.stream, f"messages after {self.last} were asked for, and the server says: {text}")
         if refusal is Refusal.OTHER:
-            raise StreamUnavailable(self.stream, f"messages behind {self.last} were asked for and refused: {text}")
+            raise StreamUnavailable(self.stream, f"messages after {self.last} were asked for and refused: {text}")
         return False
 
 
@@ -210,7 +210,7 @@ class _Range(_Reading):
     def on_refusal(self, text: str, refusal: Refusal) -> bool:
         if not self._may_lose or refusal not in LOST:
             return super().on_refusal(text, refusal)
-        _log.warning("stream %s: messages behind %d are lost, the server says: %s", self.stream, self.last, text)
+        _log.warning("stream %s: messages after %d are lost, the server says: %s", self.stream, self.last, text)
         gone = acknowledged(text) if refusal is Refusal.GONE else None
         if gone is None or not self.last < gone < self._end:
             return True

@@ -193,8 +193,8 @@ class Refusal(Enum):
     GONE = "what was asked for was acknowledged, and may be deleted"
     BEYOND = "what was asked for does not exist there"
     UNKNOWN = "there is no such session, or not any more"
-    BUSY = "another connection has the session; later it may be free"
-    TROUBLE = "the server has trouble of its own; later it may have none"
+    BUSY = "another connection has the session, which may be free later"
+    TROUBLE = "the server has a problem, which may be over later"
     OTHER = "anything else, such as a server that does not know the request"
 
 

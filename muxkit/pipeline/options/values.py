@@ -95,7 +95,7 @@ def choice(of: type[ChoiceT]) -> Callable[[str, str], ChoiceT]:
 
 _UUID: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _ONE: Final = re.compile(rf"(?:(?P<server>restream\+[a-z][a-z0-9]*://[^\s#]+)#)?(?P<uuid>{_UUID})", re.IGNORECASE)
-# A comma also stands between the hosts of one URL: it ends an item only where another one begins, or nothing does.
+# A comma also separates the hosts of one URL: it ends an item only before another one, or at the end.
 _BETWEEN: Final = re.compile(rf"\s+|,\s*(?={_UUID}|restream\+|$)", re.IGNORECASE)
 _SERVER: Final = re.compile(r"restream\+[a-z][a-z0-9]*://[^\s#]+", re.IGNORECASE)
 

@@ -95,7 +95,7 @@ def _microseconds(time: float | None) -> int | None:
 
 
 def _structs(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Of this type; what does not fit is null, a field at a time, as `from_json` has it."""
+    """Convert values to this type; a field that does not fit is null, as with `from_json`."""
     try:
         return pa.array([value if isinstance(value, dict) else None for value in values], kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):

@@ -203,7 +203,7 @@ class StreamPlanner:
     def _chosen(self, uuid: str, begin: int, answer: restream.Status) -> int:
         if begin > answer.head:
             raise OptionError(
-                "startingOffsets", f"stream {uuid} has {answer.head} messages and cannot begin behind {begin}"
+                "startingOffsets", f"stream {uuid} has {answer.head} messages and cannot begin after {begin}"
             )
         return begin
 

@@ -55,7 +55,7 @@ async def _register(sessions: SessionStore[Any, Any], stream: str, uuid: str) ->
     try:
         await sessions.register(uuid, {FORWARDED: 0}, params={"stream": stream}, attached=False, keep=math.inf)
     except SessionExists as error:
-        _log.debug("stream %a goes on behind message %d of session %s", stream, error.status.head, uuid)
+        _log.debug("stream %a continues after message %d of session %s", stream, error.status.head, uuid)
 
 
 async def _forward_some(staging: Staging, stream: str, sessions: SessionStore[Any, Any], uuid: str) -> None:
