@@ -120,7 +120,7 @@ async def test_channels_that_the_server_never_hears_of_are_told_of_and_not_waite
     async with trio.open_nursery() as nursery:
         connection = Silent(nursery, Server(holding=True), lambda data: data)
         meter = Meter(await connection.open())
-        with pytest.raises(Wrong, match="after 50 s 64 of 64 channels are open, and the server has heard of 0"):
+        with pytest.raises(Wrong, match="after 50 s 64 of 64 channels are open, and the server knows 0"):
             await idle(connection, meter, a_task("idle", channels=100))
         nursery.cancel_scope.cancel()
 

@@ -73,7 +73,7 @@ def test_it_tells_its_address_each_cut_and_the_total() -> None:
             rest, errors = process.communicate(timeout=PATIENCE)
     assert all(100 <= count <= 200 for count in counts)
     assert [cut.split(", ")[0] for cut in cuts] == [
-        f"connection {number}: ended behind byte {count} to the client" for number, count in enumerate(counts)
+        f"connection {number}: ended after byte {count} to the client" for number, count in enumerate(counts)
     ]
     assert rest.startswith("3 connections, 0 of them without a target; 3 cuts (3 ended, 0 reset, 0 stalled); ")
     assert (process.returncode, errors.strip()) == (130, "muxkit: interrupted")
