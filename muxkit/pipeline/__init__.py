@@ -17,12 +17,6 @@ from muxkit.pipeline.errors import StreamBroken as StreamBroken
 from muxkit.pipeline.errors import StreamUnavailable as StreamUnavailable
 
 if TYPE_CHECKING:
-    from muxkit.pipeline._staging_errors import StagingError as StagingError
-    from muxkit.pipeline._staging_store import Staging as Staging
-    from muxkit.pipeline._staging_store import open_staging as open_staging
-    from muxkit.pipeline._staging_store_rows import Encoding as Encoding
-    from muxkit.pipeline._staging_store_rows import Key as Key
-    from muxkit.pipeline._staging_store_rows import StagingLimits as StagingLimits
     from muxkit.pipeline.capture.analysis import Answers as Answers
     from muxkit.pipeline.capture.analysis import Raw as Raw
     from muxkit.pipeline.capture.analysis import analyse as analyse
@@ -50,6 +44,12 @@ if TYPE_CHECKING:
     from muxkit.pipeline.staging.server import StagingService as StagingService
     from muxkit.pipeline.staging.server import serve_staging as serve_staging
     from muxkit.pipeline.staging.server import tokens as tokens
+    from muxkit.pipeline.staging.store import Encoding as Encoding
+    from muxkit.pipeline.staging.store import Key as Key
+    from muxkit.pipeline.staging.store import Staging as Staging
+    from muxkit.pipeline.staging.store import StagingLimits as StagingLimits
+    from muxkit.pipeline.staging.store import open_staging as open_staging
+    from muxkit.pipeline.staging.store.errors import StagingError as StagingError
 
 # Importing this must be cheap: Spark does so whenever it looks for data sources. name -> module here.
 _LAZY: dict[str, str] = {
@@ -60,17 +60,17 @@ _LAZY: dict[str, str] = {
     "spark_session": "spark",
     # --- the sink and its server
     "Claim": "staging.server",
-    "Encoding": "_staging_store_rows",
-    "Key": "_staging_store_rows",
+    "Encoding": "staging.store",
+    "Key": "staging.store",
     "SinkOptions": "options.sink",
-    "Staging": "_staging_store",
+    "Staging": "staging.store",
     "StagingClient": "staging.client",
-    "StagingError": "_staging_errors",
-    "StagingLimits": "_staging_store_rows",
+    "StagingError": "staging.store.errors",
+    "StagingLimits": "staging.store",
     "StagingService": "staging.server",
     "forward": "staging.forward",
     "make_block": "staging.messages",
-    "open_staging": "_staging_store",
+    "open_staging": "staging.store",
     "serve_staging": "staging.server",
     "tokens": "staging.server",
     # --- captures, analysis, the report

@@ -19,12 +19,12 @@ from muxkit.cli.serving import (
     start_task,
 )
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._open import open_store
+from muxkit.protocols.restream.store import open_store
 
 if TYPE_CHECKING:
     import trio
 
-    from muxkit.protocols.restream._stores._protocol import SessionStore
+    from muxkit.protocols.restream.store import SessionStore
 
 APPLICATIONS = {"numbers": restream.Numbers, "fed": restream.Fed}
 STATELESS: dict[str, type[restream.StatelessApplication]] = {

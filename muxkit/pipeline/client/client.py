@@ -20,7 +20,7 @@ from muxkit.pipeline.errors import DataLoss, OptionError, StreamUnavailable
 from muxkit.pipeline.options.source import SourceOptions, Verify
 from muxkit.pipeline.options.tls import Tls, link_options
 from muxkit.protocols import restream
-from muxkit.protocols.restream._session_client_dial import dial_of
+from muxkit.protocols.restream.client import dial_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -14,7 +14,8 @@ import trio
 
 from muxkit.pipeline.errors import StreamBroken, StreamUnavailable
 from muxkit.protocols import restream
-from muxkit.runtime import Backoff, Ended, Outage, redial
+from muxkit.protocols.restream.client import ClientDriver, Closing, Stop
+from muxkit.runtime import Ended
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,13 +26,8 @@ if TYPE_CHECKING:
 READ_SIZE: Final = 256 * 1024  # bytes to ask for at once
 SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is dropped and dialled again
 CLOSE_TIMEOUT: Final = 5.0  # s that a server may take to close the connection after an acknowledgement
-MAX_FUTILE: Final = 8  # connections in a row without progress, after which dialling pauses
 TOO_LONG: Final = "restream-F12"
-BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 NO_CONNECTION: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
-
-# restream asks for at least five seconds after an attempt that failed.
-BACKOFF: Final = Backoff(first=1.0, least=5.0, most=30.0)
 
 
 class ClientTask(Protocol):
@@ -77,83 +73,46 @@ async def run_request(dial: Dial, task: ClientTask) -> None:
 
 
 class _Request:
+    """Adapts a task to the driver of restream's clients, and limits the time without progress."""
+
     def __init__(self, dial: Dial, task: ClientTask) -> None:
-        self._dial = dial
         self._task = task
-        self._outage = Outage()
+        self._engine: ClientEngine | None = None
         self._why: Exception | None = None  # why the last connection brought nothing
         self._scope = trio.CancelScope(deadline=trio.current_time() + task.timeout)
-        self._came = 0
-        self._futile = 0  # connections in a row that brought nothing
         self._is_done = False
+        policy = restream.ClientPolicy(silence=task.silence, linger=CLOSE_TIMEOUT)
+        closing = Closing.CONFIRMED if task.acknowledges else Closing.AT_ONCE
+        self._driver = ClientDriver(dial, self, policy, read_bytes=READ_SIZE, closing=closing)
 
     async def run(self) -> None:
-        task = self._task
+        task, driver = self._task, self._driver
         with self._scope:
             try:
-                await redial(self._dial, self._join, backoff=BACKOFF, outage=self._outage)
+                await driver.run()
             except NO_CONNECTION as error:
                 raise StreamUnavailable(task.stream, f"there can be no connection: {error}") from error
         if not self._is_done:
-            last = self._outage.last or self._why
+            last = driver.outage.last or self._why or driver.loss
             because = "" if last is None else f": {last}"
             raise StreamUnavailable(
                 task.stream, f"nothing came within option {task.option}={task.timeout:g} s{because}"
             ) from last
 
-    async def _join(self, link: trio.abc.Stream) -> Ended | Exception:
-        engine = self._task.engine()
-        before = self._came
-        try:
-            ended = await self._run_connection(link, engine)
-            if ended is Ended.DONE:
-                self._is_done = True
-                if self._task.acknowledges:
-                    await _close(link, engine)
-        except BROKEN as error:
-            self._why = error
-            ended = Ended.LOST
-        if ended is not Ended.LOST:
-            return ended
-        self._futile = 0 if self._came > before else self._futile + 1
-        return Ended.WORKED if self._futile <= MAX_FUTILE else Ended.LOST
+    def engine(self) -> ClientEngine:
+        self._engine = self._task.engine()
+        return self._engine
 
-    async def _run_connection(self, link: trio.abc.Stream, engine: ClientEngine) -> Ended | Exception:
-        task = self._task
-        engine.connection_made(trio.current_time())
-        while True:
-            if engine.has_output():
-                await link.send_all(b"".join(engine.buffers_to_send()))
-            data: bytes | bytearray | None = None
-            with trio.move_on_after(task.silence):
-                data = await link.receive_some(READ_SIZE)
-            if data is None:
-                if task.on_silence():
-                    return Ended.DONE
-                self._why = ConnectionError(f"nothing came for {task.silence:g} s")
-                return Ended.LOST
-            if data:
-                engine.receive_bytes(bytes(data), trio.current_time())
-            else:
-                engine.receive_eof(trio.current_time())
-            ended = await self._handle_events(engine)
-            if ended is not None:
-                return ended
-            if not data:
-                if task.on_hang_up():
-                    return Ended.DONE
-                self._why = ConnectionError("the server hung up")
-                return Ended.LOST
-
-    async def _handle_events(self, engine: ClientEngine) -> Ended | Exception | None:
-        task, events = self._task, engine.events()
+    async def take(self, events: Sequence[ClientEvent]) -> Ended | Exception | None:
+        task, engine = self._task, self._engine
+        assert engine is not None
         came = False
         for event in events:
             match event:
                 case restream.Refused(text):
                     told = restream.StreamRefused(text).text
-                    refusal = refusal_of(told)
-                    return Ended.DONE if task.on_refusal(told, refusal) else _Refused(f"the server refused: {told}")
+                    self._is_done = task.on_refusal(told, refusal_of(told))
+                    return Ended.DONE if self._is_done else _Refused(f"the server refused: {told}")
                 case restream.Failed(error):
                     hint = "; raise option maxMessageBytes if it is right" if error.rule == TOO_LONG else ""
                     raise StreamBroken(task.stream, f"the server broke a rule: {error}{hint}") from error
@@ -166,25 +125,16 @@ class _Request:
                     came = True
         if not came:
             return None
-        self._came += 1
         self._why = None
-        self._outage.over()
-        self._outage.failures = 0
         self._scope.deadline = math.inf  # time inside `take` does not count
-        is_all = await task.take(events, engine)
+        self._is_done = await task.take(events, engine)
         self._scope.deadline = trio.current_time() + task.timeout
-        return Ended.DONE if is_all else None
+        return Ended.DONE if self._is_done else None
 
-
-async def _close(link: trio.abc.Stream, engine: ClientEngine) -> None:
-    """Send the rest and wait until the server closes: closing with unread input could discard what was sent."""
-    with trio.move_on_after(CLOSE_TIMEOUT):
-        while engine.has_output():
-            await link.send_all(b"".join(engine.buffers_to_send()))
-        if isinstance(link, trio.abc.HalfCloseableStream):
-            await link.send_eof()
-            while await link.receive_some(READ_SIZE):
-                pass
+    def stopped(self, stop: Stop) -> bool:
+        task = self._task
+        self._is_done = (stop is Stop.SILENCE and task.on_silence()) or (stop is Stop.HUNG_UP and task.on_hang_up())
+        return self._is_done
 
 
 class Refusal(Enum):

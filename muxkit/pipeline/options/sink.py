@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from muxkit.pipeline._staging_store_rows import LONGEST_NAME
 from muxkit.pipeline.errors import OptionError
 from muxkit.pipeline.options import values
 from muxkit.pipeline.options.tls import TLS_NAMES, Tls
+from muxkit.pipeline.staging.store import LONGEST_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from muxkit.pipeline._staging_store_rows import Block, Encoding
 from muxkit.pipeline.errors import OptionError, PipelineError
 from muxkit.pipeline.options.sink import RowEncoding
 from muxkit.pipeline.staging.messages import make_block
+from muxkit.pipeline.staging.store import Block, Encoding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import attrs
 import trio
 
-from muxkit.pipeline._staging_store_rows import Block, Key
 from muxkit.pipeline.errors import PipelineError, ungrouped
 from muxkit.pipeline.options.tls import link_options
 from muxkit.pipeline.sink.rows import Blocks
 from muxkit.pipeline.staging.client import StagingClient
+from muxkit.pipeline.staging.store import Block, Key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     import pyarrow as pa
 
-    from muxkit.pipeline._staging_store_rows import Encoding
     from muxkit.pipeline.options.sink import SinkOptions
+    from muxkit.pipeline.staging.store import Encoding
 
 T = TypeVar("T")
 
