@@ -31,7 +31,7 @@ demo: ready-demo
 	@.venv/bin/muxkit demo $(ARGS)
 
 pipeline: ready-pipeline
-	@.venv/bin/python -m muxkit.pipeline --page build/muxkit-captures.html $(ARGS)
+	@.venv/bin/python -m muxkit_bench.proof --page build/muxkit-captures.html $(ARGS)
 
 # Two runs: what can share the machine, then what traces its own memory or needs a JVM. 5 says that ARGS left nothing of one.
 test: ready-test

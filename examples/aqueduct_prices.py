@@ -8,7 +8,7 @@ from muxkit.protocols import aqueduct
 from muxkit.protocols.aqueduct import Client, Mode, Receiver, Sender
 from muxkit_adapters import tcp
 
-subscribers: dict[Sender, bytes] = {}  # the channels that came, and what is wanted on each
+subscribers: dict[Sender, bytes] = {}  # the channels of subscribers, and what each wants
 
 
 # --- the market
@@ -17,7 +17,7 @@ subscribers: dict[Sender, bytes] = {}  # the channels that came, and what is wan
 async def serve(link: trio.abc.Stream) -> None:
     async with aqueduct.connection(link, role="server") as connection, trio.open_nursery() as nursery:
         async for message in connection.entrypoint:
-            async with message:  # halves that came with it and that nobody takes are closed at its end
+            async with message:  # halves that came with it and are not taken are closed at its end
                 if message.payload == b"subscribe":
                     channel = message.sender()
                     subscribers[channel] = dict(channel.headers)[b"symbol"]
@@ -26,24 +26,24 @@ async def serve(link: trio.abc.Stream) -> None:
 
 
 async def fill(orders: Receiver, fills: Sender) -> None:
-    """Orders are done one by one, in the order in which they were given; none may be lost."""
+    """Execute orders one by one, in the order in which they were given; none may be lost."""
     async with fills:
         async for order in orders:
             await fills.send(b"filled " + order.payload)
 
 
 async def publish() -> None:
-    """A tick that comes too late is worth nothing: nobody is waited for, and the oldest give way."""
+    """Send prices to all subscribers without waiting: a late price is worthless, so the oldest are dropped."""
     for number in itertools.count(1):
         for channel, symbol in [*subscribers.items()]:
             try:
                 await channel.send(b"%s %d" % (symbol, number), mode=Mode.UNRELIABLE)
-            except trio.BrokenResourceError:  # it has heard enough, or is gone
+            except trio.BrokenResourceError:  # the subscriber stopped, or is gone
                 del subscribers[channel]
         await trio.sleep(0.001)
 
 
-# --- who trades there
+# --- the traders
 
 
 async def watch(connection: Client, symbol: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A chat with rooms: each room that a person is in is one channel; who does not read misses lines and delays nobody."""
+"""A chat with rooms, a channel for each room of a person; a slow reader misses lines and delays no other person."""
 
 from collections import defaultdict
 from contextlib import suppress
@@ -7,12 +7,12 @@ import trio
 
 import muxkit
 
-WAITING = 100  # lines that the server keeps for somebody who does not read
+WAITING = 100  # lines that the server keeps for a slow reader
 PEOPLE = {"ann": ["tea", "trains"], "bob": ["tea"], "cleo": ["tea", "trains"]}
 
 
 class Chat:
-    """Who is in which room; the first message of a channel says `room/name`, the others are text."""
+    """The people in each room; the first message of a channel says `room/name`, the others are text."""
 
     def __init__(self) -> None:
         self.rooms: defaultdict[str, dict[str, trio.MemorySendChannel[str]]] = defaultdict(dict)
@@ -25,7 +25,7 @@ class Chat:
             self.tell(room, f"* here: {name}")
             self.rooms[room][name] = lines
             lines.send_nowait(f"* here: {', '.join(self.rooms[room])}")
-            with suppress(trio.BrokenResourceError):  # gone without a goodbye
+            with suppress(trio.BrokenResourceError):  # the connection was lost
                 async for text in channel:
                     self.tell(room, f"{name}: {text.decode()}")
             del self.rooms[room][name]
@@ -34,18 +34,18 @@ class Chat:
 
     def tell(self, room: str, line: str) -> None:
         for lines in self.rooms[room].values():
-            with suppress(trio.WouldBlock):  # this one does not read; the others shall not wait for that
+            with suppress(trio.WouldBlock):  # this person does not read; the others must not wait
                 lines.send_nowait(line)
 
 
 async def forward(waiting: trio.MemoryReceiveChannel[str], channel: muxkit.Channel) -> None:
     async for line in waiting:
-        with suppress(trio.BrokenResourceError):  # left: what waits for this person has no use any more
+        with suppress(trio.BrokenResourceError):  # left: the lines that wait for this person are dropped
             await channel.send(line.encode())
 
 
 async def take_part(session: muxkit.Session, room: str, name: str) -> None:
-    """Greet once everybody is here, leave once everybody has greeted."""
+    """Greet when all are here, leave when all have greeted."""
     absent = {person for person, rooms in PEOPLE.items() if room in rooms}
     silent = {*absent}
     async with session.open() as channel:

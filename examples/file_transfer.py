@@ -13,7 +13,7 @@ PIECE = 64 * 1024  # bytes in one message
 
 
 async def send_file(session: muxkit.Session, path: trio.Path) -> str:
-    """Send a file; gives its checksum once the other side has computed the same."""
+    """Send a file; return its checksum once the other side has computed the same."""
     digest = hashlib.sha256()
     size, sent, shown = (await path.stat()).st_size, 0, 0
     async with session.open() as channel, await path.open("rb") as file:

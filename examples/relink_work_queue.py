@@ -8,7 +8,7 @@ from muxkit.testing import ChaosPlan, Cut, chaos_relay
 
 JOBS = 1  # the channel that carries them
 CONFIG = relink.Config(listener_transactions=True)  # the queue's messages wait until they are committed
-HARD = {7, 19}  # jobs that nobody gets done at the first attempt
+HARD = {7, 19}  # jobs that fail at the first attempt
 done: list[int] = []
 
 

@@ -9,12 +9,12 @@ from muxkit.testing import ChaosPlan, Way, chaos_relay
 
 COUNT = 500
 BAD = ChaosPlan(cut_after=(0, 2_000), cut_ways=(Way.BACK,), reset=0.3)
-# The server forgets what is acknowledged, so this is done by hand, when our own state is safe.
+# The server deletes what is acknowledged, so this is done by hand, after the own state is saved.
 BY_HAND = restream.ClientConfig(ack_every=None)
 
 
 async def read_some(url: str, enough: int) -> str:
-    """Read the first numbers; gives what another process would need to go on."""
+    """Read the first numbers; return what another process needs to go on."""
     async with restream.numbers(url, count=COUNT, config=BY_HAND) as numbers:
         async for _ in numbers:
             if numbers.last_id == enough:

@@ -29,7 +29,7 @@ METHODS: dict[str, Callable[[Any], Awaitable[object]]] = {"add": add, "sleep": s
 
 
 async def answer(request: bpmux.IncomingRequest) -> None:
-    """Do what is asked; stop when the caller gives up, decline what nobody can do."""
+    """Run a call; stop when the caller gives up, decline unknown methods."""
     method, argument = json.loads(request.payload)
     async with request, trio.open_nursery() as nursery:
 

@@ -15,7 +15,7 @@ KITCHEN, CELLAR = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-80
 
 
 async def serve(ready: queue.Queue[str], more: threading.Event) -> None:
-    """A server that answers status requests, so that Spark can plan; readings are appended whenever there are some."""
+    """Serve with status requests, so that Spark can plan; append readings when there are some."""
     async with restream.open_store("memory:", keep=24 * 3600) as store, trio.open_nursery() as nursery:
         for uuid in (KITCHEN, CELLAR):
             await store.register(uuid, {}, params={}, attached=False)
@@ -32,7 +32,7 @@ async def serve(ready: queue.Queue[str], more: threading.Event) -> None:
 
 
 def run(spark: SparkSession, url: str, folder: str) -> None:
-    """Everything that is there now, into the table."""
+    """Write everything that is there now into the table."""
     stream = spark.readStream.format("muxkit").option("servers", url).option("streams", f"{KITCHEN} {CELLAR}")
     rows = stream.option("jsonSchema", "celsius DOUBLE").load().select("stream", "id", "json.celsius")
     writer = rows.writeStream.format("parquet").option("path", f"{folder}/table")

@@ -1,6 +1,6 @@
-"""Where does Spark find `format("muxkit")`? It looks into packages `pyspark_*` for a `DefaultSource`, which is this.
+"""The data source that Spark finds as `format("muxkit")`: it looks for a `DefaultSource` in packages `pyspark_*`.
 
-Spark imports it whenever it looks for any data source: so it imports nothing of ours before it is used.
+Spark imports this whenever it looks for any data source, so muxkit itself is imported only on use.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ class DefaultSource(DataSource):
         return "muxkit"
 
     def schema(self) -> str:
-        from muxkit.pipeline._source import schema
+        from muxkit.pipeline.source.spark import schema
 
         return schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from muxkit.pipeline._source import batch_reader
+        from muxkit.pipeline.source.spark import batch_reader
 
         return batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from muxkit.pipeline._source import stream_reader
+        from muxkit.pipeline.source.spark import stream_reader
 
         return stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from muxkit.pipeline._sink import batch_writer
+        from muxkit.pipeline.sink.spark import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from muxkit.pipeline._sink import stream_writer
+        from muxkit.pipeline.sink.spark import stream_writer
 
         return stream_writer(self.options, schema, overwrite)

@@ -1,4 +1,4 @@
-"""How do two programs get a byte stream without a network? One starts the other, and they use its stdin and stdout."""
+"""A byte stream between two programs without a network: one starts the other, and they use its stdin and stdout."""
 
 import os
 import shlex

@@ -1,18 +1,18 @@
-"""The command `muxkit`; its parts need the extra `cli`."""
+"""The command `muxkit`; it needs the extra `cli`."""
 
 from __future__ import annotations
 
 import sys
 
 NEEDS = ("click", "rich")
-USAGE = 2  # the exit code, which `_outcome` cannot be asked for yet
+USAGE = 2  # the exit code, as in `outcome`, which cannot be imported here
 INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run the command line of this process; gives the exit code."""
+    """Run the command line of this process; return the exit code."""
     try:
-        from muxkit.cli._commands import run
+        from muxkit.cli.commands import run
 
         return run()
     except ModuleNotFoundError as error:

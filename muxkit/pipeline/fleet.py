@@ -1,10 +1,198 @@
-"""`python -m muxkit.pipeline.fleet NAME SEED`: the command that a failing seed of a fleet is replayed with."""
+"""A seeded simulation over many seeds: here, in processes, or on Spark; each seed becomes a row."""
 
 from __future__ import annotations
 
+import importlib
 import sys
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final
 
-from muxkit.pipeline._fleet import main
+import attrs
+
+from muxkit.pipeline.errors import PipelineError, first_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+
+GROUP: Final = "muxkit.simulations"  # the group of entry points that names them
+Simulation = Callable[[int], str]
+"""A function of the seed. It returns what happened in a line, the same for the same seed, or raises."""
+OUTCOMES_DDL: Final = (
+    "simulation string, seed bigint, ok boolean, seconds double, summary string, error string, trace string, "
+    "replay string"
+)
+PARTITIONS: Final = 8  # for each core: seeds that take long even out
+CHUNK: Final = 16  # seeds that a process takes at once
+
+
+class UnknownSimulation(PipelineError, ValueError):
+    """No simulation has that name."""
+
+
+@attrs.frozen
+class Outcome:
+    """The result of one seed."""
+
+    simulation: str
+    seed: int
+    ok: bool
+    seconds: float
+    """Of real time."""
+    summary: str | None
+    """What happened; the same seed gives the same text."""
+    error: str | None
+    trace: str | None
+
+    @property
+    def replay(self) -> str:
+        """The command that runs it again."""
+        return f"python -m muxkit.pipeline.fleet {self.simulation} {self.seed}"
+
+
+def named_simulations() -> dict[str, str]:
+    """Give the simulations that installed packages name, and where each is: `package.module:function`."""
+    return {entry.name: entry.value for entry in sorted(entry_points(group=GROUP))}
+
+
+def find(simulation: str) -> Simulation:
+    """Import a simulation: one that an installed package names, or any other as `package.module:function`."""
+    known = named_simulations()
+    where, separator, name = known.get(simulation, simulation).partition(":")
+    if not separator:
+        names = ", ".join(known)
+        raise UnknownSimulation(f"no simulation {simulation!r}: there are {names}, or package.module:function")
+    try:
+        found: Simulation = getattr(importlib.import_module(where), name)
+    except (ImportError, AttributeError) as error:
+        raise UnknownSimulation(f"simulation {simulation!r}: {error}") from error
+    return found
+
+
+def simulate(simulation: str, seed: int) -> Outcome:
+    """Run one seed in this process; what it raises becomes part of the outcome."""
+    function = find(simulation)
+    began = time.perf_counter()
+    try:
+        summary = str(function(seed))
+    except Exception as error:
+        took = time.perf_counter() - began
+        first = first_error(error)
+        text = f"{type(first).__name__}: {first}"
+        return Outcome(simulation, seed, False, took, None, text, "".join(traceback.format_exception(error)))
+    return Outcome(simulation, seed, True, time.perf_counter() - began, summary, None, None)
+
+
+def simulate_all(simulation: str, seeds: Sequence[int], *, processes: int = 1) -> Iterator[Outcome]:
+    """Run all seeds, in order, in so many processes of this machine."""
+    find(simulation)  # before any process starts
+    if processes == 1:
+        yield from (simulate(simulation, seed) for seed in seeds)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from pool.map(simulate, [simulation] * len(seeds), seeds, chunksize=CHUNK)
+
+
+# --- Spark
+
+
+def run_fleet(spark: SparkSession, simulation: str, seeds: range, *, partitions: int | None = None) -> DataFrame:
+    """Run all seeds on Spark, a row each: the columns are those of `Outcome`, and `replay` with the command.
+
+    The simulation is imported where Spark's workers run: muxkit, or your package, must be installed there.
+    """
+    find(simulation)
+    count = partitions or spark.sparkContext.defaultParallelism * PARTITIONS
+    rows = spark.range(seeds.start, seeds.stop, seeds.step, min(count, max(1, len(seeds))))
+    return rows.mapInArrow(_Fleet(simulation), OUTCOMES_DDL)
+
+
+@attrs.frozen
+class _Fleet:
+    """Runs in a worker: seeds become outcomes."""
+
+    simulation: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        schema = pa.schema(
+            [
+                ("simulation", pa.string()), ("seed", pa.int64()), ("ok", pa.bool_()), ("seconds", pa.float64()),
+                ("summary", pa.string()), ("error", pa.string()), ("trace", pa.string()), ("replay", pa.string()),
+            ]
+        )  # fmt: skip
+        for batch in batches:
+            outcomes = [simulate(self.simulation, seed) for seed in batch.column(0).to_pylist()]
+            rows = [{**attrs.asdict(one), "replay": one.replay} for one in outcomes]
+            yield pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+# --- the command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `python -m muxkit.pipeline.fleet NAME SEED`: one seed, or with `FIRST-LAST` all of them."""
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="python -m muxkit.pipeline.fleet",
+        description="Run a seeded simulation again, or over a range of seeds.",
+        epilog=f"simulations: {', '.join(named_simulations())}, or package.module:function",
+    )
+    parser.add_argument("simulation")
+    parser.add_argument("seeds", type=parse_seeds, metavar="SEED", help="one, or FIRST-LAST")
+    parser.add_argument("--processes", type=int, default=1)
+    options = parser.parse_args(arguments)
+    try:
+        find(options.simulation)
+    except UnknownSimulation as error:
+        parser.error(str(error))
+    if len(options.seeds) == 1:
+        return replay(options.simulation, options.seeds[0])
+    failed = 0
+    began = time.perf_counter()
+    for outcome in simulate_all(options.simulation, options.seeds, processes=options.processes):
+        if not outcome.ok:
+            failed += 1
+            print(f"seed {outcome.seed}: {outcome.error}\n  {outcome.replay}", flush=True)
+    took = time.perf_counter() - began
+    count = len(options.seeds)
+    print(f"{count:,} seeds of {options.simulation} in {took:.1f} s ({count / took:,.0f}/s): {failed} failed")
+    return 1 if failed else 0
+
+
+def replay(simulation: str, seed: int) -> int:
+    """Run one seed again and print the whole trace of what it raises. Returns the exit code."""
+    outcome = simulate(simulation, seed)
+    if outcome.ok:
+        print(f"{simulation} {seed}: {outcome.summary}")
+        return 0
+    print(outcome.trace, file=sys.stderr, end="")
+    print(f"{simulation} {seed}: {outcome.error}")
+    return 1
+
+
+def parse_seeds(text: str) -> range:
+    """Parse `7`, or `0-999`, which includes both ends."""
+    first, dash, last = text.partition("-")
+    if not all(part.isascii() and part.isdigit() for part in (first, last if dash else first)):
+        raise ValueError(f"{text!r}: a seed, or FIRST-LAST")
+    seeds = range(int(first), int(last if dash else first) + 1)
+    if not seeds:
+        raise ValueError(f"{text!r}: the last seed is below the first")
+    return seeds
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Imported by its name, so that what goes to other processes is found there.
+    from muxkit.pipeline import fleet
+
+    sys.exit(fleet.main())

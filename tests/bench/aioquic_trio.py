@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from muxkit.cli._bench.bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
+    from muxkit_bench.bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
 else:
     from bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
 
@@ -122,7 +122,7 @@ class Carrier(Connection):
         self.quic.receive_datagram(data, address, now=trio.current_time())
 
     def took(self) -> None:
-        """What came is in: tell everybody, and let the writer answer."""
+        """After each read: wake all waiting tasks, and let the writer answer."""
         while (event := self.quic.next_event()) is not None:
             self._apply(event)
         self.acknowledged.set()

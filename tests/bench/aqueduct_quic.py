@@ -1,4 +1,4 @@
-"""What does Aqueduct cost over QUIC? Bulk, beside the bare adapter in the same configuration and aioquic on asyncio.
+"""The cost of Aqueduct over QUIC: bulk, beside the bare adapter in the same configuration and aioquic on asyncio.
 
     python -m tests.bench.aqueduct_quic [--size MIB] [--rounds N] [--packet BYTES] [--profile]
 

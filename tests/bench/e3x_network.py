@@ -1,4 +1,4 @@
-"""How does e3x fare on a simulated 10 Mbit/s line? Goodput by loss and round trip, and who gets what of a shared one.
+"""e3x on a simulated 10 Mbit/s line: goodput by loss and round trip, and the shares of several links on one line.
 
     python -m tests.bench.e3x_network [--seconds 20] [--svg shares.svg] [--seed 0]
 

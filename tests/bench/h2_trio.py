@@ -19,7 +19,7 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from muxkit.cli._bench.bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
+    from muxkit_bench.bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
 else:
     from bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
 
@@ -122,7 +122,7 @@ class Carrier(Connection):
         await self.flush()
 
     async def flush(self) -> None:
-        """Whoever has the lock writes for all that wait for it."""
+        """The task with the lock writes for all tasks that wait for it."""
         async with self._writing:
             data = self.engine.data_to_send()
             if data:

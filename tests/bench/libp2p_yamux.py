@@ -21,7 +21,7 @@ from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream  # type: ignore[i
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from muxkit.cli._bench.bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
+    from muxkit_bench.bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
 else:
     from bench_work import Connection, Conversation, Peer, Server, StreamConversation, play
 

@@ -1,4 +1,4 @@
-"""What does the QUIC adapter cost by itself? Bulk and small exchanges, beside aioquic on asyncio.
+"""The cost of the QUIC adapter by itself: bulk and small exchanges, beside aioquic on asyncio.
 
     python tests/bench/quic_adapter.py [--size MIB] [--turns N] [--packet BYTES] [--only muxkit|aioquic]
 

@@ -1,4 +1,4 @@
-"""What does it take to resume a link with many channels? Bytes and CPU time, for each side.
+"""The cost of resuming a link with many channels: bytes and CPU time, for each side.
 
 python tests/bench/relink_resume.py [CHANNELS] [MESSAGES IN EACH]
 """

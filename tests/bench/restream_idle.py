@@ -1,4 +1,4 @@
-"""What does an idle session cost the server? Resident memory a session, with ten thousand connections that wait.
+"""The memory of idle sessions on the server: resident bytes a session, with ten thousand waiting connections.
 
     python tests/bench/restream_idle.py [--sessions 10000] [--store memory:]
 

@@ -1,4 +1,4 @@
-"""How many frames a second are decoded from raw captures: in one process, and on Spark in 1, 2 and 4 partitions?
+"""Frames decoded from raw captures per second: in one process, and on Spark in 1, 2 and 4 partitions.
 
     python tests/bench/spark_decode.py [--connections 8] [--messages 12500] [--rounds 3]
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from muxkit import Limits
 from muxkit.pipeline import Capture, decode, decode_batches, spark_session
-from muxkit.pipeline._decode_arrow import read_raw
+from muxkit.pipeline.capture.decoding import read_raw
 from muxkit.protocols import bpmux
 from muxkit.testing import EnginePair
 

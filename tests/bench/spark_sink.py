@@ -1,4 +1,4 @@
-"""How many rows a second does the sink take, how long is a commit? Beside Spark's own sink that keeps nothing.
+"""Rows per second of the sink and the time of a commit, beside Spark's own sink that keeps nothing.
 
     python tests/bench/spark_sink.py [--no-spark] [--rows 400000]
 

@@ -1,4 +1,4 @@
-"""How fast is the Spark source, and beside what? Rows a second, the time to a row, and a thousand sessions.
+"""The speed of the Spark source: rows per second, the time to a row, and a thousand sessions.
 
     python tests/bench/spark_source.py [rows] [latency] [sessions]
 
@@ -24,8 +24,8 @@ import trio
 
 from muxkit import Limits
 from muxkit.pipeline import spark_session
-from muxkit.pipeline._proof_data import stream_names
 from muxkit.protocols import restream
+from muxkit_bench.proof.data import stream_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""How many puts a second does each store make durable, and how late does the event loop run meanwhile?
+"""Durable puts per second of each store, and the delay of the event loop meanwhile.
 
     python tests/bench/store_rates.py [--seconds 3] [memory:] [sqlite:PATH] [postgresql://…]
 

@@ -1,4 +1,4 @@
-"""Does `muxkit bench` measure with real processes, notice what is wrong, and leave nothing behind?"""
+"""`muxkit bench` measures with real processes, notices what is wrong, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
-from muxkit.cli._bench._awake import awake
+from muxkit_bench.run.awake import awake
 from tests.cli._command import is_there, muxkit, needs_proc, running
 
 if TYPE_CHECKING:

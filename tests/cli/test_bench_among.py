@@ -1,4 +1,4 @@
-"""Is one channel measured among others that are open, and are open channels counted with all that must be kept?"""
+"""One channel is measured among open ones, which are counted with all that keeps them open."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import trio
 import trio.testing
 
 import muxkit
-from muxkit.cli._bench._cells import EXPLAINED, cells
-from muxkit.cli._bench._contestants import raw
-from muxkit.cli._bench.bench_work import Conversation, Server
-from muxkit.cli._bench.bench_work.idling import idle
-from muxkit.cli._bench.bench_work.meter import Meter
-from muxkit.cli._bench.bench_work.orders import MAGIC, Wrong
-from muxkit.cli._bench.bench_work.streaming import among
+from muxkit_bench.bench_work import Conversation, Server
+from muxkit_bench.bench_work.idling import idle
+from muxkit_bench.bench_work.meter import Meter
+from muxkit_bench.bench_work.orders import MAGIC, Wrong
+from muxkit_bench.bench_work.streaming import among
+from muxkit_bench.contestants.contestant import raw
+from muxkit_bench.run.cells import EXPLAINED, cells
 from tests.cli.test_bench_work import Inside, a_task, session
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ async def test_channels_that_the_server_never_hears_of_are_told_of_and_not_waite
     async with trio.open_nursery() as nursery:
         connection = Silent(nursery, Server(holding=True), lambda data: data)
         meter = Meter(await connection.open())
-        with pytest.raises(Wrong, match="after 50 s 64 of 64 channels are open, and the server has heard of 0"):
+        with pytest.raises(Wrong, match="after 50 s 64 of 64 channels are open, and the server knows 0"):
             await idle(connection, meter, a_task("idle", channels=100))
         nursery.cancel_scope.cancel()
 

@@ -1,4 +1,4 @@
-"""Are medians, ratios and verdicts what the passes say?"""
+"""Medians, ratios and verdicts follow from the passes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muxkit.cli._bench._cells import JOBS, Cell, cells
-from muxkit.cli._bench._contestants import ours, raw
-from muxkit.cli._bench._figures import Figures, Spread, baseline_of, value_by_cpu, value_of
-from muxkit.cli._bench._results import Entry, Machine, Pass, Report, Shape
-from muxkit.cli._bench._targets import TARGETS, judge
-from muxkit.cli._bench._words import agreeing, extent, short
+from muxkit_bench.contestants.contestant import ours, raw
+from muxkit_bench.report.figures import Figures, Spread, baseline_of, value_by_cpu, value_of
+from muxkit_bench.report.results import Entry, Machine, Pass, Report, Shape
+from muxkit_bench.report.targets import TARGETS, judge
+from muxkit_bench.report.words import agreeing, extent, short
+from muxkit_bench.run.cells import JOBS, Cell, cells
 
 OURS = Entry(name="bpmux+tcp", title="ours", baseline="raw tcp")
 RAW = Entry(name="raw tcp", title="raw", baseline="raw tcp")

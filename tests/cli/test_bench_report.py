@@ -1,4 +1,4 @@
-"""Does a stored run come out as a table, a file and a page that anybody can open?"""
+"""A stored run becomes a table, a file and a page."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from muxkit.cli._bench._page import page
-from muxkit.cli._bench._results import Entry, Failure, Machine, Pass, Report, Shape, dump, load
-from muxkit.cli._bench._table import print_report, print_targets
-from muxkit.cli._bench._targets import judge
+from muxkit_bench.report.page import page
+from muxkit_bench.report.results import Entry, Failure, Machine, Pass, Report, Shape, dump, load
+from muxkit_bench.report.table import print_report, print_targets
+from muxkit_bench.report.targets import judge
 
 NASTY = "<script>alert('x')</script>\x1b[31m"
 
@@ -154,9 +154,9 @@ def test_who_was_left_out_and_who_failed_is_said() -> None:
 
 def test_it_is_said_when_others_needed_the_machine() -> None:
     report = stored()
-    assert "others were at work" not in table_of(report)
+    assert "other work was running" not in table_of(report)
     busy = msgspec.structs.replace(report, machine=msgspec.structs.replace(report.machine, load_before=[1.2, 0.1]))
-    assert "others were at work" in table_of(busy)
+    assert "other work was running" in table_of(busy)
 
 
 def test_names_cannot_command_the_terminal() -> None:

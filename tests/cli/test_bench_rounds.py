@@ -1,4 +1,4 @@
-"""Do all take their turns in each round, in an order that only the seed decides, until somebody wants no more?"""
+"""All contestants take turns in each round, in an order that the seed decides, until the run ends or is stopped."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 import trio
 from rich.console import Console
 
-from muxkit.cli._bench._cells import cells
-from muxkit.cli._bench._contestants import Contestant
-from muxkit.cli._bench._rounds import Plan, Rounds
-from muxkit.cli._bench._run import measure
+from muxkit_bench.contestants.contestant import Contestant
+from muxkit_bench.run.cells import cells
+from muxkit_bench.run.measure import measure
+from muxkit_bench.run.rounds import Plan, Rounds
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from muxkit.cli._bench._results import Report
+    from muxkit_bench.report.results import Report
 
 # Answers at once: what it would have measured does not matter here.
 PROGRAM = """

@@ -1,4 +1,4 @@
-"""Does a bench that is told to stop show what it has, and leave neither processes nor folders?"""
+"""A stopped benchmark shows what it has, and leaves neither processes nor folders."""
 
 from __future__ import annotations
 

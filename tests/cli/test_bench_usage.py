@@ -1,4 +1,4 @@
-"""Is what cannot be said before anything is measured, and is nothing lost that was?"""
+"""Usage errors come before anything is measured, and no result is lost."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["--protocol", "nope"], "there is no protocol 'nope'; there are: "),
         (["--transport", "nope"], "there is no transport 'nope'; there are: "),
-        (["--protocol", "restream"], "there is nothing of ours to measure: restream: restream has no channels"),
-        (["--transport", "udp"], "there is nothing of ours to measure: bpmux+udp: bpmux does not speak over what"),
+        (["--protocol", "restream"], "nothing of muxkit can be measured: restream: restream has no channels"),
+        (["--transport", "udp"], "nothing of muxkit can be measured: bpmux+udp: bpmux does not speak over what"),
         (["--jobs", ""], "'' is no job: there are bulk, small, "),
         (["--jobs", "rtt,,nope"], "'', 'nope' is no job: there are bulk, small, "),
         (["--json", "nowhere/run.json"], "--json nowhere/run.json cannot be written: No such file"),

@@ -1,4 +1,4 @@
-"""Do the ends of the bench understand each other, and notice it when something else comes than was sent?"""
+"""The ends of the benchmark understand each other, and notice wrong payloads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxkit.cli._bench._common_face import Mux
-from muxkit.cli._bench.bench_work import Connection, Conversation, Server, StreamConversation
-from muxkit.cli._bench.bench_work.echoing import neighbour, open_and_close, percentile, round_trip, storm
-from muxkit.cli._bench.bench_work.idling import idle
-from muxkit.cli._bench.bench_work.meter import Cost, Meter, fit
-from muxkit.cli._bench.bench_work.orders import (
+from muxkit_bench.bench_work import Connection, Conversation, Server, StreamConversation
+from muxkit_bench.bench_work.echoing import neighbour, open_and_close, percentile, round_trip, storm
+from muxkit_bench.bench_work.idling import idle
+from muxkit_bench.bench_work.meter import Cost, Meter, fit
+from muxkit_bench.bench_work.orders import (
     MAGIC,
     MESSAGE,
     Order,
@@ -32,9 +31,10 @@ from muxkit.cli._bench.bench_work.orders import (
     unpack_receipt,
     unpack_usage,
 )
-from muxkit.cli._bench.bench_work.payloads import MANY, payloads
-from muxkit.cli._bench.bench_work.streaming import among, check, flat, stream
-from muxkit.cli._bench.bench_work.tasks import Task
+from muxkit_bench.bench_work.payloads import MANY, payloads
+from muxkit_bench.bench_work.streaming import among, check, flat, stream
+from muxkit_bench.bench_work.tasks import Task
+from muxkit_bench.contestants.muxkit_program import Mux
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

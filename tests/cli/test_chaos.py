@@ -1,4 +1,4 @@
-"""Does `muxkit chaos` relay as it is told, and tell what it does?"""
+"""`muxkit chaos` relays as its options say, and reports what it does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = 20.0  # s
 
 @contextmanager
 def sending(data: bytes) -> Iterator[str]:
-    """A server that sends the same to everybody; gives its address."""
+    """Start a server that sends the same bytes to every client; return its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -73,7 +73,7 @@ def test_it_tells_its_address_each_cut_and_the_total() -> None:
             rest, errors = process.communicate(timeout=PATIENCE)
     assert all(100 <= count <= 200 for count in counts)
     assert [cut.split(", ")[0] for cut in cuts] == [
-        f"connection {number}: ended behind byte {count} to the client" for number, count in enumerate(counts)
+        f"connection {number}: ended after byte {count} to the client" for number, count in enumerate(counts)
     ]
     assert rest.startswith("3 connections, 0 of them without a target; 3 cuts (3 ended, 0 reset, 0 stalled); ")
     assert (process.returncode, errors.strip()) == (130, "muxkit: interrupted")

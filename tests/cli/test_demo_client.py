@@ -1,4 +1,4 @@
-"""Does the demo's client notice what it is there to notice: a server that lies, breaks the rules, or says nothing?"""
+"""The demo's client notices a server that sends wrong payloads, breaks the rules, or is silent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 import trio
 
 import muxkit
-from muxkit.cli._demo_client import measure
-from muxkit.cli._demo_events import Failed, Plan, understand
-from muxkit.cli._demo_server import Server
-from muxkit.cli._outcome import Exit
-from muxkit.cli._payloads import Checked, Payloads
+from muxkit.cli.demo.client import measure
+from muxkit.cli.demo.events import Failed, Plan, understand
+from muxkit.cli.demo.payloads import Checked, Payloads
+from muxkit.cli.demo.server import Server
+from muxkit.cli.outcome import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -140,7 +140,7 @@ def test_only_a_few_problems_are_kept() -> None:
 
 async def how_it_ends(url: str, plan: Plan = PLAN) -> tuple[int, Failed]:
     """Run the client process, as the demo does; gives its exit code and its last line."""
-    command = [sys.executable, "-P", "-m", "muxkit.cli._demo_client", url, msgspec.json.encode(plan).decode()]
+    command = [sys.executable, "-P", "-m", "muxkit.cli.demo.client", url, msgspec.json.encode(plan).decode()]
     async with trio.open_nursery() as nursery:
         process: trio.Process = await nursery.start(
             partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False)

@@ -1,4 +1,4 @@
-"""How does the command behave without its extra, with wrong arguments, and when nobody reads what it prints?"""
+"""The command without its extra, with wrong arguments, and with a closed standard output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import muxkit as library
 import muxkit_adapters
-from muxkit.cli._terminal import printable
+from muxkit.cli.terminal import printable
 from tests.cli._command import MUXKIT, environment, muxkit
 
 EXTRA = ("click", "rich")

@@ -1,4 +1,4 @@
-"""Which exit code does which error get?"""
+"""The exit code of each error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import trio
 
 import muxkit
-from muxkit.cli._outcome import CommandFailed, Exit, failure_of
+from muxkit.cli.outcome import CommandFailed, Exit, failure_of
 
 
 def lost(cause: BaseException | None = None) -> muxkit.LinkLost:

@@ -1,4 +1,4 @@
-"""What does `muxkit plugins` list?"""
+"""`muxkit plugins` lists what is installed."""
 
 from __future__ import annotations
 

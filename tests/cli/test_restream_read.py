@@ -1,4 +1,4 @@
-"""Does `muxkit restream read` read, verify, save where it is, and say what went wrong with the right exit code?"""
+"""`muxkit restream read` reads, verifies, saves its position, and reports errors with the right exit code."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import click
 import pytest
 import trio
 
-from muxkit.cli._outcome import CommandFailed, Exit
-from muxkit.cli._restream_read import read
+from muxkit.cli.outcome import CommandFailed, Exit
+from muxkit.cli.restream.read import read
 from muxkit.protocols import restream
 from muxkit.protocols.restream.applications import next_value
 from muxkit.protocols.restream.store import open_store
@@ -82,7 +82,7 @@ def serving_all(url: str, *options_of_each: dict[str, Any]) -> Iterator[list[str
 
 @contextmanager
 def saying(data: bytes) -> Iterator[str]:
-    """A server that says the same to everybody who has asked."""
+    """A server that gives every client the same answer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -105,7 +105,7 @@ def saying(data: bytes) -> Iterator[str]:
 
 
 def nobody() -> str:
-    """A URL where nobody listens."""
+    """A URL without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"restream+tcp://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -167,7 +167,7 @@ def saved_id(path: Path) -> int:
 @pytest.mark.requirement("R-51")
 def test_killed_and_started_again_it_goes_on_where_it_was(tmp_path: Path) -> None:
     path, runs, begins = tmp_path / "state", list[list[int]](), list[int]()
-    # From the slow one all of it would take 50 s: nobody is done before he is killed.
+    # Reading all of it from the slow server would take 50 s, so each reader is killed before its end.
     with serving_all("restream+tcp://127.0.0.1:0", {"pace": 400.0}, {}) as (slow, url):
         for _ in range(2):
             begins.append(saved_id(path))

@@ -1,4 +1,4 @@
-"""Does `muxkit restream serve` serve, and end in order?"""
+"""`muxkit restream serve` serves, and ends in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from muxkit import MuxError
-from muxkit.cli._commands import commands
+from muxkit.cli.commands import commands
 from tests.cli._command import muxkit, running
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
-"""Do the percentiles say what was measured, and does what is kept stay small?"""
+"""Percentiles over a bounded number of samples."""
 
 from __future__ import annotations
 
 import pytest
 
-from muxkit.cli._samples import MOST, Samples, percentile
+from muxkit.cli.demo.samples import MOST, Samples, percentile
 
 
 @pytest.mark.parametrize(("percent", "value"), [(1, 1.0), (50, 50.0), (99, 99.0), (99.1, 100.0), (100, 100.0)])

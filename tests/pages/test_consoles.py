@@ -170,7 +170,7 @@ def test_every_option_of_the_long_benchmarks_exists() -> None:
     """They take ten minutes each; what they measure is tried by the tests of the command, in short passes."""
     import click
 
-    from muxkit.cli._bench._command import bench
+    from muxkit_bench.command import bench
     from tests._pages import ROOT, items
 
     page = ROOT / "docs" / "reference" / "bench.md"

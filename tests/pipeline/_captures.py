@@ -10,8 +10,8 @@ import trio
 
 from muxkit import Limits
 from muxkit.pipeline import Capture
-from muxkit.pipeline._analytics import load, sqlite_ask
-from muxkit.pipeline._capture_schema import to_batch
+from muxkit.pipeline.capture.analysis import load, sqlite_ask
+from muxkit.pipeline.capture.schema import to_batch
 from muxkit.protocols import bpmux
 from muxkit_adapters import memory
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from muxkit import Channel
     from muxkit._observer import Direction
-    from muxkit.pipeline._analytics import Ask
-    from muxkit.pipeline._capture_schema import FramesRow
+    from muxkit.pipeline.capture.analysis import Ask
+    from muxkit.pipeline.capture.schema import FramesRow
 
 SMALL = Limits(channel_bytes=5000, channel_first=3000, channel_floor=100)
 SIZES = (0, 3, 300, 9000, 60_000)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from muxkit.pipeline._client import Client
-from muxkit.pipeline._options import SourceOptions
-from muxkit.pipeline._planner import Limit, Planner
+from muxkit.pipeline.client.client import Client
+from muxkit.pipeline.options.source import SourceOptions
+from muxkit.pipeline.source.planner import Limit, Planner
 from muxkit.protocols import restream
 from muxkit.runtime import background
 from muxkit_adapters import memory
@@ -20,7 +20,7 @@ from tests.pipeline._source_servers import KEEP, ONE, feed
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from muxkit.pipeline._offsets import Span
+    from muxkit.pipeline.source.offsets import Span
 
     Script = Callable[[list[dict[str, Any]], trio.abc.Stream], Any]
 

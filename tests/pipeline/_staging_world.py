@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pytest
 
     import muxkit
-    from muxkit.pipeline._staging_server import Authorize
+    from muxkit.pipeline.staging.server import Authorize
     from muxkit.pipeline.staging.store import Block
 
 KEY = Key("orders", "query")

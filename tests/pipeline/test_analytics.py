@@ -1,4 +1,4 @@
-"""Are the answers right? Of captures whose figures can be worked out on paper; and Spark says what SQLite says."""
+"""Answers about captures whose figures can be worked out on paper, by SQLite and by Spark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from muxkit.pipeline import Answers, Raw, analyse
-from muxkit.pipeline._analytics import answers
+from muxkit.pipeline.capture.analysis import answers
 from tests.pipeline._captures import Made, record_sessions
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from muxkit.pipeline._analytics import Row
+    from muxkit.pipeline.capture.analysis import Row
 
 SECOND = 1_000_000
 

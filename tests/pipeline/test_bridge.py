@@ -1,4 +1,4 @@
-"""Does what a Trio task makes come out of a plain generator: in order, not too far ahead, and with its errors?"""
+"""What a Trio task emits comes out of a plain generator: in order, not too far ahead, and with its errors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from muxkit.pipeline._bridge import AHEAD, bridged
-from muxkit.pipeline._errors import told_plainly
+from muxkit.pipeline.concurrency import AHEAD, bridged
+from muxkit.pipeline.errors import ungrouped
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -124,6 +124,6 @@ def test_a_bridge_that_nobody_crosses_starts_nothing() -> None:
 
 
 def test_what_is_told_plainly_has_no_tree_around_it() -> None:
-    with pytest.raises(KeyError, match="inside") as caught, told_plainly():
+    with pytest.raises(KeyError, match="inside") as caught, ungrouped():
         raise ExceptionGroup("outer", [ExceptionGroup("inner", [KeyError("inside")])])
     assert caught.value.__cause__ is None

@@ -1,4 +1,4 @@
-"""What is in a capture, what is left out, and what does it cost the program that is watched?"""
+"""What a capture holds, what it leaves out, and what it costs the recorded program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import trio
 from muxkit import LinkLost, RemoteProtocolError
 from muxkit._observer import for_connection
 from muxkit.pipeline import Capture, CaptureError, Raw, Rotation, analyse
-from muxkit.pipeline._capture import FLUSH
+from muxkit.pipeline.capture.recorder import FLUSH
 from muxkit.protocols import bpmux
 from muxkit_adapters import memory
 from tests.pipeline._captures import record_sessions, rows_of
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from muxkit._observer import Direction
-    from muxkit.pipeline._capture_files import FileWriter
-    from muxkit.pipeline._capture_schema import Kind
+    from muxkit.pipeline.capture.files import FileWriter
+    from muxkit.pipeline.capture.schema import Kind
 
 
 class Tally:
@@ -342,8 +342,8 @@ def test_a_process_that_is_killed_leaves_only_whole_files(tmp_path: Path) -> Non
 
 def test_what_records_needs_neither_spark_nor_trio() -> None:
     program = (
-        "import sys, muxkit.pipeline._capture, muxkit.pipeline._decode_engine, muxkit.pipeline._decode_relink\n"
-        "import muxkit.pipeline._report, muxkit.pipeline._fleet\n"
+        "import sys, muxkit.pipeline.capture.recorder, muxkit.pipeline.capture.bpmux\n"
+        "import muxkit.pipeline.capture.relink, muxkit.pipeline.capture.report, muxkit.pipeline.fleet\n"
         "print([name for name in ('pyspark', 'trio') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

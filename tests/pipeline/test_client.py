@@ -1,4 +1,4 @@
-"""Does a pipeline get from servers what it asks for, whatever they and the network do meanwhile?"""
+"""Requests of the pipeline to servers, on a bad network and with servers that misbehave."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import trio
 import trustme
 
 from muxkit.pipeline import DataLoss, OptionError, StreamBroken, StreamUnavailable
-from muxkit.pipeline._client import Client, Silent
-from muxkit.pipeline._offsets import Span
-from muxkit.pipeline._options import SourceOptions
+from muxkit.pipeline.client.client import Client, NoStatus
+from muxkit.pipeline.options.source import SourceOptions
+from muxkit.pipeline.source.offsets import Span
 from muxkit.protocols import restream
 from muxkit.testing import ChaosPlan, Way, chaos_relay
 from tests.pipeline._source_place import ids, lines, place, scripted
@@ -45,16 +45,16 @@ async def test_a_status_has_all_that_planning_needs(autojump_clock: MockClock) -
 
 async def test_a_session_that_is_not_there_is_unknown_and_so_is_an_expired_one(autojump_clock: MockClock) -> None:
     async with place() as there:
-        assert await there.client().status(there.url, ONE) is Silent.UNKNOWN
+        assert await there.client().status(there.url, ONE) is NoStatus.UNKNOWN
         await there.store.register(ONE, {}, params={}, attached=False, keep=5.0)
         await trio.sleep(6)
-        assert await there.client().status(there.url, ONE) is Silent.UNKNOWN
+        assert await there.client().status(there.url, ONE) is NoStatus.UNKNOWN
 
 
 async def test_a_server_without_the_extension_is_plain(autojump_clock: MockClock) -> None:
     async with place(status=False) as there:
         await there.feed(ONE, 7)
-        assert await there.client().status(there.url, ONE) is Silent.PLAIN
+        assert await there.client().status(there.url, ONE) is NoStatus.PLAIN
 
 
 async def test_a_server_whose_store_is_away_is_asked_again_until_the_time_is_up(autojump_clock: MockClock) -> None:
@@ -173,7 +173,7 @@ async def test_what_was_acknowledged_meanwhile_is_a_loss_with_the_ids(autojump_c
     async with place() as there:
         await there.feed(ONE, 10)
         await there.store.ack(ONE, 5)
-        with pytest.raises(DataLoss, match=rf"stream {ONE}: messages behind 3 .*before message 5, .*failOnDataLoss"):
+        with pytest.raises(DataLoss, match=rf"stream {ONE}: messages after 3 .*before message 5, .*failOnDataLoss"):
             await ids(there.client(), Span(ONE, there.url, 3, 10))
 
 
@@ -187,7 +187,7 @@ async def test_if_it_may_be_lost_it_goes_on_with_what_is_left(
         assert await ids(client, Span(ONE, there.url, 3, 9)) == [6, 7, 8, 9]
         assert await ids(client, Span(ONE, there.url, 0, 5)) == []
         assert await ids(client, Span(ONE, there.url, 20, 30)) == []
-        assert f"stream {ONE}: messages behind 3 are lost" in caplog.text
+        assert f"stream {ONE}: messages after 3 are lost" in caplog.text
 
 
 async def test_a_session_that_is_gone_is_a_loss(autojump_clock: MockClock) -> None:
@@ -238,7 +238,7 @@ async def test_a_server_that_says_nothing_is_dialled_again_and_given_up_in_the_e
         await trio.sleep_forever()
 
     async with scripted("mute", act) as server:
-        with pytest.raises(StreamUnavailable, match=r"option readTimeout=120 s: nothing came for 20 s"):
+        with pytest.raises(StreamUnavailable, match=r"option readTimeout=120 s: .*nothing came for 20 s"):
             await ids(client_of(server), Span(ONE, server, 0, 5))
     assert len(asked) > 3
 
@@ -338,7 +338,7 @@ async def test_it_works_over_tls_and_trusts_whom_it_was_told_to_trust(transport:
         assert await ids(client, Span(ONE, served.url, 0, 3)) == [1, 2, 3]
         await client.acknowledge(served.url, ONE, 3)
         with trio.fail_after(60):
-            while (await store.status(ONE)).acknowledged != 3:  # noqa: ASYNC110 - over wss nobody says when
+            while (await store.status(ONE)).acknowledged != 3:  # noqa: ASYNC110 - over wss no event says when
                 await trio.sleep(0.01)
         stranger = client_of(served.url, tlsCaFile=str(tmp_path / "other.pem"))
         with pytest.raises(StreamUnavailable, match=r"there can be no connection: .*certificate"):

@@ -1,4 +1,4 @@
-"""Do recorded bytes say what was said, whatever the pieces they come in, and is what is wrong in them found?"""
+"""Decoding of recorded bytes, in pieces of any size, and the violations that it finds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from muxkit.pipeline import decode_batches, decoder
-from muxkit.pipeline._capture_schema import to_batch
-from muxkit.pipeline._decode import restore
-from muxkit.pipeline._decode_arrow import read_raw
-from muxkit.pipeline._decode_bpmux import BpmuxDecoder
+from muxkit.pipeline.capture.bpmux import BpmuxDecoder
+from muxkit.pipeline.capture.decoding import read_raw, restore
+from muxkit.pipeline.capture.schema import to_batch
 from muxkit.protocols import bpmux
 from muxkit.testing import EnginePair
 from tests.pipeline._captures import record_sessions, rows_of
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from muxkit import Limits
     from muxkit._observer import Direction
     from muxkit.core import Buffer
-    from muxkit.pipeline._capture_schema import RawRow
-    from muxkit.pipeline._decode import Decoder, Found
+    from muxkit.pipeline.capture.decoder import Decoder, Found
+    from muxkit.pipeline.capture.schema import RawRow
 
 Recording = list[tuple["Direction", bytes]]
 

@@ -1,4 +1,4 @@
-"""Are the packets of Relink found in recorded bytes, with the numbers that are not on the wire, over all cuts?"""
+"""Decoding of Relink packets, with the message numbers that the wire does not carry, over several transports."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from muxkit.pipeline import decoder
-from muxkit.pipeline._decode import restore
-from muxkit.pipeline._decode_relink import RelinkDecoder
+from muxkit.pipeline.capture.decoding import restore
+from muxkit.pipeline.capture.relink import RelinkDecoder
 from muxkit.protocols import relink
 
 if TYPE_CHECKING:
     from muxkit._observer import Direction
-    from muxkit.pipeline._decode import Found
+    from muxkit.pipeline.capture.decoder import Found
 
 
 def errors(found: list[Found]) -> list[Found]:

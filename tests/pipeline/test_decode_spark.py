@@ -1,4 +1,4 @@
-"""Does decoding on Spark give what decoding here gives, also when it comes piece by piece?"""
+"""Decoding on Spark gives the rows of decoding here, in a stream too."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from muxkit.pipeline import decode, decode_batches, decode_stream
-from muxkit.pipeline._capture_schema import RAW, to_batch
-from muxkit.pipeline._decode_arrow import read_raw
+from muxkit.pipeline.capture.decoding import read_raw
+from muxkit.pipeline.capture.schema import RAW, to_batch
 from tests.pipeline._captures import record_sessions
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from muxkit.pipeline._capture_schema import RawRow
+    from muxkit.pipeline.capture.schema import RawRow
 
 pytestmark = pytest.mark.spark
 COLUMNS = ("connection", "number", "event", "direction", "channel", "kind", "size", "credit", "rule")

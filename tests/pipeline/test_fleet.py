@@ -1,4 +1,4 @@
-"""Does a fleet run each seed, tell of each that failed, and is a failure seen again by the command in its row?"""
+"""A fleet runs each seed, reports each failure, and runs it again by the command in its row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from muxkit.pipeline import run_fleet, simulate, simulate_all
-from muxkit.pipeline._fleet import SIMULATIONS, UnknownSimulation, main, parse_seeds
+from muxkit.pipeline.fleet import UnknownSimulation, main, named_simulations, parse_seeds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,14 +19,14 @@ BREAKS = "math:isqrt"  # a function of a number that raises for some: those belo
 
 
 @pytest.mark.requirement("R-48", "R-50")
-@pytest.mark.parametrize("name", SIMULATIONS)
+@pytest.mark.parametrize("name", named_simulations())
 @pytest.mark.seeds(8, soak=1000)
 def test_a_simulation_ends_well(seed: int, name: str) -> None:
     outcome = simulate(name, seed)
     assert outcome.ok, outcome.trace
 
 
-@pytest.mark.parametrize("name", SIMULATIONS)
+@pytest.mark.parametrize("name", named_simulations())
 def test_the_same_seed_gives_the_same_run(name: str) -> None:
     told = [simulate(name, seed).summary for seed in (3, 3, 4)]
     assert told[0] == told[1] != told[2]

@@ -1,14 +1,14 @@
-"""Does `muxkit fleet` run, tell and replay?"""
+"""`muxkit fleet` lists, runs and replays."""
 
 from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner, Result
 
-from muxkit.cli._fleet import fleet
-from muxkit.cli._outcome import CommandFailed, Exit
+from muxkit.cli.fleet import fleet
+from muxkit.cli.outcome import CommandFailed, Exit
 from muxkit.pipeline import simulate
-from muxkit.pipeline._fleet import SIMULATIONS
+from muxkit.pipeline.fleet import named_simulations
 
 
 def run(*arguments: str) -> Result:
@@ -17,7 +17,7 @@ def run(*arguments: str) -> Result:
 
 def test_the_simulations_are_listed_with_what_they_do() -> None:
     lines = run("list").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == [*SIMULATIONS]
+    assert [line.split()[0] for line in lines] == [*named_simulations()]
     assert all(len(line.split()) > 3 for line in lines)
 
 

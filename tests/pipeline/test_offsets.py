@@ -1,4 +1,4 @@
-"""How is it said how far a query is, and how is a limit split?"""
+"""Offsets of a query, and how a limit is divided."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit.pipeline import OffsetError
-from muxkit.pipeline._offsets import Offset, Position, Span, group, share
+from muxkit.pipeline.source.offsets import Offset, Position, Span, group, share
 from tests.pipeline._source_servers import ONE, THREE, TWO
 
 NAMES = st.integers(0, 99).map(lambda n: f"{n:08x}-0000-4000-8000-000000000000")

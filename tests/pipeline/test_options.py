@@ -1,12 +1,12 @@
-"""What do the options of a source mean, and how are those refused that mean nothing?"""
+"""The options of a source, and the errors of those that are refused."""
 
 from __future__ import annotations
 
 import pytest
 
 from muxkit.pipeline import OptionError
-from muxkit.pipeline._options import NAMES, AckMode, Planning, SourceOptions, Start, Verify
-from muxkit.pipeline._streams import Reference
+from muxkit.pipeline.options.source import NAMES, AckMode, Planning, SourceOptions, Start, Verify
+from muxkit.pipeline.options.values import Reference
 from tests.pipeline._source_servers import ONE, TWO
 
 SERVER = "restream+tcp://127.0.0.1:7000"

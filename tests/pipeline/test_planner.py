@@ -1,4 +1,4 @@
-"""Is each message in one batch, in the order of calls that Spark makes? The driver's side by hand, without a JVM."""
+"""Each message is in one batch, in the order of calls that Spark makes: the driver's side, without a JVM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from muxkit.pipeline import OffsetError, OptionError
-from muxkit.pipeline._planner import Limit, Planner
+from muxkit.pipeline.source.planner import Limit, Planner
 from tests.pipeline._source_place import ids, place, ranges, step
 from tests.pipeline._source_servers import ONE, TWO, feed
 
@@ -80,7 +80,7 @@ async def test_an_acknowledgement_that_fails_hurts_nobody_and_is_made_up_for(aut
         store = there.store
         await store.append_many(ONE, [11])
     began = trio.current_time()
-    await planner.commit(end)  # nobody is there
+    await planner.commit(end)  # no server is there
     assert trio.current_time() - began <= 10.0
     # the store is closed with its block, so a new one stands in for the server's restart
     async with place("first") as there:

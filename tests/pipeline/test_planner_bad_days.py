@@ -1,4 +1,4 @@
-"""What does a planner make of sessions that expired, of others' acknowledgements, of servers that went back?"""
+"""Planning with expired sessions, acknowledgements of other clients, and servers that went back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a planner do with servers that say nothing of their streams, with many streams, and with many servers?"""
+"""Planning with servers without status requests, with many streams, and with many servers."""
 
 from __future__ import annotations
 
@@ -144,5 +144,5 @@ async def test_a_batch_query_reads_what_is_kept_up_to_where_it_is_told(autojump_
         beyond = there.planner(endingOffsets=json.dumps({ONE: 11}))
         with pytest.raises(OptionError, match=f"option endingOffsets: stream {ONE} has 10 messages, not 11"):
             await beyond.everything()
-        with pytest.raises(OptionError, match="option startingOffsets: latest is for streams"):
+        with pytest.raises(OptionError, match="option startingOffsets: latest is for streaming queries"):
             await there.planner(startingOffsets="latest").everything()

@@ -1,4 +1,4 @@
-"""Is the page whole, does it need nothing else, and is what peers sent harmless in it?"""
+"""The report is complete, needs no other file, and escapes what peers sent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from muxkit.pipeline import report
-from muxkit.pipeline._analytics import answers
-from muxkit.pipeline._report import amount, render, span
+from muxkit.pipeline.capture.analysis import answers
+from muxkit.pipeline.capture.report import amount, render, span
 from tests.pipeline._captures import Made, record_sessions
 
 if TYPE_CHECKING:

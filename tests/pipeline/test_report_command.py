@@ -1,4 +1,4 @@
-"""Does `muxkit capture report` make the page, and say plainly what it misses?"""
+"""`muxkit capture report` writes the page, and names what it lacks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
-from muxkit.cli._capture import capture
-from muxkit.cli._outcome import CommandFailed, Exit
+from muxkit.cli.capture import capture
+from muxkit.cli.outcome import CommandFailed, Exit
 from tests.pipeline._captures import record_sessions
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Which Java does Spark get, and what is told to it before it starts?"""
+"""The Java that Spark gets, and the environment that it starts in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from muxkit.pipeline import PipelineError, _session, java_home
+from muxkit.pipeline import PipelineError, java_home, spark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,14 +28,14 @@ def make_java(home: Path, version: str) -> Path:
     ("version", "expected"), [("17.0.15", 17), ("21", 21), ("25.0.2", 25), ("1.8.0_402", 8), ("11.0.2", 11)]
 )
 def test_the_version_of_a_java_is_read(tmp_path: Path, version: str, expected: int) -> None:
-    assert _session.java_version(make_java(tmp_path, version)) == expected
+    assert spark.java_version(make_java(tmp_path, version)) == expected
 
 
 def test_what_is_no_java_has_no_version(tmp_path: Path) -> None:
-    assert _session.java_version(tmp_path / "nothing") == 0
+    assert spark.java_version(tmp_path / "nothing") == 0
     broken = make_java(tmp_path, "17")
     broken.write_text("#!/bin/sh\nexit 1\n")
-    assert _session.java_version(broken) == 0
+    assert spark.java_version(broken) == 0
 
 
 def test_java_home_is_taken_before_what_is_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_the_shim_drops_the_one_argument_that_the_packaged_java_does_not_know(tm
     java = tmp_path / "java"
     java.write_text('#!/bin/sh\nfor each in "$@"; do echo "[$each]"; done\n')
     java.chmod(0o755)
-    home = _session._write_shim(tmp_path / "home", java)
+    home = spark._write_shim(tmp_path / "home", java)
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-modules=other", "$x"]
     done = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[-Xmx1g]", "[a b]", "[]", "[--add-modules=other]", "[$x]"]
@@ -99,14 +99,15 @@ def test_with_no_java_at_all_it_is_said_what_to_do(tmp_path: Path, monkeypatch: 
 
 
 def test_workers_run_this_python_and_nothing_listens_beyond_this_machine() -> None:
-    environment = _session.environment()
+    environment = spark.environment()
     assert environment["PYSPARK_PYTHON"] == environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert environment["SPARK_LOCAL_IP"] == "127.0.0.1"
 
 
 def test_what_needs_no_jvm_imports_no_spark() -> None:
-    modules = ["options", "offsets", "client", "bridge", "planner", "lookout", "discovery", "lag", "session", "rows"]
-    program = f"import sys, {', '.join(f'muxkit.pipeline._{name}' for name in modules)}; print(*sys.modules)"
+    source = ["offsets", "planner", "streams", "discovery", "rows"]
+    modules = ["options.source", "client.client", "concurrency", "spark", *(f"source.{name}" for name in source)]
+    program = f"import sys, {', '.join(f'muxkit.pipeline.{name}' for name in modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "pyspark" not in done.stdout.split()
 

@@ -1,4 +1,4 @@
-"""Is each option of a sink read as it is meant, and does every slip name its option?"""
+"""The options of a sink, and the errors of those that are refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from muxkit.pipeline import SinkOptions
-from muxkit.pipeline._errors import OptionError
-from muxkit.pipeline._sink_options import NAMES, RowEncoding
-from muxkit.pipeline._tls import link_options
+from muxkit.pipeline.errors import OptionError
+from muxkit.pipeline.options.sink import NAMES, RowEncoding
+from muxkit.pipeline.options.tls import link_options
 
 URL = "bpmux+tcp://127.0.0.1:7000"
 

@@ -1,4 +1,4 @@
-"""Do record batches become blocks with exactly their rows, whatever their types, slices and sizes?"""
+"""Record batches become blocks with exactly their rows, for all types, slices and sizes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit.pipeline import Encoding, StagingLimits
-from muxkit.pipeline._errors import OptionError, PipelineError
-from muxkit.pipeline._sink_options import RowEncoding
-from muxkit.pipeline._sink_rows import Blocks, encoding_of
-from muxkit.pipeline._staging_messages import decode_block, encode_block
+from muxkit.pipeline.errors import OptionError, PipelineError
+from muxkit.pipeline.options.sink import RowEncoding
+from muxkit.pipeline.sink.rows import Blocks, encoding_of
+from muxkit.pipeline.staging.messages import decode_block, encode_block
 from muxkit.pipeline.staging.store import rows_of
 
 LIMITS = StagingLimits()

@@ -1,4 +1,4 @@
-"""Does Spark write each row once: batch and streaming, with tasks that fail, and batches that are done again?"""
+"""Spark writes each row once: batch and streaming, with failing tasks, and batches that are repeated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame as Frame
     from pyspark.sql import DataFrame, SparkSession
 
-    from muxkit.pipeline._staging_messages import Standing
+    from muxkit.pipeline.staging.messages import BatchProgress
 
 pytest_plugins = ["tests.pipeline._staging_fixtures"]
 pytestmark = [
@@ -36,7 +36,7 @@ def server(staging_path: Path) -> Iterator[StagingProcess]:
         yield process
 
 
-def standing(server: StagingProcess, app: str, stream: str = "main") -> Standing:
+def standing(server: StagingProcess, app: str, stream: str = "main") -> BatchProgress:
     return trio.run(StagingClient(server.url).standing, Key(stream, app))
 
 
@@ -115,7 +115,7 @@ def test_a_task_that_fails_for_good_leaves_nothing_committed(
     with pytest.raises(Exception, match="injected"):
         save(frame, server, txnId="load")
     assert standing(server, "load").head == 0
-    save(numbers(spark, 100), server, txnId="load")  # and is in nobody's way
+    save(numbers(spark, 100), server, txnId="load")  # and disturbs no other batch
     assert (standing(server, "load").head, standing(server, "load").transactions) == (100, 0)
 
 

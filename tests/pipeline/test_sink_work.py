@@ -1,4 +1,4 @@
-"""Does what a sink's tasks and its driver do give each row once? By hand, in the order in which Spark calls them."""
+"""A sink's tasks and its driver write each row once, in the order of calls that Spark makes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from muxkit.pipeline import Encoding, Key, SinkOptions
-from muxkit.pipeline._errors import PipelineError
-from muxkit.pipeline._sink_work import Staged, Target, abort_batch, commit_batch, write_partition
+from muxkit.pipeline.errors import PipelineError
+from muxkit.pipeline.sink.work import Staged, Target, abort_batch, commit_batch, write_partition
 from muxkit.pipeline.staging.store.errors import NotCommitted, StagingError, StagingUnavailable
 from tests.pipeline._staging_thread import StagingThread, staging_thread
 from tests.pipeline._staging_world import everything, rows

@@ -1,4 +1,4 @@
-"""Do streams join by themselves: from a list, a file, and a directory that is a stream too?"""
+"""Streams join by themselves: from a list, a file, and a directory, which is a stream too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from muxkit.pipeline import OptionError
-from muxkit.pipeline._streams import Reference
+from muxkit.pipeline.options.values import Reference
 from tests.pipeline._source_place import place, ranges, step
 from tests.pipeline._source_servers import DIRECTORY, ONE, THREE, TWO, feed
 

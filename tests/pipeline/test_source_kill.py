@@ -1,4 +1,4 @@
-"""Is every row there once although driver, JVM and servers are killed? One run with three kills; the soak has many."""
+"""Each row is there once although driver, JVM and servers are killed. One run with three kills; the soak has many."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import attrs
 import pytest
 
 if TYPE_CHECKING:
-    from muxkit.pipeline._proof_data import Verdict
-    from muxkit.pipeline._proof_run import Kill
+    from muxkit_bench.proof.data import Verdict
+    from muxkit_bench.proof.run import Kill
 
 pytestmark = [
     pytest.mark.spark,
@@ -30,8 +30,8 @@ class Outcome:
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """The query is held at each moment until somebody was killed there: no time decides what is hit."""
-    from muxkit.pipeline._proof_run import Plan, Proof
+    """The query is held at each moment until a process was killed there, so no time decides what is hit."""
+    from muxkit_bench.proof.run import Plan, Proof
 
     plan = Plan(folder=tmp_path_factory.mktemp("kills"), count=2_000, streams=3, batch=2_000)
     with Proof(plan) as proof:
@@ -42,7 +42,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         proof.wait_held("mid-read")
         proof.kill_server(0, "mid-read")
         proof.kill_server(1, "mid-read")
-        proof.let_go("mid-read")
+        proof.release("mid-read")
         proof.kill_driver("after-sink")
         verdict = proof.finish()
         acknowledged = proof.acknowledged()

@@ -1,4 +1,4 @@
-"""Would the proof notice? What judges the kills is judged here, without a JVM."""
+"""The verdict of the proof finds missing, repeated and changed rows, without a JVM."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import trio
 
-from muxkit.pipeline._proof_data import files_of_batches, files_of_sink, judge, message, stream_names
-from muxkit.pipeline._proof_driver import MOMENTS, pass_by
-from muxkit.pipeline._proof_server import feed
 from muxkit.protocols import restream
+from muxkit_bench.proof.data import files_of_batches, files_of_sink, judge, message, stream_names
+from muxkit_bench.proof.driver import MOMENTS, pass_by
+from muxkit_bench.proof.server import feed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,10 +1,10 @@
-"""Does the one place that reads a server's sentences understand all that our servers say?"""
+"""The errors of the restream server are interpreted as what they mean."""
 
 from __future__ import annotations
 
 import pytest
 
-from muxkit.pipeline._refusals import Refusal, acknowledged, meaning
+from muxkit.pipeline.client.requests import Refusal, acknowledged, refusal_of
 from muxkit.protocols import restream
 from muxkit.protocols.restream.store import MessageGone, SessionBusy, SessionExpired, Superseded, UnknownSession
 from muxkit.storage import StoreError, StoreFailed, StoreFull
@@ -24,7 +24,7 @@ from tests.pipeline._source_servers import ONE
     ],
 )
 def test_what_stores_tell_clients_is_understood(error: StoreError, expected: Refusal) -> None:
-    assert meaning(restream.StreamRefused(error.for_client).text) is expected
+    assert refusal_of(restream.StreamRefused(error.for_client).text) is expected
 
 
 def judged(state: int, *, acknowledged: int, head: int) -> str:
@@ -42,11 +42,11 @@ def judged(state: int, *, acknowledged: int, head: int) -> str:
 
 def test_what_the_engine_says_is_understood_with_its_number() -> None:
     gone = judged(3, acknowledged=17, head=20)
-    assert (meaning(gone), acknowledged(gone)) == (Refusal.GONE, 17)
+    assert (refusal_of(gone), acknowledged(gone)) == (Refusal.GONE, 17)
     beyond = judged(30, acknowledged=17, head=20)
-    assert (meaning(beyond), acknowledged(beyond)) == (Refusal.BEYOND, None)
+    assert (refusal_of(beyond), acknowledged(beyond)) == (Refusal.BEYOND, None)
     assert acknowledged(MessageGone(ONE, 3, 17).for_client) == 17
 
 
 def test_anything_else_is_left_open() -> None:
-    assert meaning("no thanks") is Refusal.OTHER
+    assert refusal_of("no thanks") is Refusal.OTHER

@@ -1,4 +1,4 @@
-"""Which rows do messages become?"""
+"""The rows that messages become."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from muxkit.pipeline import OptionError
-from muxkit.pipeline._offsets import Span
-from muxkit.pipeline._rows import Rows, read
+from muxkit.pipeline.source.offsets import Span
+from muxkit.pipeline.source.rows import Rows, read
 from muxkit.protocols.restream import Received
 from tests.pipeline._source_servers import ONE, TWO, hall
 
@@ -106,8 +106,8 @@ def test_large_messages_make_small_batches() -> None:
 
 
 def test_rows_of_a_real_server_are_all_there() -> None:
-    from muxkit.pipeline._client import Client
-    from muxkit.pipeline._options import SourceOptions
+    from muxkit.pipeline.client.client import Client
+    from muxkit.pipeline.options.source import SourceOptions
 
     with hall() as there:
         there.feed(ONE, [{"n": n} for n in range(2500)])

@@ -1,4 +1,4 @@
-"""Does the source do in Spark what it does by hand? The few things that only a JVM can show."""
+"""The source in Spark: what only a JVM can show."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def rows(spark: SparkSession, folder: Path) -> list[tuple[str, int]]:
 
 
 def until(holds: Callable[[], bool], query: StreamingQuery) -> None:
-    """Spark has no events for this: look again and again, while the query lives."""
+    """Spark has no events for this: status again and again, while the query lives."""
     ends = time.monotonic() + PATIENCE
     while not holds():
         assert query.isActive, query.exception()
@@ -214,7 +214,7 @@ def test_filters_on_stream_and_id_read_only_what_they_leave(spark: SparkSession,
         (uuid, id) for uuid in (ONE, THREE) for id in (991, 992, 993)
     ]
     assert frame.rdd.getNumPartitions() == 2
-    assert there.do(there.store.status, TWO).epoch == 0  # nobody has read it
+    assert there.do(there.store.status, TWO).epoch == 0  # no query has read it
 
 
 @pytest.mark.usefixtures("pushing_down")

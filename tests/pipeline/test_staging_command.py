@@ -13,7 +13,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from muxkit.cli._stage import stage
+from muxkit.cli.commands import stage
 from muxkit.pipeline import StagingClient
 from muxkit.pipeline.staging.store.errors import StagingRefused
 from muxkit.protocols import restream
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PATIENCE = 20.0  # s
+OUTAGE_LIMIT = 20.0  # s
 TCP = "bpmux+tcp://127.0.0.1:0"
 UUID = "bf575c35-c25b-4386-8430-d5e2a93f3b1a"
-PROGRAM = "from muxkit.cli._stage import stage; stage()"
+PROGRAM = "from muxkit.cli.commands import stage; stage()"
 
 
 @contextmanager
@@ -54,14 +54,14 @@ def told(process: subprocess.Popen[str], what: str) -> str:
 
 def end(process: subprocess.Popen[str]) -> str:
     process.send_signal(signal.SIGTERM)
-    rest, errors = process.communicate(timeout=PATIENCE)
+    rest, errors = process.communicate(timeout=OUTAGE_LIMIT)
     assert (process.returncode, errors) == (0, "")
     return rest
 
 
 def commit(url: str, batch: int, *, token: str = "") -> None:
     async def main() -> None:
-        client = StagingClient(url, token=token, patience=PATIENCE)
+        client = StagingClient(url, token=token, patience=OUTAGE_LIMIT)
         await client.commit(KEY, batch, await write(client, f"t{batch}", batch, rows(10 * batch, 10)))
 
     trio.run(main)
@@ -77,7 +77,7 @@ def test_what_was_committed_is_there_when_it_is_started_again(tmp_path: Path) ->
             standing = trio.run(StagingClient(url).standing, KEY)
             assert (standing.batch, standing.head) == (batch, 10 * batch + 10)
             process.send_signal(signal.SIGTERM)
-            rest, _ = process.communicate(timeout=PATIENCE)
+            rest, _ = process.communicate(timeout=OUTAGE_LIMIT)
             assert (process.returncode, json.loads(rest)["event"]) == (0, "ending")
 
 

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from muxkit.pipeline import Encoding, Staging, forward, make_block, open_staging
-from muxkit.pipeline._staging_forward import NotForwarding
+from muxkit.pipeline.staging.forward import NotForwarding
 from muxkit.protocols import restream
 from muxkit.protocols.restream.store import StoreLimits
 from muxkit.storage import StoreFailed

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit.pipeline import Encoding, StagingLimits, make_block
-from muxkit.pipeline._staging_messages import (
+from muxkit.pipeline.staging.messages import (
     MOST_JSON,
     START,
     Abort,

@@ -10,7 +10,7 @@ import trio.testing
 
 import muxkit
 from muxkit.pipeline import Encoding, Key, Staging, StagingClient, StagingLimits, open_staging, tokens
-from muxkit.pipeline._staging_messages import Ask, Standing, answer, encode
+from muxkit.pipeline.staging.messages import Ask, BatchProgress, answer, encode
 from muxkit.pipeline.staging.store.errors import (
     NotCommitted,
     StagingError,
@@ -261,7 +261,7 @@ async def test_garbage_ends_its_channel_and_no_other(store: Staging, garbage: by
                 with pytest.raises(trio.EndOfChannel):
                     await bad.receive()
             await good.send(encode(Ask(stream="s", app="a")))
-            assert isinstance(answer(await good.receive()), Standing)
+            assert isinstance(answer(await good.receive()), BatchProgress)
 
 
 # ---------------------------------------------------------------------------- who may

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from muxkit.pipeline import Outcome, run_fleet, simulate_all, spark_session
-from muxkit.pipeline._fleet import SIMULATIONS
+from muxkit.pipeline.fleet import named_simulations
 
 PROCESSES = 2
 
@@ -40,9 +40,9 @@ def rate(seeds: int, took: float, used: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1000)
-    parser.add_argument("--simulation", choices=SIMULATIONS, action="append", help="by default all")
+    parser.add_argument("--simulation", choices=named_simulations(), action="append", help="by default all")
     options = parser.parse_args()
-    names = options.simulation or [*SIMULATIONS]
+    names = options.simulation or [*named_simulations()]
     seeds = range(options.seeds)
     told: dict[str, list[Outcome]] = {}
     rates: dict[str, list[str]] = {}

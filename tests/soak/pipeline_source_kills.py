@@ -18,8 +18,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from muxkit.pipeline._proof_driver import MOMENTS
-from muxkit.pipeline._proof_run import Plan, Proof
+from muxkit_bench.proof.driver import MOMENTS
+from muxkit_bench.proof.run import Plan, Proof
 
 COUNT = 30_000  # messages of each stream, more than what is read between two kills
 NEEDS_OUR_SINK = "after-sink"
@@ -40,7 +40,7 @@ def storm(proof: Proof, kills: int, dice: random.Random) -> None:
             proof.kill_server(dice.randrange(proof.plan.servers), moment)
         if dice.random() < 0.3:
             # the driver lives on with a new server, and is killed at its next moment
-            proof.let_go(moment)
+            proof.release(moment)
             moment = dice.choice([each for each in moments if each != "start"])
         proof.kill_driver(moment)
 

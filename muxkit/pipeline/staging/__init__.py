@@ -1,1 +1,1 @@
-"""Staging: transactions of a Spark sink that a server keeps until they are committed."""
+"""The staging server, its client and its messages."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from muxkit.pipeline._errors import PipelineError
+from muxkit.pipeline.errors import PipelineError
 
 
 class StagingError(PipelineError):

@@ -1,0 +1,185 @@
+"""`muxkit bench`: the cost of channels, beside raw Trio connections and other multiplexers in the same run."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from pathlib import Path
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from muxkit.cli.outcome import CommandFailed, Exit
+from muxkit.cli.terminal import console, printable
+from muxkit_bench.contestants.choice import line_up
+from muxkit_bench.contestants.peers import find_peers, peers_of_checkout
+from muxkit_bench.report.outputs import Outputs
+from muxkit_bench.report.results import Report, load
+from muxkit_bench.report.table import print_report, print_targets
+from muxkit_bench.report.targets import judge
+from muxkit_bench.run.awake import can_keep_awake
+from muxkit_bench.run.cells import JOBS, Job, cells
+from muxkit_bench.run.machine import usable_cores
+from muxkit_bench.run.measure import TERMINATED, measure, tidy_when_terminated
+from muxkit_bench.run.rounds import Plan
+
+BESIDE_FROM = ("files", "html_file")  # the options that go with --from
+ROUNDS = 7
+SECONDS = 0.25  # of a pass
+QUICK = 0.02  # the same with --quick
+
+
+def _jobs(context: click.Context, option: click.Parameter, value: str | None) -> tuple[Job, ...]:
+    if value is None:
+        return JOBS
+    asked = {name.strip() for name in value.split(",")}
+    if unknown := asked - set(JOBS):
+        names = ", ".join(repr(printable(name)) for name in sorted(unknown))
+        raise click.BadParameter(f"{names} is no job: there are {', '.join(JOBS)}")
+    return tuple(job for job in JOBS if job in asked)
+
+
+@click.command()
+@click.option("--jobs", callback=_jobs, metavar="NAMES", help=f"Only these, separated by commas: {', '.join(JOBS)}.")
+@click.option("--rounds", type=click.IntRange(1), help=f"How many rounds. [default: {ROUNDS}]")
+@click.option(
+    "--protocol",
+    "protocols",
+    multiple=True,
+    default=("bpmux",),
+    show_default=True,
+    help="A protocol that `muxkit plugins` lists; may be repeated.",
+)
+@click.option(
+    "--transport",
+    "transports",
+    multiple=True,
+    default=("tcp",),
+    show_default=True,
+    help="A protocol that `muxkit plugins` lists; may be repeated.",
+)
+@click.option(
+    "--window",
+    type=click.IntRange(4096, 1 << 30),
+    metavar="BYTES",
+    help="The window of each channel of muxkit, from its start; to compare protocols. [default: that of each protocol]",
+)
+@click.option("--seconds", type=click.FloatRange(0.001, 60.0), help=f"Seconds of each pass. [default: {SECONDS}]")
+@click.option("--seed", default=1, show_default=True, help="The seed of the order of measurements.")
+@click.option("--quick", is_flag=True, help="One round of short passes on few channels, only to show that it works.")
+@click.option("--no-pin", is_flag=True, help="Let the system choose the cores.")
+@click.option("--awake", is_flag=True, help="Keep the cores busy, so that none has to wake up.")
+@click.option(
+    "--peers",
+    "peers_folder",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="The folder with programs of other multiplexers. [default: tests/bench of a checkout]",
+)
+@click.option("--no-peers", is_flag=True, help="Compare with raw connections only.")
+@click.option(
+    "--side-env",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A virtual environment for what those programs need; created if it does not exist.",
+)
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every pass to this file."
+)
+@click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
+@click.option(
+    "--from",
+    "files",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    multiple=True,
+    help="Measure nothing; show files that --json has written, several runs in one table.",
+)
+@click.pass_context
+def bench(
+    context: click.Context,
+    jobs: tuple[Job, ...],
+    rounds: int | None,
+    protocols: tuple[str, ...],
+    transports: tuple[str, ...],
+    window: int | None,
+    seconds: float | None,
+    seed: int,
+    quick: bool,
+    no_pin: bool,
+    awake: bool,
+    peers_folder: Path | None,
+    no_peers: bool,
+    side_env: Path | None,
+    json_file: Path | None,
+    html_file: Path | None,
+    files: tuple[Path, ...],
+) -> int:
+    """Measure messages, bytes, round trips and memory, beside raw connections in the same run.
+
+    Both ends are processes of their own. All payload is verified before the clock runs, all counts while it does.
+    Exits with 1 if anything else came than was sent. Ctrl-C shows the rounds that are complete.
+    """
+    outputs = Outputs(json_file, html_file)
+    if awake and not can_keep_awake():
+        raise CommandFailed("--awake: only Linux has a scheduling class that gives way to all others", Exit.USAGE)
+    if files:
+        _refuse_beside_from(context)
+    outputs.check()
+    if files:
+        reports, stopped = [_load(path) for path in files], None
+    else:
+        with tidy_when_terminated(), tempfile.TemporaryDirectory(prefix="muxkit-") as scratch:
+            taking_part = line_up(protocols, transports, Path(scratch), window)
+            contestants, left_out = taking_part.contestants, taking_part.left_out
+            if not no_peers:
+                found = find_peers(peers_folder or peers_of_checkout(), side_env)
+                contestants += found.contestants
+                left_out += found.left_out
+            cores = usable_cores()
+            pinned = [] if no_pin or len(cores) < 2 else cores[:2]
+            plan = Plan(
+                cells=cells(jobs, is_quick=quick),
+                contestants=contestants,
+                rounds=rounds or (1 if quick else ROUNDS),
+                seconds=seconds or (QUICK if quick else SECONDS),
+                seed=seed,
+                cores=pinned,
+                awake=(pinned or cores) if awake else [],
+                quick=quick,
+            )
+            report, stopped = measure(plan, left_out, console())
+            reports = [] if report is None else [report]
+    if reports:
+        try:
+            _print(reports)
+        finally:  # standard output may be closed
+            outputs.write(reports)
+    if stopped == signal.SIGINT:
+        raise CommandFailed("interrupted", Exit.INTERRUPTED)
+    if stopped is not None:
+        return TERMINATED
+    return Exit.FAILED if any(report.failures for report in reports) else Exit.OK
+
+
+def _print(reports: list[Report]) -> None:
+    out = console()
+    for report in reports:
+        print_report(out, report)
+    print_targets(out, judge(reports), len(reports))
+
+
+def _refuse_beside_from(context: click.Context) -> None:
+    useless = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name not in BESIDE_FROM
+        and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    ]
+    if useless:
+        raise click.UsageError(f"--from measures nothing: {', '.join(useless)} cannot be given beside it")
+
+
+def _load(path: Path) -> Report:
+    try:
+        return load(path.read_bytes())
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CommandFailed(f"{path} is no report of muxkit bench: {error}", Exit.USAGE) from error

@@ -1,0 +1,118 @@
+"""The contestants that are not muxkit: programs in a folder, listed in its `peers.toml` with what they need."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import attrs
+import msgspec
+
+from muxkit.cli.outcome import CommandFailed, Exit
+from muxkit_bench.contestants.contestant import Contestant
+
+LIST = "peers.toml"
+WORK = Path(__file__).parents[1]  # where the programs find the package `bench_work`
+
+
+class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of the list."""
+
+    name: str
+    title: str
+    program: str
+    needs: list[str] = []
+    """Packages, importable under these names."""
+    most: int = 1000
+    """Channels at the same time."""
+    idle: int = 1000
+    baseline: str = "raw tcp"
+
+
+class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    peer: list[Described]
+
+
+@attrs.frozen
+class Found:
+    """The contestants that can take part, and why others cannot."""
+
+    contestants: list[Contestant]
+    left_out: list[str]
+
+
+def peers_of_checkout() -> Path | None:
+    """Return the folder of a checkout of muxkit; an installed wheel has none."""
+    folder = Path(__file__).parents[3] / "tests" / "bench"
+    return folder if (folder / LIST).exists() else None
+
+
+def find_peers(folder: Path | None, side_env: Path | None) -> Found:
+    """Find the programs of a folder; install missing packages into the side environment, if one is given."""
+    if folder is None:
+        return Found([], ["other multiplexers: no checkout of muxkit here; name their folder with --peers"])
+    described = _read(folder / LIST)
+    lacking = sorted({need for one in described for need in one.needs if importlib.util.find_spec(need) is None})
+    python = sys.executable
+    if lacking and side_env is not None:
+        python = _python_of(side_env, sorted({need for one in described for need in one.needs}))
+        lacking = []
+    contestants, left_out = [], []
+    for one in described:
+        if missing := [need for need in one.needs if need in lacking]:
+            left_out.append(f"{one.name}: needs {', '.join(missing)}, which --side-env DIR installs there")
+        else:
+            contestants.append(_contestant(one, folder, python))
+    return Found(contestants, left_out)
+
+
+def _read(path: Path) -> list[Described]:
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _List).peer
+    except OSError as error:
+        raise CommandFailed(f"--peers: {error}", Exit.USAGE) from error
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise CommandFailed(f"{path}: {error}", Exit.USAGE) from error
+
+
+def _contestant(one: Described, folder: Path, python: str) -> Contestant:
+    return Contestant(
+        name=one.name,
+        title=one.title,
+        command=[python, "-P", str(folder / one.program)],
+        address="tcp",
+        baseline=one.baseline,
+        extra={"PYTHONPATH": str(WORK)},
+        most=one.most,
+        idle=one.idle,
+    )
+
+
+def _python_of(side_env: Path, packages: list[str]) -> str:
+    """Make the side environment if it does not exist, install packages, and return its interpreter."""
+    python = side_env / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if not python.exists():
+        _call([sys.executable, "-m", "venv", str(side_env)])
+    if _lacks(python, packages):
+        _call([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
+    if still := _lacks(python, packages):
+        raise CommandFailed(f"--side-env: {python} cannot import {still}")
+    return str(python)
+
+
+def _lacks(python: Path, packages: list[str]) -> str:
+    """Return the packages that an interpreter cannot find."""
+    program = "import sys, importlib.util as u; print(*[name for name in sys.argv[1:] if not u.find_spec(name)])"
+    asked = subprocess.run([python, "-c", program, *packages], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() if asked.returncode == 0 else asked.stderr.strip()
+
+
+def _call(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise CommandFailed(f"--side-env: {' '.join(command)} failed: {last}")

@@ -1,0 +1,1 @@
+"""The results of a run: figures, targets, the table and the page."""

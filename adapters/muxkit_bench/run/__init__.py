@@ -1,0 +1,1 @@
+"""A run of the benchmark: what is measured, in which order, by which processes."""

@@ -1,0 +1,1 @@
+"""The simulations that come with muxkit."""

@@ -1,0 +1,188 @@
+"""`muxkit chaos`: a relay in front of a server that delays, limits and cuts connections, by a seed."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING
+
+import attrs
+import click
+import msgspec
+import trio
+
+from muxkit.cli.outcome import CommandFailed, Exit
+from muxkit.cli.terminal import printable
+from muxkit.testing import ChaosPlan, ChaosRelay, ChaosStats, Cut, CutReport, Way, chaos_relay
+from muxkit.testing._chaos_relay import parse_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SHARE = click.FloatRange(0.0, 1.0)
+
+
+class _Seconds(click.FloatRange):
+    """A range that NaN is outside of, too."""
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)  # type: ignore[arg-type]  # click says float, and gets the text
+        return number if number == number else self.fail(f"{value!r} is no number of seconds", param, ctx)
+
+
+SECONDS = _Seconds(0.0, 1e6)
+SEEDS = 1_000_000  # seeds to draw from: short enough to be typed again
+
+WORDS = {Cut.END: "ended", Cut.RESET: "reset", Cut.STALL: "stalled"}
+DIRECTIONS = {Way.THERE: "to the target", Way.BACK: "to the client"}
+
+
+def _address(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    try:
+        parse_place(value)
+    except ValueError as error:
+        raise click.BadParameter(printable(str(error))) from None
+    return value
+
+
+def _range(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    least, dash, most = value.partition("-")
+    if not dash:
+        most = least
+    if not all(part.isascii() and part.isdigit() for part in (least, most)) or int(least) > int(most):
+        raise click.BadParameter(f"{printable(value)!r}: expected bytes as MIN-MAX, such as 0-100000")
+    return int(least), int(most)
+
+
+@click.command()
+@click.argument("listen", callback=_address)
+@click.argument("target", callback=_address)
+@click.option("--delay", type=SECONDS, default=0.0, help="Delay each byte by so many seconds.")
+@click.option("--jitter", type=SECONDS, default=0.0, help="Delay it by up to so many more seconds.")
+@click.option("--rate", type=click.FloatRange(1.0, 1e12), help="Bytes per second, for each direction of a connection.")
+@click.option("--cut-after", callback=_range, metavar="MIN-MAX", help="Cut each connection after a byte in this range.")
+@click.option(
+    "--way",
+    type=click.Choice([*(way.value for way in Way), "either"]),
+    default="either",
+    show_default=True,
+    help="Count these bytes to the target, on the way back, or in either direction.",
+)
+@click.option("--reset", type=SHARE, default=0.0, help="The share of cuts that are resets.")
+@click.option("--stall", type=SHARE, default=0.0, help="The share of cuts that deliver nothing and close nothing.")
+@click.option("--refuse", type=SHARE, default=0.0, help="The share of cuts after which connections are refused.")
+@click.option("--refuse-for", type=SECONDS, default=1.0, show_default=True, help="Refuse them for so many seconds.")
+@click.option("--seed", type=int, help="Decides what happens to each connection. [default: random, and printed]")
+@click.option("--for", "duration", type=SECONDS, help="End after so many seconds. [default: at Ctrl-C]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
+def chaos(
+    listen: str,
+    target: str,
+    delay: float,
+    jitter: float,
+    rate: float | None,
+    cut_after: tuple[int, int] | None,
+    way: str,
+    reset: float,
+    stall: float,
+    refuse: float,
+    refuse_for: float,
+    seed: int | None,
+    duration: float | None,
+    as_json: bool,
+) -> int:
+    """Relay connections from LISTEN to TARGET over a bad network.
+
+    An address is host:port, or the path of a Unix socket; port 0 chooses a free one. Without options
+    the network is perfect. Cuts that are neither resets nor stalls are orderly ends. With the same seed the n-th
+    connection is cut in the same way at the same byte. There is no encryption and no password: every client that
+    reaches LISTEN reaches TARGET.
+    """
+    try:
+        plan = ChaosPlan(
+            delay=delay,
+            jitter=jitter,
+            rate=rate,
+            cut_after=cut_after,
+            cut_ways=tuple(Way) if way == "either" else (Way(way),),
+            reset=reset,
+            stall=stall,
+            refuse=refuse,
+            refuse_for=refuse_for,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    report = _Report(random.randrange(SEEDS) if seed is None else seed, as_json)
+    try:
+        trio.run(_relay, listen, target, plan, report, math.inf if duration is None else duration)
+    finally:
+        report.total()
+    return Exit.OK
+
+
+async def _relay(listen: str, target: str, plan: ChaosPlan, report: _Report, duration: float) -> None:
+    try:
+        relay = chaos_relay(target, plan, report.seed, listen=listen, on_cut=report.cut)
+        async with relay as report.relay:
+            report.listening(target)
+            with trio.move_on_after(duration):
+                await trio.sleep_forever()
+    except BrokenPipeError:  # standard output is closed
+        raise
+    except OSError as error:
+        raise CommandFailed(f"{listen}: {error.strerror or error}") from error
+
+
+class _Report:
+    """Prints events as they happen."""
+
+    def __init__(self, seed: int, as_json: bool) -> None:
+        self.seed = seed
+        self.relay: ChaosRelay | None = None
+        self._say: Callable[[str, dict[str, object]], None] = self._as_json if as_json else self._as_text
+
+    def listening(self, target: str) -> None:
+        assert self.relay is not None
+        address = self.relay.address
+        self._say(
+            f"listening on {address} for {target}, seed {self.seed}",
+            {"event": "listening", "address": address, "target": target, "seed": self.seed},
+        )
+
+    def cut(self, report: CutReport) -> None:
+        where = ""
+        if report.way is not None:
+            count = report.bytes_there if report.way is Way.THERE else report.bytes_back
+            where = f" after byte {count:,} {DIRECTIONS[report.way]}"
+        self._say(
+            f"connection {report.number}: {WORDS[report.how]}{where}, {report.after:.2f} s after it began",
+            {
+                "event": "cut",
+                "connection": report.number,
+                "how": report.how.value,
+                "way": None if report.way is None else report.way.value,
+                "bytes_there": report.bytes_there,
+                "bytes_back": report.bytes_back,
+                "after": report.after,
+            },
+        )
+
+    def total(self) -> None:
+        if self.relay is None:
+            return
+        stats: ChaosStats = self.relay.stats()
+        self._say(
+            f"{stats.connections:,} connections, {stats.unreachable:,} of them without a target; {stats.cuts:,} cuts "
+            f"({stats.ends:,} ended, {stats.resets:,} reset, {stats.stalls:,} stalled); "
+            f"{stats.bytes_there:,} bytes there, {stats.bytes_back:,} back",
+            {"event": "total", **attrs.asdict(stats), "cuts": stats.cuts},
+        )
+
+    def _as_text(self, line: str, fields: dict[str, object]) -> None:
+        click.echo(printable(line))
+
+    def _as_json(self, line: str, fields: dict[str, object]) -> None:
+        safe = {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
+        click.echo(msgspec.json.encode(safe).decode())

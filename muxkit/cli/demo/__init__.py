@@ -1,0 +1,1 @@
+"""The command `muxkit demo` and its two processes."""

@@ -1,0 +1,1 @@
+"""Captures of traffic: recording, decoding, analysis and the report."""

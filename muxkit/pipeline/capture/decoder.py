@@ -1,0 +1,126 @@
+"""What all decoders of recorded bytes share: holding back incomplete frames, gaps, violations.
+
+A decoder is fed with what one connection sent and received, in that order. It gives the rows that an observer would
+have been told, with more in them: the numbers of messages, and those that acknowledgements name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+import attrs
+
+from muxkit._errors import RemoteProtocolError
+from muxkit.core import Cursor, NeedMore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from muxkit._observer import Direction
+
+Side = Literal["connector", "listener"]
+"""Which end of a Relink link recorded the bytes."""
+
+Found = tuple[
+    str,  # event
+    "Direction | None",
+    str | None,  # channel
+    str | None,  # kind
+    int | None,  # size
+    int | None,  # credit
+    int | None,  # id
+    str | None,  # rule
+    str | None,  # text
+]
+"""A row of a capture from `event` on."""
+
+
+@attrs.define
+class Half:
+    """The state of one direction. All of it is plain data, so that it can be stored and another process can go on."""
+
+    held: list[bytes] = attrs.field(factory=list)
+    """The beginning of a frame whose rest has not come."""
+    size: int = 0
+    """Bytes that are held."""
+    wanted: int = 0
+    """Parsing waits until so many bytes are held."""
+    offset: int = 0
+    """Of the next byte that comes."""
+    announced: int = 0
+    """Bytes of a message in parts whose first part comes next."""
+    lost: bool = False
+    """A frame could not be parsed or was not recorded, so nothing after it can be parsed."""
+
+    def restart(self, segment_offset: int = 0) -> None:
+        """Start with a new transport: an unfinished frame of the old one is dropped."""
+        self.held, self.size, self.wanted = [], 0, 0
+        self.offset, self.announced, self.lost = segment_offset, 0, False
+
+
+class Decoder(Protocol):
+    """Turns the bytes of one connection into rows."""
+
+    def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
+        """Decode the next bytes; `offset` shows whether any are missing before them. Never raises for their content."""
+
+    def dump(self) -> bytes:
+        """Serialise the state for `restore`."""
+
+
+class Cutting:
+    """Base of the decoders: holds back incomplete frames, and reports gaps and violations."""
+
+    halves: dict[str, Half]
+    segment: int
+
+    def begin(self, direction: Direction, data: bytes, segment: int, offset: int | None, found: list[Found]) -> bool:
+        """Note the position of the next bytes; return False if they cannot be parsed."""
+        if segment != self.segment:
+            self.segment = segment
+            for half in self.halves.values():
+                half.restart()
+            self.on_segment()
+        half = self.halves[direction]
+        if offset is not None and offset != half.offset and not half.lost:
+            half.lost = True
+            missing = offset - half.offset
+            text = f"{missing} bytes before byte {offset} of segment {segment} were not recorded"
+            found.append(("gap", direction, None, None, missing, None, offset, None, text))
+        half.offset += len(data)
+        return not half.lost
+
+    def on_segment(self) -> None:
+        """React to a new transport."""
+
+    def cut(self, direction: Direction, data: bytes, parse: Callable[[Cursor], None], found: list[Found]) -> None:
+        """Call `parse` for each complete frame in the held bytes and `data`."""
+        half = self.halves[direction]
+        if half.size:
+            half.held.append(data)
+            half.size += len(data)
+            if half.size < half.wanted:
+                return
+            data = b"".join(half.held)
+            half.held, half.size = [], 0
+        cursor, end = Cursor(data), len(data)
+        start = 0
+        try:
+            while start < end:
+                parse(cursor)
+                start = cursor.position
+        except NeedMore as need:
+            half.held, half.size = [data[start:]], end - start
+            half.wanted = half.size + need.missing
+        except RemoteProtocolError as error:
+            half.lost = True
+            error.offset = half.offset - (end - start)
+            found.append(violation(error, direction))
+
+
+def violation(error: RemoteProtocolError, direction: Direction) -> Found:
+    """Make the row of a violation."""
+    return ("error", direction, None, type(error).__name__, None, None, error.offset, error.rule, str(error))
+
+
+BOTH: Final = ("in", "out")

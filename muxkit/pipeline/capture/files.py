@@ -1,0 +1,139 @@
+"""The Parquet files of a capture: a thread writes them, closes them in time, and deletes old ones."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+import pyarrow.parquet as pq
+
+from muxkit.pipeline.capture.schema import SCHEMAS, Kind, to_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from muxkit.pipeline.capture.schema import FramesRow, RawRow
+
+MIB = 1024 * 1024
+
+
+@attrs.frozen(kw_only=True)
+class Rotation:
+    """When a file is closed and the next one begins, and how many are kept."""
+
+    bytes: int = 64 * MIB
+    """Size on the disk."""
+    seconds: float = 300.0
+    """Age since its first row was written; checked when rows are written."""
+    keep: int | None = None
+    """How many closed files of each kind are kept, the newest; None deletes nothing."""
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("bytes", "seconds", "keep"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"Rotation({name}={value}): must be above 0")
+
+
+class FileWriter:
+    """Writes batches of rows in a thread; at most `waiting` batches wait, and further ones are refused.
+
+    The name of a file begins with a dot until it is complete, so readers of the folder never see half a file.
+    """
+
+    def __init__(self, folder: Path, name: str, rotation: Rotation, waiting: int) -> None:
+        self._files = {kind: _Files(folder / kind, name, rotation, kind) for kind in _KINDS}
+        self._queue: queue.Queue[tuple[Kind, Sequence[FramesRow] | Sequence[RawRow]] | None] = queue.Queue(waiting)
+        self._thread = threading.Thread(target=self._write, name=f"muxkit capture {name}", daemon=True)
+        self._thread.start()
+        self.error: Exception | None = None
+        """Why nothing is written any more."""
+
+    def offer(self, kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> bool:
+        """Queue rows, which must not change any more; return False, and do nothing, if the queue is full."""
+        if self.error is not None:
+            return False
+        try:
+            self._queue.put_nowait((kind, rows))
+        except queue.Full:
+            return False
+        return True
+
+    def wait_until_written(self) -> None:
+        """Block until the queue is empty; the files stay open."""
+        self._queue.join()
+
+    def close(self) -> None:
+        """Write what is queued and close the files. Blocks."""
+        self._queue.put(None)
+        self._thread.join()
+
+    @property
+    def closed_files(self) -> dict[Kind, list[Path]]:
+        """The complete files that are kept, oldest first."""
+        return {kind: [*files.closed] for kind, files in self._files.items()}
+
+    def _write(self) -> None:
+        while (item := self._queue.get()) is not None:
+            kind, rows = item
+            try:
+                if self.error is None:
+                    self._files[kind].write(rows)
+            except Exception as error:  # a full disk must not end the recorded program
+                self.error = error
+            finally:
+                self._queue.task_done()
+        for files in self._files.values():
+            try:
+                files.close()
+            except Exception as error:
+                self.error = self.error or error
+
+
+class _Files:
+    """The files of one kind, one after the other."""
+
+    def __init__(self, folder: Path, name: str, rotation: Rotation, kind: Kind) -> None:
+        self._folder = folder
+        self._name = name
+        self._rotation = rotation
+        self._kind: Kind = kind
+        self._serial = 0
+        self._writer: pq.ParquetWriter | None = None
+        self._began = 0.0
+        self._path = folder
+        self.closed: list[Path] = []
+
+    def write(self, rows: Sequence[FramesRow] | Sequence[RawRow]) -> None:
+        writer = self._writer or self._open()
+        writer.write_batch(to_batch(self._kind, rows))
+        is_old = time.monotonic() - self._began >= self._rotation.seconds
+        if is_old or self._path.stat().st_size >= self._rotation.bytes:
+            self.close()
+
+    def _open(self) -> pq.ParquetWriter:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._path = self._folder / f".{self._name}-{self._serial:06}.parquet"
+        self._writer = pq.ParquetWriter(self._path, SCHEMAS[self._kind], compression="zstd")
+        self._began = time.monotonic()
+        return self._writer
+
+    def close(self) -> None:
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        writer.close()
+        done = self._path.with_name(self._path.name.removeprefix("."))
+        self._path.rename(done)
+        self._serial += 1
+        self.closed.append(done)
+        keep = self._rotation.keep
+        while keep is not None and len(self.closed) > keep:
+            self.closed.pop(0).unlink(missing_ok=True)
+
+
+_KINDS: tuple[Kind, ...] = ("frames", "raw")

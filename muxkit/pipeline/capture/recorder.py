@@ -1,0 +1,309 @@
+"""Recording of traffic: an observer that writes frames, events and bytes as Parquet, in bounded memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from muxkit._errors import RemoteProtocolError
+from muxkit.pipeline.capture.files import MIB, FileWriter, Rotation
+from muxkit.pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from muxkit._observer import Direction
+    from muxkit.pipeline.capture.schema import FramesRow, Kind, RawRow
+
+BATCH_ROWS = 4096
+BATCH_BYTES = 1 * MIB  # of a batch of raw bytes
+WAITING = 16  # batches that may wait for the disk
+FLUSH = 5.0  # s after which a batch is handed over, together with the next row
+
+RowT = TypeVar("RowT", "FramesRow", "RawRow")
+
+
+class CaptureError(PipelineError):
+    """A capture could not be written; from then on nothing more was recorded."""
+
+
+class Capture:
+    """Records what it observes below a folder: `frames/*.parquet`, and with `raw` also `raw/*.parquet`.
+
+        with Capture("captures") as capture:
+            async with muxkit.connect(url, observer=capture.connection("to the bank")) as session: ...
+
+    It is an observer itself, of one connection. It never waits: while 16 batches wait for the disk, new rows are left
+    out. A row `dropped` says how many rows of `frames` are missing; in `raw` a row without bytes ends each gap.
+    `close` blocks until everything is written. `clock` gives seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        name: str | None = None,
+        frames: bool = True,
+        raw: bool = False,
+        rotation: Rotation | None = None,
+        clock: Callable[[], float] | None = None,
+        waiting: int = WAITING,
+        batch_rows: int = BATCH_ROWS,
+    ) -> None:
+        self.folder = Path(folder)
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000}"
+        self._clock = clock or _steady_clock()
+        self._writer = FileWriter(self.folder, self.name, rotation or Rotation(), waiting)
+        self._frames: _RowBuffer[FramesRow] | None = _RowBuffer("frames", self._writer, batch_rows) if frames else None
+        self._raw: _RawBuffer | None = _RawBuffer("raw", self._writer, batch_rows) if raw else None
+        self._names: dict[str, int] = {}
+        self._own: ConnectionCapture | None = None
+        self._closed = False
+
+    # --- the connections
+
+    def connection(self, name: str = "") -> ConnectionCapture:
+        """Make the observer of one connection; a second one of the same name becomes `name #2`."""
+        name = name or "connection"
+        count = self._names[name] = self._names.get(name, 0) + 1
+        unique = name if count == 1 else f"{name} #{count}"
+        return ConnectionCapture(self.name, unique, self._frames, self._raw, self._clock)
+
+    @property
+    def own(self) -> ConnectionCapture:
+        """The connection that records what the capture itself observes."""
+        if self._own is None:
+            self._own = self.connection()
+        return self._own
+
+    # --- what was recorded
+
+    @property
+    def dropped(self) -> int:
+        """How many rows are in no file."""
+        return sum(buffer.dropped for buffer in (self._frames, self._raw) if buffer is not None)
+
+    @property
+    def files(self) -> list[Path]:
+        """The complete files."""
+        return [path for paths in self._writer.closed_files.values() for path in paths]
+
+    def flush(self) -> None:
+        """Write what was recorded; a file can be read once it is closed. Blocks while the disk is slow."""
+        for buffer in (self._frames, self._raw):
+            if buffer is not None:
+                self._writer.wait_until_written()
+                buffer.hand_over()
+        self._writer.wait_until_written()
+
+    def close(self) -> None:
+        """Write everything and close the files; raises `CaptureError` if that failed. Blocks."""
+        if self._closed:
+            return
+        self._closed = True
+        self.flush()
+        if self._frames is not None and self._frames.left_out:
+            self.own._tell_left_out(self._frames, self._clock())
+            self.flush()
+        for buffer in (self._frames, self._raw):
+            if buffer is not None:
+                buffer.over = True
+        self._writer.close()
+        if self._writer.error is not None:
+            raise CaptureError(f"{self.folder}: {self._writer.error}; {self.dropped} rows are missing") from (
+                self._writer.error
+            )
+
+    def __enter__(self) -> Capture:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CaptureError:
+            if error is None:
+                raise
+
+    # --- the observer of a single connection
+
+    def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
+        self.own.frame(direction, channel, name, size)
+
+    def credit(self, direction: Direction, channel: str, amount: int) -> None:
+        self.own.credit(direction, channel, amount)
+
+    def state(self, channel: str, state: str) -> None:
+        self.own.state(channel, state)
+
+    def timer(self, name: str) -> None:
+        self.own.timer(name)
+
+    def error(self, error: BaseException) -> None:
+        self.own.error(error)
+
+    def transport(self, direction: Direction, data: bytes | memoryview) -> None:
+        self.own.transport(direction, data)
+
+
+class ConnectionCapture:
+    """The observer of one connection of a capture."""
+
+    def __init__(
+        self,
+        capture: str,
+        name: str,
+        frames: _RowBuffer[FramesRow] | None,
+        raw: _RawBuffer | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self._capture = capture
+        self._frames = frames
+        self._raw = raw
+        self._clock = clock
+        self._number = itertools.count()
+        self._segment = 0
+        self._offsets: dict[Direction, int] = {"in": 0, "out": 0}
+
+    def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
+        if self._frames is not None:
+            self._put(self._frames, "frame", direction, channel, name, size)
+
+    def credit(self, direction: Direction, channel: str, amount: int) -> None:
+        if self._frames is not None:
+            self._put(self._frames, "credit", direction, channel, credit=amount)
+
+    def state(self, channel: str, state: str) -> None:
+        if (channel, state) == ("link", "connected"):
+            self._begin_segment()
+        if self._frames is not None:
+            self._put(self._frames, "state", None, channel, state)
+
+    def timer(self, name: str) -> None:
+        if self._frames is not None:
+            self._put(self._frames, "timer", None, None, name)
+
+    def error(self, error: BaseException) -> None:
+        if self._frames is not None:
+            rule, offset = (error.rule, error.offset) if isinstance(error, RemoteProtocolError) else (None, None)
+            event = "error" if isinstance(error, RemoteProtocolError) else "lost"
+            self._put(self._frames, event, None, None, type(error).__name__, id=offset, rule=rule, text=str(error))
+        self._begin_segment()
+
+    def transport(self, direction: Direction, data: bytes | memoryview) -> None:
+        buffer = self._raw
+        if buffer is None:
+            return
+        now, offset, size = self._clock(), self._offsets[direction], len(data)
+        self._offsets[direction] = offset + size
+        row = (now, self._capture, self.name, next(self._number), direction, self._segment, offset, bytes(data))
+        buffer.put(row, now, size)
+
+    def _begin_segment(self) -> None:
+        """Begin a new transport, unless the current one has carried nothing."""
+        if any(self._offsets.values()):
+            self._segment += 1
+            self._offsets = {"in": 0, "out": 0}
+
+    def _put(
+        self,
+        buffer: _RowBuffer[FramesRow],
+        event: str,
+        direction: Direction | None,
+        channel: str | None,
+        kind: str | None = None,
+        size: int | None = None,
+        *,
+        credit: int | None = None,
+        id: int | None = None,
+        rule: str | None = None,
+        text: str | None = None,
+    ) -> None:
+        now = self._clock()
+        if buffer.left_out:
+            self._tell_left_out(buffer, now)
+        number = next(self._number)
+        row = (
+            now, self._capture, self.name, number, event, direction, channel, kind, size, credit, id, rule, text,
+        )  # fmt: skip
+        buffer.put(row, now, 0)
+
+    def _tell_left_out(self, buffer: _RowBuffer[FramesRow], now: float) -> None:
+        count = buffer.left_out
+        row = (
+            now, self._capture, self.name, next(self._number), "dropped", None, None, None, count, None, None, None,
+            f"the disk was too slow: {count} rows of this capture are missing",
+        )  # fmt: skip
+        buffer.tell_left_out(row, now)
+
+
+class _RowBuffer(Generic[RowT]):
+    """Rows of one kind that were not handed over yet."""
+
+    def __init__(self, kind: Kind, writer: FileWriter, batch_rows: int) -> None:
+        self._kind: Kind = kind
+        self._writer = writer
+        self._batch_rows = batch_rows
+        self._rows: list[RowT] = []
+        self._bytes = 0
+        self._due = 0.0
+        self._telling = 0  # rows left out that a row of this batch reports
+        self.over = False
+        self.dropped = 0
+        self.left_out = 0  # those of them that no row has reported
+
+    def put(self, row: RowT, now: float, size: int) -> None:
+        if self.over:
+            return
+        rows = self._rows
+        if not rows:
+            self._due = now + FLUSH
+        rows.append(row)
+        self._bytes += size
+        if len(rows) >= self._batch_rows or self._bytes >= BATCH_BYTES or now >= self._due:
+            self._due = now + FLUSH
+            self.hand_over()
+
+    def tell_left_out(self, row: RowT, now: float) -> None:
+        """Add the row that reports all rows left out so far. If it is left out itself, the next one reports them."""
+        if not self.over:
+            self._telling, self.left_out = self.left_out, 0
+            self.put(row, now, 0)
+
+    def hand_over(self) -> None:
+        rows, self._rows, self._bytes = self._rows, [], 0
+        telling, self._telling = self._telling, 0
+        if rows and not self._writer.offer(self._kind, rows):
+            lost = len(rows) - (telling > 0)
+            self.dropped += lost
+            self.left_out += lost + telling
+
+
+class _RawBuffer(_RowBuffer["RawRow"]):
+    """Recorded bytes. Where bytes are left out, an empty row keeps their end, so that decoders see the gap."""
+
+    def hand_over(self) -> None:
+        rows, self._rows, self._bytes = self._rows, [], 0
+        if not rows or self._writer.offer(self._kind, rows):
+            return
+        ends: dict[tuple[str, Direction, int], RawRow] = {}
+        for row in rows:
+            now, capture, connection, number, direction, segment, offset, data = row
+            self.dropped += bool(data)
+            ends[connection, direction, segment] = (
+                now, capture, connection, number, direction, segment, offset + len(data), b"",
+            )  # fmt: skip
+        self._rows = [*ends.values()]
+
+
+def _steady_clock() -> Callable[[], float]:
+    """Make a clock of seconds since 1970 that never goes back, even if the machine's clock is changed."""
+    began = time.time() - time.perf_counter()
+    return lambda: began + time.perf_counter()

@@ -1,0 +1,160 @@
+"""The decoder for Relink: packets, and the message numbers that the wire does not carry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, assert_never
+
+import attrs
+import msgspec
+
+from muxkit._limits import Limits
+from muxkit.pipeline.capture.decoder import BOTH, Cutting, Half
+from muxkit.protocols.relink import (
+    Ack,
+    AckPacket,
+    Bounds,
+    Config,
+    General,
+    MessagePacket,
+    OperationPacket,
+    bounds_of,
+    parse_packet,
+)
+
+if TYPE_CHECKING:
+    from muxkit._observer import Direction
+    from muxkit.core import Cursor
+    from muxkit.pipeline.capture.decoder import Found
+
+LARGEST: Final = 2**40  # bytes of a message; the recorder's own limits already held
+HALF_WAY: Final = 2**31
+OTHER: Final = {"in": "out", "out": "in"}
+
+
+@attrs.define
+class Numbers:
+    """Message numbers in one direction; they begin at 0 in each channel."""
+
+    following: dict[int, int] = attrs.field(factory=dict)
+    """By channel: the number of its next message."""
+    again: set[int] = attrs.field(factory=set)
+    """Channels without a message on this transport yet; their next one follows what the receiver has."""
+    told: dict[int, int] = attrs.field(factory=dict)
+    """By channel: the last number that the receiver reported on this transport."""
+    acknowledged: dict[str, int] = attrs.field(factory=dict)
+    """By channel and kind of acknowledgement: the last number."""
+
+    def next(self, channel: int) -> int:
+        if channel in self.again:
+            self.again.discard(channel)
+            self.following[channel] = self.told.get(channel, -1) + 1
+        number = self.following.get(channel, 0)
+        self.following[channel] = number + 1
+        return number
+
+    def restart(self) -> None:
+        """Begin a new transport."""
+        self.again, self.told = {*self.following}, {}
+
+    def forget(self, channel: int) -> None:
+        """Drop a closed channel; a new one of this id counts from 0."""
+        self.following.pop(channel, None)
+        self.told.pop(channel, None)
+        self.again.discard(channel)
+        for kind in (Ack.RECEIVED, Ack.CONSUMED, Ack.COMMITTED):
+            self.acknowledged.pop(f"{channel} {kind}", None)
+
+    def acknowledged_number(self, channel: int, ack: Ack, sequence: int | None) -> int:
+        """Return the number that an acknowledgement names; without a sequence number it is the next one."""
+        key = f"{channel} {Ack.COMMITTED if ack is Ack.UNCOMMITTED else ack}"
+        last = self.acknowledged.get(key, -1)
+        number = last + 1 if sequence is None else self.unwrapped(channel, sequence)
+        self.acknowledged[key] = max(number, last)
+        self.told[channel] = max(number, self.told.get(channel, -1))
+        return number
+
+    def unwrapped(self, channel: int, sequence: int) -> int:
+        """Return the number with these lower 32 bits that is nearest to the last one sent."""
+        near = max(0, self.following.get(channel, 0) - 1)
+        number = near - (near % 2**32) + sequence
+        if number - near > HALF_WAY and number >= 2**32:
+            number -= 2**32
+        elif near - number > HALF_WAY:
+            number += 2**32
+        return number
+
+
+@attrs.define
+class RelinkDecoder(Cutting):
+    """Decodes both directions of one link, over all its transports."""
+
+    side: str = "connector"
+    connector_id_size: int = 2
+    listener_id_size: int = 2
+    halves: dict[str, Half] = attrs.field(factory=lambda: {direction: Half() for direction in BOTH})
+    numbers: dict[str, Numbers] = attrs.field(factory=lambda: {direction: Numbers() for direction in BOTH})
+    segment: int = 0
+
+    def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
+        found: list[Found] = []
+        if self.begin(direction, data, segment, offset, found):
+            bounds = self._bounds(direction)
+
+            def parse(cursor: Cursor) -> None:
+                self._tell(parse_packet(cursor, bounds), direction, found)
+
+            self.cut(direction, data, parse, found)
+        return found
+
+    def dump(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    def on_segment(self) -> None:
+        for numbers in self.numbers.values():
+            numbers.restart()
+
+    def _bounds(self, direction: Direction) -> Bounds:
+        """Return the bounds of packets in this direction."""
+        most = Limits().message
+        config = Config(connector_id_size=self.connector_id_size, listener_id_size=self.listener_id_size)
+        comes_to_connector = (self.side == "connector") == (direction == "in")
+        bounds = bounds_of(config, is_connector=comes_to_connector, message=most)
+        return attrs.evolve(bounds, targets=2**32, parts=2**32, message=LARGEST)
+
+    def _tell(
+        self,
+        packet: General | OperationPacket | AckPacket | MessagePacket,
+        direction: Direction,
+        found: list[Found],
+    ) -> None:
+        ours = self.numbers[direction]
+        # A channel is named by the direction of its messages: `out 5` goes out, and its acknowledgements come in.
+        about = direction if not isinstance(packet, AckPacket) else OTHER[direction]
+
+        def say(channel: str, name: str, size: int = 0, number: int | None = None) -> None:
+            found.append(("frame", direction, channel, name, size, None, number, None, None))
+
+        match packet:
+            case General():
+                say("link", packet.name.lower())
+            case MessagePacket():
+                size = sum(map(len, packet.parts))
+                for channel in packet.channels:
+                    say(f"{about} {channel}", "message", size, ours.next(channel))
+            case OperationPacket():
+                for channel in packet.channels:
+                    number = None if packet.sequence is None else ours.unwrapped(channel, packet.sequence)
+                    say(f"{about} {channel}", packet.operation.name.lower(), 0, number)
+            case AckPacket():
+                theirs = self.numbers[OTHER[direction]]
+                for channel in packet.channels:
+                    told = (
+                        None
+                        if packet.ack is Ack.CLOSED
+                        else theirs.acknowledged_number(channel, packet.ack, packet.sequence)
+                    )
+                    say(f"{about} {channel}", packet.ack.name.lower(), 0, told)
+                    if packet.ack is Ack.CLOSED:
+                        theirs.forget(channel)
+            case _:
+                assert_never(packet)

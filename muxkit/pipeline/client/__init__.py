@@ -1,0 +1,1 @@
+"""Requests to restream servers, without Spark."""

@@ -1,0 +1,1 @@
+"""The Spark sink: rows of a query go to a staging server."""

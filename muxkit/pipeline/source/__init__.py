@@ -1,0 +1,1 @@
+"""The Spark source: what a batch holds, and its rows."""

@@ -1,0 +1,150 @@
+"""Offsets of a query: a position in each stream, as JSON that Spark stores and compares as text; batches and lag."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from muxkit.pipeline.errors import OffsetError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    JsonOffset = dict[str, object]
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+VERSION: Final = 1
+
+
+@attrs.frozen
+class Position:
+    """The last message of a stream in a batch, and the epoch of the session then, or None if unknown."""
+
+    id: int
+    epoch: int | None = None
+
+
+@attrs.frozen
+class Offset:
+    """The end of a batch. `begins` has the start in streams that do not continue where the last batch ended."""
+
+    streams: Mapping[str, Position] = attrs.field(factory=dict)
+    begins: Mapping[str, int] = attrs.field(factory=dict)
+
+    def to_json(self) -> JsonOffset:
+        """Convert to JSON with sorted keys: to Spark another order would be another offset."""
+        return {
+            "begins": dict(sorted(self.begins.items())),
+            "streams": {
+                uuid: position.id if position.epoch is None else [position.id, position.epoch]
+                for uuid, position in sorted(self.streams.items())
+            },
+            "version": VERSION,
+        }
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, object]) -> Offset:
+        """Read JSON; raises `OffsetError` if it is no offset of this source."""
+        version = offset.get("version")
+        if version != VERSION:
+            raise OffsetError(
+                f"this offset has version {version!r} and this muxkit reads version {VERSION}: "
+                "go on with the version that wrote the checkpoint, or begin a new checkpoint"
+            )
+        streams, begins = offset.get("streams"), offset.get("begins", {})
+        if not isinstance(streams, dict) or not isinstance(begins, dict):
+            raise OffsetError("this offset has no streams: the checkpoint belongs to another source")
+        return cls(
+            {uuid: _position(uuid, each) for uuid, each in streams.items()},
+            {uuid: _id(uuid, each) for uuid, each in begins.items()},
+        )
+
+
+@attrs.frozen
+class Span:
+    """Messages of one stream: those after `begin`, up to `end`. `server` is where it was found."""
+
+    uuid: str
+    server: str
+    begin: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        return self.end - self.begin
+
+
+def share(lags: Mapping[str, int], most: int, *, turn: int = 0) -> dict[str, int]:
+    """Divide `most` messages among streams, in proportion to their lag.
+
+    Each stream gets one first; if there is not one for each, they take turns.
+    """
+    waiting = [uuid for uuid in sorted(lags) if lags[uuid] > 0]
+    total = sum(lags[uuid] for uuid in waiting)
+    if total <= most:
+        return {uuid: lags[uuid] for uuid in waiting}
+    if len(waiting) >= most:
+        first = turn % len(waiting)
+        return dict.fromkeys((waiting[first:] + waiting[:first])[:most], 1)
+    rest = {uuid: lags[uuid] - 1 for uuid in waiting}
+    left, total = most - len(waiting), total - len(waiting)
+    shares = {uuid: rest[uuid] * left // total for uuid in waiting}
+    # The remainder goes to the streams that rounding cost most.
+    by_loss = sorted(waiting, key=lambda uuid: (-(rest[uuid] * left % total), uuid))
+    for uuid in by_loss[: left - sum(shares.values())]:
+        shares[uuid] += 1
+    return {uuid: shares[uuid] + 1 for uuid in waiting}
+
+
+def group(spans: Sequence[Span], most: int | None) -> list[tuple[Span, ...]]:
+    """Make one partition for each span, or `most` partitions of about equal size, the largest spans first."""
+    if most is None or len(spans) <= most:
+        return [(span,) for span in spans]
+    groups: list[list[Span]] = [[] for _ in range(most)]
+    sizes = [0] * most
+    for span in sorted(spans, key=lambda each: (-each.count, each.uuid)):
+        least = sizes.index(min(sizes))
+        groups[least].append(span)
+        sizes[least] += span.count
+    return [tuple(each) for each in groups]
+
+
+def _position(uuid: str, value: object) -> Position:
+    if isinstance(value, list) and len(value) == 2:
+        return Position(_id(uuid, value[0]), _id(uuid, value[1]))
+    return Position(_id(uuid, value))
+
+
+def _id(uuid: str, value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise OffsetError(f"this offset says {value!r:.100} of stream {uuid}, and no number: the checkpoint is damaged")
+    return value
+
+
+def lag(progress: StreamingQueryProgress | Mapping[str, object] | None) -> dict[str, int]:
+    """Count the messages of each stream beyond the batch, from `query.lastProgress` or a listener's event.
+
+    Empty before the first batch, and for queries that do not read this source.
+    """
+    if progress is None:
+        return {}
+    told: Any = json.loads(progress.json) if hasattr(progress, "json") else progress
+    behind: dict[str, int] = {}
+    for source in told["sources"]:
+        latest, end = _offset(source.get("latestOffset")), _offset(source.get("endOffset"))
+        for uuid, head in latest.streams.items():
+            read = end.streams.get(uuid)
+            if read is not None:
+                behind[uuid] = max(0, head.id - read.id)
+    return behind
+
+
+def _offset(value: object) -> Offset:
+    """Parse an offset, which Spark gives as an object or as text."""
+    try:
+        told = json.loads(value) if isinstance(value, str) else value
+        return Offset.from_json(told) if isinstance(told, dict) else Offset()
+    except (OffsetError, ValueError):
+        return Offset()

@@ -1,0 +1,234 @@
+"""The readers that Spark uses: thin classes over the planner and the client."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import attrs
+import trio
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from muxkit.pipeline.client.client import Client
+from muxkit.pipeline.errors import ungrouped
+from muxkit.pipeline.options.source import SourceOptions
+from muxkit.pipeline.source.offsets import Span, group
+from muxkit.pipeline.source.planner import Limit, Planner
+from muxkit.pipeline.source.rows import Rows, read, schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import Filter
+    from pyspark.sql.types import StructType
+
+ResultT = TypeVar("ResultT")
+
+
+def schema(options: Mapping[str, str]) -> str:
+    """Return the columns as DDL. It checks the options, before anything runs."""
+    return schema_of(SourceOptions.parse(options).json_schema)
+
+
+def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
+    return StreamReader(SourceOptions.parse(options), schema)
+
+
+def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
+    parsed = SourceOptions.parse(options)
+    # Spark takes no reader that could be given filters while its own setting for that is off.
+    return FilteredReader(parsed, schema) if parsed.filter_pushdown else BatchReader(parsed, schema)
+
+
+class Spans(InputPartition):
+    """What one task reads; no two tasks share a stream."""
+
+    def __init__(self, spans: tuple[Span, ...]) -> None:
+        super().__init__(None)
+        self.spans = spans
+
+    def __repr__(self) -> str:
+        return f"Spans({', '.join(f'{span.uuid}: {span.begin + 1}-{span.end}' for span in self.spans)})"
+
+
+class _Reading:
+    """Base of the readers. It is pickled for each task, without the planner and the names of all streams."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._planned: Planner | None = None
+
+    @property
+    def _planner(self) -> Planner:
+        if self._planned is None:
+            self._planned = Planner(self._options)
+        return self._planned
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_planned": None, "_options": attrs.evolve(self._options, streams=())}
+
+    def _partitions(self, spans: Sequence[Span]) -> Sequence[Spans]:
+        return [Spans(each) for each in group(spans, self._options.most_partitions)]
+
+    def _rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        spans = cast("Spans", partition).spans  # this reader has made it
+        rows = Rows(to_arrow_schema(self._schema, timezone="UTC"))
+        return read(Client(self._options), rows, spans, self._options.batch_rows)
+
+
+class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream.format("muxkit")`."""
+
+    def initialOffset(self) -> dict[str, object]:
+        return dict(self._planner.initial())
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        # Spark knows one kind at a time; the planner applies the other options.
+        options = self._options
+        if options.most_messages is not None:
+            return ReadMaxRows(options.most_messages)
+        if options.most_bytes is not None:
+            return ReadMaxBytes(options.most_bytes)
+        if options.least_messages is not None:
+            return ReadMinRows(options.least_messages)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        _run(self._planner.prepare_available_now)
+
+    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
+        return dict(_run(partial(self._planner.latest, start, _limit(limit))))
+
+    def reportLatestOffset(self) -> dict[str, object] | None:
+        return self._planner.report()
+
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
+        return self._partitions(_run(partial(self._planner.spans, start, end)))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._rows(partition)
+
+    def commit(self, end: dict[str, object]) -> None:
+        _run(partial(self._planner.commit, end))
+
+
+class BatchReader(_Reading, DataSourceReader):
+    """`spark.read.format("muxkit")`: the messages that servers hold now; nothing is acknowledged."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._bounds = Bounds()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        spans = _run(partial(self._planner.everything, self._bounds.streams))
+        # At least one partition: without any, Spark would call `read` once with none.
+        return self._partitions(self._bounds.narrow(spans)) or [Spans(())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._rows(partition)
+
+
+class FilteredReader(BatchReader):
+    """A batch reader that takes filters, for option `filterPushdown`."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._bounds, left = bounds_of(filters)
+        return left
+
+
+def _limit(limit: ReadLimit) -> Limit:
+    match limit:
+        case ReadMaxRows(count):
+            return Limit(messages=count)
+        case ReadMaxBytes(count):
+            return Limit(bytes=count)
+        case ReadMinRows(count):
+            return Limit(least=count)
+        case ReadAllAvailable():
+            return Limit(all=True)
+        case _:
+            return Limit()
+
+
+def _run(act: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    with ungrouped():
+        return trio.run(act)
+    raise AssertionError("a group of exceptions comes out as one of them")
+
+
+MOST_ID = 0xFFFFFFFF
+
+
+@attrs.define
+class Bounds:
+    """What filters allow: these streams (None: all), and ids above `above` up to `upto`."""
+
+    streams: set[str] | None = None
+    above: int = 0
+    upto: int = MOST_ID
+
+    def narrow(self, spans: Iterable[Span]) -> list[Span]:
+        """Cut ranges to these bounds."""
+        narrowed = []
+        for span in spans:
+            begin, end = max(span.begin, self.above), min(span.end, self.upto)
+            if begin < end and (self.streams is None or span.uuid in self.streams):
+                narrowed.append(Span(span.uuid, span.server, begin, end))
+        return narrowed
+
+    def only(self, streams: Iterable[object]) -> None:
+        wanted = {each for each in streams if isinstance(each, str)}
+        self.streams = wanted if self.streams is None else self.streams & wanted
+
+
+def bounds_of(filters: Iterable[Filter]) -> tuple[Bounds, list[Filter]]:
+    """Return the bounds of filters on `stream` and `id`, and the filters that are left to Spark."""
+    bounds = Bounds()
+    left = [each for each in filters if not _cover(bounds, each)]
+    return bounds, left
+
+
+def _cover(bounds: Bounds, each: Filter) -> bool:
+    match each:
+        case EqualTo(("stream",), str() as value):
+            bounds.only((value,))
+        case In(("stream",), values):
+            bounds.only(values)
+        case EqualTo(("id",), int() as value):
+            bounds.above, bounds.upto = max(bounds.above, value - 1), min(bounds.upto, value)
+        case GreaterThan(("id",), int() as value):
+            bounds.above = max(bounds.above, value)
+        case GreaterThanOrEqual(("id",), int() as value):
+            bounds.above = max(bounds.above, value - 1)
+        case LessThan(("id",), int() as value):
+            bounds.upto = min(bounds.upto, value - 1)
+        case LessThanOrEqual(("id",), int() as value):
+            bounds.upto = min(bounds.upto, value)
+        case IsNotNull(("stream",) | ("id",) | ("value",)):
+            pass
+        case _:
+            return False
+    return True

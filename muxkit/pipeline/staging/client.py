@@ -1,0 +1,335 @@
+"""The client of a staging server: it stages rows and commits them, and redials lost connections.
+
+Each request may be repeated, so after a loss nothing is missing and nothing is done twice. Rows that the server has not
+stored yet are kept, at most `window` bytes for each channel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import attrs
+import trio
+
+import muxkit
+from muxkit.pipeline.staging.messages import (
+    Abort,
+    Aborted,
+    Answer,
+    AnyQuestion,
+    Ask,
+    BatchProgress,
+    Begin,
+    Begun,
+    Committed,
+    Committing,
+    Prepare,
+    Stored,
+    answer,
+    encode,
+    encode_block,
+)
+from muxkit.pipeline.staging.store.errors import StagingError, StagingRequestInvalid, StagingUnavailable
+from muxkit.runtime import Backoff, background, can_heal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from muxkit.pipeline.staging.store import Block, Encoding, Key
+
+T = TypeVar("T")
+AnswerT = TypeVar("AnswerT", Begun, Committed, Aborted, BatchProgress)
+
+OUTAGE_LIMIT: Final = 60.0  # s
+ANSWER_TIMEOUT: Final = 30.0  # s for one answer, and for one block to be sent
+WINDOW: Final = 1 << 20  # bytes
+TTL: Final = 86_400.0  # s
+
+# Errors that another connection may heal.
+PASSING = (
+    OSError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+    trio.EndOfChannel,
+    trio.TooSlowError,
+    StagingUnavailable,
+)
+
+
+@attrs.frozen(kw_only=True)
+class Written:
+    """The result of writing one transaction."""
+
+    rows: int
+    """How many rows were given."""
+    wanted: bool
+    """False if the batch was committed before, so that the rows were dropped."""
+
+
+class StagingClient:
+    """A client of one staging server; it is connected only during a request.
+
+    `patience`: seconds of failures in a row after which `StagingUnavailable` is raised. `channels`: how many channels
+    write rows at the same time. Other keyword arguments are those of `muxkit.connect`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str = "",
+        patience: float = OUTAGE_LIMIT,
+        channels: int = 1,
+        window: int = WINDOW,
+        backoff: Backoff | None = None,
+        answer_within: float = ANSWER_TIMEOUT,
+        **options: Any,
+    ) -> None:
+        self.url = url
+        self.token = token
+        self.channels = channels
+        self.window = window
+        self.answer_within = answer_within
+        self.connections = 0
+        """How many connections there were."""
+        self._patience = patience
+        self._backoff = backoff or Backoff(most=5.0)
+        self._options = options
+        self._failures = 0
+        self._failing_since: float | None = None
+
+    async def write(
+        self,
+        txn: str,
+        key: Key,
+        batch: int,
+        blocks: AsyncIterator[Block],
+        *,
+        encoding: Encoding,
+        ttl: float = TTL,
+        once: bool = False,
+    ) -> Written:
+        """Stage a transaction and prepare it; `blocks` must follow each other without a gap, from row 0.
+
+        If the batch is already committed, the rest of `blocks` is taken and dropped.
+        """
+        begin = Begin(
+            stream=key.stream,
+            app=key.app,
+            token=self.token,
+            txn=txn,
+            batch=batch,
+            encoding=encoding,
+            ttl=ttl,
+            once=once,
+        )
+        return await _Writing(self, begin, blocks).run()
+
+    async def commit(self, key: Key, batch: int, parts: Mapping[str, int]) -> Committed:
+        """Commit transactions, each with its number of rows, as one batch: all in this order, or none.
+
+        A batch that was committed before is answered as a `duplicate`.
+        """
+        asked = Committing(stream=key.stream, app=key.app, token=self.token, batch=batch, parts=list(parts.items()))
+        return await self._ask(asked, Committed, f"{key}, batch {batch}")
+
+    async def abort(self, key: Key, batch: int, txns: Sequence[str]) -> int:
+        """Drop transactions of a batch and return their number. A committed batch is left as it is."""
+        asked = Abort(stream=key.stream, app=key.app, token=self.token, batch=batch, txns=list(txns))
+        return (await self._ask(asked, Aborted, f"{key}, batch {batch}")).dropped
+
+    async def standing(self, key: Key) -> BatchProgress:
+        """Ask how far the application is."""
+        return await self._ask(Ask(stream=key.stream, app=key.app, token=self.token), BatchProgress, str(key))
+
+    # ------------------------------------------------------------------------ one question
+
+    async def _ask(self, asked: AnyQuestion, expected: type[AnswerT], about: str) -> AnswerT:
+        async def over(session: muxkit.Session) -> AnswerT:
+            return await self.exchange(session, asked, expected)
+
+        return await self.persist(over, about)
+
+    async def exchange(self, session: muxkit.Session, asked: AnyQuestion, expected: type[AnswerT]) -> AnswerT:
+        """Ask one question on a new channel."""
+        with trio.fail_after(self.answer_within):
+            async with session.open() as channel:
+                await channel.send(encode(asked))
+                got = answer(await channel.receive())
+        if not isinstance(got, expected):
+            raise _strange(got)
+        return got
+
+    # ------------------------------------------------------------------------ connections
+
+    async def persist(self, run: Callable[[muxkit.Session], Awaitable[T]], about: str) -> T:
+        """Call `run` over one connection after another until it succeeds, or fails for good."""
+        while True:
+            done: list[T] = []
+            reached = False
+            try:
+                async with muxkit.connect(self.url, **self._options) as session:
+                    reached = True
+                    self.connections += 1
+                    done.append(await run(session))
+                return done[0]
+            except PASSING as error:
+                if done:  # only the end of the connection failed
+                    return done[0]
+                trouble = error
+            except (ValueError, TypeError, muxkit.PluginError) as error:
+                if reached:
+                    raise
+                raise StagingError(f"{about}: this cannot be an address (option url): {error}") from error
+            await self._pause(trouble, about)
+
+    def progress(self) -> None:
+        """Note progress: earlier failures no longer count."""
+        self._failures = 0
+        self._failing_since = None
+
+    async def _pause(self, trouble: Exception, about: str) -> None:
+        now = trio.current_time()
+        if self._failing_since is None:
+            self._failing_since = now
+        self._failures += 1
+        failing = now - self._failing_since
+        if failing >= self._patience or not can_heal(trouble):
+            because = str(trouble) or type(trouble).__name__
+            raise StagingUnavailable(
+                f"{about}: {self.url} could not be used for {failing:.0f} s ({self._failures} attempts): {because}; is "
+                "the server running? The option patience says how long to try"
+            ) from trouble
+        await trio.sleep(min(self._backoff.wait(self._failures), self._patience - failing))
+
+
+class _Writing:
+    """Writes one transaction to the server."""
+
+    def __init__(self, client: StagingClient, begin: Begin, blocks: AsyncIterator[Block]) -> None:
+        self._client = client
+        self._begin = begin
+        self._blocks = blocks
+        self._room = client.window * client.channels
+        self._waiting: deque[Block] = deque()
+        self._under_way = 0  # bytes of blocks that the server has not stored
+        self._rows = 0
+        self._wanted = True
+        self._all_given = False
+        self._given_error: Exception | None = None
+        self._trouble: Exception | None = None
+        self._moved = trio.lowlevel.ParkingLot()
+        self._given = trio.CancelScope()  # cancelled when `blocks` raises
+        self._connection = trio.CancelScope()
+
+    async def run(self) -> Written:
+        async with background() as nursery:
+            nursery.start_soon(self._take)
+            begin = self._begin
+            with self._given:
+                await self._client.persist(self._over, f"{begin.key}, batch {begin.batch}, transaction {begin.txn}")
+                while not self._all_given:
+                    await self._moved.park()
+            if self._given_error is not None:
+                raise self._given_error
+        return Written(rows=self._rows, wanted=self._wanted)
+
+    async def _take(self) -> None:
+        """Take blocks while the window has room."""
+        try:
+            async for block in self._blocks:
+                size = len(block.body)
+                while self._wanted and self._under_way and self._under_way + size > self._room:
+                    await self._moved.park()
+                self._rows += block.rows
+                if self._wanted:
+                    self._waiting.append(block)
+                    self._under_way += size
+                    self._moved.unpark_all()
+        except Exception as error:
+            self._given_error = error
+            self._given.cancel()
+        self._all_given = True
+        self._moved.unpark_all()
+
+    async def _over(self, session: muxkit.Session) -> None:
+        """Stage the remaining blocks over one connection, and prepare the transaction."""
+        self._trouble = None
+        with trio.CancelScope() as self._connection:
+            async with trio.open_nursery() as nursery:
+                for _ in range(self._client.channels):
+                    nursery.start_soon(self._run_channel, session)
+        if self._trouble is not None:
+            raise self._trouble
+        if self._wanted:
+            begin = self._begin
+            asked = Prepare(
+                stream=begin.stream,
+                app=begin.app,
+                token=begin.token,
+                txn=begin.txn,
+                batch=begin.batch,
+                rows=self._rows,
+            )
+            self._wanted = (await self._client.exchange(session, asked, Begun)).wanted
+
+    async def _run_channel(self, session: muxkit.Session) -> None:
+        """Write on one channel until everything is stored; what is left goes back to the queue."""
+        flying: deque[Block] = deque()
+        try:
+            await self._write(session, flying)
+        except Exception as error:
+            if self._trouble is None:
+                self._trouble = error
+            self._connection.cancel()
+        finally:
+            self._waiting.extendleft(reversed(flying))
+
+    async def _write(self, session: muxkit.Session, flying: deque[Block]) -> None:
+        async with session.open() as channel:
+            with trio.fail_after(self._client.answer_within):
+                await channel.send(encode(self._begin))
+            await self._read_answer(channel, flying)
+            while self._wanted:
+                if self._waiting:
+                    flying.append(self._waiting.popleft())
+                    await self._send(channel, flying)
+                elif flying:
+                    await self._read_answer(channel, flying)
+                elif self._all_given:
+                    break
+                else:
+                    await self._moved.park()
+
+    async def _send(self, channel: muxkit.Channel, flying: deque[Block]) -> None:
+        try:
+            with trio.fail_after(self._client.answer_within):
+                await channel.send(encode_block(flying[-1]))
+        except muxkit.ChannelStopped:
+            # The server wants no more rows; its answers say why.
+            while self._wanted:
+                await self._read_answer(channel, flying)
+
+    async def _read_answer(self, channel: muxkit.Channel, flying: deque[Block]) -> None:
+        with trio.fail_after(self._client.answer_within):
+            got = answer(await channel.receive())
+        self._client.progress()
+        match got:
+            case Begun(wanted=True):
+                return
+            case Begun():
+                self._wanted = False
+                flying.clear()
+                self._waiting.clear()
+                self._under_way = 0
+            case Stored(blocks=count) if count <= len(flying):
+                for _ in range(count):
+                    self._under_way -= len(flying.popleft().body)
+            case _:
+                raise _strange(got)
+        self._moved.unpark_all()
+
+
+def _strange(got: Answer) -> StagingError:
+    return StagingRequestInvalid(f"the server answered with {type(got).__name__}, which answers nothing that was asked")

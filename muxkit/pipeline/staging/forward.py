@@ -1,0 +1,111 @@
+"""Committed rows become messages of a restream session, in order and each once, even if processes are killed.
+
+The position is part of that session's state, and is stored in one step with the messages.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import trio
+
+from muxkit._errors import MuxError
+from muxkit.pipeline.staging.store import Encoding
+from muxkit.protocols.restream.store import SessionExists
+from muxkit.storage import StoreFailed, StoreFull
+
+if TYPE_CHECKING:
+    from muxkit.pipeline.staging.store import Published, Staging
+    from muxkit.protocols.restream.store import SessionStore, Transform
+
+FORWARDED: Final = "forwarded"  # key in the session's state: the id of the last row that was forwarded
+PAUSE: Final = 5.0  # s, after an error of a store
+
+_json: msgspec.json.Decoder[object] = msgspec.json.Decoder(object)
+_log = logging.getLogger("muxkit")
+
+
+class NotForwarding(MuxError):
+    """The session has messages that are not rows of a stream."""
+
+
+async def forward(staging: Staging, stream: str, sessions: SessionStore[Any, Any], uuid: str) -> None:
+    """Append the committed rows of a stream to a restream session, until cancelled; make the session if necessary.
+
+    A row of JSON becomes that value, one of text a string, one of bytes `{"base64": "…"}`. Message and row have the
+    same number. Forwarded rows are trimmed from the stream. This waits while the session is full of unacknowledged
+    messages, and tries again after an error of a store. Two at once for one session slow each other down, but no
+    message comes twice.
+    """
+    while True:
+        try:
+            await _register(sessions, stream, uuid)
+            while True:
+                await _forward_some(staging, stream, sessions, uuid)
+        except (StoreFailed, StoreFull) as error:
+            _log.warning("stream %a waits to be forwarded to session %s: %s", stream, uuid, error)
+            await trio.sleep(PAUSE)
+
+
+async def _register(sessions: SessionStore[Any, Any], stream: str, uuid: str) -> None:
+    try:
+        await sessions.register(uuid, {FORWARDED: 0}, params={"stream": stream}, attached=False, keep=math.inf)
+    except SessionExists as error:
+        _log.debug("stream %a continues after message %d of session %s", stream, error.status.head, uuid)
+
+
+async def _forward_some(staging: Staging, stream: str, sessions: SessionStore[Any, Any], uuid: str) -> None:
+    at = (await sessions.status(uuid)).head
+    await staging.wait(stream, at)
+    published = await staging.read(stream, at)
+    if published is None:
+        return
+    last = at + len(published.rows)
+    is_full = False
+    try:
+        while at < last:
+            try:
+                at = (await sessions.put_many(uuid, _following(published, uuid), last - at))[-1].id
+                is_full = False
+            except StoreFull:
+                if is_full:  # the store is full, not the session
+                    raise
+                is_full = True
+                await sessions.wait_room(uuid)
+    except _Elsewhere:
+        _log.warning("stream %a is forwarded to session %s by another process as well", stream, uuid)
+    await staging.trim(stream, (await sessions.status(uuid)).head)
+
+
+def _following(published: Published, uuid: str) -> Transform[object, object]:
+    """Make the function that appends the next message, whatever the session holds when it is called."""
+
+    def following(state: object) -> tuple[object, object]:
+        done = state.get(FORWARDED) if isinstance(state, dict) else None
+        if type(done) is not int:
+            raise NotForwarding(f"session {uuid} has messages of its own; forward to another one")
+        index = done + 1 - published.first
+        if not 0 <= index < len(published.rows):
+            raise _Elsewhere
+        return _message(published.encoding, published.rows[index]), {FORWARDED: done + 1}
+
+    return following
+
+
+class _Elsewhere(Exception):
+    """The session has moved since the rows were read."""
+
+
+def _message(encoding: Encoding, row: bytes) -> object:
+    try:
+        if encoding is Encoding.JSON:
+            return _json.decode(row)
+        if encoding is Encoding.TEXT:
+            return row.decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass  # the row is not of its encoding: it is forwarded as bytes
+    return {"base64": base64.b64encode(row).decode("ascii")}

@@ -1,0 +1,217 @@
+"""The staging server: each channel of a session asks questions about the store."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+import attrs
+import trio
+
+import muxkit
+from muxkit.pipeline.errors import first_error
+from muxkit.pipeline.staging.messages import (
+    Abort,
+    Aborted,
+    Answer,
+    AnyQuestion,
+    Ask,
+    BatchProgress,
+    Begin,
+    Begun,
+    Committed,
+    Committing,
+    Failed,
+    Prepare,
+    Stored,
+    decode_block,
+    encode,
+    is_block,
+    question,
+)
+from muxkit.pipeline.staging.store.errors import (
+    StagingError,
+    StagingRefused,
+    StagingRequestInvalid,
+    StagingUnavailable,
+)
+from muxkit.runtime import background
+from muxkit.storage import StoreError, StoreFull
+
+if TYPE_CHECKING:
+    from muxkit.pipeline.staging.store import Block, Staging
+
+SWEEP_INTERVAL: Final = 5.0  # s
+
+_log = logging.getLogger("muxkit")
+
+
+@attrs.frozen(kw_only=True)
+class Claim:
+    """A request to be authorised: the client, and what it asks."""
+
+    peer: str
+    """The other end as the transport describes it; it may be empty."""
+    token: str
+    """The client's option `token`; it may be empty."""
+    stream: str
+    app: str
+    asks: str
+    """`begin`, `prepare`, `commit`, `abort` or `standing`."""
+
+
+Authorize = Callable[[Claim], Awaitable[bool]]
+
+
+def tokens(*allowed: str) -> Authorize:
+    """Make an `authorize` for `serve_staging`: a client with one of these tokens may do everything."""
+    known = [each.encode() for each in allowed if each]
+    if not known:
+        raise ValueError("tokens() needs at least one token that is not empty")
+
+    async def authorize(claim: Claim) -> bool:
+        given = claim.token.encode()
+        # Every token is compared in constant time, so that the time tells nothing.
+        return sum(hmac.compare_digest(given, each) for each in known) > 0
+
+    return authorize
+
+
+async def serve_staging(
+    url: str,
+    store: Staging,
+    *,
+    authorize: Authorize | None = None,
+    limits: muxkit.Limits | None = None,
+    observer: muxkit.Observer | None = None,
+    task_status: trio.TaskStatus[muxkit.Served] = trio.TASK_STATUS_IGNORED,
+    **options: Any,
+) -> None:
+    """Serve staging over any protocol with channels; `served = await nursery.start(serve_staging, url, store)`.
+
+    `authorize` is called for each request and returns whether it is allowed; without it every client may do
+    everything. Other keyword arguments are those of `muxkit.serve`.
+    """
+    service = StagingService(store, authorize=authorize)
+    async with background() as nursery:
+        nursery.start_soon(service.sweep)
+        try:
+            await muxkit.serve(
+                service.handle, url, limits=limits, observer=observer, task_status=task_status, **options
+            )
+        except ExceptionGroup as group:  # with one error, about the address
+            raise first_error(group) from None
+
+
+class StagingService:
+    """A staging server without its listener: give each session to `handle`, and keep `sweep` running."""
+
+    def __init__(self, store: Staging, *, authorize: Authorize | None = None) -> None:
+        self._store = store
+        self._authorize = authorize
+
+    async def handle(self, session: muxkit.Session) -> None:
+        """Serve one session to its end."""
+
+        async def serve_channel(channel: muxkit.Channel) -> None:
+            await _Channel(channel, self._store, self._authorize, session.info.peer).run()
+
+        await muxkit.each_channel(serve_channel)(session)
+
+    async def sweep(self) -> None:
+        """Drop transactions whose time is over, every few seconds until cancelled."""
+        while True:
+            await trio.sleep(SWEEP_INTERVAL)
+            try:
+                await self._store.sweep()
+            except StoreError as error:
+                _log.warning("sweeping staged transactions: %s", error)
+
+
+class _Channel:
+    """Serves one channel."""
+
+    def __init__(self, channel: muxkit.Channel, store: Staging, authorize: Authorize | None, peer: str) -> None:
+        self._channel = channel
+        self._store = store
+        self._authorize = authorize
+        self._peer = peer
+
+    async def run(self) -> None:
+        try:
+            async for message in self._channel:
+                asked = question(message)
+                await self._admit(asked)
+                if isinstance(asked, Begin):
+                    await self._take_rows(asked)
+                    return
+                await self._say(await self._answer(asked))
+        except StagingError as error:
+            await self._fail(error)
+        except StoreFull as error:
+            await self._fail(error, "full")
+        except StoreError as error:
+            _log.warning("staging: %s", error)
+            await self._fail(error, StagingUnavailable.kind)
+
+    async def _admit(self, asked: AnyQuestion) -> None:
+        if self._authorize is None:
+            return
+        asks = str(asked.__struct_config__.tag)
+        claim = Claim(peer=self._peer, token=asked.token, stream=asked.stream, app=asked.app, asks=asks)
+        if not await self._authorize(claim):
+            raise StagingRefused(f"{asked.key}: this server does not allow {asks!r} here; is the option token right?")
+
+    async def _answer(self, asked: Prepare | Committing | Abort | Ask) -> Answer:
+        match asked:
+            case Prepare():
+                wanted = await self._store.prepare(asked.txn, asked.key, asked.batch, asked.rows)
+                return Begun(wanted=wanted)
+            case Committing():
+                parts = dict(asked.parts)
+                if len(parts) != len(asked.parts):
+                    raise StagingRequestInvalid(f"{asked.key}, batch {asked.batch}: a transaction is named twice")
+                done = await self._store.commit(asked.key, asked.batch, parts)
+                if done.duplicate:
+                    _log.info("staging: %s, batch %d was committed before", asked.key, asked.batch)
+                return Committed(duplicate=done.duplicate, rows=done.rows, head=done.head)
+            case Abort():
+                return Aborted(dropped=await self._store.abort(asked.key, asked.batch, asked.txns))
+            case Ask():
+                return BatchProgress(**attrs.asdict(await self._store.progress(asked.key)))
+            case _:
+                assert_never(asked)
+
+    async def _take_rows(self, asked: Begin) -> None:
+        """Store blocks as they come. The channel's window bounds those that wait."""
+        limits = self._store.limits
+        wanted = await self._store.begin(asked.txn, asked.key, asked.batch, asked.encoding, asked.ttl, once=asked.once)
+        await self._say(Begun(wanted=wanted))
+        while wanted:
+            try:
+                messages = await self._channel.receive_many()
+            except trio.EndOfChannel:
+                return
+            blocks: list[Block] = []
+            for message in messages:
+                if not is_block(message):
+                    raise StagingRequestInvalid(
+                        f"{asked.key}, batch {asked.batch}: a question came where rows were expected"
+                    )
+                blocks.append(decode_block(message, limits))
+            wanted = await self._store.put(asked.txn, asked.key, asked.batch, blocks)
+            await self._say(Stored(blocks=len(blocks)) if wanted else Begun(wanted=False))
+
+    async def _say(self, answer: Answer) -> None:
+        await self._channel.send(encode(answer))
+
+    async def _fail(self, error: StagingError | StoreError, kind: str | None = None) -> None:
+        if isinstance(error, StagingError):
+            told = Failed(kind=kind or error.kind, text=str(error))
+        else:
+            told = Failed(kind=kind or StagingError.kind, text=error.for_client)
+        _log.debug("staging: %s refused: %s", self._peer or "a peer", error)
+        # The end of this handler closes the channel: a client that is still sending is stopped, and then reads this.
+        await self._say(told)
