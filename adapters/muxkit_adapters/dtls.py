@@ -12,7 +12,10 @@ from muxkit.runtime import bare_nursery, close_at_once, protect_package, protect
 
 from ._addresses import join_host_port, parse_host_port
 from ._errors import HandshakeFailed
-from ._packets import (
+from .packets._old_wire import Wire
+from .packets.certificates import Context, check_context, client_context, server_context, verifies
+from .packets.dtls_links import DtlsLink
+from .packets.options import (
     IDLE,
     LARGEST,
     RECEIVE_BUFFER,
@@ -24,11 +27,8 @@ from ._packets import (
     ServerCounters,
     check_largest,
 )
-from ._packets_dtls import DtlsLink
-from ._packets_peers import Peers
-from ._packets_socket import PacketSocket, open_socket
-from ._packets_trust import Context, check_context, client_context, server_context, verifies
-from ._packets_wire import Wire
+from .packets.peers import Peers
+from .packets.sockets import PacketSocket, open_socket
 from .udp import bind_all, first_address
 
 if TYPE_CHECKING:

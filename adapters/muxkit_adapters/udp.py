@@ -13,7 +13,9 @@ from muxkit.runtime import bare_nursery, protect_package, protected_manager
 
 from ._addresses import join_host_port, parse_host_port
 from ._errors import PlaintextWarning
-from ._packets import (
+from ._plaintext import exposed
+from .packets._old_link import ClientLink, UdpLink
+from .packets.options import (
     IDLE,
     LARGEST,
     RECEIVE_BUFFER,
@@ -27,11 +29,9 @@ from ._packets import (
     ServerCounters,
     check_largest,
 )
-from ._packets_link import ClientLink, UdpLink
-from ._packets_peers import Peers
-from ._packets_server import Listener, PeerLink, Validation
-from ._packets_socket import PacketSocket, open_socket
-from ._plaintext import exposed
+from .packets.peers import Peers
+from .packets.sockets import PacketSocket, open_socket
+from .packets.udp_links import Listener, PeerLink, Validation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -17,9 +17,9 @@ import trustme
 from muxkit import Limits
 from muxkit.runtime import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
 from muxkit_adapters import quic
-from muxkit_adapters._aioquic_limits import LimitedConnection
-from muxkit_adapters._quic_config import Tuning, identify, trust
-from muxkit_adapters._quic_link import QuicLink
+from muxkit_adapters.quic.connection import LimitedConnection
+from muxkit_adapters.quic.link import QuicLink
+from muxkit_adapters.quic.options import Tuning, identify, trust
 
 if TYPE_CHECKING:
     import random
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from aioquic.quic.configuration import QuicConfiguration
 
-    from muxkit_adapters._quic_socket import Packet
+    from muxkit_adapters.quic.sockets import Packet
 
 CLIENT = ("192.0.2.1", 1000)
 SERVER = ("192.0.2.2", 443)

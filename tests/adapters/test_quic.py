@@ -13,7 +13,7 @@ import trio.testing
 from muxkit import Limits
 from muxkit.runtime import MultistreamLink
 from muxkit.testing import cancel_sweep
-from muxkit_adapters._quic_config import Tuning
+from muxkit_adapters.quic.options import Tuning
 
 from ._quic import Collected, on_a_line, real_pair, some_bytes, write_all
 

@@ -14,9 +14,9 @@ from aioquic.tls import Epoch
 
 from muxkit import Limits, RemoteProtocolError
 from muxkit.runtime import StreamData
-from muxkit_adapters._aioquic_limits import SKIP_EVERY
-from muxkit_adapters._quic_config import Tuning
 from muxkit_adapters.quic import ConnectionEnded
+from muxkit_adapters.quic.connection import SKIP_EVERY
+from muxkit_adapters.quic.options import Tuning
 
 from ._quic import CLIENT, SERVER, Collected, Pair, on_a_line
 

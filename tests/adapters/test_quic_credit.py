@@ -11,10 +11,10 @@ import trio
 from aioquic.quic.connection import Limit
 
 from muxkit import Limits
-from muxkit_adapters._quic_config import Tuning
-from muxkit_adapters._quic_credit import Credit
-from muxkit_adapters._quic_parts import Granted, GrantedStreams
 from muxkit_adapters.quic import ConnectionEnded
+from muxkit_adapters.quic._old_parts import Granted, GrantedStreams
+from muxkit_adapters.quic.credit import Credit
+from muxkit_adapters.quic.options import Tuning
 
 from ._quic import SMALL, Collected, Pair, on_a_line, write_all
 

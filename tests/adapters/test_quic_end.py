@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from muxkit_adapters import quic
-from muxkit_adapters._quic_config import Tuning
 from muxkit_adapters.quic import ConnectionEnded, QuicLink
+from muxkit_adapters.quic.options import Tuning
 
 from ._quic import FILES, Collected, on_a_line, real_pair, serving
 

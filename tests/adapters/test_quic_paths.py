@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from muxkit_adapters import _quic_socket, quic
-from muxkit_adapters._quic_config import Tuning
-from muxkit_adapters._quic_socket import bound
+from muxkit_adapters import quic
+from muxkit_adapters.quic import sockets
+from muxkit_adapters.quic.options import Tuning
+from muxkit_adapters.quic.sockets import bound
 
 from ._links import IPV6
 from ._quic import CLIENT, FILES, SERVER, Collected, on_a_line, real_pair, serving, write_all
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from muxkit_adapters._quic_socket import UdpSocket
+    from muxkit_adapters.quic.sockets import UdpSocket
 
 
 # --- another address
@@ -111,9 +112,9 @@ async def received(wire: UdpSocket, count: int) -> list[bytes]:
 async def test_packets_of_all_sizes_arrive_as_they_were(
     sends: bool, receives: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_quic_socket, "CAN_BATCH", receives)
+    monkeypatch.setattr(sockets, "CAN_BATCH", receives)
     to = a_socket()
-    monkeypatch.setattr(_quic_socket, "CAN_BATCH", sends)
+    monkeypatch.setattr(sockets, "CAN_BATCH", sends)
     for peer in (None, to.address):
         by = a_socket(peer=peer)
         dice = random.Random(5)
@@ -152,7 +153,7 @@ async def test_a_kernel_without_trains_gets_single_packets() -> None:
     to = a_socket()
     sock = Old(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind(("127.0.0.1", 0))
-    by = _quic_socket.UdpSocket(sock)
+    by = sockets.UdpSocket(sock)
     assert by.send_nowait([(bytes(100), to.address)] * 20) == 20
     assert by.dropped == 0
     assert await received(to, 20) == [bytes(100)] * 20

@@ -17,7 +17,7 @@ from muxkit import Limits, LocalProtocolError
 from muxkit.runtime import Described, NowaitPackets
 from muxkit.testing import cancel_sweep, check_packet_link
 from muxkit_adapters import udp
-from muxkit_adapters._packets_socket import open_socket
+from muxkit_adapters.packets.sockets import open_socket
 from muxkit_adapters.udp import PacketTooLarge, PeerLink, PlaintextWarning, ServerCounters, UdpLink
 
 from ._links import IPV6, NEVER, comes_down_to, descriptors_and_tasks, port_of, serving

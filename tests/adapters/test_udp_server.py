@@ -14,8 +14,9 @@ import trio
 import trio.testing
 
 from muxkit import Limits
-from muxkit_adapters import _packets_server, udp
-from muxkit_adapters._packets_socket import PacketSocket, open_socket
+from muxkit_adapters import udp
+from muxkit_adapters.packets import udp_links
+from muxkit_adapters.packets.sockets import PacketSocket, open_socket
 from muxkit_adapters.udp import PeerLink, ServerCounters, UdpLink
 
 from ._links import NEVER, PATIENCE, port_of, serving
@@ -369,7 +370,7 @@ async def test_late_packets_of_an_ended_conversation_start_no_new_one(monkeypatc
         await link.send(await link.receive())
 
     counters = ServerCounters()
-    monkeypatch.setattr(_packets_server, "LATE", NEVER)
+    monkeypatch.setattr(udp_links, "LATE", NEVER)
     async with serving(udp.serve, hang_up, counters=counters) as (address,):
         async with udp.transport.connect(address) as peer:
             await peer.send(b"one")
@@ -378,7 +379,7 @@ async def test_late_packets_of_an_ended_conversation_start_no_new_one(monkeypatc
             await peer.send(b"two")
             await until(lambda: counters.late == 1)
             assert counters.admitted == 1
-        monkeypatch.setattr(_packets_server, "LATE", 0.0)
+        monkeypatch.setattr(udp_links, "LATE", 0.0)
         async with udp.transport.connect(address) as peer:
             for count in (2, 3):
                 await peer.send(b"one")

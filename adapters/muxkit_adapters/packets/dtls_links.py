@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ._errors import HandshakeFailed
-from ._packets import Address, Buffers, PacketStats, PacketTooLarge, Refusals, loss
-from ._packets_trust import ALERTS, DTLS_1_2, SSL, Context, Verdict, identity_of, reason_of, verifies
-from ._packets_wire import TOO_LARGE, Wire
+from .._errors import HandshakeFailed
+from ._old_wire import TOO_LARGE, Wire
+from .certificates import ALERTS, DTLS_1_2, SSL, Context, Verdict, identity_of, reason_of, verifies
+from .options import Address, Buffers, PacketStats, PacketTooLarge, Refusals, loss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ._packets_socket import PacketSocket
+    from .sockets import PacketSocket
 
 BURST = 32  # packets encrypted before the kernel is asked to take them
 

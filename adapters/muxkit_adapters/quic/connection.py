@@ -21,8 +21,8 @@ from aioquic.quic.packet import QuicErrorCode, pull_ack_frame
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from aioquic.tls import Epoch
 
-from ._quic_credit import Credit
-from ._quic_parts import Granted, GrantedStreams, StreamQueue, Streams
+from ._old_parts import Granted, GrantedStreams, StreamQueue, Streams
+from .credit import Credit
 
 if TYPE_CHECKING:
     from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # it is documented there

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ._packets import Address, Buffers, PacketStats, PacketTooLarge, Refusals, loss
-from ._sockets import OneAtATime
+from .._sockets import OneAtATime
+from .options import Address, Buffers, PacketStats, PacketTooLarge, Refusals, loss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ._packets_socket import PacketSocket
+    from .sockets import PacketSocket
 
 
 class UdpLink(trio.abc.Channel[bytes]):

@@ -17,7 +17,7 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ._packets import Address
+    from .options import Address
 
 LINUX = sys.platform == "linux"
 

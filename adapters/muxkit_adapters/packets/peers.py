@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from muxkit import Limits
 
-    from ._packets import ServerCounters
+    from .options import ServerCounters
 
 # What forged addresses may cost: each that makes another give way costs a handler's whole life.
 EVICTIONS = 100.0  # a second

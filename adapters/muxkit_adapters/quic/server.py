@@ -20,10 +20,10 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 
 from muxkit.runtime import bare_nursery
 
-from ._addresses import join_host_port
-from ._aioquic_limits import LimitedConnection
-from ._quic_link import QuicLink
-from ._quic_qlog import DirectoryLogger
+from .._addresses import join_host_port
+from .connection import LimitedConnection
+from .link import QuicLink
+from .qlog import DirectoryLogger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from aioquic.quic.configuration import QuicConfiguration
     from aioquic.quic.packet import QuicHeader
 
-    from ._quic_config import IssuedTickets, Tuning
-    from ._quic_socket import Packet, UdpSocket
+    from .options import IssuedTickets, Tuning
+    from .sockets import Packet, UdpSocket
 
 log = logging.getLogger("muxkit.adapters")
 

@@ -14,7 +14,7 @@ from aioquic.tls import CipherSuite
 
 from muxkit import Limits
 
-from ._quic_qlog import DirectoryLogger
+from .qlog import DirectoryLogger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,18 +13,18 @@ from muxkit import Limits
 from muxkit.runtime import background, bare_nursery, protect_package, protected_manager
 
 try:
-    from ._aioquic_limits import LimitedConnection
+    from .connection import LimitedConnection
 except ModuleNotFoundError as error:
     raise ImportError("quic needs aioquic: install muxkit[quic]") from error
-from ._addresses import join_host_port, parse_host_port, parse_hosts
-from ._errors import HandshakeFailed
-from ._quic_config import ALPN, IDLE_TIMEOUT, KEEP_ALIVE, IssuedTickets, Source, Tickets, Tuning, identify, trust
-from ._quic_ending import ConnectionEnded
-from ._quic_link import QuicLink
-from ._quic_qlog import DirectoryLogger
-from ._quic_server import Server
-from ._quic_socket import UdpSocket, bound
-from .tcp import Hosts, each_host
+from .._addresses import join_host_port, parse_host_port, parse_hosts
+from .._errors import HandshakeFailed
+from ..tcp import Hosts, each_host
+from ._old_ending import ConnectionEnded
+from .link import QuicLink
+from .options import ALPN, IDLE_TIMEOUT, KEEP_ALIVE, IssuedTickets, Source, Tickets, Tuning, identify, trust
+from .qlog import DirectoryLogger
+from .server import Server
+from .sockets import UdpSocket, bound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from aioquic.quic.configuration import QuicConfiguration
 
-    from ._quic_socket import Address
+    from .sockets import Address
 
 __all__ = ["ConnectionEnded", "HandshakeFailed", "QuicLink", "Tickets", "connect", "rebind", "serve", "transport"]
 

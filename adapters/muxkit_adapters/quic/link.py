@@ -12,10 +12,10 @@ from aioquic.quic import events as quic_events
 
 from muxkit.runtime import MultistreamLink
 
-from ._quic_arrivals import Arrivals, Resets
-from ._quic_departures import Departures
-from ._quic_ending import FAILED, ConnectionEnded, clipped, ending_of
-from ._sockets import OneAtATime
+from .._sockets import OneAtATime
+from ._old_arrivals import Arrivals, Resets
+from ._old_departures import Departures
+from ._old_ending import FAILED, ConnectionEnded, clipped, ending_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from muxkit import Limits, RemoteProtocolError
     from muxkit.runtime import Arrival
 
-    from ._aioquic_limits import LimitedConnection
-    from ._quic_socket import Packet, UdpSocket
+    from .connection import LimitedConnection
+    from .sockets import Packet, UdpSocket
 
 PAUSE = 100e-6  # s without anything written, after which the next goes out at once
 GRAIN = 1e-6  # s, between two calls of aioquic's timer

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from . import _packets_kernel as kernel
-from ._packets import TURN_BYTES, TURN_PACKETS, UNREACHABLE, Address, Buffers
-from ._sockets import CLOSED_HERE
+from .._sockets import CLOSED_HERE
+from . import kernel
+from .options import TURN_BYTES, TURN_PACKETS, UNREACHABLE, Address, Buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

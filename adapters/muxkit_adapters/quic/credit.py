@@ -9,7 +9,7 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._quic_parts import Granted, GrantedStreams
+    from ._old_parts import Granted, GrantedStreams
 
 BUSY = 1.0  # s; half a window consumed within this: the stream could use a larger one
 

@@ -10,10 +10,10 @@ import trio
 
 from muxkit.runtime import close_at_once
 
-from ._addresses import join_host_port
-from ._packets import Address, Refusals
-from ._packets_link import UdpLink
-from ._packets_socket import PacketSocket
+from .._addresses import join_host_port
+from ._old_link import UdpLink
+from .options import Address, Refusals
+from .sockets import PacketSocket
 
 if TYPE_CHECKING:
     import socket
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from muxkit import Limits
 
-    from ._packets import ServerCounters
-    from ._packets_peers import Peers
+    from .options import ServerCounters
+    from .peers import Peers
 
 Validation = Literal["answer", "told"]
 """What proves an address: a packet that comes after one of ours, or only a call of `validate()`."""

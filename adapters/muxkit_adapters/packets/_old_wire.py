@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from ._packets import Address
-    from ._packets_socket import PacketSocket
+    from .options import Address
+    from .sockets import PacketSocket
 
 TOO_LARGE = 18_500  # bytes: above any DTLS record; such packets are not kept
 

@@ -10,7 +10,7 @@ from aioquic.quic.packet import QuicErrorCode
 if TYPE_CHECKING:
     from muxkit import RemoteProtocolError
 
-    from ._aioquic_limits import LimitedConnection
+    from .connection import LimitedConnection
 
 ORDERLY: Final = 0
 FAILED: Final = 1  # the codes with which an application ends a connection are its own; these are ours

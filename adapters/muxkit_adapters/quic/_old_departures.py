@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 if TYPE_CHECKING:
-    from ._quic_socket import Packet, UdpSocket
+    from .sockets import Packet, UdpSocket
 
 GOODBYES = 8  # doublings of the packets that a peer sends on before he is told goodbye again
 
