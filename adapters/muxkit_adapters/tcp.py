@@ -12,10 +12,9 @@ import trio
 
 from muxkit.runtime import protect_package, protected_manager
 
-from ._addresses import join_host_port, parse_host_port, parse_hosts
+from ._addresses import exposed, join_host_port, parse_host_port, parse_hosts
 from ._errors import PlaintextWarning
 from ._listen import serve_connections
-from ._plaintext import exposed
 from ._sockets import SocketListener, SocketStream, take_socket
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from muxkit import Limits
 from muxkit.runtime import protect_package, protected_manager
 
 from . import tcp, tls
-from ._addresses import join_host_port, parse_host_port
+from ._addresses import exposed, join_host_port, parse_host_port
 from ._errors import HandshakeFailed, PlaintextWarning
 from ._listen import serve_handshakes
-from ._plaintext import exposed
 from ._websocket_stream import CLOSE_TIMEOUT, RECEIVE_SIZE, Opening, WebSocketStream, websocket_over
 
 if TYPE_CHECKING:

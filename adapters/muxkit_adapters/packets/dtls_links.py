@@ -1,64 +1,68 @@
-"""How does Trio's DTLS become a link? With sizes checked, a goodbye, and an identity."""
+"""DTLS links and their listener, on Trio's DTLS endpoint."""
 
 from __future__ import annotations
 
 import errno
 import math
-from typing import TYPE_CHECKING
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import trio
 
+from muxkit.runtime import close_at_once
+
+from .._addresses import join_host_port
 from .._errors import HandshakeFailed
-from ._old_wire import TOO_LARGE, Wire
 from .certificates import ALERTS, DTLS_1_2, SSL, Context, Verdict, identity_of, reason_of, verifies
-from .options import Address, Buffers, PacketStats, PacketTooLarge, Refusals, loss
+from .links import CLOSED, PacketLink
+from .options import PacketTooLarge, loss
+from .sockets import PacketSocket
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import socket
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from .sockets import PacketSocket
+    from .options import Address, ListenerOptions, PacketOptions
+    from .peers import Peers
 
 BURST = 32  # packets encrypted before the kernel is asked to take them
+INBOX = 256  # packets that wait for the handler of one peer
+LARGEST_RECORD = 18_500  # bytes: above any DTLS record; larger packets are dropped
 
 
-class DtlsLink(trio.abc.Channel[bytes]):
-    """Encrypted packets with one peer; each arrives whole and unchanged or not at all, perhaps late."""
+class DtlsLink(PacketLink):
+    """Encrypted packets with one peer; each arrives whole and unchanged or not at all, perhaps late.
+
+    DTLS carries no empty packets: `send` raises ValueError for one.
+    """
 
     def __init__(
         self,
         channel: trio.DTLSChannel,
-        wire: Wire,
-        packets: PacketSocket,
+        wire: EndpointSocket,
         peer: str,
+        options: PacketOptions,
         *,
         hostname: str | None = None,
-        largest: int,
-        refusals: Refusals,
         idle: float = math.inf,
     ) -> None:
+        super().__init__(wire.packets, peer, channel.peer_address, options)
         self._channel = channel
-        # Trio keeps the connection to itself, and has no other way to a certificate or a goodbye.
+        # Trio keeps the connection private, and offers no other way to a certificate or a close_notify.
         self._ssl: SSL.Connection = channel._ssl
         self._wire = wire
-        self._packets = packets
-        self._peer = peer
-        self._largest = largest
-        self._refusals = refusals
+        self._remote: Address = channel.peer_address
         self._idle = idle
         self._heard_at = trio.current_time()
-        self._address: Address = channel.peer_address
         self._verdict = Verdict(hostname)
         self._handshake = trio.CancelScope()
-        self._limit = 0
         self._identity: bytes | None = None
-        self._is_closed = False
         self._is_over = False
-        self._broken: OSError | str | None = None
-        self._received = self._received_bytes = self._sent = self._sent_bytes = self._lost = 0
         channel.set_ciphertext_mtu(self._room())
 
     async def shake_hands(self, context: Context, *, within: float, retransmit: float) -> None:
-        """Raises `HandshakeFailed` with the reason, or ConnectionError when the network says that nobody is there."""
+        """Do the handshake; raises `HandshakeFailed` with the reason, or ConnectionError if the peer is unreachable."""
         verdict, peer = self._verdict, self._peer
         verdict.watch(self._ssl, context.get_verify_mode())
         self._handshake.deadline = trio.current_time() + within
@@ -85,97 +89,52 @@ class DtlsLink(trio.abc.Channel[bytes]):
         self._limit = self._channel.get_cleartext_mtu()
         self._identity = identity_of(self._ssl) if verifies(context) else None
 
-    # What the wire says
+    # Called by the socket and the listener
 
     def heard(self, packets: Sequence[bytes]) -> None:
-        """Something came from the peer's address."""
+        """Note packets from the peer's address."""
         self._heard_at = trio.current_time()
         if not self._limit:
             for packet in packets:
                 self._verdict.heard(packet)
 
-    def told(self) -> None:
-        """A packet of the handshake has been sent to the peer; if it was the alert, the handshake is over."""
+    def handshake_sent(self) -> None:
+        """Note that a packet of the handshake has been sent; if it was the alert, the handshake is over."""
         if self._verdict.reason is not None:
             self._handshake.cancel()
 
     @property
     def expires(self) -> float:
-        """When it will have been silent for too long."""
+        """When the peer counts as silent for too long."""
         return self._heard_at + self._idle
-
-    # The face of a link
-
-    @property
-    def peer(self) -> str:
-        """The other end, for people: `dtls example.org:7000`."""
-        return self._peer
 
     @property
     def identity(self) -> bytes | None:
-        """The peer's certificate as DER, if it was verified; None for a peer that showed none, or was not asked."""
+        """The peer's certificate in DER if it was verified; None if the peer showed none, or was not asked."""
         return self._identity
 
-    @property
-    def packet_limit(self) -> int:
-        """The largest packet that can be sent now, in bytes: what encryption leaves of what fits the path."""
-        return self._limit
+    def _target(self) -> Address | None:
+        return None if self._wire.is_connected else self._address
 
-    @property
-    def path_mtu(self) -> int | None:
-        """The largest IP packet that the kernel believes the path takes, headers included; None where it does not say.
-
-        Asking also renews `packet_limit`.
-        """
-        if self._is_closed or self._packets.is_closed:
-            return None
+    def _fit_path(self) -> None:
         self._channel.set_ciphertext_mtu(self._room())
         self._limit = self._channel.get_cleartext_mtu()
-        return self._packets.path_mtu(self._target())
 
-    @property
-    def buffers(self) -> Buffers:
-        """The kernel's buffers for the socket, asked for and granted."""
-        return self._packets.buffers
+    def _room(self) -> int:
+        return min(self._largest, self._packets.room_on_path(self._target()))
 
-    def stats(self) -> PacketStats:
-        """What became of the packets so far; those of the handshake are not in it."""
-        return PacketStats(
-            received=self._received,
-            received_bytes=self._received_bytes,
-            sent=self._sent,
-            sent_bytes=self._sent_bytes,
-            dropped=self._channel.statistics().incoming_packets_dropped_in_trio,
-            lost=self._lost,
-            refused=self._refusals.total,
-        )
+    def _count_dropped(self) -> int:
+        return self._channel.statistics().incoming_packets_dropped_in_trio
 
     def __repr__(self) -> str:
-        state = ", closed" if self._is_closed else ", lost" if self._broken is not None else ""
-        return f"<DtlsLink {self._peer} {self._ssl.get_protocol_version_name()}{state}>"
+        return f"<DtlsLink {self._peer} {self._ssl.get_protocol_version_name()}{self._state()}>"
 
     # Sending
 
-    async def send(self, value: bytes) -> None:
-        """Encrypt one packet and hand it to the kernel; cancelled, it was not sent.
-
-        Raises `PacketTooLarge`, ValueError for an empty packet, which DTLS does not carry, and BrokenResourceError
-        once the peer is known to be gone.
-        """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        waited = False
-        try:
-            while not self.send_nowait([value]):
-                await self._packets.wait_writable()
-                waited = True
-        finally:
-            if not waited:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-
     def send_nowait(self, packets: Sequence[bytes]) -> int:
-        """Send what the kernel takes now, in order; give how many went.
+        """Send what the kernel takes now, in order; return the number of packets sent.
 
-        Raises as `send`, and if a packet has the wrong size none has been sent.
+        Raises as `send` does; if a packet has the wrong size, none was sent.
         """
         self._check_open()
         if not packets:
@@ -189,9 +148,9 @@ class DtlsLink(trio.abc.Channel[bytes]):
         while done < len(packets):
             burst = [self._seal(packet) for packet in packets[done : done + BURST]]
             lost = self._packets.lost
-            # What the kernel does not take now is encrypted again: to the peer it is a packet that was lost.
+            # A packet that the kernel does not take now is encrypted again later; to the peer, this record is lost.
             try:
-                taken = self._wire.send_nowait(burst, self._address)
+                taken = self._wire.send_nowait(burst, self._remote)
             except OSError as error:
                 if error.errno != errno.EMSGSIZE:
                     raise
@@ -206,13 +165,13 @@ class DtlsLink(trio.abc.Channel[bytes]):
         return done
 
     def _refuse_large(self, size: int, is_begun: bool) -> int:
-        """The path became narrower than we knew; what was sent before must be told first."""
+        """Account for a packet that the kernel found too large; 0 if packets sent before must be reported first."""
         mtu = self.path_mtu
-        if mtu is None:  # a system that does not say how much it would be
+        if mtu is None:  # the system does not tell the size
             self._largest -= self._limit - size + 1
             self._limit = size - 1
         if size <= self._limit:
-            self._packets.lost += 1  # it would fit now: what came back was about an earlier one
+            self._packets.lost += 1  # it fits the limit, so the error was about an earlier packet
             return 1
         if is_begun:
             return 0
@@ -221,16 +180,16 @@ class DtlsLink(trio.abc.Channel[bytes]):
     def _seal(self, packet: bytes) -> bytes:
         try:
             self._ssl.write(packet)
-            return self._ssl.bio_read(TOO_LARGE)
+            return self._ssl.bio_read(LARGEST_RECORD)
         except SSL.Error as error:
             raise trio.BrokenResourceError(f"{self._peer}: {reason_of(error)}") from error
 
     # Receiving
 
     async def receive(self) -> bytes:
-        """The next packet; cancelled, none is lost.
+        """Return the next packet; if it is cancelled, none is lost.
 
-        Raises EndOfChannel once the peer has said goodbye, BrokenResourceError once it is known to be gone.
+        Raises EndOfChannel after the peer's close_notify, BrokenResourceError once the peer is known to be gone.
         """
         self._check_receivable()
         try:
@@ -244,15 +203,15 @@ class DtlsLink(trio.abc.Channel[bytes]):
         return packet
 
     def receive_nowait(self, limit: int) -> list[bytes]:
-        """What has come already, at most `limit` packets."""
+        """Return what has been received already, at most `limit` packets."""
         self._check_receivable()
         packets: list[bytes] = []
         while len(packets) < limit:
             try:
                 self._ssl.bio_write(self._channel._q.r.receive_nowait())
-                packet = self._ssl.read(TOO_LARGE)
+                packet = self._ssl.read(LARGEST_RECORD)
             except SSL.WantReadError:
-                continue  # a forged packet, or one that came twice
+                continue  # a forged or duplicated packet
             except SSL.Error as error:
                 failure = self._ended(error)
                 if packets:
@@ -272,38 +231,38 @@ class DtlsLink(trio.abc.Channel[bytes]):
     # The end
 
     async def aclose(self) -> None:
-        """Say goodbye with close_notify, which may be lost like any packet, and end."""
+        """Send close_notify, which may be lost like any packet, and close."""
         if not self._is_closed:
             self._is_closed = True
-            self._say_goodbye()
+            self._send_close_notify()
             self._channel.close()
         await trio.lowlevel.checkpoint()
 
-    def _say_goodbye(self) -> None:
+    def _send_close_notify(self) -> None:
         if self._broken is not None or not self._limit or self._packets.is_closed:
             return
         try:
             self._ssl.shutdown()
-            goodbye = self._ssl.bio_read(TOO_LARGE)
+            notify = self._ssl.bio_read(LARGEST_RECORD)
         except SSL.Error:
             return
-        self._wire.send_nowait([goodbye], self._address)
+        self._wire.send_nowait([notify], self._remote)
 
     def refused(self, error: OSError) -> bool:
-        """The network says that nobody is there; whether that ended the link."""
+        """The network reports the peer as unreachable; return True if that ended the link."""
         if self._broken is None and self._refusals.refused():
             self._break(error)
             return True
         return False
 
     def forget(self, reason: str) -> None:
-        """Called by the table of peers."""
+        """End the link for `reason`; called by the table of peers."""
         if self._broken is None:
             self._break(reason)
 
     def _break(self, why: OSError | str) -> None:
         self._broken = why
-        self._channel.close()  # wakes who receives
+        self._channel.close()  # wakes the receiving task
 
     def _lose(self, reason: str) -> Exception:
         if self._broken is None:
@@ -319,7 +278,7 @@ class DtlsLink(trio.abc.Channel[bytes]):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise trio.ClosedResourceError("this link was closed on our side")
+            raise trio.ClosedResourceError(CLOSED)
         if self._broken is not None:
             raise loss(self._peer, self._broken)
         if self._is_over:
@@ -327,14 +286,140 @@ class DtlsLink(trio.abc.Channel[bytes]):
 
     def _check_receivable(self) -> None:
         if self._is_closed:
-            raise trio.ClosedResourceError("this link was closed on our side")
+            raise trio.ClosedResourceError(CLOSED)
         if self._is_over:
             raise trio.EndOfChannel
         if self._broken is not None:
             raise loss(self._peer, self._broken)
 
-    def _room(self) -> int:
-        return min(self._largest, self._packets.room_on_path(self._target()))
 
-    def _target(self) -> Address | None:
-        return None if self._wire.is_connected else self._address
+class DtlsListener:
+    """One bound socket, Trio's DTLS endpoint on it, and the links of its peers."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        handler: Callable[[DtlsLink], Awaitable[None]],
+        context: Context,
+        options: ListenerOptions,
+        *,
+        retransmit: float,
+    ) -> None:
+        self.packets = PacketSocket(sock, options, refused=self._refused, is_connected=False)
+        self._handler = handler
+        self._context = context
+        self._options = options
+        self._retransmit = retransmit
+        self._links: dict[Address, DtlsLink] = {}
+        self._wire = EndpointSocket(self.packets, None, self._links.get)
+        self._peers: Peers
+
+    async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None]) -> None:
+        """Do the handshakes of new peers and run their handlers, until cancelled."""
+        self._peers = peers
+        with trio.DTLSEndpoint(self._wire, incoming_packets_buffer=INBOX) as endpoint:
+            await endpoint.serve(self._context, self._peer, task_status=task_status)
+
+    async def _peer(self, channel: trio.DTLSChannel) -> None:
+        """Serve one peer after it has returned its cookie; Trio closes the channel afterwards."""
+        address: Address = channel.peer_address
+        link = DtlsLink(
+            channel,
+            self._wire,
+            f"dtls {join_host_port(*address[:2])}",
+            self._options,
+            idle=self._options.idle,
+        )
+        scope = self._peers.admit(link)
+        if scope is None:
+            return
+        self._links[address] = link
+        try:
+            await self._peers.run(link, scope, partial(self._shake_hands_and_handle, link))
+        finally:
+            self._options.counters.dropped += link.stats().dropped
+            if self._links.get(address) is link:
+                del self._links[address]
+
+    async def _shake_hands_and_handle(self, link: DtlsLink) -> None:
+        await link.shake_hands(self._context, within=self._options.limits.handshake, retransmit=self._retransmit)
+        self._peers.establish(link)
+        try:
+            await self._handler(link)
+        finally:
+            await close_at_once(link)
+
+    def _refused(self, address: Address | None, error: OSError) -> None:
+        link = None if address is None else self._links.get(address)
+        if link is not None and link.refused(error):
+            self._options.counters.refused += 1
+            self._peers.remove(link)
+
+
+class EndpointSocket(trio.socket.SocketType):
+    """The socket that Trio's DTLS endpoint is given, so that no report of the network is raised in Trio's own task.
+
+    `peer` is the address that a connected socket is connected to; `link_of` finds the link of an address.
+    """
+
+    def __init__(
+        self, packets: PacketSocket, peer: Address | None, link_of: Callable[[Address], DtlsLink | None]
+    ) -> None:
+        super().__init__()
+        self.packets = packets
+        self._peer = peer
+        self._link_of = link_of
+        self._queue: deque[tuple[bytes, Address]] = deque()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._peer is not None
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        return self.packets.socket.family
+
+    @property
+    def type(self) -> socket.SocketKind:
+        return self.packets.socket.type
+
+    def getsockname(self) -> Any:  # noqa: ANN401 - as in Trio
+        return self.packets.socket.getsockname()
+
+    def close(self) -> None:
+        self.packets.close()
+
+    async def recvfrom(self, *_: object) -> tuple[bytes, Any]:
+        packets = self.packets
+        while not self._queue:
+            if packets.has_more:
+                await trio.lowlevel.checkpoint()
+            else:
+                await packets.wait_readable()
+            for address, burst in packets.receive():
+                came_from = address or self._peer
+                if came_from is None:
+                    continue
+                link = self._link_of(came_from)
+                if link is not None:
+                    link.heard(burst)
+                # An empty packet, which any machine can send, would be an error in Trio and end the link.
+                self._queue.extend((packet, came_from) for packet in burst if 0 < len(packet) <= LARGEST_RECORD)
+        return self._queue.popleft()
+
+    async def sendto(self, *arguments: Any) -> int:
+        packet, address = bytes(arguments[0]), arguments[-1]
+        try:
+            while not self.send_nowait([packet], address):
+                await self.packets.wait_writable()
+        except OSError:  # too large for the path: the handshake is repeated with smaller packets
+            self.packets.lost += 1
+        await trio.lowlevel.checkpoint()
+        link = self._link_of(address)
+        if link is not None:
+            link.handshake_sent()
+        return len(packet)
+
+    def send_nowait(self, packets: Sequence[bytes], address: Address) -> int:
+        """Send packets to a peer, as `PacketSocket.send` does."""
+        return self.packets.send(packets, None if self._peer is not None else address)
