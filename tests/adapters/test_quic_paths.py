@@ -12,7 +12,7 @@ import trio
 
 from muxkit_adapters import quic
 from muxkit_adapters.quic import sockets
-from muxkit_adapters.quic.options import Tuning
+from muxkit_adapters.quic.options import QuicOptions
 from muxkit_adapters.quic.sockets import bound
 
 from ._links import IPV6
@@ -87,7 +87,7 @@ async def test_somebody_who_repeats_a_packet_from_elsewhere_gets_little_and_take
         await got.until(lambda: got.ended)
         for data in caught:
             pair.server.feed((data, ("203.0.113.66", 6)))
-            pair.server.settle()
+            pair.server.finish_feeding()
         await trio.sleep(10)
         assert pair.server_quic.get_peer_address() == CLIENT
 
@@ -211,7 +211,7 @@ async def test_larger_packets_where_the_path_takes_them() -> None:
 
 def test_packets_below_what_quic_needs_are_refused() -> None:
     with pytest.raises(ValueError, match="1200"):
-        Tuning(packet_size=1199)
+        QuicOptions(packet_size=1199)
 
 
 # --- traces

@@ -17,8 +17,16 @@ import trio_websocket
 from muxkit import Limits
 from muxkit.testing._links import MakePair, check_link
 from muxkit_adapters import _addresses, memory, tcp, tls, websocket
-from muxkit_adapters._websocket_guard import FRAGMENTS_MOST, HEAD_MOST, SLICE, FrameCount, GuardedStream, Violation
-from muxkit_adapters.websocket import HandshakeFailed, WebSocketStream
+from muxkit_adapters.websocket import (
+    FRAGMENTS_MOST,
+    HEAD_MOST,
+    SLICE,
+    FrameCount,
+    GuardedStream,
+    HandshakeFailed,
+    Violation,
+    WebSocketStream,
+)
 
 from ._links import (
     NEVER,
