@@ -3,7 +3,15 @@
 
 PYTHON ?= python3
 ARGS ?=
+JOBS ?= auto
 export PYTHON
+
+# Without compiled files each of the many processes that the suite starts would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Files run side by side, one process a core: make test JOBS=0 runs them one after the other.
+SHARED = -n $(JOBS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder -m "not alone and not spark and not soak"
+ALONE = -m "(alone or spark) and not soak"
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # there is one .venv
@@ -25,23 +33,19 @@ demo: ready-demo
 pipeline: ready-pipeline
 	@.venv/bin/python -m muxkit.pipeline --page build/muxkit-captures.html $(ARGS)
 
-# Two runs: everything that needs no JVM, then the rest with one. 5 says that ARGS left nothing of one of them.
+# Two runs: what can share the machine, then what traces its own memory or needs a JVM. 5 says that ARGS left nothing of one.
 test: ready-test
-	@core=0; .venv/bin/python -m pytest $(ARGS) || core=$$?; \
-	[ $$core -eq 0 ] || [ $$core -eq 5 ] || exit $$core; \
-	jvm=0; .venv/bin/python -m pytest -m "spark and not soak" $(ARGS) || jvm=$$?; \
-	[ $$jvm -eq 0 ] || { [ $$jvm -eq 5 ] && [ $$core -eq 0 ]; } || exit $$jvm
+	@shared=0; .venv/bin/python -m pytest $(SHARED) $(ARGS) || shared=$$?; \
+	[ $$shared -eq 0 ] || [ $$shared -eq 5 ] || exit $$shared; \
+	alone=0; .venv/bin/python -m pytest $(ALONE) $(ARGS) || alone=$$?; \
+	[ $$alone -eq 0 ] || { [ $$alone -eq 5 ] && [ $$shared -eq 0 ]; } || exit $$alone
 
 lint: ready-test
 	@.ci/run format lint types imports conformance news
 
 # Two processes share the tests, and then the programs run one by one.
 soak: ready-test
-	@mkdir -p build; for share in 1 2; do \
-	    (MUXKIT_SOAK=1 MUXKIT_SHARE=$$share/2 .venv/bin/python -m pytest -q -p tests.soak._share -p no:cacheprovider \
-	        -m soak --timeout=0 $(ARGS) >build/soak-$$share.log 2>&1; echo $$? >build/soak-$$share.code) & \
-	done; wait; tail -n 25 build/soak-?.log; \
-	for share in 1 2; do case $$(cat build/soak-$$share.code) in 0|5) ;; *) exit 1;; esac; done
+	MUXKIT_SOAK=1 .venv/bin/python -m pytest -q -p no:cacheprovider -n $(JOBS) --maxprocesses=4 --dist=loadfile -m soak --timeout=0 $(ARGS)
 	@for program in tests/soak/[!_]*.py; do \
 	    [ -e "$$program" ] || continue; \
 	    case $$program in */test_*|*/conftest.py) continue;; esac; \

@@ -2,7 +2,9 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType
 
 import hypothesis
 import pytest
@@ -13,6 +15,7 @@ from tests.conformance import MARKS, known_ids
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+HERE = Path(__file__).resolve().parent
 SOAK = os.environ.get("MUXKIT_SOAK", "") not in ("", "0")
 
 # `ci` tries the same examples in every run, so only new code can make it fail; `nightly` looks for new ones.
@@ -43,10 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     unknown = sorted(set(_unknown_ids(items)))
     if unknown:
         raise pytest.UsageError("no such clause or requirement:\n  " + "\n  ".join(unknown))
-    if SOAK:
-        for item in items:
-            if _has_a_long_form(item):
-                item.add_marker(pytest.mark.soak)
+    # The files beside this one are few and slow; at the end they would leave one of two processes without work.
+    items.sort(key=lambda item: item.path.parent != HERE)
+    for item in items:
+        if isinstance(item, pytest.Function) and _traces_memory(item.obj, vars(item.module)):
+            item.add_marker(pytest.mark.alone)
+        if SOAK and _has_a_long_form(item):
+            item.add_marker(pytest.mark.soak)
 
 
 def _unknown_ids(items: list[pytest.Item]) -> Iterator[str]:
@@ -64,3 +70,22 @@ def _has_a_long_form(item: pytest.Item) -> bool:
     if item.get_closest_marker("seeds") is not None:
         return True
     return isinstance(item, pytest.Function) and hypothesis.is_hypothesis_test(item.obj)
+
+
+def _traces_memory(test: Callable[..., object], names: Mapping[str, object]) -> bool:
+    """Whether this test, or a function of its module that it calls, uses `tracemalloc`."""
+    if "tracemalloc" not in names:
+        return False
+    used = set(_names_in(test))
+    helpers = [names[name] for name in used if isinstance(names.get(name), FunctionType)]
+    return "tracemalloc" in used.union(*map(_names_in, helpers))
+
+
+def _names_in(function: object) -> Iterator[str]:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    codes = [function.__code__] if isinstance(function, FunctionType) else []
+    while codes:
+        code = codes.pop()
+        yield from code.co_names
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]

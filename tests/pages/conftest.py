@@ -15,7 +15,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     `elsewhere` leaves out all that an environment is made for, since it is run there.
     """
-    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    folder = str(Path(__file__).parent)
+    here = [item for item in items if str(item.path).startswith(folder)]
     unknown = [item.nodeid for item in here if extras(item) not in (None, *ENVIRONMENTS)]
     if unknown:
         raise pytest.UsageError(f"no environment is made for these, see .ci/users.py: {unknown}")
@@ -23,9 +24,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if wanted is None:
         return
     kept = None if wanted == "elsewhere" else wanted
-    others = [item for item in here if extras(item) != kept]
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if item not in others]
+    others = {item.nodeid for item in here if extras(item) != kept}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
+    items[:] = [item for item in items if item.nodeid not in others]
 
 
 def extras(item: pytest.Item) -> str | None:
