@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit.runtime import background
-from muxkit.testing._chaos import Chaos
-from muxkit.testing._chaos_passage import make_abrupt
+from muxkit.testing._chaos.dial import Chaos
+from muxkit.testing._chaos.passage import make_abrupt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from muxkit.testing._chaos_plan import ChaosPlan, OnCut
+    from muxkit.testing._chaos.plan import ChaosPlan, OnCut
 
 BACKLOG = 128
 AGAIN = 0.05  # s, until listening or accepting is tried again

@@ -18,8 +18,8 @@ import attrs
 import trio
 
 from muxkit.runtime import Described, Dial, background
-from muxkit.testing._chaos_passage import Passage
-from muxkit.testing._chaos_plan import ChaosPlan, ChaosStats, Cut, CutReport, Fate, OnCut
+from muxkit.testing._chaos.passage import Passage
+from muxkit.testing._chaos.plan import ChaosPlan, ChaosStats, Cut, CutReport, Fate, OnCut
 from muxkit.testing._weather import WeatherStream, weather_pair
 
 if TYPE_CHECKING:

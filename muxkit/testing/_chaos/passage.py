@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from muxkit.runtime import background
-from muxkit.testing._chaos_plan import BOTH_WAYS, ChaosPlan, Cut, CutReport, Fate, Way
+from muxkit.testing._chaos.plan import BOTH_WAYS, ChaosPlan, Cut, CutReport, Fate, Way
 from muxkit.testing._weather import WeatherStream
 
 if TYPE_CHECKING:
