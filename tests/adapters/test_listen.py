@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from muxkit import Limits
-from muxkit.runtime._turns import TURN_MOST, Turns, share_turns
+from muxkit.runtime.pumps.turns import TURN_MOST, Turns, share_turns
 from muxkit_adapters import memory, tcp
 from muxkit_adapters._listen import serve_handshakes
 

@@ -1,4 +1,4 @@
-"""Share the processor between sessions: a busy one works in turns, one turn of one session in each pass of the loop.
+"""Turns of processor time: a busy session works in turns, one turn of one session in each pass of Trio's loop.
 
 What a session takes in within one turn costs no wait. A session that has more to take in, or whose last turn was long,
 queues for the next one, and the queue gives out one turn in each pass of Trio's loop. So the delay that floods add to a
@@ -24,7 +24,7 @@ REST_MOST: Final = 4  # passes without a turn after a long one
 
 
 class Turns:
-    """The turns of one Trio run; `clock` gives seconds."""
+    """The turns of one Trio run; `clock` returns seconds."""
 
     __slots__ = ("_handed_at", "_is_handed", "_queue", "allowance", "given", "now")
 
@@ -64,7 +64,7 @@ class Turns:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def _hand_on(self) -> None:
-        """The one who waits longest goes on in the next pass."""
+        """Let the task that waits longest go on in the next pass."""
         if self._queue:
             self._handed_at = self.now()
             trio.lowlevel.reschedule(self._queue.popleft())
@@ -72,7 +72,7 @@ class Turns:
             self._is_handed = False
 
     async def _rest(self) -> None:
-        """After a long pass turns are shorter and further apart: it is the tasks which turns wake that take long."""
+        """After a long pass make turns shorter and further apart: the tasks that turns wake take long."""
         now = self.now()
         if now - self._handed_at < LONG_PASS:
             self.allowance = min(TURN_MOST, 1.5 * self.allowance)
@@ -89,7 +89,7 @@ _TURNS: Final = trio.lowlevel.RunVar[Turns]("muxkit turns")
 
 
 def turns() -> Turns:
-    """The ones that all sessions of this run share."""
+    """Return the turns that all sessions of this run share."""
     try:
         return _TURNS.get()
     except LookupError:
@@ -99,5 +99,5 @@ def turns() -> Turns:
 
 
 def share_turns(made: Turns) -> None:
-    """Let the sessions that begin from now on share these; for tests, with a clock of their own."""
+    """Make the sessions that begin from now on share these; for tests, with a clock of their own."""
     _TURNS.set(made)

@@ -1,7 +1,7 @@
-"""Who moves the packets? One reader, one writer and one clock for an engine on a link that may lose them.
+"""The pump for an engine on a link of packets, which may be lost, repeated or late.
 
-As with byte streams the reader never waits for the writer. What goes wrong with one packet, because it is too large or
-because somebody said that nobody is there, is a packet lost and no more: whoever can forge an address can say so.
+As with byte streams the reader never waits for the writer. An error about one packet, because it is too large or
+because the network reported that no peer is there, costs that packet and no more: such reports can be forged.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import deque
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import trio
 
-from muxkit.runtime._clock import Clock
-from muxkit.runtime._ending import LossRecord
 from muxkit.runtime._links import Described, NowaitPackets, PacketLink
-from muxkit.runtime._turns import LONG_TURN, turns
+from muxkit.runtime.pumps.pump import INLINE_PAUSE, EventT, Pump
+from muxkit.runtime.pumps.turns import LONG_TURN, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,22 +24,19 @@ if TYPE_CHECKING:
     from muxkit.core import DatagramEngine
     from muxkit.runtime._errors import Side
 
-EventT = TypeVar("EventT")
-
-TURN_PACKETS = 64  # to take in before the others get their turn
+TURN_PACKETS = 64  # to take in before other sessions get their turn
 STEP_PACKETS = 8  # to take in before their events are handed out, and the clock is asked whether the turn is over
-FAILURES_MOST = 1000  # refusals in a row, without a packet in between: then the link itself is broken
-CLOSE_TIMEOUT = 1.0  # s, for last words and for closing the link
-INLINE_PAUSE = 30e-6  # s; senders who come faster than this are served together by the writer
+MAX_FAILURES = 1000  # errors in a row, without a packet in between: then the link itself is broken
 
 
-class DatagramPump(Generic[EventT]):
+class DatagramPump(Pump[EventT]):
     """Runs a `DatagramEngine` over a packet link: any `trio.abc.Channel[bytes]`, faster if it is `NowaitPackets`.
 
-    `on_events` gets what the engine tells, `on_written` is called when packets left the engine, `on_lost` once when
-    the link is over, whatever the reason. `on_limit` is told the link's `packet_limit` when a packet was above it.
-    An OSError whose errno is in `fatal` ends the link; all others cost one packet.
+    `on_limit` is told the link's `packet_limit` when a packet was above it. An OSError whose errno is in `fatal` ends
+    the link; all others cost one packet.
     """
+
+    _engine: DatagramEngine[EventT]
 
     def __init__(
         self,
@@ -55,35 +51,26 @@ class DatagramPump(Generic[EventT]):
         fatal: Iterable[int] = (),
         observer: Observer | None = None,
     ) -> None:
+        super().__init__(
+            peer=link.peer if isinstance(link, Described) else "",
+            next_deadline=self._next_deadline,
+            on_events=on_events,
+            on_written=on_written,
+            on_lost=on_lost,
+            queued=queued,
+            observer=observer,
+        )
         self._link = link
         self._engine = engine
-        self._on_events = on_events
-        self._on_written = on_written
-        self._on_lost = on_lost
-        self._queued = queued
         self._on_limit = on_limit
         self._fatal = frozenset(fatal)
-        self._observer = observer
         self._turns = turns()
-        self._is_heavy = False  # the last turn was long: the next one is queued for
+        self._is_heavy = False  # the last turn was long, so the next one waits for its place
         self._kept: deque[bytes] = deque()  # packets that came and were not taken in when the turn's time was used up
         self._nowait = link if isinstance(link, NowaitPackets) else None
-        self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
         self._carry: list[bytes] = []  # pulled, and not taken by the link yet
-        self._idle = trio.lowlevel.ParkingLot()  # those who wait for everything to be written
         self._wrote_at = float("-inf")
-        self._clock = Clock(self._next_deadline, self._on_due)
-        self._tasks = trio.CancelScope()
         self._parting: Sequence[bytes] = ()
-        self.peer = link.peer if isinstance(link, Described) else ""
-        self._loss_record = LossRecord(self.peer)
-        self.is_lost = False
-        self.loss = self._loss_record.error
-        """A new error that says why the link is over; each waiter gets his own."""
-        self.rearm = self._clock.rearm
-        """A command may have set a deadline while the clock sleeps."""
-        self.hung_up = trio.Event()
-        self.bytes_sent = 0
         self.too_large = 0
         """Packets that were larger than the link takes."""
         self.refused = 0
@@ -91,41 +78,24 @@ class DatagramPump(Generic[EventT]):
 
     # --- the life of the link
 
-    async def run(self) -> None:
-        """Move packets until the link is over; raises nothing that a link may expect."""
-        try:
-            with self._tasks:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._write)
-                    nursery.start_soon(self._clock.run)
-                    await self._read()
-        finally:
-            self.lose("we hung up", by="local")
-            # Shielded, though briefly: a cancellation from outside would take the place of an error.
-            with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
-                with suppress(OSError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError):
-                    for packet in self._parting:
-                        await self._link.send(packet)
-                await self._link.aclose()
-
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, parting: Sequence[bytes] = ()) -> None:
-        """The link is over; the first reason counts. `parting` is said to the peer if it can be said at once."""
-        if self.is_lost:
-            return
-        self.is_lost = True
-        self._parting = parting
-        self._loss_record.record(reason, by=by, cause=cause, unsent=self.unsent + self._queued())
+        """The link is over; the first reason counts. `parting` is sent to the peer if that can be done at once."""
+        if not self.is_lost:
+            self._parting = parting
+        super().lose(reason, by=by, cause=cause)
+
+    def _stop(self, cause: BaseException | None) -> None:
         self._carry = []
-        self._tasks.cancel()
-        self.hung_up.set()
-        self._idle.unpark_all()
-        if self._observer is not None and by == "network":
-            self._observer.error(self.loss())
-        self._on_lost()
+
+    async def _close_link(self) -> None:
+        with suppress(OSError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError):
+            for packet in self._parting:
+                await self._link.send(packet)
+        await self._link.aclose()
 
     @property
     def unsent(self) -> int:
-        """Bytes that were pulled and that the link has not taken."""
+        """Bytes that have left the engine and that the link has not taken."""
         return sum(map(len, self._carry))
 
     async def flushed(self) -> None:
@@ -139,15 +109,10 @@ class DatagramPump(Generic[EventT]):
         await self.flushed()
         self.lose("we hung up", by="local")
 
-    def dispatch_events(self) -> None:
-        """A command may have made the engine tell something: hand it out."""
-        self._hand_out_events()
-
     # --- writing
 
     def request_write(self) -> None:
-        """The engine may have something to send."""
-        if self._sleeper is None or self.is_lost:  # the writer is at it, and looks again
+        if self._sleeper is None or self.is_lost:  # the writer is awake, and looks again
             return
         if self._nowait is None or perf_counter() - self._wrote_at < INLINE_PAUSE:
             self._wake_writer()
@@ -163,13 +128,8 @@ class DatagramPump(Generic[EventT]):
 
     @property
     def _is_writing(self) -> bool:
-        """Then a deadline that is due because something may be sent means nothing: the writer looks by itself."""
+        """True while the writer is awake: then a deadline that is due because something may be sent means nothing."""
         return self._sleeper is None
-
-    def _wake_writer(self) -> None:
-        if self._sleeper is not None and not self.is_lost:
-            task, self._sleeper = self._sleeper, None
-            trio.lowlevel.reschedule(task)
 
     async def _write(self) -> None:
         try:
@@ -193,12 +153,12 @@ class DatagramPump(Generic[EventT]):
         if self._observer is not None:
             for packet in packets:
                 self._observer.transport("out", packet)
-        self._hand_out_events()
+        self.dispatch_events()
         self._on_written()
         return packets
 
     def _send_burst(self, link: NowaitPackets) -> None:
-        """What the kernel takes of what there is to send; the rest is carried on."""
+        """Send what the kernel takes of the carried packets, and keep the rest."""
         while self._carry:
             try:
                 taken = link.send_nowait(self._carry)
@@ -214,7 +174,7 @@ class DatagramPump(Generic[EventT]):
         self._wrote_at = perf_counter()
 
     async def _send_one(self) -> None:
-        """Wait until the link takes the next packet."""
+        """Send the next packet, waiting until the link takes it."""
         packet = self._carry[0]
         try:
             await self._link.send(packet)
@@ -229,7 +189,7 @@ class DatagramPump(Generic[EventT]):
             del self._carry[0]
 
     def _drop_large(self, limit: int | None) -> None:
-        """One of the packets was above the limit; which one the link may not say."""
+        """Drop the packets above the limit, or the first one if the link does not say which one was."""
         fitting = [packet for packet in self._carry if limit is None or len(packet) <= limit]
         if limit is None or len(fitting) == len(self._carry):
             fitting = self._carry[1:]
@@ -239,19 +199,13 @@ class DatagramPump(Generic[EventT]):
             self._on_limit(limit)
 
     async def _sleep_until_requested(self) -> None:
-        self._sleeper = trio.lowlevel.current_task()
-        self._idle.unpark_all()
+        self._sleeper = trio.lowlevel.current_task()  # before the clock looks whether the writer is awake
         self.rearm()
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._sleeper = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
+        await super()._sleep_until_requested()
 
     # --- reading
 
-    async def _read(self) -> None:
+    async def _read(self, nursery: trio.Nursery) -> None:
         failures = 0
         try:
             while not self.is_lost:
@@ -264,7 +218,7 @@ class DatagramPump(Generic[EventT]):
                 except OSError as error:
                     failures += 1
                     self._judge(error)
-                    if failures > FAILURES_MOST:
+                    if failures > MAX_FAILURES:
                         self.lose(f"the link failed {failures} times in a row", by="network", cause=error)
                     await trio.lowlevel.checkpoint()
                     continue
@@ -278,7 +232,7 @@ class DatagramPump(Generic[EventT]):
             self.lose("the link broke while receiving", by="network", cause=error)
 
     def _take_in(self, packet: bytes | None) -> None:
-        """This one and those that have come behind it, or what was kept of them; no more than a turn's worth."""
+        """Take in a packet and those that came after it, or those that were kept; no more than a turn's worth."""
         clock = self._turns.now
         began = clock()
         now = trio.current_time()
@@ -302,7 +256,7 @@ class DatagramPump(Generic[EventT]):
             if self._turns.now() >= until:
                 break
             if kept:
-                self._hand_out_events()
+                self.dispatch_events()
 
     def _receive(self, packet: bytes, now: float) -> None:
         if self._observer is not None:
@@ -314,24 +268,10 @@ class DatagramPump(Generic[EventT]):
         if error.errno in self._fatal:
             self.lose(f"the network refused a packet: {error.strerror}", by="network", cause=error)
 
-    def _dispatch(self) -> None:
-        self._hand_out_events()
-        self.request_write()
-        self.rearm()
-
-    def _hand_out_events(self) -> None:
-        """Until there are no more: what is done about one event may lead to another."""
-        while events := self._engine.events():
-            self._on_events(events)
-
     # --- time
 
     def _next_deadline(self) -> float | None:
         deadline = self._engine.next_deadline()
         if deadline is None or (self._is_writing and deadline <= trio.current_time()):
-            return None  # the writer rearms the clock when it is through
+            return None  # the writer rearms the clock before it sleeps
         return deadline
-
-    def _on_due(self, now: float) -> None:
-        self._engine.handle_deadline(now)
-        self._dispatch()

@@ -1,8 +1,9 @@
-"""Who waits for bytes? A task of the pump's own, or a receiver who waits for his message anyway.
+"""Reading of a stream by the pump's own task, or by a receiver that waits for a message anyway.
 
-A reader who delivers to somebody else has to wake him, and Trio's loop makes one more turn before the answer can
-leave. So a receiver who finds nothing takes the reader's place while that is free, and gives it back when he has what
-he wants. The reader offers it, if somebody asked, after reads that brought little: bulk he serves better himself.
+A reader that delivers to another task has to wake it, and Trio's loop makes one more pass before the answer can leave.
+So a receiver that finds nothing may borrow the reader's place while that is free, and returns it when it has what it
+waits for. The reader offers its place, if a receiver asked, after reads that brought little: bulk it serves better
+itself.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from muxkit.core import BoundedParsing
-    from muxkit.runtime._turns import Turns
+    from muxkit.runtime.pumps.turns import Turns
 
 READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
 READ_LARGE = 256 * 1024  # and while they bring half of that
-LITTLE = 4 * 1024  # bytes; whoever got more is busy with it for a while
+LITTLE_BYTES = 4 * 1024  # a task that got more is busy with it for a while
 
 
 class BorrowingReader(Protocol):
     """A task that waits for something which only reading can bring."""
 
     is_called: bool
-    """Has it what it waits for, or an error?"""
+    """True once it has what it waits for, or an error."""
 
 
 class Reading:
     """Reads a stream until `stop`, one task at a time.
 
-    `take_in` parses and hands out what came, b"" if that is only the rest of what came before; it gives whether it was
-    for few, who will probably be back at once. `on_taken` is for what nobody waits for: it is called soon after, when
-    a guest has gone on with what he got. Any of them may call `stop`.
+    `take_in` parses and hands out what came, b"" if that is only the rest of what came before; it returns True if few
+    tasks were woken, which will call receive() again soon. `on_taken` is for what no task waits for: it is called soon
+    after, when a borrower has gone on with its item. Any of them may call `stop`.
     """
 
     __slots__ = (
@@ -52,7 +53,7 @@ class Reading:
         "_on_broken",
         "_on_end",
         "_on_taken",
-        "_paced",
+        "_parser",
         "_reader",
         "_size",
         "_stream",
@@ -65,7 +66,7 @@ class Reading:
     def __init__(
         self,
         stream: trio.abc.ReceiveStream,
-        paced: BoundedParsing | None,
+        parser: BoundedParsing | None,
         turns: Turns,
         *,
         take_in: Callable[[bytes], bool],
@@ -75,28 +76,28 @@ class Reading:
     ) -> None:
         self._stream = stream
         self._link = stream if isinstance(stream, WaitableLink) else None
-        self._paced = paced
+        self._parser = parser
         self._turns = turns
         self.is_heavy = False
-        """What was taken in last took long: the next read waits for a turn."""
+        """True if what was taken in last took long: then the next read waits for a turn."""
         self._take_in = take_in
         self._on_taken = on_taken
         self._on_end = on_end
         self._on_broken = on_broken
         self._size = READ_SMALL
         self._may_hold_more = False  # the last read brought all that it had asked for
-        self._reader: trio.lowlevel.Task | None = None  # while he stands back
+        self._reader: trio.lowlevel.Task | None = None  # while it waits for its place
         self._is_borrowed = False
         self.borrower_sleeps = False
-        self._failure: BaseException | None = None  # of what a guest's read led to; it is the reader who raises it
+        self._failure: BaseException | None = None  # of what a borrower's read caused; the reader raises it
         self._is_over = False
         self._is_running = False
-        self._is_behind = False  # something is left to parse, which is for the reader: he lets others have their turns
+        self._is_behind = False  # something is left to parse, by the reader, which lets other sessions have their turns
         self._is_free = False
         self._is_wanted = False
 
     def stop(self) -> None:
-        """The connection is over, and will be closed, which wakes whoever reads."""
+        """The connection is over, and will be closed, which wakes the task that reads."""
         self._is_over = True
         self._is_free = False
 
@@ -113,7 +114,7 @@ class Reading:
             self._on_broken(error)
         finally:
             self._is_running = False
-            if self._failure is not None:  # it counts for more than a cancellation, which it may have led to
+            if self._failure is not None:  # before a cancellation, which it may have caused
                 raise self._failure
 
     async def _receive(self, stream: trio.abc.ReceiveStream) -> None:
@@ -129,7 +130,7 @@ class Reading:
 
     async def _wait_and_read(self, link: WaitableLink) -> None:
         while not self._is_over:
-            self._on_taken()  # after what a guest has read, too, who was gone before the reader stood back
+            self._on_taken()  # also after what a borrower read that was gone before the reader ran
             while self._is_borrowed:
                 await self._wait_for_return()
                 self._on_taken()
@@ -149,17 +150,17 @@ class Reading:
                 await trio.lowlevel.checkpoint()
 
     async def _catch_up(self) -> None:
-        """Parse the rest in turns: a flood of tiny frames must not keep the other connections waiting."""
+        """Parse the rest in turns: a flood of tiny frames must not keep other connections waiting."""
         while self._is_behind and not self._is_over:
             await self._turns.wait()
             if self._is_over:
                 return
             self._take_in(b"")
             self._on_taken()
-            self._is_behind = self._paced is not None and self._paced.unparsed > 0
+            self._is_behind = self._parser is not None and self._parser.unparsed > 0
 
     async def _wait_for_return(self) -> None:
-        """Until the guest is gone."""
+        """Sleep until the borrower returns the place."""
         self._reader = trio.lowlevel.current_task()
 
         def abort(_: object) -> trio.lowlevel.Abort:
@@ -168,17 +169,17 @@ class Reading:
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
-    # --- the guest
+    # --- the borrower
 
     def can_borrow(self) -> bool:
-        """May somebody read in the reader's place now? If not, he is remembered for the next time."""
+        """Return True if a task may read in the reader's place now; else the place is offered when it is free."""
         self._is_wanted = True
         return self._is_free
 
     async def read_for(self, borrower: BorrowingReader) -> None:
-        """Take the reader's place, if `can_borrow`, until the guest is called or has to leave it.
+        """Read in the reader's place, if `can_borrow`, until the borrower is called or has to return the place.
 
-        Cancelled, nothing was read that somebody has not got.
+        Cancelled means that nothing was read which did not reach its receiver.
         """
         assert self._link is not None
         self._is_free = False
@@ -189,7 +190,7 @@ class Reading:
                 await self._link.wait_readable()
                 self.borrower_sleeps = False
                 self._read_as_borrower(self._link)
-                if not borrower.is_called:  # else the reader comes next
+                if not borrower.is_called:  # otherwise the reader comes next
                     self._on_taken()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._on_broken(error)
@@ -201,7 +202,7 @@ class Reading:
                 trio.lowlevel.reschedule(task)
 
     def _read_as_borrower(self, link: WaitableLink) -> None:
-        """What fails on the way is not for the guest to tell: some of what came has not reached the others."""
+        """Read, and leave an error on the way to the reader: it concerns items of other receivers."""
         try:
             try:
                 self._read_now(link)
@@ -214,7 +215,7 @@ class Reading:
                 raise
 
     def wake_borrower(self) -> None:
-        """For when `borrower_sleeps`; else he reads just now, and will see for himself."""
+        """Called while `borrower_sleeps`; at other times it is reading, and looks whether it was called."""
         if self._link is not None:
             self.borrower_sleeps = False
             self._link.stop_waiting()
@@ -226,8 +227,8 @@ class Reading:
         self._is_free = not (self._is_over or self._failure or self._is_behind or self.is_heavy)
 
     def _read_now(self, link: WaitableLink) -> bool:
-        """What has come, if anything has; gives whether somebody else should have the place."""
-        # Once it is over the protocol may have gone on to another connection.
+        """Take in what has come, if anything has; return True if another task should have the place."""
+        # Once this connection is over the protocol may have gone on to another one.
         data = None if self._is_over else link.receive_nowait(self._size)
         if data is None:
             self._may_hold_more = False
@@ -241,6 +242,6 @@ class Reading:
         if not size:
             self._on_end()
             return False
-        is_for_few = self._take_in(data)
-        self._is_behind = self._paced is not None and self._paced.unparsed > 0
-        return is_for_few and size < LITTLE and not self.is_heavy
+        wakes_few = self._take_in(data)
+        self._is_behind = self._parser is not None and self._parser.unparsed > 0
+        return wakes_few and size < LITTLE_BYTES and not self.is_heavy

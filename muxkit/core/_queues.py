@@ -1,17 +1,13 @@
-"""Who writes next? Deficit round robin over the sources that have something to write.
-
-A source's turn is `QUANTUM` bytes; it goes to the back of the line only after it really wrote. One that must
-write a frame larger than its turn pays for it in later turns, also if it left the line in between. A source alone
-writes as much as the caller takes, and owes nobody anything.
-"""
+"""Queues of what is to be sent: fair order, the count of queued bytes, and a queue that is free while it is empty."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     from muxkit.core._engine import Buffer
+
 
 QUANTUM = 64 * 1024  # bytes a turn
 FEW = 4  # sources among which nobody should wait for more than a turn
@@ -89,3 +85,30 @@ class Scheduler:
         elif source.deficit <= 0:
             self.line.rotate(-1)
         return written
+
+
+class Queued(Protocol):
+    """Something that knows how many bytes are queued for the transport."""
+
+    @property
+    def used(self) -> int: ...
+
+
+class Outbox:
+    """Shared by an engine, which counts, and whoever asks for room; an object, so that asking costs no call."""
+
+    __slots__ = ("used",)
+
+    def __init__(self) -> None:
+        self.used = 0
+
+
+ItemT = TypeVar("ItemT")
+
+NO_QUEUE: Final = cast("deque[Any]", ())
+"""Stands for an empty deque: it is false, has no length and no items, and nothing can be put into it by mistake."""
+
+
+def queue_of(queue: deque[ItemT]) -> deque[ItemT]:
+    """The same queue, or a new one for `NO_QUEUE`: `self.queue = queue = queue_of(self.queue)` before an append."""
+    return queue if queue is not NO_QUEUE else deque()

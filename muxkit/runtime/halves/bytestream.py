@@ -1,4 +1,4 @@
-"""What if code wants a byte stream? A two-way channel as a `trio.abc.HalfCloseableStream`."""
+"""A two-way channel as a `trio.abc.HalfCloseableStream` of bytes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import trio
 
 if TYPE_CHECKING:
-    from muxkit.runtime._receive import ReceiveHalf
-    from muxkit.runtime._send import SendHalf
+    from muxkit.runtime.halves.receive import ReceiveHalf
+    from muxkit.runtime.halves.send import SendHalf
 
 PIECE = 64 * 1024  # bytes in one message
 
@@ -20,7 +20,7 @@ class ByteStream(trio.abc.HalfCloseableStream):
     Unlike the halves it yields in every call. `send_all` may be partial when it is cancelled, as Trio has it.
     """
 
-    def __init__(self, sending: SendHalf, receiving: ReceiveHalf) -> None:
+    def __init__(self, sending: SendHalf, receiving: ReceiveHalf[bytes]) -> None:
         self._sending = sending
         self._receiving = receiving
         self._rest = b""

@@ -1,19 +1,22 @@
-"""What has come and was not taken? The messages of one receiving half, bounded by the credit that paid for them.
+"""Storage for what came on a channel and the application has not taken, bounded by the credit that paid for it.
 
-Credit counts bytes, but a Python object costs more than a short message. So runs of empty messages are one
-counter, and behind the first few waiting messages short ones are packed together.
+Credit counts bytes, but a Python object costs more than a short message. So `Mailbox` keeps runs of empty messages as
+one counter, and packs short ones together behind the first few waiting messages.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from collections import deque
+from typing import Generic, Protocol, TypeVar, cast
+
+ItemT = TypeVar("ItemT")
 
 PACK_BEHIND = 16  # messages waiting before packing begins
-PACK_BELOW = 32  # bytes; the objects around a larger message cost at most about as much as it does
+PACK_BELOW = 32  # bytes; the objects around a larger message cost about as much as the message, or less
 RUN = PACK_BELOW  # in a pack: this code means one empty message, the next two of them, and so on
 LONG_RUN = 0  # in a pack: the next eight bytes count empty messages
-COMPACT = 256  # items that were taken, and whose places are given back when they are half of all
-PACK_SIZE = 32 * 1024  # bytes in one pack, so that memory is let go while it is read
+COMPACT = 256  # places of taken items, given back once they are half of all places
+PACK_SIZE = 32 * 1024  # bytes in one pack, so that memory is freed while packs are read
 
 
 class _Empties:
@@ -75,7 +78,7 @@ class _Pack:
         return b""
 
     def size(self) -> int:
-        """Bytes of the messages that are left."""
+        """Return the bytes of the messages that are left."""
         size, position = 0, self.position
         while position < len(self.data):
             code = self.data[position]
@@ -91,8 +94,55 @@ class _Pack:
         self.data[position + 1 : position + 9] = count.to_bytes(8, "big")
 
 
+class Storage(Protocol[ItemT]):
+    """What an `Inbox` keeps its items in, in order."""
+
+    count: int
+    """How many items there are; a plain attribute, as it is asked for with each item."""
+
+    def put(self, item: ItemT, /) -> None:
+        """Append an item."""
+
+    def take(self) -> ItemT:
+        """Remove and return the oldest item; there must be one."""
+
+    def take_all(self, limit: int | None = None) -> list[ItemT]:
+        """Remove and return the oldest items, at most `limit`."""
+
+    def clear(self) -> int:
+        """Drop everything, and return the bytes that it had; 0 if the storage does not count bytes."""
+
+
+class ItemQueue(Generic[ItemT]):
+    """Items of any kind in order."""
+
+    __slots__ = ("_items", "count")
+
+    def __init__(self) -> None:
+        self._items: deque[ItemT] = deque()
+        self.count = 0
+
+    def put(self, item: ItemT) -> None:
+        self._items.append(item)
+        self.count += 1
+
+    def take(self) -> ItemT:
+        self.count -= 1
+        return self._items.popleft()
+
+    def take_all(self, limit: int | None = None) -> list[ItemT]:
+        count = self.count if limit is None else min(limit, self.count)
+        self.count -= count
+        return [self._items.popleft() for _ in range(count)]
+
+    def clear(self) -> int:
+        self._items.clear()
+        self.count = 0
+        return 0
+
+
 class Mailbox:
-    """Messages in order."""
+    """Messages in order, short ones packed."""
 
     # A list with the place of the oldest in it, since a deque takes 760 bytes also when it is empty.
     __slots__ = ("_items", "_oldest", "_packed", "count")
@@ -101,7 +151,6 @@ class Mailbox:
         self._items: list[bytes | _Empties | _Pack] = []
         self._oldest = 0
         self.count = 0
-        """How many there are; a plain attribute, as it is asked for with each message."""
         self._packed = 0  # items that are not messages themselves
 
     def put(self, message: bytes) -> None:
@@ -112,7 +161,6 @@ class Mailbox:
             self._put_small(message)
 
     def take(self) -> bytes:
-        """The oldest message; there must be one."""
         item = self._items[self._oldest]
         self.count -= 1
         if type(item) is bytes:
@@ -121,16 +169,14 @@ class Mailbox:
         return self._take_small(item)
 
     def take_all(self, limit: int | None = None) -> list[bytes]:
-        """The oldest messages, at most `limit`."""
         count = self.count if limit is None else min(limit, self.count)
         if count == self.count and not self._packed and not self._oldest:
             messages, self._items, self.count = self._items, [], 0
-            return cast("list[bytes]", messages)  # since none is packed
+            return cast("list[bytes]", messages)  # as none is packed
         take = self.take
         return [take() for _ in range(count)]
 
     def clear(self) -> int:
-        """Throw everything away; gives the number of bytes that it had."""
         items, self._items = self._items[self._oldest :], []
         self._oldest = self.count = self._packed = 0
         size = 0
@@ -142,9 +188,9 @@ class Mailbox:
         return size
 
     def _advance(self) -> None:
-        """The oldest item is used up."""
+        """Drop the oldest item, which is used up."""
         items = self._items
-        items[self._oldest] = b""  # lets go of it
+        items[self._oldest] = b""  # frees it
         self._oldest += 1
         if self._oldest == len(items):
             items.clear()

@@ -1,6 +1,6 @@
-"""How does work go on when its connection is lost? By dialling again: at once after a drop, with pauses after failures.
+"""Dialling again when a connection is lost: at once after a working connection, with pauses after failures.
 
-The engine that survives is the caller's; this only brings it one connection after another.
+The engine that survives is the caller's; this brings it one connection after another.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from enum import Enum
 import attrs
 import trio
 
-from muxkit.runtime._interrupts import close_at_once
+from muxkit.runtime._scope import close_at_once
 
 Dial = Callable[[], AbstractAsyncContextManager[trio.abc.Stream]]
-"""Entering what it gives is to connect, leaving it closes the connection."""
+"""Returns a context manager that connects when it is entered and closes the connection when it is left."""
 
 
 class Ended(Enum):
-    """How did one connection end, as the one who ran it sees it?"""
+    """How one connection ended, as the caller's `run` sees it."""
 
     DONE = "there is nothing left to do: no more dialling"
     WORKED = "it is gone, and it had brought the work forward: dial again at once"
@@ -38,10 +38,10 @@ What it raises ends the dialling.
 OnFailed = Callable[[Exception, float], None]
 """Told of each failed attempt: the reason, and the seconds until the next one."""
 
-CERTAINLY_WRONG = {errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENAMETOOLONG, errno.ENOTSOCK, errno.EINVAL}
-CHAIN = 10  # causes to look at
-AT_ONCE = 8  # working connections shorter than `Backoff.brief`, in a row, before `breath` counts
-EXPECTED = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
+HOPELESS_ERRNOS = {errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENAMETOOLONG, errno.ENOTSOCK, errno.EINVAL}
+CAUSES = 10  # of an error to look at
+BRIEF_CONNECTIONS = 8  # that worked, in a row, before `breath` counts
+RETRIED_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
 
 def _not_negative(instance: Backoff, field: attrs.Attribute[float], value: float) -> None:
@@ -69,19 +69,19 @@ class Backoff:
     least: float = _seconds(0.0)
     """No wait is shorter; for protocols that say so."""
     stable: float = _seconds(30.0)
-    """A connection that held so long wipes out the failures before it."""
+    """A connection that held so long resets the count of failures."""
     brief: float = _seconds(1.0)
     """A connection that was only lost, sooner than this, counts as a failure: otherwise a server that hangs up on
-    everybody would be dialled without a pause."""
+    every client would be dialled without a pause."""
     random: random.Random = attrs.field(factory=random.Random, eq=False, repr=False)
-    """Where the random part comes from; give a seeded one to have it again."""
+    """Where the random part comes from; a seeded one repeats it."""
 
     def __attrs_post_init__(self) -> None:
         if self.most < self.least:
             raise ValueError(f"Backoff(most={self.most}) is below least={self.least}")
 
     def wait(self, failures: int) -> float:
-        """Seconds to wait after the n-th failure in a row, counted from 1."""
+        """Return the seconds to wait after the n-th failure in a row, counted from 1."""
         # 2.0 ** 64 doublings are more than any bound, and far from an overflow.
         bound = min(self.most - self.least, self.first * 2.0 ** min(failures - 1, 64))
         return self.least + self.random.uniform(0.0, bound)
@@ -89,7 +89,7 @@ class Backoff:
 
 @attrs.define
 class Outage:
-    """What went wrong lately; given to `redial`, and asked by those who wait for a connection."""
+    """What went wrong lately; given to `redial`, and read by tasks that wait for a connection."""
 
     failures: int = 0
     """Failed attempts since a connection last was stable."""
@@ -97,12 +97,12 @@ class Outage:
     """Why there is no connection; None if nothing failed since the last good one."""
 
     def over(self) -> None:
-        """To be called when a connection is known to work: what went before explains nothing any more."""
+        """Call this when a connection is known to work: earlier failures explain nothing any more."""
         self.last = None
 
     @contextmanager
     def fail_after(self, seconds: float) -> Iterator[trio.CancelScope]:
-        """`trio.fail_after`, except that the cause of its TooSlowError is the failure that was last."""
+        """`trio.fail_after`, whose TooSlowError has the last failure as its cause."""
         with trio.CancelScope(deadline=trio.current_time() + seconds) as scope:
             yield scope
         if scope.cancelled_caught:
@@ -111,13 +111,16 @@ class Outage:
 
 
 def can_heal(error: Exception) -> bool:
-    """Whether the same attempt may succeed later: not with a certificate that was refused, nor with an address of
-    a wrong kind. A host that is not found may only be out of reach for now."""
+    """Return True if the same attempt may succeed later.
+
+    Not with a certificate that was refused, nor with an address of a wrong kind; a host that is not found may only be
+    out of reach for now.
+    """
     link: BaseException | None = error
-    for _ in range(CHAIN):
+    for _ in range(CAUSES):
         if isinstance(link, ssl.SSLCertVerificationError):
             return False
-        if isinstance(link, OSError) and link.errno in CERTAINLY_WRONG:
+        if isinstance(link, OSError) and link.errno in HOPELESS_ERRNOS:
             return False
         if link is None:
             break
@@ -137,7 +140,7 @@ async def redial(
 ) -> None:
     """Dial and `run` one connection after another, until `run` says that all is done.
 
-    It gives up by no deadline of its own: cancel it, or put `outage.fail_after` around. Attempts that failed with
+    It has no deadline of its own: cancel it, or put `outage.fail_after` around it. Attempts that failed with
     an OSError, a TooSlowError or one of Trio's stream errors are repeated if `heals` says so; every other error of
     `dial` and all that `run` raises come out as they are. A connection is closed, at the latest, when its `run` is
     over, and the next is dialled only then. `breath` bounds the random pause, in seconds, that follows each connection
@@ -155,7 +158,7 @@ async def redial(
         if ended is Ended.WORKED or (ended is Ended.LOST and lived >= policy.brief):
             trouble.last = None
             short = short + 1 if lived < policy.brief else 0
-            if short > AT_ONCE and breath:
+            if short > BRIEF_CONNECTIONS and breath:
                 await trio.sleep(policy.random.uniform(0.0, min(policy.first, breath)))
             continue
         failure = ended if isinstance(ended, Exception) else _short_lived(lived)
@@ -170,7 +173,7 @@ async def redial(
 
 
 async def _attempt(dial: Dial, run: Run) -> tuple[bool, Ended | Exception, float]:
-    """One connection: whether there was one, how it ended or why it failed, and how many seconds it lived."""
+    """Run one connection; return whether there was one, how it ended or why it failed, and the seconds it lived."""
     ended: Ended | Exception | None = None
     ran = False
     began = over = trio.current_time()
@@ -181,9 +184,9 @@ async def _attempt(dial: Dial, run: Run) -> tuple[bool, Ended | Exception, float
             ended = await run(stream)
             over = trio.current_time()
             if ended is not Ended.DONE:
-                # No goodbye to somebody who is gone: it could take its time.
+                # Without a goodbye to a peer that is gone, which could take its time.
                 await close_at_once(stream)
-    except EXPECTED as error:
+    except RETRIED_ERRORS as error:
         if not ran:
             return False, error, 0.0
         if ended is None:

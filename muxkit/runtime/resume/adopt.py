@@ -1,14 +1,14 @@
-"""Which session does this connection belong to? A listener's sessions by key: those with a connection, and the absent.
+"""The sessions of a listener by key: those that have a connection, and absent ones that wait for their next.
 
     sessions: Registry[bytes, Link] = Registry(weigh=Link.retained_bytes, forgotten=Link.forgotten)
 
     async def handle(stream):
-        hello, stream = await lobby.read_handshake(stream, HelloEngine())
+        hello, stream = await handshakes.read_handshake(stream, HelloEngine())
         async with sessions.adopt(hello.link, make=lambda: Link(hello)) as adopted:
             await adopted.session.run_connection(stream)      # ends when a newer connection comes
 
-Nothing of a session runs twice: who adopts it waits until the connection before has been cancelled and has left its
-block.
+A session is held by one connection at a time: adopting it waits until the previous connection has been cancelled and
+has left its block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import attrs
 import trio
 
 from muxkit.runtime._errors import LinkLost
-from muxkit.runtime._interrupts import protected_manager
+from muxkit.runtime._scope import protected_manager
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 SessionT = TypeVar("SessionT")
@@ -30,7 +30,7 @@ MIB = 1024 * 1024
 
 
 class Forgotten(Enum):
-    """Why is the state of an absent session given up?"""
+    """Why an absent session was given up."""
 
     TOO_MANY = "more sessions were absent than are kept"
     TOO_LARGE = "absent sessions held more bytes than are kept"
@@ -43,9 +43,9 @@ class Adopted(Generic[SessionT]):
 
     session: SessionT
     is_new: bool
-    """Whether the session was made for this connection."""
+    """True if the session was made for this connection."""
     was_replaced: bool = False
-    """Whether a newer connection took over; then this block is being cancelled, or was."""
+    """True if a newer connection took over; then this block is being cancelled, or was."""
     _is_over: bool = attrs.field(default=False, init=False)
 
     def forget(self) -> None:
@@ -58,7 +58,7 @@ class _Entry(Generic[SessionT]):
     session: SessionT
     scope: trio.CancelScope | None = None  # of the connection that holds it
     adopted: Adopted[SessionT] | None = None
-    newest: object = None  # who came last
+    newest: object = None  # the connection that came last
     waiting: int = 0  # connections that wait for it
     is_known: bool = True  # False once forgotten, though its last connection has not left yet
     until: float = 0.0  # when it is forgotten, while absent
@@ -69,10 +69,10 @@ class _Entry(Generic[SessionT]):
 class Registry(Generic[KeyT, SessionT]):
     """The sessions of one listener by key.
 
-    Without a connection a session is absent. At most `most` of those are kept, with at most `most_bytes` in all as
-    `weigh` has it, each for at most `most_age` seconds of `clock`; the one that has been absent for longest goes
-    first. `forgotten` is called with each session that is given up. Run `expire` in a nursery to have them forgotten
-    in time; otherwise that happens when the registry is next used.
+    A session without a connection is absent. At most `most` absent sessions are kept, with at most `most_bytes` in all
+    as `weigh` counts them, each for at most `most_age` seconds of `clock`; the one that has been absent for longest is
+    given up first. `forgotten` is called with each session that is given up. Run `expire` in a nursery to have that
+    happen in time; otherwise it happens when the registry is next used.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class Registry(Generic[KeyT, SessionT]):
         self.absent_bytes = 0
         """What the absent sessions weigh together."""
 
-    # --- who is there
+    # --- looking up
 
     def find(self, key: KeyT) -> SessionT | None:
-        """The session with this key, with or without a connection."""
+        """Return the session with this key, with or without a connection."""
         self.forget_the_old()
         entry = self._entries.get(key)
         return entry.session if entry is not None and entry.is_known else None
@@ -110,7 +110,7 @@ class Registry(Generic[KeyT, SessionT]):
         return entry is not None and entry.is_known and entry.scope is not None
 
     def __iter__(self) -> Iterator[SessionT]:
-        """Every session; a copy, so it may be changed meanwhile."""
+        """Iterate over a copy of all sessions, so the registry may change meanwhile."""
         return iter([entry.session for entry in self._entries.values() if entry.is_known])
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class Registry(Generic[KeyT, SessionT]):
 
     @property
     def absent(self) -> int:
-        """How many have no connection."""
+        """How many sessions have no connection."""
         return len(self._absent)
 
     # --- connections
@@ -129,9 +129,9 @@ class Registry(Generic[KeyT, SessionT]):
     ) -> AsyncGenerator[Adopted[SessionT], None]:
         """Hold the session with this key for one connection; the session is absent when the block ends.
 
-        A connection that holds it already is cancelled, and has left its own block before this one begins. So this
-        block may be cancelled as well: it then ends without an error, and `was_replaced` is set. `make` makes a session
-        if there is none.
+        A connection that holds it already is cancelled, and has left its own block before this one begins. This block
+        may be cancelled in the same way: it then ends without an error, and `was_replaced` is set. `make` makes a
+        session if there is none.
 
         Raises LookupError if there is none and no `make`; `trio.BusyResourceError` if another connection holds it and
         `takeover` is not set; `LinkLost` if a still newer connection came while this one waited.
@@ -149,7 +149,7 @@ class Registry(Generic[KeyT, SessionT]):
             try:
                 entry.session = _made(make)
             except BaseException:
-                self._settle(key, entry)
+                self._keep_or_drop(key, entry)
                 raise
             entry.is_known = is_new = True
         self._leave_absence(key, entry)
@@ -162,15 +162,15 @@ class Registry(Generic[KeyT, SessionT]):
             entry.scope = entry.adopted = None
             entry.is_known = entry.is_known and not adopted._is_over
             entry.changed.unpark_all()
-            self._settle(key, entry)
+            self._keep_or_drop(key, entry)
 
     async def _take_over(self, key: KeyT, entry: _Entry[SessionT]) -> None:
-        """Until nobody holds it; nothing can run between this and the moment when the caller does."""
+        """Wait until no connection holds it; nothing can run between this and the moment when the caller does."""
         mine = entry.newest = object()
         if entry.adopted is not None and entry.scope is not None:
             entry.adopted.was_replaced = True
             entry.scope.cancel()
-        entry.changed.unpark_all()  # who waited before is not the newest any more
+        entry.changed.unpark_all()  # a connection that waited before is not the newest any more
         entry.waiting += 1
         has_it = False
         try:
@@ -180,12 +180,12 @@ class Registry(Generic[KeyT, SessionT]):
         finally:
             entry.waiting -= 1
             if not has_it:
-                self._settle(key, entry)
+                self._keep_or_drop(key, entry)
         if not has_it:
             raise LinkLost("a newer connection of the same session came", by="peer")
 
-    def _settle(self, key: KeyT, entry: _Entry[SessionT]) -> None:
-        """Somebody has let go of it."""
+    def _keep_or_drop(self, key: KeyT, entry: _Entry[SessionT]) -> None:
+        """Keep a session that no connection holds or waits for as absent, or drop it if it was forgotten."""
         if entry.scope is not None or entry.waiting:
             return
         if entry.is_known:
@@ -203,12 +203,12 @@ class Registry(Generic[KeyT, SessionT]):
         if entry.scope is not None:
             entry.scope.cancel()  # it has to leave before the key can be used again
         else:
-            self._settle(key, entry)
+            self._keep_or_drop(key, entry)
 
     # --- absence
 
     def reweigh(self, key: KeyT) -> None:
-        """An absent session has become heavier or lighter."""
+        """Weigh a session again, if it is absent; it may be given up for that."""
         entry = self._absent.get(key)
         if entry is not None:
             self.absent_bytes -= entry.weight
@@ -217,7 +217,7 @@ class Registry(Generic[KeyT, SessionT]):
             self._forget_the_many(key, entry)
 
     def forget_the_old(self) -> None:
-        """Give up those whose time is over."""
+        """Give up the sessions that have been absent for too long."""
         now = self._clock()
         while self._absent:
             key, entry = next(iter(self._absent.items()))
@@ -249,7 +249,7 @@ class Registry(Generic[KeyT, SessionT]):
             entry.weight = 0
 
     def _forget_the_many(self, key: KeyT, entry: _Entry[SessionT]) -> None:
-        if entry.weight > self._most_bytes:  # nothing that others give up would help
+        if entry.weight > self._most_bytes:  # giving up others would not help
             self._give_up(key, entry, Forgotten.TOO_LARGE)
         while len(self._absent) > self._most or self.absent_bytes > self._most_bytes:
             why = Forgotten.TOO_MANY if len(self._absent) > self._most else Forgotten.TOO_LARGE
