@@ -1,4 +1,4 @@
-"""Tools to test protocols, transports and programs with: for our tests and for yours. None of them needs pytest."""
+"""Tools to test protocols, transports and programs; none of them needs pytest."""
 
 from __future__ import annotations
 
@@ -34,11 +34,16 @@ if TYPE_CHECKING:
     from muxkit.testing._pair import check_stream_engine as check_stream_engine
     from muxkit.testing._sessions import SessionPair as SessionPair
     from muxkit.testing._sessions import check_session as check_session
+    from muxkit.testing._suites import check_cancellation as check_cancellation
+    from muxkit.testing._suites import check_leaving as check_leaving
+    from muxkit.testing._suites import check_openings as check_openings
+    from muxkit.testing._suites import check_pressure as check_pressure
+    from muxkit.testing._suites import check_reading as check_reading
     from muxkit.testing._weather import WeatherStream as WeatherStream
     from muxkit.testing._weather import replay as replay
     from muxkit.testing._weather import weather_pair as weather_pair
 
-# Whoever tests an engine need not import Trio: each tool is fetched when it is first asked for.
+# Tests of an engine need no Trio, so each tool is imported when it is first used.
 _LAZY = {
     "AimdReceiver": "_network",
     "AimdSender": "_network",
@@ -63,9 +68,14 @@ _LAZY = {
     "cancel_sweep": "_cancel",
     "chaos_dial": "_chaos.dial",
     "chaos_relay": "_chaos.relay",
+    "check_cancellation": "_suites",
     "check_every_split": "_pair",
+    "check_leaving": "_suites",
     "check_link": "_links",
+    "check_openings": "_suites",
     "check_packet_link": "_packet_links",
+    "check_pressure": "_suites",
+    "check_reading": "_suites",
     "check_session": "_sessions",
     "check_stream_engine": "_pair",
     "replay": "_weather",
