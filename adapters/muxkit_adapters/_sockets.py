@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import operator
 import os
+import select
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -255,9 +256,7 @@ class SocketListener(trio.abc.Listener[SocketStream]):
     def __init__(self, listener: trio.SocketListener, prepare: Prepare) -> None:
         self._listener = listener
         self._prepare = prepare
-        self._alias = socket.socket(
-            fileno=listener.socket.fileno()
-        )  # accepts without a checkpoint per connection
+        self._alias = socket.socket(fileno=listener.socket.fileno())  # accepts without a checkpoint per connection
         self._kind = self._alias.family, self._alias.type, self._alias.proto  # converting them to enums takes long
         self._turns = turns()
         self._left = 0  # live connections that may be accepted in this pass
@@ -274,6 +273,7 @@ class SocketListener(trio.abc.Listener[SocketStream]):
                 sock.close()
             else:
                 self._left -= 1
+                self._turns.connection_came()
                 return self._prepare(sock)
 
     def _accept_now(self) -> socket.socket | None:
@@ -286,9 +286,9 @@ class SocketListener(trio.abc.Listener[SocketStream]):
         return socket.socket(*self._kind, fileno=number)
 
     def _was_reset(self, sock: socket.socket) -> bool:
-        """Return True if a TCP connection was reset before it was accepted."""
+        """Return True if a connection was over in both directions before it was accepted, with nothing to read."""
         if self._kind[0] not in INTERNET:
-            return False
+            return _is_gone(sock)
         try:
             sock.getpeername()
         except OSError:
@@ -298,6 +298,18 @@ class SocketListener(trio.abc.Listener[SocketStream]):
     async def aclose(self) -> None:
         self._alias.detach()
         await self._listener.aclose()
+
+
+def _is_gone(sock: socket.socket) -> bool:
+    """Return True if the other end of a Unix socket was closed with nothing left to read."""
+    poll = select.poll()
+    poll.register(sock, 0)
+    if not any(event & select.POLLHUP for _, event in poll.poll(0)):
+        return False
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except OSError:
+        return True
 
 
 def take_socket(stream: trio.SocketStream) -> socket.socket:

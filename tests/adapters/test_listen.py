@@ -248,3 +248,19 @@ async def test_connections_that_were_reset_take_no_more_of_a_pass_than_a_turn() 
     assert passes >= 10
     for other in others:
         await other.aclose()
+
+
+@pytest.mark.requirement("R-27")
+async def test_an_accepted_connection_shortens_the_turns_of_the_others() -> None:
+    turns = Turns(lambda: 0.0)
+    share_turns(turns)
+    (listener, *others), (address, *_) = await tcp.listen("tcp", "127.0.0.1", 0)
+    async with listener:
+        await turns.wait()
+        before = turns.allowance
+        with socket.create_connection(("127.0.0.1", port_of(address))):
+            async with await listener.accept():
+                await turns.wait()
+    assert turns.allowance < before
+    for other in others:
+        await other.aclose()

@@ -74,6 +74,7 @@ PAIRS: dict[str, MakePair] = {
 }
 
 
+# With the default outbox e3x may wake more senders than it admits, and the last raise LocalProtocolError.
 on_a_large_outbox = with_roles(partial(e3x.session, limits=Limits(outbox=16 * 1024 * 1024)), "connector", "listener")
 
 
@@ -99,13 +100,6 @@ async def test_a_channel_that_is_not_read_stops_only_its_own_sender(
     make_pair: MakePair, autojump_clock: MockClock
 ) -> None:
     await check_pressure(on_a_large_outbox if make_pair is PAIRS["e3x"] else make_pair)
-
-
-@pytest.mark.xfail(
-    raises=AssertionError, reason="e3x wakes more senders than its outbox admits; the last raise"
-)
-async def test_e3x_channels_share_an_outbox_that_is_full(autojump_clock: MockClock) -> None:
-    await check_pressure(PAIRS["e3x"])
 
 
 @pytest.mark.requirement("R-39", "R-44")

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from muxkit.runtime import DatagramPump, StreamData
-from muxkit.runtime.pumps.turns import LONG_PASS, TURN_LEAST, TURN_MOST, Turns, share_turns
+from muxkit.runtime.pumps.turns import LONG_PASS, NEW, TURN_LEAST, TURN_MOST, Turns, share_turns
 from muxkit_adapters import memory
 
 from ._multistream import running as running_multistream
@@ -139,6 +139,22 @@ async def test_while_the_tasks_that_turns_wake_take_long_turns_are_shorter_and_f
     assert turns.allowance == TURN_LEAST
     assert clock.seconds - before > 10 * 3 * LONG_PASS
     trio.lowlevel.remove_instrument(slow)
+    for _ in range(10):
+        await turns.wait()
+    assert turns.allowance == TURN_MOST
+
+
+@pytest.mark.requirement("R-27")
+async def test_while_a_connection_is_new_turns_are_short() -> None:
+    clock = Clock()
+    turns = Turns(clock)
+    await turns.wait()
+    assert turns.allowance == TURN_MOST
+    turns.connection_came()
+    for _ in range(10):
+        await turns.wait()
+        assert turns.allowance == TURN_LEAST
+    clock.seconds += NEW
     for _ in range(10):
         await turns.wait()
     assert turns.allowance == TURN_MOST

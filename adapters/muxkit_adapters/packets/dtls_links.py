@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from muxkit.runtime import close_at_once
+from muxkit.runtime import close_at_once, turns
 
 from .._addresses import join_host_port
 from .._errors import HandshakeFailed
 from .certificates import ALERTS, DTLS_1_2, SSL, Context, Verdict, identity_of, reason_of, verifies
 from .links import CLOSED, PacketLink
-from .options import PacketTooLarge, loss
+from .options import TURN, PacketTooLarge, loss
 from .sockets import PacketSocket
 
 if TYPE_CHECKING:
@@ -370,6 +370,8 @@ class EndpointSocket(trio.socket.SocketType):
         self._peer = peer
         self._link_of = link_of
         self._queue: deque[tuple[bytes, Address]] = deque()
+        self._clock = turns().now
+        self._until = 0.0  # when other tasks run
 
     @property
     def is_connected(self) -> bool:
@@ -405,6 +407,11 @@ class EndpointSocket(trio.socket.SocketType):
                     link.heard(burst)
                 # An empty packet, which any machine can send, would be an error in Trio and end the link.
                 self._queue.extend((packet, came_from) for packet in burst if 0 < len(packet) <= LARGEST_RECORD)
+            self._until = self._clock() + TURN
+        # Trio works on each packet at once, and would go on as long as there are more.
+        if self._clock() >= self._until:
+            await trio.lowlevel.checkpoint()
+            self._until = self._clock() + TURN
         return self._queue.popleft()
 
     async def sendto(self, *arguments: Any) -> int:

@@ -18,6 +18,8 @@ IDLE_TIMEOUT = 60.0  # s of silence after which a server forgets a peer
 REFUSALS = 8  # in a row, with nothing received in between, after which a peer counts as gone
 TURN_PACKETS = 128  # received before other tasks run
 TURN_BYTES = 65_536
+TURN = 0.001  # s of work on packets in a server before other tasks run
+STEP_PACKETS = 16  # received between two looks at the clock
 
 Address = tuple[str, int] | tuple[str, int, int, int]
 """An address as the socket module writes it: of IPv4, or of IPv6."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from muxkit.runtime import bare_nursery
+from muxkit.runtime import bare_nursery, turns
 
 from .._addresses import join_host_port
 from .._listen import log_failure
@@ -52,6 +52,7 @@ class Peers:
         self._alarm = trio.CancelScope()
         self._evictions = EVICTIONS_BURST
         self._refilled_at = -math.inf
+        self._turns = turns()
 
     @property
     def has_room(self) -> bool:
@@ -73,6 +74,7 @@ class Peers:
             return None
         while self._must_evict:
             self._evict_oldest()
+        self._turns.connection_came()
         scope = trio.CancelScope()
         self._half_open[peer] = scope
         self._running += 1

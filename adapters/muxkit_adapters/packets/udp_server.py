@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from muxkit.runtime import close_at_once
+from muxkit.runtime import close_at_once, turns
 
 from .._addresses import join_host_port
 from .links import UdpLink
+from .options import STEP_PACKETS, TURN
 from .sockets import PacketSocket
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class Listener:
     async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Pass packets to the links of their senders, until cancelled or the socket fails."""
         self.peers = peers
-        wire = self.packets
+        wire, clock = self.packets, turns().now
         task_status.started()
         try:
             while True:
@@ -195,9 +196,13 @@ class Listener:
                     await trio.lowlevel.checkpoint()
                 else:
                     await wire.wait_readable()
-                for address, packets in wire.receive():
-                    if address is not None:
-                        self._arrived(address, packets)
+                until = clock() + TURN
+                while True:
+                    for address, packets in wire.receive(STEP_PACKETS):
+                        if address is not None:
+                            self._arrived(address, packets)
+                    if not wire.has_more or clock() >= until:
+                        break
                 self.counters.dropped_by_kernel = max(self.counters.dropped_by_kernel, wire.dropped)
         finally:
             for link in [*self._links.values()]:

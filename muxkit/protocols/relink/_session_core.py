@@ -31,7 +31,7 @@ from muxkit.protocols.relink._events import (
 )
 from muxkit.protocols.relink._session_errors import LinkChanged, LinkRefused
 from muxkit.protocols.relink._session_pings import Pings
-from muxkit.runtime import LinkLost, OutboxBudget, StreamPump, background
+from muxkit.runtime import LinkLost, OutboxBudget, StreamPump, background, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -274,10 +274,11 @@ class Core:
         self.successors.clear()
         self.ins.clear()
         self.peer_channels.clear()
-        for one in outs:
-            one.lost(error)
-        for other in ins:
-            other.in_lost(error)
+        with turns().spreading():
+            for one in outs:
+                one.lost(error)
+            for other in ins:
+                other.in_lost(error)
 
     async def connected(self) -> None:
         """Wait until there is a connection on which everything may flow."""

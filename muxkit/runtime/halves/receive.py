@@ -10,6 +10,7 @@ import trio
 from muxkit.core import Receiving, Step, advance
 from muxkit.runtime.halves.mailbox import ItemQueue
 from muxkit.runtime.halves.turn import YIELD_BYTES, YIELD_LEAST
+from muxkit.runtime.pumps.turns import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -148,7 +149,8 @@ class Inbox(ABC, Generic[ItemT]):
             self.state = advance(self.state, Step.ENDED)
             self._error = error
             self._drain()
-            self._wake_all()
+            if self._waiters:
+                turns().wake(self._wake_all)
 
     # --- what a protocol fills in
 

@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import Enum, auto
+from functools import partial
 from typing import Final, NoReturn, Protocol
 
 import trio
 
 from muxkit.core import Outbox, Queued, Sending, Step, advance
+from muxkit.runtime.pumps.turns import turns
 
 ErrorMaker = Callable[[], Exception]
 
@@ -151,12 +153,17 @@ class Gate:
                 self.end_turn()
             return trio.lowlevel.Abort.SUCCEEDED
 
-        await trio.lowlevel.wait_task_rescheduled(abort)
-        if waiter.reserved:
-            self._budget.release_reserved(waiter.reserved)
-        if waiter.error is not None:
-            self._budget.wake_waiting()  # what was reserved is free
-            raise waiter.error()
+        while True:
+            await trio.lowlevel.wait_task_rescheduled(abort)
+            if waiter.reserved:
+                self._budget.release_reserved(waiter.reserved)
+            if waiter.error is not None:
+                self._budget.wake_waiting()  # what was reserved is free
+                raise waiter.error()
+            if self._half.admits(size):
+                break
+            waiter.reserved = 0  # other halves were told of the same room, and have taken it
+            self._ask_for(size)
         self._line.popleft()
 
     def end_turn(self) -> None:
@@ -259,6 +266,9 @@ class SendTurn(ABC):
             self._gate = Gate(self, self._budget)
         await self._gate.wait(size)
         self._since_yield = 0
+        if self.state is not OPEN:  # lost, and there was room for this sender before it was told
+            self.end_turn()
+            raise (self._error or _closed)()
 
     def end_turn(self) -> None:
         """The turn was used, or not: the next sender may go."""
@@ -387,7 +397,14 @@ class SendTurn(ABC):
             return
         self.state = advance(self.state, step)
         self._error = self._error or error
-        self._close_gate(error or _closed)
+        if step is Step.LOST and (self._gate or self._over is not None):
+            turns().wake(partial(self._wake_all, error or _closed))
+        else:
+            self._wake_all(error or _closed)
+
+    def _wake_all(self, error: ErrorMaker) -> None:
+        self._close_gate(error)
+        self._gate = None  # or only a full garbage collection would free the two
         if self._over is not None:
             self._over.set()
 

@@ -8,25 +8,39 @@ pass is one turn, however many sessions flood, and accept loops and quiet sessio
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 TURN_MOST: Final = 1e-3  # s that a turn may take while the passes of the loop are short
 TURN_LEAST: Final = 0.2e-3  # s; and while they are long, because of the tasks that turns wake
 LONG_TURN: Final = 0.5e-3  # s; a session whose turn was longer queues for the next one
 LONG_PASS: Final = 3e-3  # s
 REST_MOST: Final = 4  # passes without a turn after a long one
+NEW: Final = 0.05  # s after a connection came, in which turns are short: its handshake takes many passes
+WAKES: Final = 32  # tasks that the end of a session wakes in one turn
 
 
 class Turns:
     """The turns of one Trio run; `clock` returns seconds."""
 
-    __slots__ = ("_handed_at", "_is_handed", "_queue", "allowance", "given", "now")
+    __slots__ = (
+        "_handed_at",
+        "_is_handed",
+        "_is_waking",
+        "_queue",
+        "_short_until",
+        "_spread",
+        "_wakes",
+        "allowance",
+        "given",
+        "now",
+    )
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.now = clock
@@ -36,6 +50,10 @@ class Turns:
         self.allowance = TURN_MOST
         """Seconds that a turn may take now."""
         self.given = 0
+        self._short_until = 0.0
+        self._spread: list[Callable[[], object]] | None = None  # within `spreading`
+        self._wakes: deque[Callable[[], object]] = deque()
+        self._is_waking = False
 
     async def wait(self) -> None:
         """Return when the caller may work for `allowance` seconds, in the next pass of the loop at the earliest."""
@@ -52,6 +70,10 @@ class Turns:
             self.given += 1
         finally:
             self._hand_on()
+
+    def connection_came(self) -> None:
+        """Shorten the turns for a while: the handshake of a new connection takes many passes of the loop."""
+        self._short_until = self.now() + NEW
 
     async def _queue_up(self) -> None:
         task = trio.lowlevel.current_task()
@@ -75,7 +97,7 @@ class Turns:
         """After a long pass make turns shorter and further apart: the tasks that turns wake take long."""
         now = self.now()
         if now - self._handed_at < LONG_PASS:
-            self.allowance = min(TURN_MOST, 1.5 * self.allowance)
+            self.allowance = TURN_LEAST if now < self._short_until else min(TURN_MOST, 1.5 * self.allowance)
             return
         self.allowance = max(TURN_LEAST, self.allowance / 2)
         for _ in range(REST_MOST):
@@ -83,6 +105,46 @@ class Turns:
             before, now = now, self.now()
             if now - before < LONG_PASS:
                 break
+
+    # --- the end of a session with very many channels
+
+    @contextmanager
+    def spreading(self) -> Iterator[None]:
+        """Spread what `wake` is given in this block, which must not wait, over turns: the tasks wake in groups."""
+        spread: list[Callable[[], object]] = []
+        self._spread = spread
+        try:
+            yield
+        finally:
+            self._spread = None
+            for call in spread[:WAKES]:
+                call()
+            self._wakes += spread[WAKES:]
+            if self._wakes and not self._is_waking:
+                self._is_waking = True
+                # A task of Trio's own, since the session may be left before it is through.
+                trio.lowlevel.spawn_system_task(self._wake_the_rest)
+
+    def wake(self, call: Callable[[], object]) -> None:
+        """Call a function that wakes tasks: now, or within `spreading` in a later turn.
+
+        The caller has changed all that the tasks will look at, so that the delay is all that they can notice.
+        """
+        if self._spread is None:
+            call()
+        else:
+            self._spread.append(call)
+
+    async def _wake_the_rest(self) -> None:
+        try:
+            while self._wakes:
+                await self.wait()
+                for _ in range(min(WAKES, len(self._wakes))):
+                    self._wakes.popleft()()
+        finally:
+            self._is_waking = False
+            while self._wakes:  # the run is being cancelled
+                self._wakes.popleft()()
 
 
 _TURNS: Final = trio.lowlevel.RunVar[Turns]("muxkit turns")
