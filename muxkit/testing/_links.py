@@ -1,4 +1,4 @@
-"""Is this transport a link that muxkit can run on? The promises of a byte stream, tried one after the other.
+"""The suite for transports of byte streams: each promise of a link, tried in turn.
 
     await check_link(my_pair, half_close=True)
 
@@ -22,7 +22,7 @@ MakePair = Callable[[], AbstractAsyncContextManager[Pair]]
 
 SIZES = (1, 2, 1000, 65_535, 65_536, 65_537, 1_000_003, 4 * 1024 * 1024)  # bytes
 PIECE = 65_536  # bytes in one send where the amount is what matters
-HELD_MOST = 64 * 1024 * 1024  # bytes that a link may take from a sender while nobody reads
+HELD_MOST = 64 * 1024 * 1024  # bytes that a link may take from a sender while no task reads
 QUIET = 0.02  # s without any task running, after which a sender counts as waiting
 PATIENCE = 30.0  # s, for a single check; reached only by a link that hangs
 
@@ -120,7 +120,7 @@ async def _a_sender_waits_for_a_reader(here: trio.abc.Stream, there: trio.abc.St
         while before != sent:
             before = sent
             await trio.testing.wait_all_tasks_blocked(QUIET)
-        require(sent < HELD_MOST, f"{sent} bytes were taken while nobody read")
+        require(sent < HELD_MOST, f"{sent} bytes were taken while no task read")
         wanted = sent + 16 * PIECE
         await receive(there, wanted)
     require(sent == wanted, f"a sender that had waited sent {sent} of {wanted} bytes")
@@ -250,7 +250,7 @@ async def _writing_at_once_never_waits(here: trio.abc.Stream, there: trio.abc.St
         taken = here.send_nowait([bytes(PIECE)])
         total += taken
         link_full = taken == 0
-    require(bool(link_full), f"send_nowait took {total} bytes while nobody read")
+    require(bool(link_full), f"send_nowait took {total} bytes while no task read")
     require(await receive(there, total) == bytes(total), "what send_nowait took is not what arrived")
     await here.aclose()
     try:
@@ -299,11 +299,11 @@ async def _a_wait_ends_when_something_came(here: trio.abc.Stream, there: trio.ab
 async def _a_wait_can_be_stopped(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     if not isinstance(there, WaitableLink):
         return
-    there.stop_waiting()  # nobody waits: no harm
+    there.stop_waiting()  # without a waiting task it has no effect
     came = bytearray()
     async with trio.open_nursery() as nursery:
 
-        async def fill() -> None:  # somebody waits in the other direction, and must not be disturbed
+        async def fill() -> None:  # a task waits in the other direction, and must not be disturbed
             await there.send_all(bytes(PIECE) * 64)
 
         nursery.start_soon(fill)

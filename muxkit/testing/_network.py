@@ -1,4 +1,4 @@
-"""What if packets must cross a network? Engines on paths that lose, double, delay and queue packets, on virtual time.
+"""Engines on paths that lose, duplicate, delay and queue packets, on virtual time.
 
     network = Network(seed=17)
     line = Bottleneck(1_250_000, queue=64_000)

@@ -1,4 +1,4 @@
-"""How does a program fare when its connections do not last? A dial with bad weather, and what it shares with the relay.
+"""A dial whose connections fail by plan, and what it shares with the relay.
 
     async with chaos_dial(dial, ChaosPlan(cut_after=(0, 10_000), reset=0.5), seed=17) as chaos:
         await redial(chaos.dial, run)
