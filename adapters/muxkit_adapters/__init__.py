@@ -1,1 +1,1 @@
-"""The transports of muxkit, a module each: `tcp`, `tls`, `unix`, `websocket`, `quic`, `udp`, `dtls`, `memory`."""
+"""The transports of muxkit, one module each: `tcp`, `tls`, `unix`, `websocket`, `quic`, `udp`, `dtls`, `memory`."""

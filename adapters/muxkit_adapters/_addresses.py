@@ -1,12 +1,21 @@
-"""How is an address written? `host:port`, brackets around an IPv6 host, commas between several."""
+"""Addresses: `host:port` as text, and whether plaintext to one leaves this machine."""
 
 from __future__ import annotations
+
+import ipaddress
+import warnings
+
+import trio
+
+from ._errors import PlaintextWarning
+
+_warned: set[str] = set()  # kinds of transports that have warned in this process
 
 FORM = "expected host:port, such as 127.0.0.1:7000, [::1]:7000 or localhost:7000"
 
 
 def parse_host_port(address: str, *, default_port: int | None = None, form: str = FORM) -> tuple[str, int]:
-    """Take `host:port` apart; raises ValueError that says what was expected."""
+    """Split `host:port`; raises ValueError that says what was expected."""
     host, bracket, rest = address.partition("]")
     if bracket:
         host, colon, digits = host.removeprefix("["), rest[:1], rest[1:]
@@ -26,10 +35,52 @@ def parse_host_port(address: str, *, default_port: int | None = None, form: str 
 
 
 def parse_hosts(address: str) -> list[tuple[str, int]]:
-    """One or more `host:port`, separated by commas; to be tried in that order."""
+    """Split one or more `host:port`, separated by commas, to be tried in that order."""
     return [parse_host_port(part.strip()) for part in address.split(",")]
 
 
 def join_host_port(host: str, port: int) -> str:
-    """`host:port`, with brackets where they are needed."""
+    """Write `host:port`, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def exposed(kind: str, host: str, port: int, *, insecure: bool, secure: str) -> bool:
+    """Return True if plaintext to or on `host` leaves this machine.
+
+    Raises ValueError when it would and `insecure` is not set; `secure` names the transport to use instead.
+    """
+    if await _all_loopback(host, port):
+        return False
+    if not insecure:
+        raise ValueError(
+            f"{kind} {host}:{port} is plaintext and {host!r} is not a loopback address: "
+            f"use {secure}, or pass insecure=True to send everything readable and unprotected"
+        )
+    if kind not in _warned:
+        _warned.add(kind)
+        warnings.warn(
+            f"{kind} without encryption beyond loopback, because insecure=True was passed",
+            PlaintextWarning,
+            stacklevel=3,
+        )
+    return True
+
+
+def is_loopback(address: str) -> bool:
+    """Return True if a numeric address stays on this machine; an IPv4 address inside IPv6 counts as IPv4."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
+
+
+async def _all_loopback(host: str, port: int) -> bool:
+    if not host:  # the wildcard
+        return False
+    try:
+        found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+    except OSError as error:
+        raise OSError(error.errno, f"{host}: {error.strerror or error}") from error
+    return all(is_loopback(str(address[0])) for *_, address in found)

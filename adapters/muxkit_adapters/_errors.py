@@ -1,10 +1,10 @@
-"""What can go wrong before there is a connection? The peer answers, and is no peer that can be trusted."""
+"""Errors and warnings of the transports."""
 
 from __future__ import annotations
 
 
 class HandshakeFailed(ConnectionError):
-    """The peer was reached, but one side refused the other; the text says which host, and why."""
+    """The peer was reached, but one side refused the other; the text names the host and the reason."""
 
 
 class PlaintextWarning(UserWarning):

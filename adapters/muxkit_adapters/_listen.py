@@ -1,4 +1,4 @@
-"""What bounds a listener? Live connections, unfinished handshakes, and the harm that one can do to others."""
+"""The accept loop of stream listeners, with limits on connections and unfinished handshakes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from muxkit.runtime import bare_nursery, close_at_once
 log = logging.getLogger("muxkit.adapters")
 
 OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-BACK_OFF = 0.05  # s, doubled up to the next line while accept keeps failing
+BACK_OFF = 0.05  # s, doubled up to BACK_OFF_MOST while accept keeps failing
 BACK_OFF_MOST = 1.0
 
 WireT = TypeVar("WireT", bound=trio.abc.Stream)
 LinkT = TypeVar("LinkT", bound=trio.abc.Stream)
 
 Handshake = Callable[[WireT], AbstractAsyncContextManager[LinkT]]
-"""Entering it is the handshake, leaving it closes the link; the wire is closed in any case."""
+"""Makes a context manager that does the handshake when entered and closes the link when left."""
 
 
 async def serve_connections(
@@ -47,7 +47,7 @@ async def serve_handshakes(
     limits: Limits | None = None,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """The same with a handshake first, in the connection's own task and within `limits.handshake`."""
+    """Run `handshake`, then `handler`, in a task for each connection, the first within `limits.handshake` seconds."""
     server = _Server(handshake, handler, limits or Limits())
     try:
         async with bare_nursery() as nursery:
@@ -61,6 +61,15 @@ async def serve_handshakes(
         raise server.failure
 
 
+def log_failure(kind: str, error: Exception) -> None:
+    """Log what a handler raised; its message may hold what a peer sent, so it is logged for debugging only."""
+    if isinstance(error, (ConnectionError, trio.BrokenResourceError, trio.ClosedResourceError)):
+        log.info("a %s ended with %s", kind, type(error).__name__)
+    else:
+        log.error("a %s's handler failed with %s", kind, type(error).__name__)
+        log.debug("the handler's failure", exc_info=error)
+
+
 class _Server(Generic[WireT, LinkT]):
     def __init__(
         self, handshake: Handshake[WireT, LinkT], handler: Callable[[LinkT], Awaitable[None]], limits: Limits
@@ -72,7 +81,7 @@ class _Server(Generic[WireT, LinkT]):
         self._half_open: dict[trio.CancelScope, None] = {}  # oldest first
         self._room = trio.lowlevel.ParkingLot()
         self.failure: OSError | None = None
-        """Why accepting is over for good; raised bare, once the connections have ended."""
+        """The error that ended accepting; raised without a group, once the connections have ended."""
 
     async def accept_from(self, listener: trio.abc.Listener[WireT], nursery: trio.Nursery) -> None:
         pause = BACK_OFF
@@ -91,7 +100,7 @@ class _Server(Generic[WireT, LinkT]):
                 continue
             pause = BACK_OFF
             try:
-                # Another listener may have taken the last place while this one was in accept.
+                # Another listener may have taken the last place while this one was in accept().
                 await self._wait_for_room()
             except trio.Cancelled:
                 await close_at_once(wire)
@@ -110,7 +119,7 @@ class _Server(Generic[WireT, LinkT]):
             await self._room.park()
 
     def _drop_oldest(self) -> None:
-        """Half-open connections give way to newer ones: peers who never speak cannot keep others out."""
+        """Drop the oldest unfinished handshakes above the limits, so that silent peers cannot block new connections."""
         while (
             len(self._half_open) > self._limits.half_open
             or len(self._established) + len(self._half_open) > self._limits.connections
@@ -122,7 +131,7 @@ class _Server(Generic[WireT, LinkT]):
 
     async def _connection(self, wire: WireT, scope: trio.CancelScope) -> None:
         try:
-            # One scope for the whole life: a nursery that begins in the handshake must end inside it.
+            # One scope for the whole connection, since a nursery opened in the handshake must end inside the scope.
             with scope:
                 async with self._handshake(wire) as link:
                     if scope not in self._established:
@@ -133,12 +142,8 @@ class _Server(Generic[WireT, LinkT]):
                     await self._handler(link)
             if scope.cancelled_caught and scope in self._half_open:
                 log.info("a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake)
-        except (ConnectionError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            log.info("a connection ended with %s", type(error).__name__)
         except Exception as error:
-            # A message may hold what a peer sent, so it is for debugging only.
-            log.error("a connection's handler failed with %s", type(error).__name__)
-            log.debug("the handler's failure", exc_info=True)
+            log_failure("connection", error)
         finally:
             self._half_open.pop(scope, None)
             self._established.discard(scope)

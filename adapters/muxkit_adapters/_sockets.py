@@ -1,4 +1,4 @@
-"""How does a kernel socket become a stream? Plain reads and writes between Trio's readiness calls."""
+"""Streams and listeners on kernel sockets: plain reads and writes between Trio's readiness calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 RECEIVE_SIZE = 65_536  # bytes, what one receive asks for
-JOIN_BELOW = 4096  # bytes a buffer on average: below it one joined `send` is cheaper than `sendmsg`
+JOIN_BELOW = 4096  # bytes per buffer on average, below which one joined `send` is cheaper than `sendmsg`
 SENDMSG = hasattr(socket.socket, "sendmsg")  # Windows has none
 IOV_MAX = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 16
 IOV_MAX = min(IOV_MAX, 1024) if IOV_MAX > 0 else 16
@@ -31,7 +31,7 @@ Prepare = Callable[[socket.socket], "SocketStream"]
 
 
 class OneAtATime:
-    """Two tasks in here at once is a mistake of the caller, never something to queue for."""
+    """Raises BusyResourceError when a second task makes the same call; calls are never queued."""
 
     __slots__ = ("_what", "is_busy")
 
@@ -40,12 +40,12 @@ class OneAtATime:
         self.is_busy = False
 
     def check(self) -> None:
-        """For what does not wait, and so cannot be in here when another comes."""
+        """Raise if a task is inside; for calls that do not wait."""
         if self.is_busy:
             raise trio.BusyResourceError(f"another task is already {self._what}")
 
     def begin(self) -> None:
-        """The caller ends it himself: a block costs two more calls, for each receive."""
+        """Enter without a `with` block, which costs two more calls; the caller resets `is_busy`."""
         self.check()
         self.is_busy = True
 
@@ -68,7 +68,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
         self._sending = OneAtATime("sending on this socket")
         self._receiving = OneAtATime("receiving from this socket")
         self._finished = False
-        self._more = False  # the last receive filled its buffer, so the next one probably need not wait
+        self._more = False  # the last receive filled its buffer, so more is probably there
 
     @property
     def peer(self) -> str:
@@ -77,7 +77,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
 
     @property
     def socket(self) -> socket.socket:
-        """For options and addresses; the stream alone sends, receives and closes."""
+        """The socket underneath, for its options and addresses."""
         return self._socket
 
     def __repr__(self) -> str:
@@ -103,19 +103,19 @@ class SocketStream(trio.abc.HalfCloseableStream):
         return data
 
     async def wait_readable(self) -> None:
-        """Sleep until there is something to receive, or an error; perhaps for nothing."""
+        """Sleep until there is something to receive, or an error; it may return early."""
         if self._socket.fileno() == -1:
             await trio.lowlevel.checkpoint()
             return
         try:
             await trio.lowlevel.wait_readable(self._socket)
-        except trio.ClosedResourceError:  # which `receive_nowait` will say, unless it was `stop_waiting`
+        except trio.ClosedResourceError:  # by `stop_waiting`, or by a close that `receive_nowait` reports
             return
         except OSError as error:
             raise self._translated(error) from error
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
-        """What has come, b"" at the end, None while there is nothing."""
+        """Return what has come: b"" at the end, None while there is nothing."""
         try:
             return self._socket.recv(max_bytes)
         except (BlockingIOError, InterruptedError):
@@ -126,7 +126,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
     def stop_waiting(self) -> None:
         """Let `wait_readable` return now."""
         if self._socket.fileno() != -1:
-            # It wakes everybody who waits for this socket, and whoever wants to goes on waiting.
+            # This wakes all tasks that wait for this socket; the others wait again.
             trio.lowlevel.notify_closing(self._socket)
 
     # Sending
@@ -141,7 +141,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
             await self._write(_economical(buffers))
 
     def send_nowait(self, buffers: Buffers) -> int:
-        """Write what the kernel takes now, in order; give the number of bytes, which may be 0."""
+        """Write what the kernel takes now, in order; return the number of bytes, which may be 0."""
         if self._sending.is_busy:
             self._sending.check()
         if self._finished:
@@ -249,19 +249,18 @@ class SocketStream(trio.abc.HalfCloseableStream):
 class SocketListener(trio.abc.Listener[SocketStream]):
     """Accepts on a Trio listener and takes each connection's plain socket over.
 
-    Several in a pass of the loop, and one that was reset meanwhile is closed at once: peers that connect and reset keep
-    the kernel's backlog full, and who comes behind them waits until it is empty. So those that were reset count by the
-    time that they take, a turn's worth of it in a pass.
+    Each pass of the loop accepts several live connections. Connections that were reset meanwhile are closed at once
+    and limited by time only, one turn per pass, since peers that connect and reset can fill the kernel's backlog.
     """
 
     def __init__(self, listener: trio.SocketListener, prepare: Prepare) -> None:
         self._listener = listener
         self._prepare = prepare
-        self._alias = socket.socket(fileno=listener.socket.fileno())  # without Trio's checkpoint for each connection
-        self._kind = self._alias.family, self._alias.type, self._alias.proto  # which a socket asks the enums for
+        self._alias = socket.socket(fileno=listener.socket.fileno())  # accepts without a checkpoint per connection
+        self._kind = self._alias.family, self._alias.type, self._alias.proto  # converting them to enums takes long
         self._turns = turns()
-        self._left = 0  # live ones that may be accepted in this pass
-        self._until = 0.0  # when the pass has had its share
+        self._left = 0  # live connections that may be accepted in this pass
+        self._until = 0.0  # when this pass ends
 
     async def accept(self) -> SocketStream:
         while True:
@@ -278,16 +277,16 @@ class SocketListener(trio.abc.Listener[SocketStream]):
                 return self._prepare(sock)
 
     def _accept_now(self) -> socket.socket | None:
-        """The next connection; None if there is none, or whatever is wrong with it is for Trio's listener to tell."""
+        """Return the next connection; None if there is none, or an error that Trio's listener will raise."""
         try:
-            # `accept` is this and a search for the kinds, known here, that takes as long again; typeshed leaves it out.
+            # `accept` also looks up the kind, known here, which takes as long again; typeshed lacks `_accept`.
             number, _ = self._alias._accept()  # type: ignore[attr-defined]
         except OSError:
             return None
         return socket.socket(*self._kind, fileno=number)
 
     def _was_reset(self, sock: socket.socket) -> bool:
-        """Is a connection over, in both directions, before it was accepted, with nothing left to be read?"""
+        """Return True if a connection was over in both directions before it was accepted, with nothing to read."""
         if self._kind[0] not in INTERNET:
             return _is_gone(sock)
         try:
@@ -302,7 +301,7 @@ class SocketListener(trio.abc.Listener[SocketStream]):
 
 
 def _is_gone(sock: socket.socket) -> bool:
-    """Has the other end of a Unix socket been closed, with nothing said before?"""
+    """Return True if the other end of a Unix socket was closed with nothing left to read."""
     poll = select.poll()
     poll.register(sock, 0)
     if not any(event & select.POLLHUP for _, event in poll.poll(0)):
@@ -314,12 +313,12 @@ def _is_gone(sock: socket.socket) -> bool:
 
 
 def take_socket(stream: trio.SocketStream) -> socket.socket:
-    """The plain socket below a Trio stream, which must not be used any more."""
+    """Take the plain socket out of a Trio stream, which must not be used any more."""
     return socket.socket(fileno=stream.socket.detach())
 
 
 def _are_large(buffers: Buffers) -> bool:
-    """Is it cheaper to hand them to the kernel one by one than to join them first?"""
+    """Return True if passing the buffers on as they are is cheaper than joining them first."""
     return SENDMSG and sum(map(len, buffers)) >= JOIN_BELOW * len(buffers)
 
 

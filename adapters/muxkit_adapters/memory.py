@@ -1,4 +1,4 @@
-"""How do two tasks of one process get a byte stream? Two bounded buffers, and a listener with a name."""
+"""Streams between tasks of one process: two bounded buffers, and listeners with names."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryStream", "connect", "pair", "serve", "transport"]
 
-CAPACITY = 65_536  # bytes under way in each direction
+CAPACITY = 65_536  # bytes sent and not received, in each direction
 BACKLOG = 128  # connections that a listener has not accepted yet; more wait
 
 
 class _Pipe:
-    """One direction: what was sent and not yet received, at most `capacity` bytes."""
+    """One direction: bytes sent and not received, at most `capacity`."""
 
     def __init__(self, capacity: int) -> None:
         self.data = bytearray()
@@ -79,7 +79,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             return data
 
     async def wait_readable(self) -> None:
-        """Sleep until there is something to receive, or it is closed; perhaps for nothing."""
+        """Sleep until there is something to receive, or the stream is closed; it may return early."""
         pipe = self._incoming
         if self._closed or pipe.data or pipe.ended:
             await trio.lowlevel.checkpoint()
@@ -87,7 +87,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             await pipe.changed.park()
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
-        """What has come, b"" at the end, None while there is nothing."""
+        """Return what has come: b"" at the end, None while there is nothing."""
         if self._closed:
             raise trio.ClosedResourceError("this memory stream was closed on our side")
         if not (self._incoming.data or self._incoming.ended):
@@ -113,7 +113,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
                     self._check_sendable()
 
     def send_nowait(self, buffers: Sequence[bytes | memoryview]) -> int:
-        """Write what there is room for, in order; give the number of bytes, which may be 0."""
+        """Write what there is room for, in order; return the number of bytes, which may be 0."""
         with self._sending:
             self._check_sendable()
             total = 0
@@ -165,7 +165,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
 
 
 def pair(*, capacity: int = CAPACITY, name: str = "pair") -> tuple[MemoryStream, MemoryStream]:
-    """Two connected streams; a sender waits while `capacity` bytes of his are unread."""
+    """Make two connected streams; a sender waits while `capacity` bytes that it sent are unread."""
     if capacity < 1:
         raise ValueError(f"pair(capacity={capacity}): must be at least 1")
     there, back = _Pipe(capacity), _Pipe(capacity)
@@ -180,7 +180,7 @@ class _Listener(trio.abc.Listener[MemoryStream]):
         return await self._accepted.receive()
 
     async def aclose(self) -> None:
-        """Those who wait in the backlog see the end of their stream, those before it a refusal."""
+        """End the streams in the backlog; connections that wait to enter it are refused."""
         while True:
             try:
                 await trio.aclose_forcefully(self._accepted.receive_nowait())
@@ -203,13 +203,13 @@ def _named() -> dict[str, _Listener]:
 
 @protected_manager
 async def connect(name: str, *, capacity: int = CAPACITY) -> AsyncIterator[MemoryStream]:
-    """A stream to whoever serves `name` in this process; ConnectionRefusedError when nobody does."""
+    """Open a stream to the listener `name` of this process; ConnectionRefusedError if there is none."""
     ours, theirs = pair(capacity=capacity, name=name)
     try:
         await _named()[name].arrivals.send(theirs)
     except (KeyError, trio.BrokenResourceError):
         raise ConnectionRefusedError(
-            errno.ECONNREFUSED, f"mem {name}: nobody serves this name in this process"
+            errno.ECONNREFUSED, f"mem {name}: no listener of this process has this name"
         ) from None
     async with ours:
         yield ours

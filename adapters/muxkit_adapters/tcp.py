@@ -1,4 +1,4 @@
-"""How do two machines get a byte stream? TCP; it is plaintext, so beyond loopback only when asked for."""
+"""TCP streams between two machines, without encryption; beyond loopback only with `insecure=True`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import trio
 
 from muxkit.runtime import protect_package, protected_manager
 
-from ._addresses import join_host_port, parse_host_port, parse_hosts
+from ._addresses import exposed, join_host_port, parse_host_port, parse_hosts
 from ._errors import PlaintextWarning
 from ._listen import serve_connections
-from ._plaintext import exposed
 from ._sockets import SocketListener, SocketStream, take_socket
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ async def connect(
     unsent: int = UNSENT,
     insecure: bool = False,
 ) -> AsyncIterator[SocketStream]:
-    """A TCP connection to `host`, or to the first that answers of several `(host, port)`.
+    """Open a TCP connection to `host`, or to the first that answers of several `(host, port)`.
 
     The addresses of one host are raced as RFC 8305 says; each host gets `connect_timeout` seconds. Raises
     OSError with every reason when none answers; ValueError for a host off loopback without `insecure=True`.
@@ -61,7 +60,7 @@ async def serve(
     insecure: bool = False,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run `handler(stream)` for each connection, until cancelled; tells `task_status` the addresses."""
+    """Run `handler(stream)` for each connection, until cancelled; reports its addresses to `task_status`."""
     unprotected = await exposed("tcp", host, port, insecure=insecure, secure="tls")
     listeners, addresses = await listen("tcp", host, port, unsent=unsent, exposed=unprotected)
     await serve_connections(listeners, handler, limits=limits, started=lambda: task_status.started(addresses))
@@ -101,7 +100,7 @@ transport = _Transport()
 
 
 def each_host(host: Hosts, port: int | None) -> list[tuple[str, int]]:
-    """The places to try, in order."""
+    """Return the places to try, in order."""
     if isinstance(host, str):
         if port is None:
             raise ValueError(f"connect({host!r}): a port is needed beside a single host")
@@ -119,7 +118,7 @@ async def dial(
     unsent: int,
     exposed: bool = False,
 ) -> tuple[SocketStream, tuple[str, int]]:
-    """The first place that answers, and which one it is."""
+    """Connect to the first place that answers; return the stream and the place."""
     reasons: list[OSError] = []
     for host, port in places:
         where = join_host_port(host, port)
@@ -140,7 +139,7 @@ async def dial(
 async def listen(
     kind: str, host: str, port: int, *, unsent: int = UNSENT, exposed: bool = False
 ) -> tuple[list[SocketListener], list[str]]:
-    """Listening sockets for every address of `host`, and those addresses."""
+    """Open listening sockets for every address of `host`; return them and their addresses."""
     bound = await trio.open_tcp_listeners(port, host=host or None)
     names = [listener.socket.getsockname() for listener in bound]
     accept = partial(prepare, kind=kind, unsent=unsent, exposed=exposed)
@@ -148,17 +147,17 @@ async def listen(
 
 
 def prepare(sock: socket.socket, *, kind: str, unsent: int, exposed: bool) -> SocketStream:
-    """Send small writes at once, and keep the kernel's unsent backlog small, so that our order stays ours."""
+    """Send small writes at once, and keep the kernel's unsent backlog small, so that priorities take effect."""
     with suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # For protocols without a ping of their own: a peer who has vanished is noticed in the end.
+        # For protocols without pings of their own, so that a vanished peer is noticed.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if NOTSENT_LOWAT is not None:
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, NOTSENT_LOWAT, unsent)
     try:
         name = join_host_port(*sock.getpeername()[:2])
-    except OSError:  # gone already; the first read will say so
+    except OSError:  # gone already; the first read raises an error
         name = "(gone)"
     return SocketStream(sock, f"{kind} {name}{' (plaintext, insecure)' if exposed else ''}")
 

@@ -1,4 +1,4 @@
-"""How does a byte stream cross a network that others can touch? TLS 1.2 or later, verified by default."""
+"""TLS streams, version 1.2 or later, with certificates verified by default."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HANDSHAKE_TIMEOUT = 10.0  # s, on the connecting side; a listener has Limits.han
 
 
 class TLSStream(trio.abc.Stream):
-    """An encrypted stream; its end is only clean when the peer said so with close_notify."""
+    """An encrypted stream; its end is clean only after the peer's close_notify."""
 
     def __init__(self, stream: trio.SSLStream[SocketStream], peer: str, *, close_timeout: float) -> None:
         self._tls = stream
@@ -49,7 +49,7 @@ class TLSStream(trio.abc.Stream):
 
     @property
     def identity(self) -> bytes | None:
-        """The certificate that the peer has proved to own, in DER; None if it showed none, or none was verified."""
+        """The peer's certificate in DER if it was verified; None if the peer showed none, or was not asked."""
         if self._tls.context.verify_mode is ssl.CERT_NONE:
             return None
         proved: bytes | None = self._tls.getpeercert(binary_form=True)
@@ -77,7 +77,7 @@ class TLSStream(trio.abc.Stream):
             raise self._ended(error) from error.__cause__
 
     async def aclose(self) -> None:
-        """Say close_notify and hang up; a peer that does not read delays it by the close timeout."""
+        """Send close_notify and close; a peer that does not read delays it by the close timeout."""
         if self._closed:
             await trio.lowlevel.checkpoint()
             return
@@ -108,7 +108,7 @@ async def connect(
     unsent: int = UNSENT,
     insecure: bool = False,
 ) -> AsyncIterator[TLSStream]:
-    """A TLS connection whose certificate is valid for `server_hostname`, by default the host.
+    """Open a TLS connection to a peer whose certificate is valid for `server_hostname`, by default the host.
 
     `alpn` is set on the context; when it is given, a peer that agrees to none of it is refused. Raises
     `HandshakeFailed` with the reason when the peer cannot be trusted. `insecure=True` admits a context that
@@ -196,7 +196,7 @@ transport = _Transport()
 def acceptor(
     context: ssl.SSLContext, *, limits: Limits, alpn: Sequence[str] = (), close_timeout: float = CLOSE_TIMEOUT
 ) -> Callable[[SocketStream], AbstractAsyncContextManager[TLSStream]]:
-    """The server's handshake over one accepted socket."""
+    """Return a function that does the server's handshake over one accepted socket."""
     check_context(context, verifies=False)
     if alpn:
         context.set_alpn_protocols(list(alpn))
@@ -213,7 +213,7 @@ def acceptor(
 async def _trusted(
     stream: TLSStream, tls: trio.SSLStream[SocketStream], within: float, alpn: Sequence[str]
 ) -> AsyncIterator[TLSStream]:
-    """Entering it is the handshake; leaving it normally says goodbye, by an error hangs up."""
+    """Do the handshake when entered; send close_notify when left normally, and close at once when left by an error."""
     try:
         await _shake_hands(tls, stream.peer, within)
         if alpn and stream.alpn is None:
@@ -247,8 +247,8 @@ def server_context(url: str, context: ssl.SSLContext | None) -> ssl.SSLContext:
 def check_context(context: ssl.SSLContext, *, verifies: bool) -> None:
     """Raises ValueError for a context that would accept what this transport promises to refuse.
 
-    Sets two things that some Pythons leave open in each of their contexts: Debian's the oldest version, and the first
-    ones of 3.11 whether a connection that was cut has ended.
+    Sets two options that some Pythons leave open: Debian's the oldest version, the first releases of 3.11 whether a
+    connection that was cut counts as ended.
     """
     if context.minimum_version is ssl.TLSVersion.MINIMUM_SUPPORTED:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -266,7 +266,7 @@ def check_context(context: ssl.SSLContext, *, verifies: bool) -> None:
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """Why TLS failed, in words; never what was sent."""
+    """Say why TLS failed, without any data that was sent."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate was refused: {error.verify_message}"
     if _is_cut_off(error):

@@ -1,4 +1,4 @@
-"""How do two processes of one machine get a byte stream? A Unix socket that only its owner may open."""
+"""Unix socket streams between processes of one machine; only the owner may open the socket."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BACKLOG = 128
 BACKLOG_PAUSE = 0.01  # s; the kernel does not say when a full backlog has room again
 PATH_MOST = 103  # bytes; sun_path holds 108 on Linux, 104 on the BSDs, a closing NUL among them
 LOCK_TRIES = 100
-LOCK_PAUSE = 0.02  # s; another server holds the lock for a few system calls only
+LOCK_PAUSE = 0.02  # s; another server holds the lock only for a few system calls
 
 Inode = tuple[int, int]
 
@@ -40,7 +40,7 @@ Inode = tuple[int, int]
 async def connect(
     path: str | os.PathLike[str], *, connect_timeout: float = CONNECT_TIMEOUT
 ) -> AsyncIterator[SocketStream]:
-    """A connection to the process that listens at `path`."""
+    """Open a connection to the process that listens at `path`."""
     name = _checked(path)
     try:
         with trio.fail_after(connect_timeout):
@@ -62,7 +62,7 @@ async def serve(
 ) -> None:
     """Run `handler(stream)` for each connection to `path`, until cancelled.
 
-    The socket is made with mode 0600. One that nobody listens on any more is replaced; one in use, and any
+    The socket is made with mode 0600. A socket that no process listens on is replaced; one in use, and any
     other kind of file, a symlink among them, is left alone and raises OSError.
     """
     name = _checked(path)
@@ -77,7 +77,7 @@ async def serve(
     try:
         await serve_connections([listener], handler, limits=limits, started=lambda: task_status.started([name]))
     finally:
-        # A successor may have put his own socket there.
+        # A later server may have replaced the socket with its own.
         if _inode(name) == ours:
             os.unlink(name)
 
@@ -99,12 +99,12 @@ async def _dial(name: str) -> socket.socket:
 
 
 async def _publish(sock: socket.socket, path: Path) -> Inode:
-    """Bind under a name nobody knows, then rename into place.
+    """Bind under a random name, then rename into place.
 
-    A umask would belong to the whole process, so the mode is set between `bind` and `listen`, while nobody
+    A umask would apply to the whole process, so the mode is set between `bind` and `listen`, while no process
     can connect. `rename` replaces the directory entry itself: it follows no symlink, and there is no moment
     without a socket. Servers that start at once would each find the old socket dead, and one would replace
-    the other's new one; hence the lock on the directory from the look until the rename.
+    the other's new one; hence the lock on the directory from the check until the rename.
     """
     private = path.with_name(f".{secrets.token_hex(4)}")
     async with _only_server(path.parent):
@@ -136,9 +136,9 @@ def _check_replaceable(path: Path) -> None:
             probe.connect(str(path))
         except ConnectionRefusedError:
             return
-        except BlockingIOError:  # a full backlog: somebody listens
+        except BlockingIOError:  # a full backlog: a process listens
             pass
-    raise OSError(errno.EADDRINUSE, "unix: somebody listens on this socket", str(path))
+    raise OSError(errno.EADDRINUSE, "unix: a process listens on this socket", str(path))
 
 
 @protected_manager

@@ -1,23 +1,30 @@
-"""How does a byte stream pass where only the web may? In binary WebSocket messages, `ws` and `wss`."""
+"""Byte streams in binary WebSocket messages, `ws` and `wss`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 import attrs
 import trio
-from trio_websocket import WebSocketConnection, wrap_client_stream, wrap_server_stream
+from trio_websocket import (
+    ConnectionClosed,
+    ConnectionRejected,
+    WebSocketConnection,
+    wrap_client_stream,
+    wrap_server_stream,
+)
+from wsproto.utilities import ProtocolError
 
 from muxkit import Limits
-from muxkit.runtime import protect_package, protected_manager
+from muxkit.runtime import bare_nursery, close_at_once, protect_package, protected_manager, turns
 
 from . import tcp, tls
-from ._addresses import join_host_port, parse_host_port
+from ._addresses import exposed, join_host_port, parse_host_port
 from ._errors import HandshakeFailed, PlaintextWarning
 from ._listen import serve_handshakes
-from ._plaintext import exposed
-from ._websocket_stream import CLOSE_TIMEOUT, RECEIVE_SIZE, Opening, WebSocketStream, websocket_over
+from ._sockets import OneAtATime
 
 if TYPE_CHECKING:
     import ssl
@@ -37,8 +44,19 @@ __all__ = [
 ]
 
 HANDSHAKE_TIMEOUT = 10.0  # s, for the upgrade on the connecting side; a listener has Limits.handshake
-MESSAGE_MOST = 262_144  # bytes, the largest message that is accepted; ours are smaller
+CLOSE_TIMEOUT = 5.0  # s, for the peer to answer our close frame
+MESSAGE_MOST = 262_144  # bytes, the largest message that is accepted
+PIECE_SIZE = 65_536  # bytes, the largest message that is sent
+RECEIVE_SIZE = 65_536
+CLEAN = {1000, 1001, 1005}  # done, going away, and a close frame that gives no code (RFC 6455, 7.4.1)
 FORM = "expected host:port and an optional path, such as 127.0.0.1:7000/chat?room=1"
+
+HEAD_MOST = 16_384  # bytes of the upgrade's header block, and of the body that explains a refusal
+FRAGMENTS_MOST = 1024  # frames per message
+TOGETHER = 4096  # bytes of one frame that are handed on at once, unless it ends before
+SLICE = 128  # bytes that are handed on at once, unless a frame is known to be longer: no more than 64 frames
+HEAD_END = b"\r\n\r\n"
+TEXT, CONTROL = 1, 8  # opcodes
 
 
 @protected_manager
@@ -52,9 +70,9 @@ async def connect(
     message_most: int = MESSAGE_MOST,
     insecure: bool = False,
 ) -> AsyncIterator[WebSocketStream]:
-    """A byte stream over the WebSocket at `url`, `ws://host:port/path` or `wss://…`.
+    """Open a byte stream over the WebSocket at `url`, `ws://host:port/path` or `wss://…`.
 
-    Raises OSError when nobody answers and `HandshakeFailed` when the answer is no; ValueError for `ws` off
+    Raises OSError when no host answers and `HandshakeFailed` when the upgrade is refused; ValueError for `ws` off
     loopback without `insecure=True`.
     """
     place = _parse_url(url)
@@ -87,8 +105,8 @@ async def connect(
             receive_buffer_size=RECEIVE_SIZE,
         )
 
-    opening = Opening(open_client, peer, handshake_timeout, close_timeout, message_most)
-    async with wire as stream, websocket_over(stream, opening) as websocket:
+    upgrade = _Upgrade(open_client, peer, handshake_timeout, close_timeout, message_most)
+    async with wire as stream, websocket_over(stream, upgrade) as websocket:
         yield websocket
 
 
@@ -108,8 +126,8 @@ async def serve(
 ) -> None:
     """Run `handler(stream)` for each WebSocket, until cancelled; with `ssl_context` it is `wss`.
 
-    With `path`, any other is answered with 404. A request that a web page made (it has an Origin) is answered
-    with 403 unless the page's origin is in `origins`: a page from anywhere can reach 127.0.0.1.
+    With `path`, any other path is answered with 404. A request of a web page (it has an Origin) is answered with 403
+    unless that origin is in `origins`, since pages of any site can reach 127.0.0.1.
     """
     limits = limits or Limits()
     kind = "ws" if ssl_context is None else "wss"
@@ -134,12 +152,12 @@ async def serve(
 
     @protected_manager
     async def accept(wire: SocketStream) -> AsyncIterator[WebSocketStream]:
-        opening = Opening(open_server, wire.peer, limits.handshake, close_timeout, message_most)
+        upgrade = _Upgrade(open_server, wire.peer, limits.handshake, close_timeout, message_most)
         if secure is None:
-            async with websocket_over(wire, opening) as websocket:
+            async with websocket_over(wire, upgrade) as websocket:
                 yield websocket
         else:
-            async with secure(wire) as encrypted, websocket_over(encrypted, opening) as websocket:
+            async with secure(wire) as encrypted, websocket_over(encrypted, upgrade) as websocket:
                 yield websocket
 
     listeners, addresses = await tcp.listen(kind, host, port, exposed=unprotected)
@@ -246,6 +264,358 @@ class _Transport:
 
 transport = _Transport("ws")
 secure_transport = _Transport("wss")
+
+
+# The stream
+
+
+class WebSocketStream(trio.abc.Stream):
+    """A byte stream in binary messages; its end is only clean after a close frame."""
+
+    def __init__(
+        self, websocket: WebSocketConnection, wire: GuardedStream, upgrade: _Upgrade, identity: bytes | None
+    ) -> None:
+        self._websocket = websocket
+        self._wire = wire
+        self._peer = upgrade.peer
+        self._identity = identity
+        self._close_timeout = upgrade.close_timeout
+        self._rest = memoryview(b"")
+        self._closed = False
+        self._sending = OneAtATime("sending on this WebSocket")
+        self._receiving = OneAtATime("receiving from this WebSocket")
+
+    @property
+    def peer(self) -> str:
+        """The other end, for people: `ws 127.0.0.1:7000/chat`."""
+        return self._peer
+
+    @property
+    def identity(self) -> bytes | None:
+        """The identity that the stream below gives: over TLS the certificate that was verified, in DER."""
+        return self._identity
+
+    def __repr__(self) -> str:
+        return f"<WebSocketStream {self._peer}{', closed' if self._closed else ''}>"
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        size = RECEIVE_SIZE if max_bytes is None else max_bytes
+        if not isinstance(size, int):
+            raise TypeError(f"max_bytes={max_bytes!r}: must be a whole number")
+        if size < 1:
+            raise ValueError(f"max_bytes={size}: must be at least 1")
+        with self._receiving:
+            if self._closed or self._rest:
+                await trio.lowlevel.checkpoint()
+            while not self._rest:
+                try:
+                    message = await self._websocket.get_message()
+                except ConnectionClosed as closed:
+                    return self._end(closed)
+                assert isinstance(message, bytes)  # the guard lets no text through
+                self._rest = memoryview(message)
+            if self._closed:
+                raise self._closed_here()
+            taken, self._rest = bytes(self._rest[:size]), self._rest[size:]
+            return taken
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        with self._sending:
+            view = memoryview(data).cast("B")
+            if not view.nbytes or self._closed or self._wire.torn:
+                await trio.lowlevel.checkpoint()
+            for start in range(0, view.nbytes or 1, PIECE_SIZE):
+                if self._closed:
+                    raise self._closed_here()
+                if self._wire.torn:
+                    raise trio.BrokenResourceError(f"{self._peer}: an earlier send was cut short inside a message")
+                piece = bytes(view[start : start + PIECE_SIZE])
+                if piece:
+                    await self._send(piece)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        with self._sending:
+            if self._closed:
+                await trio.lowlevel.checkpoint()
+                raise self._closed_here()
+            await self._wire.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        """Exchange close frames and close, within the close timeout; unread data is discarded."""
+        if self._closed:
+            await trio.lowlevel.checkpoint()
+            return
+        self._closed = True
+        try:
+            with trio.move_on_after(self._close_timeout):
+                if not self._wire.torn:
+                    await self._websocket.aclose()
+                await self._wire.aclose()
+        finally:
+            await close_at_once(self._wire)
+
+    async def _send(self, piece: bytes) -> None:
+        try:
+            await self._websocket.send_message(piece)
+        except (ConnectionClosed, ProtocolError) as error:
+            if self._closed:
+                raise self._closed_here() from None
+            raise trio.BrokenResourceError(f"{self._peer}: {self._why(error)}") from error
+
+    def _end(self, closed: ConnectionClosed) -> bytes:
+        if self._closed:
+            raise self._closed_here() from None
+        if self._wire.failure is None and closed.reason is not None and closed.reason.code in CLEAN:
+            return b""
+        raise trio.BrokenResourceError(f"{self._peer}: {self._why(closed)}") from (self._wire.failure or closed)
+
+    def _why(self, error: Exception) -> str:
+        if self._wire.failure is not None:
+            return str(self._wire.failure)
+        reason = self._websocket.closed
+        if reason is None:
+            return f"the WebSocket is over ({type(error).__name__})"
+        if reason.code == 1006:
+            return "the connection ended without a close frame"
+        return f"closed with {reason.code} {reason.name}{f': {reason.reason!r}' if reason.reason else ''}"
+
+    def _closed_here(self) -> trio.ClosedResourceError:
+        return trio.ClosedResourceError("this WebSocket was closed on our side")
+
+
+@attrs.frozen
+class _Upgrade:
+    """How one end starts the WebSocket, and its limits."""
+
+    start: Callable[[trio.Nursery, trio.abc.Stream], Awaitable[WebSocketConnection]]
+    peer: str
+    handshake_timeout: float
+    close_timeout: float
+    message_most: int
+
+
+class _Tasks:
+    """Stands in for a nursery: keeps a task's failure for the waiting task instead of raising it."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self.waiting = trio.CancelScope()
+        self.failure: Exception | None = None
+
+    def start_soon(self, task: Callable[[], Awaitable[None]]) -> None:
+        self._nursery.start_soon(self._run, task)
+
+    async def _run(self, task: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await task()
+        except Exception as error:
+            self.failure = error
+        finally:
+            self.waiting.cancel()
+
+
+@protected_manager
+async def websocket_over(wire: trio.abc.Stream, upgrade: _Upgrade) -> AsyncIterator[WebSocketStream]:
+    """Upgrade when entered; exchange close frames when left normally, and close at once when left by an error."""
+    failure: BaseException
+    try:
+        async with bare_nursery() as nursery:
+            guarded = GuardedStream(wire, message_most=upgrade.message_most)
+            try:
+                websocket = await _upgrade(nursery, guarded, upgrade)
+                identity: bytes | None = getattr(wire, "identity", None)
+                stream = WebSocketStream(websocket, guarded, upgrade, identity)
+                yield stream
+                await stream.aclose()
+            finally:
+                await close_at_once(guarded)
+                nursery.cancel_scope.cancel()
+        return
+    except BaseExceptionGroup as group:
+        # The tasks never raise, so the only exception beside cancellations is the block's.
+        own = [error for error in group.exceptions if not isinstance(error, trio.Cancelled)]
+        if len(own) > 1:
+            raise
+        failure = own[0] if own else group.exceptions[0]
+    raise failure
+
+
+async def _upgrade(nursery: trio.Nursery, wire: GuardedStream, upgrade: _Upgrade) -> WebSocketConnection:
+    tasks = _Tasks(nursery)
+    tasks.waiting.deadline = trio.current_time() + upgrade.handshake_timeout
+    with tasks.waiting, suppress(ConnectionClosed):  # the peer went away before the answer
+        # Of the nursery only `start_soon` is used.
+        return await upgrade.start(cast("trio.Nursery", tasks), wire)
+    if isinstance(tasks.failure, ConnectionRejected):
+        why = f"the upgrade was answered with HTTP {tasks.failure.status_code}"
+    elif wire.failure is not None:
+        why = str(wire.failure)
+    elif trio.current_time() >= tasks.waiting.deadline:
+        why = f"the upgrade was not over within {upgrade.handshake_timeout:g} s"
+    else:
+        why = "the peer hung up during the upgrade, or does not speak WebSocket"
+    raise HandshakeFailed(f"{upgrade.peer}: {why}") from tasks.failure
+
+
+# Limits on what a peer makes the library hold
+
+
+class Violation(Exception):
+    """The peer broke a rule or a limit of this transport."""
+
+
+class FrameCount:
+    """Counts the frames of one direction, which follow an HTTP head, by their headers.
+
+    trio-websocket bounds the payload of a message, but keeps an object for every fragment and every piece of a frame
+    that came alone, and an HTTP refusal of any length: a few bytes of the peer could cost a hundred here, without end.
+    """
+
+    def __init__(self, *, message_most: int) -> None:
+        self._message_most = message_most
+        self._http: bytearray | None = bytearray()
+        self._header = b""  # of a frame, not whole yet
+        self._payload_left = 0
+        self._size = 0
+        self._fragments = 0
+
+    @property
+    def missing(self) -> int:
+        """Bytes missing of the current payload."""
+        return self._payload_left
+
+    def feed(self, data: bytes | bytearray) -> bool:
+        """Return True if a frame ended in `data`, so that it must be handed on now; raises `Violation`."""
+        if self._http is not None:
+            return self._feed_http(data)
+        whole, at, ended = self._header + data, 0, False
+        self._header = b""
+        while at < len(whole):
+            if not self._payload_left:
+                start = self._begin_frame(whole, at)
+                if start is None:
+                    self._header = bytes(whole[at:])
+                    break
+                at = start
+            taken = min(self._payload_left, len(whole) - at)
+            self._payload_left -= taken
+            at += taken
+            ended = ended or not self._payload_left
+        return ended
+
+    def _feed_http(self, data: bytes | bytearray) -> bool:
+        assert self._http is not None
+        self._http += data
+        end = self._http.find(HEAD_END)
+        if (len(self._http) if end < 0 else end) > HEAD_MOST:
+            raise Violation(f"an HTTP head of more than {HEAD_MOST} bytes")
+        if end < 0:
+            return True
+        is_refusal = self._http.startswith(b"HTTP/") and self._http[8:12] != b" 101"
+        if is_refusal:
+            if len(self._http) > end + HEAD_MOST:
+                raise Violation(f"an HTTP refusal of more than {HEAD_MOST} bytes")
+            return True
+        frames, self._http = bytes(self._http[end + len(HEAD_END) :]), None
+        self.feed(frames)
+        return True
+
+    def _begin_frame(self, data: bytes | bytearray, at: int) -> int | None:
+        """Read the header at `at`; return where the payload begins, or None when more bytes are needed."""
+        if len(data) - at < 2:
+            return None
+        first, second = data[at], data[at + 1]
+        size, start = second & 0x7F, at + 2
+        if size >= 126:
+            width = 2 if size == 126 else 8
+            if len(data) < start + width:
+                return None
+            size, start = int.from_bytes(data[start : start + width], "big"), start + width
+        if second & 0x80:
+            start += 4
+        if len(data) < start:
+            return None
+        self._count(first & 0x0F, bool(first & 0x80), size)
+        self._payload_left = size
+        return start
+
+    def _count(self, opcode: int, final: bool, size: int) -> None:
+        if opcode == TEXT:
+            raise Violation("a text frame came; only binary messages carry this byte stream")
+        if opcode >= CONTROL:
+            if size > 125:
+                raise Violation(f"a control frame of {size} bytes, where 125 are allowed")
+            return
+        self._size += size
+        self._fragments += 1
+        if self._size > self._message_most:
+            raise Violation(f"a message of {self._size} bytes or more, against message_most={self._message_most}")
+        if self._fragments > FRAGMENTS_MOST:
+            raise Violation(f"a message in more than {FRAGMENTS_MOST} fragments")
+        if final:
+            self._size = self._fragments = 0
+
+
+class GuardedStream(trio.abc.Stream):
+    """The stream that trio-websocket reads and writes: applies the limits, and keeps errors that it drops."""
+
+    def __init__(self, wire: trio.abc.Stream, *, message_most: int) -> None:
+        self._wire = wire
+        self._count = FrameCount(message_most=message_most)
+        self._held = bytearray()
+        self._turns = turns()
+        self._rest = memoryview(b"")  # received and not handed on yet
+        self._began = 0.0  # when handing it on began
+        self.torn = False
+        """True once a write was cut short, after which the peer cannot understand anything more."""
+        self.failure: Exception | None = None
+        """Why reading ended, unless by the end of the stream."""
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        while True:
+            try:
+                data = await self._next(max_bytes)
+                complete = self._count.feed(data)
+            except Violation as violation:
+                self.failure = violation
+                raise trio.BrokenResourceError(str(violation)) from violation
+            except trio.BrokenResourceError as error:
+                self.failure = error
+                raise
+            if not self._held and (complete or len(data) >= TOGETHER or not data):
+                return data
+            self._held += data
+            if complete or len(self._held) >= TOGETHER or not data:
+                together, self._held = self._held, bytearray()
+                return together
+
+    async def _next(self, max_bytes: int | None) -> bytes | bytearray:
+        """Return what came in small slices, since trio-websocket parses all frames of one before it reads again."""
+        if not self._rest:
+            data = await self._wire.receive_some(max_bytes)
+            if len(data) <= SLICE:
+                return data
+            self._rest = memoryview(data)
+            self._began = self._turns.now()
+        elif self._turns.now() - self._began > self._turns.allowance:
+            await self._turns.wait()
+            self._began = self._turns.now()
+        size = max(SLICE, self._count.missing)
+        taken, self._rest = bytes(self._rest[:size]), self._rest[size:]
+        return taken
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        try:
+            await self._wire.send_all(data)
+        except BaseException:
+            self.torn = True
+            raise
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._wire.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        await self._wire.aclose()
 
 
 protect_package("muxkit_adapters")

@@ -14,7 +14,7 @@ import trio
 from muxkit.cli.outcome import CommandFailed, Exit
 from muxkit.cli.terminal import printable
 from muxkit.testing import ChaosPlan, ChaosRelay, ChaosStats, Cut, CutReport, Way, chaos_relay
-from muxkit.testing._chaos_relay import parse_place
+from muxkit.testing._chaos.relay import parse_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tools to test protocols, transports and programs with: for our tests and for yours. None of them needs pytest."""
+"""Tools to test protocols, transports and programs; none of them needs pytest."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from muxkit._lazy import lazily
 
 if TYPE_CHECKING:
     from muxkit.testing._cancel import cancel_sweep as cancel_sweep
-    from muxkit.testing._chaos import ChaosDial as ChaosDial
-    from muxkit.testing._chaos import chaos_dial as chaos_dial
-    from muxkit.testing._chaos_plan import ChaosPlan as ChaosPlan
-    from muxkit.testing._chaos_plan import ChaosStats as ChaosStats
-    from muxkit.testing._chaos_plan import Cut as Cut
-    from muxkit.testing._chaos_plan import CutReport as CutReport
-    from muxkit.testing._chaos_plan import Way as Way
-    from muxkit.testing._chaos_relay import ChaosRelay as ChaosRelay
-    from muxkit.testing._chaos_relay import chaos_relay as chaos_relay
+    from muxkit.testing._chaos.dial import ChaosDial as ChaosDial
+    from muxkit.testing._chaos.dial import chaos_dial as chaos_dial
+    from muxkit.testing._chaos.plan import ChaosPlan as ChaosPlan
+    from muxkit.testing._chaos.plan import ChaosStats as ChaosStats
+    from muxkit.testing._chaos.plan import Cut as Cut
+    from muxkit.testing._chaos.plan import CutReport as CutReport
+    from muxkit.testing._chaos.plan import Way as Way
+    from muxkit.testing._chaos.relay import ChaosRelay as ChaosRelay
+    from muxkit.testing._chaos.relay import chaos_relay as chaos_relay
     from muxkit.testing._links import check_link as check_link
+    from muxkit.testing._network import AimdReceiver as AimdReceiver
+    from muxkit.testing._network import AimdSender as AimdSender
     from muxkit.testing._network import Bottleneck as Bottleneck
     from muxkit.testing._network import Fate as Fate
     from muxkit.testing._network import Journey as Journey
     from muxkit.testing._network import Network as Network
     from muxkit.testing._network import PathWeather as PathWeather
-    from muxkit.testing._network_aimd import AimdReceiver as AimdReceiver
-    from muxkit.testing._network_aimd import AimdSender as AimdSender
     from muxkit.testing._packet_links import check_packet_link as check_packet_link
     from muxkit.testing._packets import PacketChannel as PacketChannel
     from muxkit.testing._packets import PacketWeather as PacketWeather
@@ -34,21 +34,26 @@ if TYPE_CHECKING:
     from muxkit.testing._pair import check_stream_engine as check_stream_engine
     from muxkit.testing._sessions import SessionPair as SessionPair
     from muxkit.testing._sessions import check_session as check_session
+    from muxkit.testing._suites import check_cancellation as check_cancellation
+    from muxkit.testing._suites import check_leaving as check_leaving
+    from muxkit.testing._suites import check_openings as check_openings
+    from muxkit.testing._suites import check_pressure as check_pressure
+    from muxkit.testing._suites import check_reading as check_reading
     from muxkit.testing._weather import WeatherStream as WeatherStream
     from muxkit.testing._weather import replay as replay
     from muxkit.testing._weather import weather_pair as weather_pair
 
-# Whoever tests an engine need not import Trio: each tool is fetched when it is first asked for.
+# Tests of an engine need no Trio, so each tool is imported when it is first used.
 _LAZY = {
-    "AimdReceiver": "_network_aimd",
-    "AimdSender": "_network_aimd",
+    "AimdReceiver": "_network",
+    "AimdSender": "_network",
     "Bottleneck": "_network",
-    "ChaosDial": "_chaos",
-    "ChaosPlan": "_chaos_plan",
-    "ChaosRelay": "_chaos_relay",
-    "ChaosStats": "_chaos_plan",
-    "Cut": "_chaos_plan",
-    "CutReport": "_chaos_plan",
+    "ChaosDial": "_chaos.dial",
+    "ChaosPlan": "_chaos.plan",
+    "ChaosRelay": "_chaos.relay",
+    "ChaosStats": "_chaos.plan",
+    "Cut": "_chaos.plan",
+    "CutReport": "_chaos.plan",
     "EngineCase": "_pair",
     "EnginePair": "_pair",
     "Fate": "_network",
@@ -58,14 +63,19 @@ _LAZY = {
     "PacketWeather": "_packets",
     "PathWeather": "_network",
     "SessionPair": "_sessions",
-    "Way": "_chaos_plan",
+    "Way": "_chaos.plan",
     "WeatherStream": "_weather",
     "cancel_sweep": "_cancel",
-    "chaos_dial": "_chaos",
-    "chaos_relay": "_chaos_relay",
+    "chaos_dial": "_chaos.dial",
+    "chaos_relay": "_chaos.relay",
+    "check_cancellation": "_suites",
     "check_every_split": "_pair",
+    "check_leaving": "_suites",
     "check_link": "_links",
+    "check_openings": "_suites",
     "check_packet_link": "_packet_links",
+    "check_pressure": "_suites",
+    "check_reading": "_suites",
     "check_session": "_sessions",
     "check_stream_engine": "_pair",
     "replay": "_weather",

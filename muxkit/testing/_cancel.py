@@ -1,4 +1,4 @@
-"""Does it survive a cancellation at any moment? Runs an operation again and again, cancelled one step later each time.
+"""Run an operation again and again, cancelled one step later each time.
 
 @asynccontextmanager
 async def scenario():

@@ -1,4 +1,4 @@
-"""What must hold? The checks of this package fail with a sentence, whatever runs them."""
+"""Assertions of the checks: they fail with a sentence, under any test runner."""
 
 from __future__ import annotations
 

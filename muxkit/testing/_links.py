@@ -1,4 +1,4 @@
-"""Is this transport a link that muxkit can run on? The promises of a byte stream, tried one after the other.
+"""The suite for transports of byte streams: each promise of a link, tried in turn.
 
     await check_link(my_pair, half_close=True)
 
@@ -7,27 +7,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
 import trio
 import trio.testing
 
-from muxkit.runtime import NowaitLink
+from muxkit.runtime import NowaitLink, WaitableLink
 from muxkit.testing._demands import must_raise, require
-from muxkit.testing._links_bytes import drain, expect, noise, receive, send_and_close, send_in_pieces
-from muxkit.testing._links_waiting import (
-    a_close_wakes_who_waits_to_receive,
-    a_wait_can_be_stopped,
-    a_wait_ends_when_something_came,
-)
 
 Pair = tuple[trio.abc.Stream, trio.abc.Stream]
 MakePair = Callable[[], AbstractAsyncContextManager[Pair]]
 
 SIZES = (1, 2, 1000, 65_535, 65_536, 65_537, 1_000_003, 4 * 1024 * 1024)  # bytes
 PIECE = 65_536  # bytes in one send where the amount is what matters
-HELD_MOST = 64 * 1024 * 1024  # bytes that a link may take from a sender while nobody reads
+HELD_MOST = 64 * 1024 * 1024  # bytes that a link may take from a sender while no task reads
 QUIET = 0.02  # s without any task running, after which a sender counts as waiting
 PATIENCE = 30.0  # s, for a single check; reached only by a link that hangs
 
@@ -125,7 +120,7 @@ async def _a_sender_waits_for_a_reader(here: trio.abc.Stream, there: trio.abc.St
         while before != sent:
             before = sent
             await trio.testing.wait_all_tasks_blocked(QUIET)
-        require(sent < HELD_MOST, f"{sent} bytes were taken while nobody read")
+        require(sent < HELD_MOST, f"{sent} bytes were taken while no task read")
         wanted = sent + 16 * PIECE
         await receive(there, wanted)
     require(sent == wanted, f"a sender that had waited sent {sent} of {wanted} bytes")
@@ -255,7 +250,7 @@ async def _writing_at_once_never_waits(here: trio.abc.Stream, there: trio.abc.St
         taken = here.send_nowait([bytes(PIECE)])
         total += taken
         link_full = taken == 0
-    require(bool(link_full), f"send_nowait took {total} bytes while nobody read")
+    require(bool(link_full), f"send_nowait took {total} bytes while no task read")
     require(await receive(there, total) == bytes(total), "what send_nowait took is not what arrived")
     await here.aclose()
     try:
@@ -279,6 +274,61 @@ async def _half_close_keeps_the_way_back(here: trio.abc.Stream, there: trio.abc.
         require(await receive(here, 6) == b"answer", "after send_eof nothing came back")
 
 
+async def _a_wait_ends_when_something_came(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    if not isinstance(there, WaitableLink):
+        return
+    require(there.receive_nowait(10) is None, "receive_nowait gave something although nothing was sent")
+    await here.send_all(b"first")
+    await there.wait_readable()
+    require(await _is_checkpoint(there), "wait_readable is no checkpoint while there is something to receive")
+    data = noise(300_000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send_and_close, here, data)
+        got = await _receive_waiting(there)
+    require(got == b"first" + data, "what was received without waiting is not what was sent")
+    require(there.receive_nowait(10) == b"", "receive_nowait: the end of file came once and did not stay")
+    await there.aclose()
+    await there.wait_readable()
+    try:
+        there.receive_nowait(10)
+    except trio.ClosedResourceError:
+        return
+    raise AssertionError("receive_nowait after aclose does not raise ClosedResourceError")
+
+
+async def _a_wait_can_be_stopped(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    if not isinstance(there, WaitableLink):
+        return
+    there.stop_waiting()  # without a waiting task it has no effect
+    came = bytearray()
+    async with trio.open_nursery() as nursery:
+
+        async def fill() -> None:  # a task waits in the other direction, and must not be disturbed
+            await there.send_all(bytes(PIECE) * 64)
+
+        nursery.start_soon(fill)
+        for _ in range(3):
+            async with trio.open_nursery() as waiting:
+                waiting.start_soon(there.wait_readable)
+                await trio.testing.wait_all_tasks_blocked(QUIET)
+                there.stop_waiting()
+        require(there.receive_nowait(1) is None, "receive_nowait gave something although nothing was sent")
+        require(await _is_checkpoint(there), "wait_readable is no checkpoint")
+        await expect(here, bytes(PIECE) * 64)
+        nursery.start_soon(send_and_close, here, b"after it")
+        came += await _receive_waiting(there)
+    require(came == b"after it", "a wait that was stopped lost bytes")
+
+
+async def _a_close_wakes_who_waits_to_receive(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    if not isinstance(here, WaitableLink):
+        return
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(here.wait_readable)
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.aclose_forcefully(here)
+
+
 Check = Callable[[trio.abc.Stream, trio.abc.Stream], Awaitable[None]]
 
 _CHECKS: tuple[Check, ...] = (
@@ -297,12 +347,64 @@ _CHECKS: tuple[Check, ...] = (
     _two_tasks_cannot_receive_at_once,
     _writing_at_once_keeps_the_order,
     _writing_at_once_never_waits,
-    a_wait_ends_when_something_came,
-    a_wait_can_be_stopped,
-    a_close_wakes_who_waits_to_receive,
+    _a_wait_ends_when_something_came,
+    _a_wait_can_be_stopped,
+    _a_close_wakes_who_waits_to_receive,
 )
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:
     error = group.exceptions[0]
     return _first(error) if isinstance(error, ExceptionGroup) else error
+
+
+async def _is_checkpoint(link: WaitableLink) -> bool:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await link.wait_readable()
+    return scope.cancelled_caught
+
+
+async def _receive_waiting(link: WaitableLink) -> bytes:
+    """Everything up to the end."""
+    got = bytearray()
+    while (piece := link.receive_nowait(PIECE)) != b"":
+        if piece is None:
+            await link.wait_readable()
+        else:
+            got += piece
+    return bytes(got)
+
+
+def noise(size: int, *, seed: int = 0) -> bytes:
+    return random.Random(size + seed).randbytes(size)
+
+
+async def receive(stream: trio.abc.ReceiveStream, size: int) -> bytes:
+    got = bytearray()
+    while len(got) < size:
+        piece = await stream.receive_some(size - len(got))
+        require(bool(piece), f"the stream ended after {len(got)} of {size} bytes")
+        got += piece
+    require(len(got) == size, f"{len(got)} bytes came where at most {size} were asked for")
+    return bytes(got)
+
+
+async def expect(stream: trio.abc.ReceiveStream, data: bytes) -> None:
+    require(await receive(stream, len(data)) == data, f"{len(data)} bytes came out different")
+
+
+async def drain(stream: trio.abc.ReceiveStream) -> None:
+    with suppress(trio.BrokenResourceError):
+        while await stream.receive_some():
+            pass
+
+
+async def send_in_pieces(stream: trio.abc.SendStream, data: bytes) -> None:
+    for start in range(0, len(data), 50_000):
+        await stream.send_all(data[start : start + 50_000])
+
+
+async def send_and_close(stream: trio.abc.Stream, data: bytes) -> None:
+    await stream.send_all(data)
+    await stream.aclose()

@@ -1,4 +1,4 @@
-"""Is this transport a packet link that muxkit can run on? Its promises, tried one after the other.
+"""The suite for transports of packets: each promise of a packet link, tried in turn.
 
     await check_packet_link(my_pair, goodbye=False)
 
@@ -23,7 +23,7 @@ MakePair = Callable[[], AbstractAsyncContextManager[tuple[Link, Link]]]
 Check = Callable[[Link, Link], Awaitable[None]]
 
 SIZES = (1, 2, 3, 100, 576, 1000)  # bytes; the link's own limit is tried as well
-FLOOD, FLOOD_SIZE = 20_000, 1000  # packets that nobody receives, and bytes of each: more than a link may keep
+FLOOD, FLOOD_SIZE = 20_000, 1000  # packets that no task receives, and bytes of each: more than a link may keep
 KEPT_MOST = 16 * 1024 * 1024  # bytes of them that it may keep, kernel and all
 QUIET = 0.05  # s without an arrival, after which the flood counts as over
 PATIENCE = 30.0  # s, for a single check; reached only by a link that hangs or loses
@@ -203,7 +203,7 @@ async def _bursts_arrive_whole_and_apart(here: Link, there: Link) -> None:
     if not (isinstance(here, NowaitPackets) and isinstance(there, NowaitPackets)):
         return
     require(here.send_nowait([]) == 0, "send_nowait of nothing is not 0")
-    require(there.receive_nowait(10) == [], "receive_nowait gave packets that nobody sent")
+    require(there.receive_nowait(10) == [], "receive_nowait gave packets that were not sent")
     chance = random.Random(7)
     for burst in range(10):
         # Runs of one size, and packets of any size, since a link may treat the former together.

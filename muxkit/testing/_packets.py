@@ -1,4 +1,4 @@
-"""What if packets are lost, doubled, late or out of order? A pair of packet channels in memory, from a seed."""
+"""Packet channels in memory that lose, duplicate, delay and reorder packets, from a seed."""
 
 from __future__ import annotations
 

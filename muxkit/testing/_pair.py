@@ -155,7 +155,7 @@ class EnginePair(Generic[EngineT, EventT]):
         return True
 
     def _collect(self, side: int) -> None:
-        # The type of an engine's events cannot be asked for; whoever names both types answers for them.
+        # The type of an engine's events cannot be asked for; the caller that names both types is responsible.
         for event in cast("Sequence[EventT]", self.engines[side].events()):
             self.events[side].append(event)
             if self._listener is not None:

@@ -1,4 +1,4 @@
-"""Is this protocol a session as muxkit means it? The promises of the common face, tried one after the other.
+"""The suite for sessions of any protocol: the basic promises of `muxkit.Session` and `muxkit.Channel`.
 
     @asynccontextmanager
     async def make_pair():
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
-PATIENCE = 30.0  # s, for a single check; reached only by a session that hangs
-QUIET = 0.01  # s without any task running, after which a task counts as waiting
-WINDOW_MOST = 32 * 1024 * 1024  # bytes that a sender may get rid of while nobody reads
+CHECK_TIMEOUT = 30.0  # s, for a single check; reached only by a session that hangs
+QUIET = 0.01  # s without any running task, after which a task counts as waiting
+WINDOW_MOST = 32 * 1024 * 1024  # bytes that a sender may send to a peer that reads nothing
 
 
 @attrs.frozen
 class SessionPair:
-    """Two sessions that talk to each other; `cut` breaks what is between them, without a word."""
+    """Two connected sessions; `cut` breaks the link between them without notice."""
 
     one: Session
     other: Session
@@ -56,13 +56,14 @@ async def check_session(make_pair: MakePair, *, largest: int = 1_000_000) -> Non
     await _errors_come_out_bare(make_pair)
     first: Check = partial(_messages_arrive_whole, largest=largest)
     for check in (first, *_CHECKS):
-        await _run(check, make_pair)
+        await run_check(check, make_pair)
 
 
-async def _run(check: Check, make_pair: MakePair) -> None:
-    name = getattr(check, "__name__", "_messages_arrive_whole").strip("_").replace("_", " ")
+async def run_check(check: Check, make_pair: MakePair) -> None:
+    """Run one check with a pair of its own; raises AssertionError with the name of the check and what was broken."""
+    name = getattr(check, "func", check).__name__.strip("_").replace("_", " ")
     failure: Exception | None = None
-    with trio.move_on_after(PATIENCE) as scope:
+    with trio.move_on_after(CHECK_TIMEOUT) as scope:
         try:
             async with make_pair() as pair:
                 try:
@@ -70,10 +71,10 @@ async def _run(check: Check, make_pair: MakePair) -> None:
                 except Exception as error:
                     failure = error
         except LinkLost:
-            pass  # a check may leave things unsaid
+            pass  # a check may leave with unread messages
         except Exception as error:
             failure = failure or error
-    require(not scope.cancelled_caught, f"{name}: not over within {PATIENCE:g} s")
+    require(not scope.cancelled_caught, f"{name}: not over within {CHECK_TIMEOUT:g} s")
     while isinstance(failure, ExceptionGroup):
         failure = failure.exceptions[0]
     if failure is not None:
@@ -85,7 +86,7 @@ async def _run(check: Check, make_pair: MakePair) -> None:
 
 async def _messages_arrive_whole(pair: SessionPair, *, largest: int) -> None:
     async with background() as nursery:
-        nursery.start_soon(_echo_each, pair.other)
+        nursery.start_soon(echo_each, pair.other)
         for size in (0, 1, 1000, 65_536, largest):
             message = random.Random(size).randbytes(size)
             async with pair.one.open() as channel:
@@ -95,17 +96,17 @@ async def _messages_arrive_whole(pair: SessionPair, *, largest: int) -> None:
 
 async def _both_sides_open_channels(pair: SessionPair) -> None:
     async with background() as nursery:
-        nursery.start_soon(_echo_each, pair.one)
-        nursery.start_soon(_echo_each, pair.other)
+        nursery.start_soon(echo_each, pair.one)
+        nursery.start_soon(echo_each, pair.other)
         async with trio.open_nursery() as work:
             for number in range(25):
                 for session in (pair.one, pair.other):
-                    work.start_soon(_talk, session, b"%d" % number)
+                    work.start_soon(talk, session, b"%d" % number)
 
 
 async def _order_is_kept(pair: SessionPair) -> None:
     messages = [b"%d" % number for number in range(2000)]
-    async with _two_ends(pair) as (here, there):
+    async with two_ends(pair) as (here, there):
         async with trio.open_nursery() as nursery:
 
             async def send() -> None:
@@ -123,7 +124,7 @@ async def _order_is_kept(pair: SessionPair) -> None:
 
 
 async def _half_close_keeps_the_way_back(pair: SessionPair) -> None:
-    async with _two_ends(pair) as (here, there):
+    async with two_ends(pair) as (here, there):
         await here.send(b"question")
         await here.finish()
         require(await there.receive() == b"question", "what was sent before finish was lost")
@@ -134,16 +135,16 @@ async def _half_close_keeps_the_way_back(pair: SessionPair) -> None:
 
 
 async def _abort_is_no_clean_end(pair: SessionPair) -> None:
-    async with _two_ends(pair) as (here, there):
+    async with two_ends(pair) as (here, there):
         here.abort()
-        await must_raise(trio.BrokenResourceError, "receive after the peer gave up", _receive_on, there)
-        await must_raise(trio.BrokenResourceError, "send after the peer gave up", _send_on, there, b"x")
+        await must_raise(trio.BrokenResourceError, "receive after the peer gave up", receive_on, there)
+        await must_raise(trio.BrokenResourceError, "send after the peer gave up", send_on, there, b"x")
         await must_raise(trio.ClosedResourceError, "send after abort", here.send, b"x")
         await must_raise(trio.ClosedResourceError, "receive after abort", here.receive)
 
 
 async def _an_unread_channel_stops_its_sender_only(pair: SessionPair) -> None:
-    async with _two_ends(pair) as (here, there):
+    async with two_ends(pair) as (here, there):
         async with background() as nursery:
             sent = 0
 
@@ -154,11 +155,11 @@ async def _an_unread_channel_stops_its_sender_only(pair: SessionPair) -> None:
                     sent += 1
 
             nursery.start_soon(push)
-            await _at_rest()
-            require(sent * 10_000 < WINDOW_MOST, f"{sent * 10_000} bytes were taken while nobody read")
-            nursery.start_soon(_echo_each, pair.other)
+            await at_rest()
+            require(sent * 10_000 < WINDOW_MOST, f"{sent * 10_000} bytes were taken while no task read")
+            nursery.start_soon(echo_each, pair.other)
             for number in range(100):
-                await _talk(pair.one, b"%d" % number)
+                await talk(pair.one, b"%d" % number)
             before = sent
             while sent == before:
                 await there.receive()
@@ -166,7 +167,7 @@ async def _an_unread_channel_stops_its_sender_only(pair: SessionPair) -> None:
 
 async def _a_cancelled_receive_loses_nothing(pair: SessionPair) -> None:
     dice = random.Random(1)
-    async with _two_ends(pair) as (here, there):
+    async with two_ends(pair) as (here, there):
         async with background() as nursery:
 
             async def send() -> None:
@@ -177,18 +178,18 @@ async def _a_cancelled_receive_loses_nothing(pair: SessionPair) -> None:
 
             nursery.start_soon(send)
             for number in range(1000):
-                message = await _with_cancellations(dice, there.receive)
+                message = await with_cancellations(dice, there.receive)
                 require(message == b"%d" % number, f"instead of message {number} came {message!r}")
 
 
 async def _a_cancelled_send_sends_nothing(pair: SessionPair) -> None:
     dice = random.Random(2)
-    async with _two_ends(pair) as (here, there):
+    async with two_ends(pair) as (here, there):
         async with trio.open_nursery() as nursery:
 
             async def send() -> None:
                 for number in range(300):
-                    await _with_cancellations(dice, partial(here.send, b"%6d" % number * 500))
+                    await with_cancellations(dice, partial(here.send, b"%6d" % number * 500))
                 await here.finish()
 
             nursery.start_soon(send)
@@ -198,9 +199,9 @@ async def _a_cancelled_send_sends_nothing(pair: SessionPair) -> None:
             await must_raise(trio.EndOfChannel, "receive behind the last message", there.receive)
 
 
-async def _loss_wakes_everybody(pair: SessionPair) -> None:
+async def _loss_wakes_all_tasks(pair: SessionPair) -> None:
     woken: dict[str, BaseException | None] = {}
-    async with _two_ends(pair) as (here, _there), pair.one.open() as finished, pair.one.open() as idle:
+    async with two_ends(pair) as (here, _there), pair.one.open() as finished, pair.one.open() as idle:
         await finished.send(b"x")
 
         async def iterate() -> None:
@@ -217,9 +218,9 @@ async def _loss_wakes_everybody(pair: SessionPair) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait, "receive", idle.receive)
             nursery.start_soon(wait, "receive_many", finished.receive_many)
-            nursery.start_soon(wait, "send", partial(_send_on, here, bytes(10_000)))
+            nursery.start_soon(wait, "send", partial(send_on, here, bytes(10_000)))
             nursery.start_soon(wait, "incoming", iterate)
-            await _at_rest()
+            await at_rest()
             pair.cut()
             nursery.start_soon(wait, "finish", idle.finish)
             nursery.start_soon(wait, "ping", pair.one.ping)
@@ -229,33 +230,33 @@ async def _loss_wakes_everybody(pair: SessionPair) -> None:
         for name, call in (
             ("send", partial(idle.send, b"x")),
             ("receive", idle.receive),
-            ("open", partial(_use_new, pair.one)),
+            ("open", partial(use_new, pair.one)),
         ):
             await must_raise(LinkLost, f"{name} after the link was lost", call)
 
 
 async def _shutdown_lets_live_channels_end(pair: SessionPair) -> None:
-    async with _two_ends(pair) as (here, there):
+    async with two_ends(pair) as (here, there):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(pair.other.shutdown, grace=PATIENCE / 2))
-            await _at_rest()
+            nursery.start_soon(partial(pair.other.shutdown, grace=CHECK_TIMEOUT / 2))
+            await at_rest()
             await here.send(b"late")
             require(await there.receive() == b"late", "a live channel did not work any more during shutdown")
             await here.aclose()
             await there.aclose()
         async for _ in pair.other.incoming():
             raise AssertionError("a channel came in after shutdown")
-        await must_raise(trio.BrokenResourceError, "a channel opened after the peer's shutdown", _use_new, pair.one)
+        await must_raise(trio.BrokenResourceError, "a channel opened after the peer's shutdown", use_new, pair.one)
 
 
 async def _shutdown_cuts_what_does_not_end(pair: SessionPair) -> None:
-    async with _two_ends(pair) as (here, _there):
+    async with two_ends(pair) as (here, _there):
         await pair.other.shutdown(grace=0.01)
-        await must_raise(trio.BrokenResourceError, "receive on a channel that was cut", _receive_on, here)
+        await must_raise(trio.BrokenResourceError, "receive on a channel that was cut", receive_on, here)
 
 
 async def _a_session_knows_itself(pair: SessionPair) -> None:
-    async with _two_ends(pair) as (here, there):
+    async with two_ends(pair) as (here, there):
         await here.send(b"12345")
         await there.receive()
         require(bool(pair.one.info.protocol), "info.protocol is empty")
@@ -284,7 +285,7 @@ _CHECKS: tuple[Check, ...] = (
     _an_unread_channel_stops_its_sender_only,
     _a_cancelled_receive_loses_nothing,
     _a_cancelled_send_sends_nothing,
-    _loss_wakes_everybody,
+    _loss_wakes_all_tasks,
     _shutdown_lets_live_channels_end,
     _shutdown_cuts_what_does_not_end,
     _a_session_knows_itself,
@@ -298,7 +299,7 @@ class _MadeUp(Exception):
     pass
 
 
-class _two_ends:
+class two_ends:
     """A channel of `pair.one` and the same channel at `pair.other`."""
 
     def __init__(self, pair: SessionPair) -> None:
@@ -307,7 +308,7 @@ class _two_ends:
 
     async def __aenter__(self) -> tuple[Channel, Channel]:
         here = await self._opening.__aenter__()
-        # Opening is not announcing: some protocols tell of a channel with its first message.
+        # Some protocols announce a channel with its first message only.
         await here.send(b"first")
         async for there in self._pair.other.incoming():
             require(await there.receive() == b"first", "the first message came out different")
@@ -318,7 +319,7 @@ class _two_ends:
         await self._opening.__aexit__(None, None, None)
 
 
-async def _echo_each(session: Session) -> None:
+async def echo_each(session: Session) -> None:
     async def echo(channel: Channel) -> None:
         with suppress(trio.BrokenResourceError):
             async for message in channel:
@@ -330,15 +331,15 @@ async def _echo_each(session: Session) -> None:
             nursery.start_soon(echo, channel)
 
 
-async def _talk(session: Session, message: bytes) -> None:
+async def talk(session: Session, message: bytes) -> None:
     async with session.open() as channel:
         for _ in range(5):
             await channel.send(message)
             require(await channel.receive() == message, "an echo came back different")
 
 
-async def _with_cancellations(dice: random.Random, call: Callable[[], Awaitable[object]]) -> object:
-    """The result of the first of many calls that was not cancelled; before, during and just after its wait."""
+async def with_cancellations(dice: random.Random, call: Callable[[], Awaitable[object]]) -> object:
+    """Call until a call is not cancelled, and return its result; cancels before, during and just after its wait."""
     while True:
         with trio.CancelScope() as scope:
             throw = dice.random()
@@ -349,21 +350,21 @@ async def _with_cancellations(dice: random.Random, call: Callable[[], Awaitable[
             return await call()
 
 
-async def _send_on(channel: Channel, message: bytes) -> None:
+async def send_on(channel: Channel, message: bytes) -> None:
     while True:
         await channel.send(message)
 
 
-async def _receive_on(channel: Channel) -> None:
+async def receive_on(channel: Channel) -> None:
     while True:
         await channel.receive()
 
 
-async def _use_new(session: Session) -> None:
+async def use_new(session: Session) -> None:
     async with session.open() as channel:
         await channel.send(b"x")
         await channel.receive()
 
 
-async def _at_rest() -> None:
+async def at_rest() -> None:
     await trio.testing.wait_all_tasks_blocked(QUIET)

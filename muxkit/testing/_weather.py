@@ -1,4 +1,4 @@
-"""What if the link is bad? Byte streams and packets in memory whose weather comes from a seed, on virtual time.
+"""Byte streams in memory with latency, stalls, resets and clogs from a seed, on virtual time.
 
     one, other = weather_pair(17, latency=0.05, jitter=0.02, bandwidth=1_000_000, reset_at_byte=5_000)
 
@@ -165,7 +165,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
         self._outgoing.changed.unpark_all()
 
     def vanish(self) -> None:
-        """From now on both ends talk to nobody, and neither is told."""
+        """From now on nothing is delivered, and neither end is told."""
         for way in self._wire.ways:
             way.vanishing = True
             way.changed.unpark_all()
@@ -271,7 +271,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
     async def aclose(self) -> None:
         if not self._closed:
             self._closed = True
-            # As TCP has it: whoever closes with bytes unread resets the connection.
+            # As in TCP, a close with unread bytes resets the connection.
             if self._incoming.under_way and not self._incoming.vanishing:
                 self._wire.reset()
             self._outgoing.end()

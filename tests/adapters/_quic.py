@@ -17,9 +17,9 @@ import trustme
 from muxkit import Limits
 from muxkit.runtime import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
 from muxkit_adapters import quic
-from muxkit_adapters._aioquic_limits import LimitedConnection
-from muxkit_adapters._quic_config import Tuning, identify, trust
-from muxkit_adapters._quic_link import QuicLink
+from muxkit_adapters.quic.connection import LimitedConnection
+from muxkit_adapters.quic.link import QuicLink
+from muxkit_adapters.quic.options import QuicOptions, identify, trust
 
 if TYPE_CHECKING:
     import random
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from aioquic.quic.configuration import QuicConfiguration
 
-    from muxkit_adapters._quic_socket import Packet
+    from muxkit_adapters.quic.sockets import Packet
 
 CLIENT = ("192.0.2.1", 1000)
 SERVER = ("192.0.2.2", 443)
@@ -124,7 +124,7 @@ class Line:
         await trio.sleep(delay)
         end = self.ends[target]
         end.feed((data, self._seen_as.get(source, source)))
-        end.settle()
+        end.finish_feeding()
         if target == SERVER:
             self.has_first.set()
 
@@ -147,8 +147,8 @@ class LineSocket:
     def close(self) -> None: ...
 
 
-def configured(tuning: Tuning, *, is_client: bool) -> QuicConfiguration:
-    configuration = tuning.configuration(is_client=is_client)
+def configured(options: QuicOptions, *, is_client: bool) -> QuicConfiguration:
+    configuration = options.configuration(is_client=is_client)
     if is_client:
         trust(configuration, ca=FILES.ca, name="server.test", insecure=False)
         assert configuration.verify_mode == ssl.CERT_REQUIRED
@@ -160,7 +160,7 @@ def configured(tuning: Tuning, *, is_client: bool) -> QuicConfiguration:
 class Pair:
     """Both ends on a line, and what is below them."""
 
-    def __init__(self, nursery: trio.Nursery, client: Tuning, server: Tuning) -> None:
+    def __init__(self, nursery: trio.Nursery, client: QuicOptions, server: QuicOptions) -> None:
         self.line = Line(nursery)
         self.client_quic = LimitedConnection(
             configured(client, is_client=True),
@@ -176,15 +176,14 @@ class Pair:
         self.client = self._link(self.client_quic, CLIENT, client)
         self.server = self._link(self.server_quic, SERVER, server)
 
-    def _link(self, connection: LimitedConnection, address: tuple[str, int], tuning: Tuning) -> QuicLink:
+    def _link(self, connection: LimitedConnection, address: tuple[str, int], options: QuicOptions) -> QuicLink:
         wire: Any = LineSocket(self.line, address)  # it has what a link uses of a socket
         link = QuicLink(
             connection,
             wire,
             role="client" if address == CLIENT else "server",
             name=f"quic {(SERVER if address == CLIENT else CLIENT)[0]}",
-            limits=tuning.limits,
-            keep_alive=tuning.keep_alive,
+            options=options,
         )
         self.line.ends[address] = link
         return link
@@ -192,11 +191,11 @@ class Pair:
 
 @asynccontextmanager
 async def on_a_line(
-    client: Tuning | None = None, server: Tuning | None = None, *, established: bool = True
+    client: QuicOptions | None = None, server: QuicOptions | None = None, *, established: bool = True
 ) -> AsyncIterator[Pair]:
     """Two ends of a connection in virtual time; needs `autojump_clock`."""
     async with trio.open_nursery() as nursery:
-        pair = Pair(nursery, client or Tuning(), server or Tuning())
+        pair = Pair(nursery, client or QuicOptions(), server or QuicOptions())
         pair.client_quic.connect(SERVER, now=trio.current_time())
         nursery.start_soon(_run_server, pair)
         nursery.start_soon(pair.client.run)

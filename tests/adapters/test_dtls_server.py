@@ -16,8 +16,8 @@ from OpenSSL import SSL
 
 from muxkit import Limits
 from muxkit_adapters import dtls
-from muxkit_adapters._packets_socket import open_socket
 from muxkit_adapters.dtls import DtlsLink, HandshakeFailed, ServerCounters
+from muxkit_adapters.packets.sockets import open_socket
 
 from ._links import comes_down_to, descriptors_and_tasks, port_of, serving
 from ._packets import LINUX, Authority, Plain, echo, lose, paired, refusing_port, until, wiretap

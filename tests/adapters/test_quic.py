@@ -13,7 +13,7 @@ import trio.testing
 from muxkit import Limits
 from muxkit.runtime import MultistreamLink
 from muxkit.testing import cancel_sweep
-from muxkit_adapters._quic_config import Tuning
+from muxkit_adapters.quic.options import QuicOptions
 
 from ._quic import Collected, on_a_line, real_pair, some_bytes, write_all
 
@@ -145,7 +145,7 @@ async def test_stopping_a_stream_that_has_ended_does_nothing(autojump_clock: Moc
 
 
 async def test_a_waiting_writer_hears_of_a_stream_that_was_stopped(autojump_clock: MockClock) -> None:
-    async with on_a_line(server=Tuning(limits=Limits(channel_first=8192))) as pair, trio.open_nursery() as nursery:
+    async with on_a_line(server=QuicOptions(limits=Limits(channel_first=8192))) as pair, trio.open_nursery() as nursery:
         stream = pair.client.open()
         pair.client.write(stream, bytes(pair.client.room(stream)), False)
         assert pair.client.room(stream) == 0
@@ -267,7 +267,7 @@ async def test_a_cancelled_call_loses_nothing(autojump_clock: MockClock) -> None
 
     @asynccontextmanager
     async def waiting() -> AsyncIterator[Callable[[], Awaitable[object]]]:
-        async with on_a_line(server=Tuning(limits=Limits(channel_first=8192))) as pair:
+        async with on_a_line(server=QuicOptions(limits=Limits(channel_first=8192))) as pair:
             stream = pair.client.open()
             pair.client.write(stream, bytes(pair.client.room(stream)), False)
             assert not pair.client.room(stream)

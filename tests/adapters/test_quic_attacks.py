@@ -14,9 +14,9 @@ from aioquic.tls import Epoch
 
 from muxkit import Limits, RemoteProtocolError
 from muxkit.runtime import StreamData
-from muxkit_adapters._aioquic_limits import SKIP_EVERY
-from muxkit_adapters._quic_config import Tuning
 from muxkit_adapters.quic import ConnectionEnded
+from muxkit_adapters.quic.connection import SKIP_EVERY
+from muxkit_adapters.quic.options import QuicOptions
 
 from ._quic import CLIENT, SERVER, Collected, Pair, on_a_line
 
@@ -46,7 +46,7 @@ def inject(pair: Pair, frames: bytes) -> None:
     for data in builder.flush()[0]:
         pair.server.feed((data, CLIENT))
     connection._packet_number = builder.packet_number
-    pair.server.settle()
+    pair.server.finish_feeding()
 
 
 async def how_it_ends(pair: Pair) -> ConnectionEnded:
@@ -179,7 +179,7 @@ async def test_a_handshake_that_does_not_end_is_cut_off(autojump_clock: MockCloc
 @pytest.mark.requirement("R-10")
 async def test_opening_streams_to_give_them_up_is_bounded(autojump_clock: MockClock) -> None:
     limits = Limits(resets_burst=50, resets_per_second=10)
-    async with on_a_line(server=Tuning(limits=limits)) as pair, trio.open_nursery() as nursery:
+    async with on_a_line(server=QuicOptions(limits=limits)) as pair, trio.open_nursery() as nursery:
         got = Collected(pair.server)
 
         async def receive() -> None:
@@ -202,7 +202,7 @@ async def test_opening_streams_to_give_them_up_is_bounded(autojump_clock: MockCl
 @pytest.mark.requirement("R-10")
 async def test_giving_up_streams_at_the_allowed_pace_is_allowed(autojump_clock: MockClock) -> None:
     limits = Limits(resets_burst=50, resets_per_second=10)
-    async with on_a_line(server=Tuning(limits=limits)) as pair:
+    async with on_a_line(server=QuicOptions(limits=limits)) as pair:
         got = Collected(pair.server)
         for count in range(200):
             pair.client.reset(pair.client.open())
@@ -213,7 +213,7 @@ async def test_giving_up_streams_at_the_allowed_pace_is_allowed(autojump_clock: 
 @pytest.mark.requirement("R-11")
 async def test_giving_up_what_we_asked_for_does_not_count(autojump_clock: MockClock) -> None:
     limits = Limits(resets_burst=2, resets_per_second=1)
-    async with on_a_line(server=Tuning(limits=limits)) as pair:
+    async with on_a_line(server=QuicOptions(limits=limits)) as pair:
         got = Collected(pair.server)
         for count in range(20):
             stream = pair.client.open()

@@ -11,10 +11,9 @@ import trio
 from aioquic.quic.connection import Limit
 
 from muxkit import Limits
-from muxkit_adapters._quic_config import Tuning
-from muxkit_adapters._quic_credit import Credit
-from muxkit_adapters._quic_parts import Granted, GrantedStreams
 from muxkit_adapters.quic import ConnectionEnded
+from muxkit_adapters.quic.credit import Credit, Granted, GrantedStreams
+from muxkit_adapters.quic.options import QuicOptions
 
 from ._quic import SMALL, Collected, Pair, on_a_line, write_all
 
@@ -43,7 +42,7 @@ async def settled(pair: Pair) -> Collected:
 
 @pytest.mark.requirement("R-09")
 async def test_a_stalled_reader_holds_a_stream_at_exactly_its_credit(autojump_clock: MockClock) -> None:
-    async with on_a_line(server=Tuning(limits=SMALL)) as pair:
+    async with on_a_line(server=QuicOptions(limits=SMALL)) as pair:
         stream = pair.client.open()
         assert fill(pair, stream) == 16 * KIB
         got = await settled(pair)
@@ -54,7 +53,7 @@ async def test_a_stalled_reader_holds_a_stream_at_exactly_its_credit(autojump_cl
 
 @pytest.mark.requirement("R-09", "R-01")
 async def test_a_stalled_reader_holds_a_connection_at_exactly_its_credit(autojump_clock: MockClock) -> None:
-    async with on_a_line(server=Tuning(limits=SMALL)) as pair:
+    async with on_a_line(server=QuicOptions(limits=SMALL)) as pair:
         streams = [pair.client.open() for _ in range(5)]
         assert [fill(pair, stream) for stream in streams] == [16 * KIB, 16 * KIB, 8 * KIB, 0, 0]
         got = await settled(pair)
@@ -63,7 +62,7 @@ async def test_a_stalled_reader_holds_a_connection_at_exactly_its_credit(autojum
 
 @pytest.mark.requirement("R-09")
 async def test_what_is_consumed_is_granted_again(autojump_clock: MockClock) -> None:
-    async with on_a_line(server=Tuning(limits=SMALL)) as pair:
+    async with on_a_line(server=QuicOptions(limits=SMALL)) as pair:
         stream = pair.client.open()
         fill(pair, stream)
         await settled(pair)
@@ -81,7 +80,7 @@ async def test_what_is_consumed_is_granted_again(autojump_clock: MockClock) -> N
 @pytest.mark.requirement("R-09")
 async def test_a_peer_who_sends_more_than_his_credit_is_cut_off(autojump_clock: MockClock) -> None:
     for beyond in ("stream", "connection"):
-        async with on_a_line(server=Tuning(limits=SMALL)) as pair:
+        async with on_a_line(server=QuicOptions(limits=SMALL)) as pair:
             streams = [pair.client.open() for _ in range(1 if beyond == "stream" else 4)]
             pair.client_quic._remote_max_data = 1 << 40
             for stream in streams:
@@ -93,7 +92,7 @@ async def test_a_peer_who_sends_more_than_his_credit_is_cut_off(autojump_clock: 
 
 
 async def test_what_is_lent_comes_on_top_and_is_repaid_first(autojump_clock: MockClock) -> None:
-    async with on_a_line(server=Tuning(limits=SMALL)) as pair:
+    async with on_a_line(server=QuicOptions(limits=SMALL)) as pair:
         stream = pair.client.open()
         fill(pair, stream)
         await settled(pair)
@@ -110,7 +109,7 @@ async def test_what_is_lent_comes_on_top_and_is_repaid_first(autojump_clock: Moc
 
 
 async def test_nothing_is_lent_to_a_stream_that_has_ended(autojump_clock: MockClock) -> None:
-    async with on_a_line(server=Tuning(limits=SMALL)) as pair:
+    async with on_a_line(server=QuicOptions(limits=SMALL)) as pair:
         stream = pair.client.open()
         pair.client.write(stream, b"all", True)
         await settled(pair)
@@ -125,7 +124,7 @@ async def test_nothing_is_lent_to_a_stream_that_has_ended(autojump_clock: MockCl
 @pytest.mark.seeds(4, soak=200)
 async def test_credit_of_what_is_lost_with_a_reset_comes_back(seed: int, autojump_clock: MockClock) -> None:
     dice = random.Random(seed)
-    async with on_a_line(server=Tuning(limits=SMALL)) as pair, trio.open_nursery() as nursery:
+    async with on_a_line(server=QuicOptions(limits=SMALL)) as pair, trio.open_nursery() as nursery:
         got = Collected(pair.server)
         nursery.start_soon(got.until, lambda: got.ended)
         for _ in range(20):
@@ -142,7 +141,7 @@ async def test_credit_of_what_is_lost_with_a_reset_comes_back(seed: int, autojum
 
 @pytest.mark.requirement("R-02")
 async def test_a_stream_counts_until_it_has_ended_and_was_consumed(autojump_clock: MockClock) -> None:
-    async with on_a_line(server=Tuning(streams=4)) as pair:
+    async with on_a_line(server=QuicOptions(streams=4)) as pair:
         streams = []
         while pair.client.may_open():
             streams.append(pair.client.open())
@@ -162,7 +161,7 @@ async def test_a_stream_counts_until_it_has_ended_and_was_consumed(autojump_cloc
 
 @pytest.mark.requirement("R-02")
 async def test_empty_streams_are_bounded_as_well(autojump_clock: MockClock) -> None:
-    async with on_a_line(server=Tuning(streams=4)) as pair:
+    async with on_a_line(server=QuicOptions(streams=4)) as pair:
         for _ in range(100):
             while not pair.client.may_open():
                 await pair.client.wait_writable()
@@ -174,7 +173,7 @@ async def test_empty_streams_are_bounded_as_well(autojump_clock: MockClock) -> N
 
 async def test_a_window_grows_while_it_is_used_and_no_further_than_it_may(autojump_clock: MockClock) -> None:
     limits = Limits(channel_first=16 * KIB, channel_bytes=128 * KIB, connection_bytes=MIB)
-    async with on_a_line(server=Tuning(limits=limits)) as pair:
+    async with on_a_line(server=QuicOptions(limits=limits)) as pair:
         stream = pair.client.open()
         got = Collected(pair.server)
         async with trio.open_nursery() as nursery:
@@ -193,7 +192,7 @@ async def test_a_window_grows_while_it_is_used_and_no_further_than_it_may(autoju
 
 async def test_windows_that_grew_leave_half_of_the_connection_to_the_others(autojump_clock: MockClock) -> None:
     limits = Limits(channel_first=16 * KIB, channel_bytes=64 * KIB, connection_bytes=128 * KIB)
-    async with on_a_line(server=Tuning(limits=limits)) as pair:
+    async with on_a_line(server=QuicOptions(limits=limits)) as pair:
         streams = [pair.client.open() for _ in range(3)]
         got = Collected(pair.server)
         async with trio.open_nursery() as nursery:
@@ -218,7 +217,7 @@ async def test_windows_that_grew_leave_half_of_the_connection_to_the_others(auto
 
 @pytest.mark.requirement("R-08", "R-03")
 async def test_a_peer_who_confirms_nothing_costs_no_more_than_the_outbox(autojump_clock: MockClock) -> None:
-    wide = Tuning(limits=Limits(channel_first=128 * MIB, channel_bytes=128 * MIB, connection_bytes=128 * MIB))
+    wide = QuicOptions(limits=Limits(channel_first=128 * MIB, channel_bytes=128 * MIB, connection_bytes=128 * MIB))
     async with on_a_line(server=wide) as pair:
         pair.line.fate = lambda data: []
         block, total = bytes(64 * KIB), 0
@@ -239,7 +238,7 @@ async def test_a_peer_who_confirms_nothing_costs_no_more_than_the_outbox(autojum
 
 
 async def test_a_sender_goes_on_when_a_quarter_of_the_outbox_is_free(autojump_clock: MockClock) -> None:
-    async with on_a_line(Tuning(limits=Limits(outbox=100_000))) as pair:
+    async with on_a_line(QuicOptions(limits=Limits(outbox=100_000))) as pair:
         got = Collected(pair.server)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(got.until, lambda: len(got.streams.get(2, b"")) == 10 * MIB // 8)
@@ -256,14 +255,14 @@ async def test_a_sender_goes_on_when_a_quarter_of_the_outbox_is_free(autojump_cl
 
 
 async def test_writing_more_than_there_is_room_for_is_refused(autojump_clock: MockClock) -> None:
-    async with on_a_line(server=Tuning(limits=SMALL)) as pair:
+    async with on_a_line(server=QuicOptions(limits=SMALL)) as pair:
         stream = pair.client.open()
         with pytest.raises(ValueError, match="16385 bytes to write, there is room for 16384"):
             pair.client.write(stream, bytes(16 * KIB + 1), False)
 
 
 async def test_streams_wait_for_room_in_the_order_in_which_they_found_none(autojump_clock: MockClock) -> None:
-    async with on_a_line(Tuning(limits=Limits(outbox=50_000))) as pair:
+    async with on_a_line(QuicOptions(limits=Limits(outbox=50_000))) as pair:
         streams = [pair.client.open() for _ in range(4)]
         fill(pair, streams[0])
         for stream in (streams[2], streams[1], streams[3]):

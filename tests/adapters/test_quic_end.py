@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from muxkit_adapters import quic
-from muxkit_adapters._quic_config import Tuning
 from muxkit_adapters.quic import ConnectionEnded, QuicLink
+from muxkit_adapters.quic.options import QuicOptions
 
 from ._quic import FILES, Collected, on_a_line, real_pair, serving
 
@@ -110,7 +110,7 @@ async def test_a_goodbye_that_was_lost_is_repeated_to_a_peer_who_goes_on(autojum
 
 @pytest.mark.requirement("R-46")
 async def test_a_silent_peer_is_given_up_after_the_idle_time(autojump_clock: MockClock) -> None:
-    async with on_a_line(Tuning(idle_timeout=20, keep_alive=5)) as pair:
+    async with on_a_line(QuicOptions(idle_timeout=20, keep_alive=5)) as pair:
         pair.line.fate = lambda data: []
         began = trio.current_time()
         with pytest.raises(ConnectionEnded, match="nothing was heard for 20 s") as caught:
@@ -122,7 +122,9 @@ async def test_a_silent_peer_is_given_up_after_the_idle_time(autojump_clock: Moc
 
 
 async def test_pings_keep_a_quiet_connection_alive(autojump_clock: MockClock) -> None:
-    async with on_a_line(Tuning(idle_timeout=20, keep_alive=5), Tuning(idle_timeout=20, keep_alive=None)) as pair:
+    async with on_a_line(
+        QuicOptions(idle_timeout=20, keep_alive=5), QuicOptions(idle_timeout=20, keep_alive=None)
+    ) as pair:
         await trio.sleep(3600)
         pair.client.write(pair.client.open(), b"still here", True)
         got = Collected(pair.server)
@@ -130,7 +132,7 @@ async def test_pings_keep_a_quiet_connection_alive(autojump_clock: MockClock) ->
 
 
 async def test_without_pings_a_quiet_connection_ends(autojump_clock: MockClock) -> None:
-    quiet = Tuning(idle_timeout=20, keep_alive=None)
+    quiet = QuicOptions(idle_timeout=20, keep_alive=None)
     async with on_a_line(quiet, quiet) as pair:
         await trio.sleep(30)
         with pytest.raises(ConnectionEnded, match="nothing was heard for 20 s"):

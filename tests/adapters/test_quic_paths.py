@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from muxkit_adapters import _quic_socket, quic
-from muxkit_adapters._quic_config import Tuning
-from muxkit_adapters._quic_socket import bound
+from muxkit_adapters import quic
+from muxkit_adapters.quic import sockets
+from muxkit_adapters.quic.options import QuicOptions
+from muxkit_adapters.quic.sockets import bound
 
 from ._links import IPV6
 from ._quic import CLIENT, FILES, SERVER, Collected, on_a_line, real_pair, serving, write_all
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from muxkit_adapters._quic_socket import UdpSocket
+    from muxkit_adapters.quic.sockets import UdpSocket
 
 
 # --- another address
@@ -86,7 +87,7 @@ async def test_somebody_who_repeats_a_packet_from_elsewhere_gets_little_and_take
         await got.until(lambda: got.ended)
         for data in caught:
             pair.server.feed((data, ("203.0.113.66", 6)))
-            pair.server.settle()
+            pair.server.finish_feeding()
         await trio.sleep(10)
         assert pair.server_quic.get_peer_address() == CLIENT
 
@@ -111,9 +112,9 @@ async def received(wire: UdpSocket, count: int) -> list[bytes]:
 async def test_packets_of_all_sizes_arrive_as_they_were(
     sends: bool, receives: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_quic_socket, "CAN_BATCH", receives)
+    monkeypatch.setattr(sockets, "CAN_BATCH", receives)
     to = a_socket()
-    monkeypatch.setattr(_quic_socket, "CAN_BATCH", sends)
+    monkeypatch.setattr(sockets, "CAN_BATCH", sends)
     for peer in (None, to.address):
         by = a_socket(peer=peer)
         dice = random.Random(5)
@@ -152,7 +153,7 @@ async def test_a_kernel_without_trains_gets_single_packets() -> None:
     to = a_socket()
     sock = Old(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind(("127.0.0.1", 0))
-    by = _quic_socket.UdpSocket(sock)
+    by = sockets.UdpSocket(sock)
     assert by.send_nowait([(bytes(100), to.address)] * 20) == 20
     assert by.dropped == 0
     assert await received(to, 20) == [bytes(100)] * 20
@@ -210,7 +211,7 @@ async def test_larger_packets_where_the_path_takes_them() -> None:
 
 def test_packets_below_what_quic_needs_are_refused() -> None:
     with pytest.raises(ValueError, match="1200"):
-        Tuning(packet_size=1199)
+        QuicOptions(packet_size=1199)
 
 
 # --- traces

@@ -12,8 +12,8 @@ import trio
 
 from muxkit import Limits
 from muxkit_adapters import quic
-from muxkit_adapters._quic_config import IssuedTickets
 from muxkit_adapters.quic import HandshakeFailed, QuicLink, Tickets
+from muxkit_adapters.quic.options import IssuedTickets
 
 from ._packets import refusing_port
 from ._quic import FILES, Collected, Files, real_pair, serving

@@ -13,7 +13,7 @@ import trio.testing
 
 from muxkit import Limits
 from muxkit.testing._links import check_link
-from muxkit_adapters import _plaintext, tcp
+from muxkit_adapters import _addresses, tcp
 from muxkit_adapters._addresses import parse_host_port
 from muxkit_adapters._sockets import SocketStream
 
@@ -190,7 +190,7 @@ async def test_plaintext_off_loopback_is_refused_and_the_error_says_what_to_do(h
 
 @pytest.mark.requirement("R-62")
 async def test_insecure_plaintext_warns_once_and_shows_in_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_plaintext, "_warned", set())
+    monkeypatch.setattr(_addresses, "_warned", set())
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         async with serving(tcp.serve, echo, host="0.0.0.0", insecure=True) as (address,):

@@ -16,9 +16,10 @@ import trio.testing
 
 from muxkit import Limits
 from muxkit.runtime.pumps.turns import Turns, share_turns
-from muxkit_adapters import _packets_server, udp
-from muxkit_adapters._packets import STEP_PACKETS, TURN
-from muxkit_adapters._packets_socket import PacketSocket, open_socket
+from muxkit_adapters import udp
+from muxkit_adapters.packets import udp_server
+from muxkit_adapters.packets.options import STEP_PACKETS, TURN, PacketOptions
+from muxkit_adapters.packets.sockets import PacketSocket, open_socket
 from muxkit_adapters.udp import PeerLink, ServerCounters, UdpLink
 
 from ._links import NEVER, PATIENCE, port_of, serving
@@ -271,7 +272,7 @@ async def test_an_inbox_that_nobody_empties_is_bounded_and_what_is_too_much_is_c
 @pytest.mark.requirement("R-27")
 async def test_one_turn_takes_a_bounded_number_of_packets() -> None:
     with open_socket(socket.AF_INET, bind=("127.0.0.1", 0)) as bound:
-        wire = PacketSocket(bound, receive_buffer=2**20, send_buffer=2**20, refused=lambda *_: None, is_connected=False)
+        wire = PacketSocket(bound, PacketOptions(), refused=lambda *_: None, is_connected=False)
         with open_socket(socket.AF_INET, connect=bound.getsockname()) as sender:
             # More than a turn's worth each time, and no more than the kernel keeps wherever it was told nothing else.
             for size, most, count in ((0, 128, 200), (10, 128, 200), (1000, 66, 80)):
@@ -407,7 +408,7 @@ async def test_late_packets_of_an_ended_conversation_start_no_new_one(monkeypatc
         await link.send(await link.receive())
 
     counters = ServerCounters()
-    monkeypatch.setattr(_packets_server, "LATE", NEVER)
+    monkeypatch.setattr(udp_server, "LATE", NEVER)
     async with serving(udp.serve, hang_up, counters=counters) as (address,):
         async with udp.transport.connect(address) as peer:
             await peer.send(b"one")
@@ -416,7 +417,7 @@ async def test_late_packets_of_an_ended_conversation_start_no_new_one(monkeypatc
             await peer.send(b"two")
             await until(lambda: counters.late == 1)
             assert counters.admitted == 1
-        monkeypatch.setattr(_packets_server, "LATE", 0.0)
+        monkeypatch.setattr(udp_server, "LATE", 0.0)
         async with udp.transport.connect(address) as peer:
             for count in (2, 3):
                 await peer.send(b"one")

@@ -16,9 +16,17 @@ import trio_websocket
 
 from muxkit import Limits
 from muxkit.testing._links import MakePair, check_link
-from muxkit_adapters import _plaintext, memory, tcp, tls, websocket
-from muxkit_adapters._websocket_guard import FRAGMENTS_MOST, HEAD_MOST, SLICE, FrameCount, GuardedStream, Violation
-from muxkit_adapters.websocket import HandshakeFailed, WebSocketStream
+from muxkit_adapters import _addresses, memory, tcp, tls, websocket
+from muxkit_adapters.websocket import (
+    FRAGMENTS_MOST,
+    HEAD_MOST,
+    SLICE,
+    FrameCount,
+    GuardedStream,
+    HandshakeFailed,
+    Violation,
+    WebSocketStream,
+)
 
 from ._links import (
     NEVER,
@@ -170,7 +178,7 @@ async def test_plaintext_off_loopback_is_refused_and_the_error_says_what_to_do()
 
 @pytest.mark.requirement("R-62")
 async def test_insecure_plaintext_warns_and_shows_in_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_plaintext, "_warned", set())
+    monkeypatch.setattr(_addresses, "_warned", set())
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         async with serving(websocket.serve, echo, host="0.0.0.0", insecure=True) as (address,):

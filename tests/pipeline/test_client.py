@@ -70,7 +70,7 @@ async def test_a_server_whose_store_is_away_is_asked_again_until_the_time_is_up(
 
 
 async def test_a_server_that_is_gone_is_an_error_with_the_option_and_the_reason(autojump_clock: MockClock) -> None:
-    with pytest.raises(StreamUnavailable, match=rf"stream {ONE}: .* option statusTimeout=30 s: .*nobody serves"):
+    with pytest.raises(StreamUnavailable, match=rf"stream {ONE}: .* option statusTimeout=30 s: .*no listener"):
         await client_of("restream+mem://nobody", statusTimeout="30s").status("restream+mem://nobody", ONE)
     assert 25 <= trio.current_time() <= 31
 

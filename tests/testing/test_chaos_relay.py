@@ -19,7 +19,7 @@ import trio.testing
 
 from muxkit.runtime import Backoff, Ended, redial
 from muxkit.testing import ChaosPlan, ChaosRelay, Cut, CutReport, Way, chaos_relay, check_link
-from muxkit.testing._chaos_relay import parse_place
+from muxkit.testing._chaos.relay import parse_place
 from muxkit_adapters import tcp, unix
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Does the suite for sessions pass a session that keeps the promises, and say which one another breaks?"""
+"""`check_session` passes a session that keeps its promises, and names the promise that another breaks."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_a_session_that_does_not_notice_a_loss_is_found(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     monkeypatch.setattr("muxkit.runtime.Backlog.ended", lambda self, error=None: None)
-    with pytest.raises(AssertionError, match="loss wakes everybody: not over within"):
+    with pytest.raises(AssertionError, match="loss wakes all tasks: not over within"):
         await check_session(over_memory, largest=1000)
 
 

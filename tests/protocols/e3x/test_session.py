@@ -112,7 +112,7 @@ async def test_what_a_real_kernel_loses_is_repaired(share: float) -> None:
     async with over_url("e3x+udp://127.0.0.1:0", linger=20.0) as pair:
         for session in (pair.one, pair.other):
             assert isinstance(session, e3x.Session)
-            lose(session.connection.pump._link._wire.socket, share)  # type: ignore[union-attr]
+            lose(session.connection.pump._link._packets.socket, share)  # type: ignore[union-attr]
         async with channels(pair) as (here, there), trio.open_nursery() as nursery:
 
             async def send() -> None:

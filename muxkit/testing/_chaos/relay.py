@@ -1,4 +1,4 @@
-"""What if the network is bad? A relay between real sockets that delays, throttles, cuts, stalls and refuses, by a seed.
+"""A relay between real sockets that delays, throttles, cuts, stalls and refuses, from a seed.
 
     async with chaos_relay("127.0.0.1:7000", ChaosPlan(cut_after=(0, 10_000), reset=0.5), seed=17) as relay:
         ... connect to relay.address instead ...
@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit.runtime import background
-from muxkit.testing._chaos import Chaos
-from muxkit.testing._chaos_passage import make_abrupt
+from muxkit.testing._chaos.dial import Chaos
+from muxkit.testing._chaos.passage import make_abrupt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from muxkit.testing._chaos_plan import ChaosPlan, OnCut
+    from muxkit.testing._chaos.plan import ChaosPlan, OnCut
 
 BACKLOG = 128
 AGAIN = 0.05  # s, until listening or accepting is tried again
 FORM = "expected host:port or the path of a Unix socket, such as 127.0.0.1:7000, [::1]:7000 or /run/app.sock"
-# Here a second socket can be bound to the same address, to keep it while nobody listens.
+# Here a second socket can be bound to the same address, to keep it while no socket listens.
 CAN_KEEP_A_PORT = hasattr(socket, "SO_REUSEPORT")
 
 Place = tuple[str, int] | str

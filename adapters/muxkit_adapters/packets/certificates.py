@@ -1,4 +1,4 @@
-"""Whom does DTLS believe? Contexts that verify, the check of a name or address, and what a refusal meant."""
+"""Certificates for DTLS: contexts that verify, the check of a name or address, and reasons for refusals."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ ALERTS = {
 
 
 class Context(SSL.Context):
-    """A pyOpenSSL context for DTLS 1.2 that serves many connections; it verifies nobody until told to.
+    """A pyOpenSSL context for DTLS 1.2 that serves many connections; it verifies no peer until `set_verify` is called.
 
-    Trio sets the same options for each connection, and pyOpenSSL admits no change once there was one: this tells
-    them apart.
+    Trio sets the same options for each connection, and pyOpenSSL admits no change after the first connection, so calls
+    that change nothing are skipped.
     """
 
     def __init__(self) -> None:
@@ -75,9 +75,9 @@ class Context(SSL.Context):
 
 
 def client_context(*, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None) -> Context:
-    """Verifies the server against `ca`, a PEM file of authorities, or the system's; may show a certificate of its own.
+    """Make a context that verifies the server against `ca`, a PEM file of authorities, or the system's.
 
-    `certificate` is a PEM file with the chain; `key` the file with its key, if that is another.
+    `certificate` is a PEM file with the client's own chain, `key` the file with its key if that is another file.
     """
     context = Context()
     context.set_verify(SSL.VERIFY_PEER)
@@ -91,7 +91,7 @@ def client_context(*, ca: Path | None = None, certificate: Path | None = None, k
 
 
 def server_context(certificate: Path, key: Path | None = None, *, client_ca: Path | None = None) -> Context:
-    """Shows `certificate`, a PEM file with the chain; with `client_ca` clients must show one from there."""
+    """Make a context that shows `certificate`, a PEM file with the chain; `client_ca` requires one of clients too."""
     context = Context()
     _show(context, certificate, key)
     if client_ca is not None:
@@ -113,18 +113,18 @@ def verifies(context: Context) -> bool:
 
 
 class Verdict:
-    """What came of verifying a peer's certificate, for one connection."""
+    """The result of verifying a peer's certificate, for one connection."""
 
     def __init__(self, hostname: str | None) -> None:
         self._hostname = hostname
         self.reason: str | None = None
-        """Why it was refused."""
+        """Why the certificate was refused."""
         self.alert: int | None = None
-        """What the peer said about us, not protected by anything; so it explains a failure and never causes one."""
+        """The peer's last alert. It comes unprotected, so it explains a failure and never causes one."""
 
     def watch(self, connection: SSL.Connection, mode: int) -> None:
-        """From now on it is this that decides, for this connection."""
-        if mode & SSL.VERIFY_PEER:  # or it would be asked all the same, and its answer ignored
+        """Verify the peer of this connection here."""
+        if mode & SSL.VERIFY_PEER:  # without it, OpenSSL calls the function and ignores its result
             connection.set_verify(mode, self._verify)
         name = self._hostname
         if name is not None and _as_ip(name) is None:
@@ -155,13 +155,13 @@ class Verdict:
 
 
 def identity_of(connection: SSL.Connection) -> bytes | None:
-    """The peer's certificate as DER."""
+    """Return the peer's certificate in DER."""
     certificate = connection.get_peer_certificate()
     return None if certificate is None else crypto.dump_certificate(crypto.FILETYPE_ASN1, certificate)
 
 
 def reason_of(error: SSL.Error) -> str:
-    """Why DTLS failed, in words; never what was sent."""
+    """Say why DTLS failed, without any data that was sent."""
     found = error.args[0] if error.args else None
     if isinstance(found, list) and found and isinstance(found[0], tuple):
         return f"DTLS failed: {found[0][-1]}"

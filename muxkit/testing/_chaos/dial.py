@@ -1,4 +1,4 @@
-"""How does a program fare when its connections do not last? A dial with bad weather, and what it shares with the relay.
+"""A dial whose connections fail by plan, and what it shares with the relay.
 
     async with chaos_dial(dial, ChaosPlan(cut_after=(0, 10_000), reset=0.5), seed=17) as chaos:
         await redial(chaos.dial, run)
@@ -18,8 +18,8 @@ import attrs
 import trio
 
 from muxkit.runtime import Described, Dial, background
-from muxkit.testing._chaos_passage import Passage
-from muxkit.testing._chaos_plan import ChaosPlan, ChaosStats, Cut, CutReport, Fate, OnCut
+from muxkit.testing._chaos.passage import Passage
+from muxkit.testing._chaos.plan import ChaosPlan, ChaosStats, Cut, CutReport, Fate, OnCut
 from muxkit.testing._weather import WeatherStream, weather_pair
 
 if TYPE_CHECKING:

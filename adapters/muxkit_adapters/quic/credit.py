@@ -1,37 +1,24 @@
-"""What did we let a QUIC peer send, and when do we let him send more? Once somebody has consumed it, never before."""
+"""Credit for a QUIC peer: how much it may send, raised when data is consumed and not when it arrives."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import attrs
+from aioquic.quic.connection import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._quic_parts import Granted, GrantedStreams
-
-BUSY = 1.0  # s; half a window consumed within this: the stream could use a larger one
-
-
-@attrs.define
-class _Arriving:
-    """What was granted on one stream, and what became of it."""
-
-    window: int
-    granted: int
-    renewed_at: float
-    delivered: int = 0
-    consumed: int = 0
-    loan: int = 0
-    is_over: bool = False
+BUSY = 1.0  # s; a stream that consumes half a window within this time could use a larger one
+STREAMS_AT_ONCE = 256  # streams that the peer may open ahead, which bounds what one frame can create
 
 
 class Credit:
-    """Windows of bytes for each stream and for all of them, and how many streams there may be.
+    """Windows of bytes for each stream and for all of them, and the number of streams that the peer may open.
 
-    `granted = consumed + window + loan`, told to the peer when half of a window has come together. A window doubles,
-    up to `most`, while it is used quickly and all that grew together leave half of the connection's to the others.
+    `granted = consumed + window + loan`, told to the peer once it has grown by half a window. A window that is used
+    quickly doubles, up to `most`, while all growth together takes at most half of the connection's window.
     """
 
     def __init__(
@@ -43,25 +30,25 @@ class Credit:
         self._window = data.granted
         self._streams = streams
         self._grant = grant
-        self._arriving: dict[int, _Arriving] = {}
+        self._arriving: dict[int, _StreamCredit] = {}
         self._consumed = 0
         self._loans = 0
         self._grown = 0
 
     @property
     def held(self) -> int:
-        """Bytes that were handed out and not consumed."""
+        """Bytes that were handed to the application and not consumed."""
         return sum(arriving.delivered - arriving.consumed for arriving in self._arriving.values())
 
     def arrived(self, stream: int, size: int, now: float) -> None:
-        """Bytes of a stream were handed to the application."""
+        """Count bytes of a stream that were handed to the application."""
         arriving = self._arriving.get(stream)
         if arriving is None:
-            arriving = self._arriving[stream] = _Arriving(self._first, self._first, now)
+            arriving = self._arriving[stream] = _StreamCredit(self._first, self._first, now)
         arriving.delivered += size
 
     def ended(self, stream: int, final_size: int, now: float) -> None:
-        """Nothing more will come; what was granted for bytes that never came is free again."""
+        """End a stream; credit for bytes that never came is free again."""
         self.arrived(stream, 0, now)
         arriving = self._arriving[stream]
         arriving.is_over = True
@@ -73,7 +60,7 @@ class Credit:
         self._release(stream, arriving)
 
     def consumed(self, stream: int, amount: int, now: float) -> bool:
-        """The application is done with so many bytes; True if the peer is to be told of something."""
+        """Count bytes that the application has consumed; return True if there is news for the peer."""
         arriving = self._arriving.get(stream)
         if arriving is None:
             return False
@@ -89,7 +76,7 @@ class Credit:
         return self._renew(stream, arriving, now) or has_news
 
     def lend(self, stream: int, amount: int) -> bool:
-        """Let the peer send more than the window; False if he has ended the stream."""
+        """Let the peer send more than the window; return False if it has ended the stream."""
         arriving = self._arriving.get(stream)
         if arriving is None or arriving.is_over:
             return False
@@ -99,14 +86,14 @@ class Credit:
         self._tell(stream, arriving, arriving.granted + amount)
         return True
 
-    def _release(self, stream: int, arriving: _Arriving) -> bool:
+    def _release(self, stream: int, arriving: _StreamCredit) -> bool:
         if arriving.consumed < arriving.delivered:
             return False
         del self._arriving[stream]
         self._streams.done += 1
         return self._streams.is_due
 
-    def _renew(self, stream: int, arriving: _Arriving, now: float) -> bool:
+    def _renew(self, stream: int, arriving: _StreamCredit, now: float) -> bool:
         if 2 * (arriving.consumed + arriving.window + arriving.loan - arriving.granted) < arriving.window:
             return False
         larger = min(2 * arriving.window, self._most)
@@ -125,6 +112,57 @@ class Credit:
         self._data.granted = limit
         return True
 
-    def _tell(self, stream: int, arriving: _Arriving, limit: int) -> None:
+    def _tell(self, stream: int, arriving: _StreamCredit, limit: int) -> None:
         arriving.granted = limit
         self._grant(stream, limit)
+
+
+@attrs.define
+class _StreamCredit:
+    """The credit of one stream, and the bytes received and consumed."""
+
+    window: int
+    granted: int
+    renewed_at: float
+    delivered: int = 0
+    consumed: int = 0
+    loan: int = 0
+    is_over: bool = False
+
+
+class Granted(Limit):
+    """A limit that aioquic reads and cannot raise; `granted` is its value."""
+
+    def __init__(self, like: Limit, granted: int) -> None:
+        self.granted = granted
+        super().__init__(like.frame_type, like.name, granted)
+
+    @property
+    def value(self) -> int:
+        return self.granted
+
+    @value.setter
+    def value(self, value: int) -> None:
+        pass
+
+
+class GrantedStreams(Granted):
+    """The number of streams that the peer may open: those open at once are bounded, and those opened ahead."""
+
+    def __init__(self, like: Limit, most: int) -> None:
+        self.most = most
+        self.done = 0
+        super().__init__(like, min(most, STREAMS_AT_ONCE))
+
+    @property
+    def value(self) -> int:
+        return min(self.done + self.most, self.used + STREAMS_AT_ONCE)
+
+    @value.setter
+    def value(self, value: int) -> None:
+        pass
+
+    @property
+    def is_due(self) -> bool:
+        """True if the peer should be told now: when the news gives it more streams than it has left."""
+        return self.sent - self.used < self.value - self.sent

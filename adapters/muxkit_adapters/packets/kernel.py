@@ -1,7 +1,7 @@
-"""What does Linux offer beyond plain UDP sockets? Runs of packets in one call, the path's MTU, errors with an address.
+"""Linux's options for UDP sockets: runs of packets in one call, the path's MTU, errors with an address.
 
-Python's socket module names few of these numbers; they are part of Linux's stable interface. Elsewhere everything
-here is absent, and plain calls are used.
+Python's socket module lacks most of these numbers, which are part of Linux's stable interface. On other systems the
+functions here report that nothing is supported, and plain calls are used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ._packets import Address
+    from .options import Address
 
 LINUX = sys.platform == "linux"
 
@@ -31,7 +31,7 @@ IP_PKTINFO, IPV6_RECVPKTINFO, IPV6_PKTINFO = 8, 49, 50
 SO_RXQ_OVFL = 40
 MSG_ERRQUEUE = 0x2000
 
-ANCILLARY = 128  # bytes: room for the few notes below
+ANCILLARY = 128  # bytes, for the ancillary data below
 MOST_SEGMENTS = 64  # of one run; older kernels take no more
 MOST_RUN = 65_000  # bytes of one run
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # bytes of IP and UDP in each packet
@@ -46,7 +46,7 @@ _extended_error = struct.Struct("=IBBBBII")
 
 
 Note = tuple[int, int, bytes]
-"""What comes or goes beside a packet: level, kind, content."""
+"""An item of ancillary data: level, kind, content."""
 
 
 @attrs.define
@@ -58,9 +58,9 @@ class Reported:
 
 
 def prepare(sock: socket.socket, *, reports: bool) -> bool:
-    """Forbid fragments and ask for whole runs; whether runs can be sent too.
+    """Forbid fragments and ask for whole runs; return True if runs can be sent too.
 
-    `reports` asks for `reported`, which an unconnected socket needs to learn of refusals at all.
+    `reports` enables `reported`, without which an unconnected socket does not learn of refusals.
     """
     if not LINUX:
         return False
@@ -82,7 +82,7 @@ def prepare(sock: socket.socket, *, reports: bool) -> bool:
 
 
 def ask_for_destinations(sock: socket.socket) -> bool:
-    """From now on each packet says to which of our addresses it came; whether it will."""
+    """Ask for the local address of each received packet; return True if the system supports it."""
     if not LINUX:
         return False
     level, option = _pick(sock, (socket.IPPROTO_IP, IP_PKTINFO), (socket.IPPROTO_IPV6, IPV6_RECVPKTINFO))
@@ -94,7 +94,7 @@ def ask_for_destinations(sock: socket.socket) -> bool:
 
 
 def path_mtu(sock: socket.socket, address: Address | None = None) -> int | None:
-    """The largest IP packet, headers included, that the kernel believes the way to a peer takes; None if unknown.
+    """Return the largest IP packet, headers included, that the kernel believes the path takes; None if unknown.
 
     `address` is needed where `sock` is not connected.
     """
@@ -113,13 +113,13 @@ def path_mtu(sock: socket.socket, address: Address | None = None) -> int | None:
 
 
 def run_note(size: int) -> Note:
-    """What tells the kernel to cut one buffer into packets of `size`."""
+    """Make the ancillary data that tells the kernel to cut one buffer into packets of `size`."""
     return SOL_UDP, UDP_SEGMENT, _segment.pack(size)
 
 
 def read_notes(notes: list[Note]) -> tuple[int, int | None, Note | None]:
-    """The size of the packets in a received run (0 if it is one packet), how many the kernel has dropped so far, and
-    what makes answers come from where the packet went to.
+    """Return the size of the packets in a received run (0 for a single packet), the number that the kernel has dropped
+    so far, and the ancillary data that sends answers from the address that the packet came to.
     """
     size, dropped, source = 0, None, None
     for level, kind, data in notes:
@@ -137,7 +137,7 @@ def read_notes(notes: list[Note]) -> tuple[int, int | None, Note | None]:
 
 
 def reported(sock: socket.socket, most: int) -> Iterator[Reported]:
-    """Errors about packets that were sent before; at most `most` of them."""
+    """Read errors about packets that were sent before; at most `most` of them."""
     if not LINUX:
         return
     for _ in range(most):

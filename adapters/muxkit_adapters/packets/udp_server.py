@@ -1,4 +1,7 @@
-"""How do many UDP peers share one socket? By their addresses; an address must prove itself before it gets much."""
+"""The UDP listener: one socket shared by many peers, told apart by their addresses.
+
+Until an address has proved itself, it is sent little, since packets can carry a forged address.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +13,34 @@ import trio
 
 from muxkit.runtime import close_at_once, turns
 
-from ._addresses import join_host_port
-from ._packets import STEP_PACKETS, TURN, Address, Refusals
-from ._packets_link import UdpLink
-from ._packets_socket import PacketSocket
+from .._addresses import join_host_port
+from .links import UdpLink
+from .options import STEP_PACKETS, TURN
+from .sockets import PacketSocket
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Sequence
 
-    from muxkit import Limits
-
-    from ._packets import ServerCounters
-    from ._packets_peers import Peers
+    from .options import Address, ListenerOptions
+    from .peers import Peers
 
 Validation = Literal["answer", "told"]
 """What proves an address: a packet that comes after one of ours, or only a call of `validate()`."""
 
-AMPLIFICATION = 3  # bytes for each one that came from an address without proof
-HEADER = 28  # bytes of IP and UDP, counted on both sides as well, so that tiny packets are no way around
-INBOX_PACKETS = 1024  # waiting for the handler of one peer
+AMPLIFICATION = 3  # bytes sent for each byte received from an address without proof
+HEADER = 28  # bytes of IP and UDP; counted in both directions, so that tiny packets do not evade the limit
+INBOX_PACKETS = 1024  # most packets that wait for the handler of one peer
 FIRST_PACKETS = 32  # the same while its address has no proof
 FIRST_BYTES = 16_384
-LATE = 3.0  # s after a link was closed here, in which its peer's packets start nothing
+LATE = 3.0  # s after a link was closed on this side, in which packets of its peer start no new link
 
 
 class PeerLink(UdpLink):
-    """One of the peers of a listener; what comes from its address waits in a bounded inbox."""
+    """A link with one peer of a listener; packets from its address wait in a bounded inbox."""
 
     def __init__(self, listener: Listener, address: Address, peer: str) -> None:
-        super().__init__(
-            listener.wire, peer, address, largest=listener.largest, refusals=Refusals(listener.most_refusals)
-        )
+        super().__init__(listener.packets, peer, address, listener.options)
         self._listener = listener
         self._waiting_bytes = 0
         self._came = trio.lowlevel.ParkingLot()
@@ -51,11 +50,11 @@ class PeerLink(UdpLink):
 
     @property
     def is_validated(self) -> bool:
-        """Whether the address has proved itself; until then it gets at most three times what came from it."""
+        """True once the address has proved itself; until then it is sent at most three times what came from it."""
         return self._is_validated
 
     def validate(self) -> None:
-        """Say that the peer is where its packets claim: it has answered something that it could not have guessed."""
+        """Take the address as proved: the peer has answered something that it could not have guessed."""
         if not self._is_validated:
             self._is_validated = True
             self._listener.peers.establish(self)
@@ -63,11 +62,12 @@ class PeerLink(UdpLink):
 
     @property
     def expires(self) -> float:
-        listener = self._listener
-        return self._heard_at + (listener.idle if self._is_validated else min(listener.idle, listener.limits.handshake))
+        """When the peer counts as silent for too long."""
+        options = self._listener.options
+        return self._heard_at + (options.idle if self._is_validated else min(options.idle, options.limits.handshake))
 
     def arrived(self, packets: list[bytes]) -> None:
-        """Called by the listener."""
+        """Take in packets of the peer; called by the listener."""
         self._refusals.heard()
         self._heard_at = trio.current_time()
         size = sum(map(len, packets))
@@ -93,8 +93,8 @@ class PeerLink(UdpLink):
         self._came.unpark_all()
 
     def refused(self, error: OSError) -> None:
-        """Called by the listener: the network says that nobody is there."""
-        # Without proof it was not the peer that was heard, but somebody who used his address.
+        """The network reports the peer as unreachable; called by the listener."""
+        # Without proof, the packets received so far may have come from another machine with a forged address.
         self._refusals.was_heard = self._is_validated
         if self._refusals.refused() and self._broken is None:
             self._listener.counters.refused += 1
@@ -102,7 +102,7 @@ class PeerLink(UdpLink):
             self._end(error)
 
     def forget(self, reason: str) -> None:
-        """Called by the table of peers."""
+        """End the link for `reason`; called by the table of peers."""
         self._end(reason)
 
     async def aclose(self) -> None:
@@ -126,7 +126,7 @@ class PeerLink(UdpLink):
             return INBOX_PACKETS, self._listener.limits.channel_bytes
         return FIRST_PACKETS, FIRST_BYTES
 
-    # What the base asks
+    # What UdpLink leaves open
 
     def _take(self) -> bytes:
         packet = self._inbox.popleft()
@@ -157,41 +157,27 @@ class PeerLink(UdpLink):
 
     async def _wait_until_sendable(self, packet: bytes) -> None:
         if self._allowed([packet]):
-            await self._wire.wait_writable()
+            await self._packets.wait_writable()
         else:
             await self._allowance_grew.park()
 
 
 class Listener:
-    """One bound socket and the peers behind it."""
+    """One bound socket and the links of its peers."""
 
     def __init__(
         self,
         sock: socket.socket,
         handler: Callable[[PeerLink], Awaitable[None]],
+        options: ListenerOptions,
         *,
-        limits: Limits,
-        counters: ServerCounters,
-        largest: int,
-        idle: float,
-        refusals: int | None,
         validation: Validation,
-        receive_buffer: int,
-        send_buffer: int,
         suffix: str,
     ) -> None:
-        self.wire = PacketSocket(
-            sock,
-            receive_buffer=receive_buffer,
-            send_buffer=send_buffer,
-            refused=self._refused,
-            is_connected=False,
-        )
-        self.limits = limits
-        self.counters = counters
-        self.largest = largest
-        self.idle = idle
-        self.most_refusals = refusals
+        self.packets = PacketSocket(sock, options, refused=self._refused, is_connected=False)
+        self.options = options
+        self.limits = options.limits
+        self.counters = options.counters
         self.validation = validation
         self.peers: Peers
         self._handler = handler
@@ -199,10 +185,11 @@ class Listener:
         self._links: dict[Address, PeerLink] = {}
         self._late: OrderedDict[Address, float] = OrderedDict()
 
-    async def run(self, peers: Peers) -> None:
-        """Hand out what comes, until cancelled or the socket fails."""
+    async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Pass packets to the links of their senders, until cancelled or the socket fails."""
         self.peers = peers
-        wire, clock = self.wire, turns().now
+        wire, clock = self.packets, turns().now
+        task_status.started()
         try:
             while True:
                 if wire.has_more:
@@ -223,6 +210,7 @@ class Listener:
             wire.close()
 
     def remove(self, link: PeerLink, *, late: bool) -> None:
+        """Forget a link; with `late`, ignore packets of its peer for a while."""
         address = link._address
         if address is None or self._links.get(address) is not link:
             return

@@ -1,4 +1,4 @@
-"""What shall go wrong with which connection? A plan, and the fate that a seed draws for each connection from it."""
+"""Plans of failures, and the fate that a seed draws from a plan for each connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Cut(Enum):
     RESET = "reset"
     """Both sides see an error; what was under way may be lost."""
     STALL = "stall"
-    """Nothing is delivered any more, and nobody is told."""
+    """Nothing is delivered any more, and neither side is told."""
 
 
 class Way(Enum):
@@ -128,7 +128,7 @@ class Fate:
     stalled: tuple[Way, ...]
     """The directions in which a stall delivers nothing more."""
     refuse_for: float
-    """Seconds after the cut in which nobody is let in."""
+    """Seconds after the cut in which connections are refused."""
     seed: int
 
     def lateness(self, way: Way, offset: int) -> float:

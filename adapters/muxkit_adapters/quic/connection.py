@@ -1,8 +1,8 @@
-"""What of aioquic do we bend? Credit follows consumption, unsent data is counted, idle streams cost nothing.
+"""aioquic's connection with limits: credit follows consumption, unsent data is counted, idle streams cost nothing.
 
-aioquic grants new credit as data arrives, whether anybody reads it, and queues whatever it is given to send. Both
-can only be changed through names that it does not promise to keep. All of them are used in this file and nowhere
-else; the version is pinned, and tests/adapters/test_quic_canary.py names the one that went missing.
+aioquic grants new credit as data arrives, even if it is not read, and queues all that it is given to send. Both can
+only be changed through its private names. All of them are used in this file and in no other; the version is pinned,
+and tests/adapters/test_quic_canary.py names each one that is missing.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from aioquic.quic.connection import (
 )
 from aioquic.quic.packet import QuicErrorCode, pull_ack_frame
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
+from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
-from ._quic_credit import Credit
-from ._quic_parts import Granted, GrantedStreams, StreamQueue, Streams
+from .credit import Credit, Granted, GrantedStreams
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # it is documented there
     from aioquic.quic.configuration import QuicConfiguration
     from aioquic.quic.events import ConnectionTerminated
     from aioquic.quic.recovery import QuicPacketSpace
-    from aioquic.quic.stream import QuicStream
     from aioquic.tls import CipherSuite, Direction, SessionTicketFetcher, SessionTicketHandler
 
 CRYPTO_MOST = 128 * 1024  # bytes of handshake that a peer may send in each of its three parts
 GAPS_MOST = 1024  # between the pieces of one stream that arrived out of order
-SKIP_EVERY = 256  # packets, about: one number is left out, and who acknowledges it is lying
-FORGET_MOST = 64  # streams that are over may wait for the next packet, in which they are let go
+SKIP_EVERY = 256  # packets, about, after which one number is left out; a peer that acknowledges it is lying
+FORGET_MOST = 64  # finished streams that may wait for the next packet, with which aioquic discards them
 
-# It warns on standard error of what a peer did wrong, unless somebody listens. We raise it where it is waited for.
+# Without a handler, its warnings about a peer would go to standard error; here they are raised as errors.
 logging.getLogger("quic").addHandler(logging.NullHandler())
 
 
@@ -78,17 +79,17 @@ class LimitedConnection(QuicConnection):
         self._unacked: dict[int, QuicStream] = {}
         self._given_up = self._streams.given_up
         self._committed = 0  # of the peer's credit for the connection
-        self._is_ended_by_us: bool | None = None  # None also if nobody said goodbye
+        self._is_ended_by_us: bool | None = None  # None before the end, and after a timeout
         self._skipped: int | None = None
         self._skip_at = secrets.randbelow(SKIP_EVERY)
         self.buffered = 0
-        """Bytes that were written and that the peer has not confirmed."""
+        """Bytes that were written and not acknowledged."""
 
-    # --- what is known
+    # --- state
 
     @property
     def ending(self) -> ConnectionTerminated | None:
-        """Why the connection is over, as soon as that is known; its event comes a moment later."""
+        """Why the connection is over, known a moment before aioquic's event for it."""
         return self._close_event
 
     @property
@@ -101,7 +102,7 @@ class LimitedConnection(QuicConnection):
 
     @property
     def is_terminated(self) -> bool:
-        """Nothing will be sent or received any more, not even another goodbye."""
+        """True once nothing is sent or received any more, not even another goodbye."""
         return self._state is QuicConnectionState.TERMINATED
 
     @property
@@ -110,17 +111,17 @@ class LimitedConnection(QuicConnection):
 
     @property
     def datagram_limit(self) -> int:
-        """The largest datagram that fits into a packet and that the peer takes."""
+        """The largest datagram that fits into a packet and that the peer accepts."""
         peer = self._remote_max_datagram_frame_size or 0
         packet = self._max_datagram_size - 3 - len(self._peer_cid.cid) - 16
-        return max(0, min(packet, peer - 1) - 3)  # the type of the frame and its length; aioquic wants it below
+        return max(0, min(packet, peer - 1) - 3)  # the frame's type and length; aioquic needs it below the limit
 
     @property
     def waiting_datagrams(self) -> int:
         return len(self._datagrams_pending)
 
     def has_output(self, now: float) -> bool:
-        """Would `datagrams_to_send` give anything? Cheap, and True in case of doubt."""
+        """Return False if `datagrams_to_send` would give nothing; cheap, and True in case of doubt."""
         space = self._spaces[Epoch.ONE_RTT] if self._handshake_confirmed else None
         return (
             space is None
@@ -138,7 +139,7 @@ class LimitedConnection(QuicConnection):
             or not all(path.is_validated and not path.remote_challenges for path in self._network_paths)
         )
 
-    # --- what we write
+    # --- streams that this side writes
 
     @property
     def may_open(self) -> bool:
@@ -150,12 +151,12 @@ class LimitedConnection(QuicConnection):
         return stream_id
 
     def is_writable(self, stream_id: int) -> bool:
-        """Is it open, neither ended nor given up?"""
+        """Return True if the stream is open, neither ended nor reset."""
         stream = self._streams.get(stream_id)
         return stream is not None and stream.sender._buffer_fin is None and stream.sender._reset_error_code is None
 
     def credit(self, stream_id: int) -> int:
-        """What the peer takes of that stream now."""
+        """Return the bytes of a stream that the peer accepts now."""
         if not self.is_writable(stream_id):
             return 0
         stream = self._streams[stream_id]
@@ -171,7 +172,7 @@ class LimitedConnection(QuicConnection):
         self._committed += len(data)
 
     def give_up(self, stream_id: int) -> bool:
-        """Reset a stream of ours, or act on that the peer stopped it; False if it had been given up before."""
+        """Reset a stream, also when the peer asked for that; return False if it had been reset before."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.sender.is_finished:
             return False
@@ -182,13 +183,13 @@ class LimitedConnection(QuicConnection):
             return False
         self._given_up.add(stream_id)
         self._committed -= sender._buffer_stop - sender.highest_offset
-        sender._buffer = bytearray()  # none of it will be sent again
+        sender._buffer = bytearray()  # it is not sent again
         self._unacked.pop(stream_id, None)
         self.look_at_sent()
         return True
 
     def look_at_sent(self) -> None:
-        """The peer may have confirmed something, or something was lost: look what is left to be done."""
+        """Bring `buffered` and the queue up to date after acknowledgements and losses."""
         buffered = 0
         done = []
         for stream_id, stream in self._unacked.items():
@@ -211,23 +212,23 @@ class LimitedConnection(QuicConnection):
     def is_all_delivered(self) -> bool:
         return not self._unacked and not self._datagrams_pending
 
-    # --- what the peer writes
+    # --- streams that the peer writes
 
     def arrived(self, stream_id: int, size: int, is_last: bool, now: float) -> None:
-        """The application was handed bytes of a stream."""
+        """Count bytes of a stream that were handed to the application."""
         self.incoming.arrived(stream_id, size, now)
         if is_last:
             self.has_ended(stream_id, now)
 
     def has_ended(self, stream_id: int, now: float) -> None:
-        """Nothing more will come of a stream."""
+        """End a stream of the peer."""
         stream = self._streams[stream_id]
         self._streams.due.pop(stream_id, None)
         self._queue.append(stream)  # to be forgotten
         self.incoming.ended(stream_id, stream.receiver.highest_offset, now)
 
     def stop(self, stream_id: int) -> bool:
-        """Ask the peer to give it up; False if there is nothing to give up any more."""
+        """Ask the peer to reset a stream; return False if it has ended already."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.receiver.is_finished:
             return False
@@ -240,7 +241,7 @@ class LimitedConnection(QuicConnection):
         stream.max_stream_data_local = limit
         self._streams.due[stream_id] = stream
 
-    # --- what aioquic does by itself, done otherwise
+    # --- methods of aioquic that are replaced or extended
 
     @property
     def _streams_queue(self) -> list[QuicStream]:
@@ -258,7 +259,7 @@ class LimitedConnection(QuicConnection):
         if self._handshake_confirmed and (space := self._spaces[Epoch.ONE_RTT]).ack_at is not None:
             space.ack_at = min(space.ack_at, now)  # there is a packet for it to go with
         if self._close_pending and self._handshake_complete and not self._handshake_confirmed:
-            # A goodbye among the packets of the handshake may not say what the application said.
+            # Packets of the handshake may not carry an application's code and reason.
             self._handshake_confirmed = True
         return super().datagrams_to_send(now)
 
@@ -268,16 +269,16 @@ class LimitedConnection(QuicConnection):
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
-        self.tls._max_early_data = None  # what comes before the handshake can be replayed: none is offered
+        self.tls._max_early_data = None  # early data can be replayed: none is offered
 
     def _update_traffic_key(self, direction: Direction, epoch: Epoch, cipher_suite: CipherSuite, secret: bytes) -> None:
         if epoch is Epoch.ZERO_RTT and not self._is_client:
-            self.tls.early_data_accepted = False  # a client that sends some nevertheless hears that it was refused
+            self.tls.early_data_accepted = False  # a client that sends some nevertheless learns that it was refused
             return
         super()._update_traffic_key(direction, epoch, cipher_suite, secret)
 
     def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:
-        highest, stream.receiver.highest_offset = stream.receiver.highest_offset, 0  # it would double the limit
+        highest, stream.receiver.highest_offset = stream.receiver.highest_offset, 0  # aioquic would double the limit
         try:
             super()._write_stream_limits(builder=builder, space=space, stream=stream)
         finally:
@@ -298,7 +299,7 @@ class LimitedConnection(QuicConnection):
             try:
                 ranges, _ = pull_ack_frame(buf)
             except ValueError:
-                pass  # it is looked at again below, and refused
+                pass  # the base class parses it again and refuses it
             else:
                 is_lying = self._skipped in ranges
             buf.seek(start)
@@ -330,6 +331,41 @@ class LimitedConnection(QuicConnection):
         gaps = len(stream.receiver._ranges)
         if gaps > GAPS_MOST:
             raise _violation(QuicErrorCode.INTERNAL_ERROR, frame_type, f"{gaps} gaps in a stream against {GAPS_MOST}")
+
+
+class Streams(dict[int, QuicStream]):
+    """The streams by number; aioquic iterates over `values()` for each packet, so it has only those with news."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due: dict[int, QuicStream] = {}
+        self.given_up: set[int] = set()
+
+    def values(self) -> Any:  # noqa: ANN401 - of a dict it is a view, here it is a list
+        return [*self.due.values()]
+
+    def pop(self, stream_id: int, *default: Any) -> Any:  # noqa: ANN401 - as a dict has it
+        self.due.pop(stream_id, None)
+        self.given_up.discard(stream_id)
+        return super().pop(stream_id, *default)
+
+
+class StreamQueue(list[QuicStream]):
+    """The streams with something to write or to discard, each once."""
+
+    def __init__(self, streams: Iterable[QuicStream] = ()) -> None:
+        super().__init__()
+        self._ids: set[int | None] = set()
+        self.extend(streams)
+
+    def append(self, stream: QuicStream) -> None:
+        if stream.stream_id not in self._ids:
+            self._ids.add(stream.stream_id)
+            super().append(stream)
+
+    def extend(self, streams: Iterable[QuicStream]) -> None:
+        for stream in streams:
+            self.append(stream)
 
 
 def _has_work(stream: QuicStream) -> bool:

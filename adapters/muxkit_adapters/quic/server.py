@@ -1,4 +1,4 @@
-"""Whose are the packets that come to one socket? Routing by connection id, proof of address, bounds on who is new."""
+"""The QUIC server: packets routed by connection id, proof of address, and limits on new connections."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 
 from muxkit.runtime import bare_nursery, turns
 
-from ._addresses import join_host_port
-from ._aioquic_limits import LimitedConnection
-from ._quic_link import QuicLink
-from ._quic_qlog import DirectoryLogger
+from .._addresses import join_host_port
+from .._listen import log_failure
+from .connection import LimitedConnection
+from .link import QuicLink
+from .qlog import DirectoryLogger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -31,15 +32,15 @@ if TYPE_CHECKING:
     from aioquic.quic.configuration import QuicConfiguration
     from aioquic.quic.packet import QuicHeader
 
-    from ._quic_config import IssuedTickets, Tuning
-    from ._quic_socket import Packet, UdpSocket
+    from .options import IssuedTickets, QuicOptions
+    from .sockets import Packet, UdpSocket
 
 log = logging.getLogger("muxkit.adapters")
 
-TURN = 0.001  # s that packets are worked on before the others get their turn
+TURN = 0.001  # s of work on packets before other tasks run
 LONG_HEADER = 0x80
-TOKEN_ID_SIZE = 8  # bytes, of the id that goes with a token
-LEAVING_MOST = 1024  # connections that are over and whose goodbye may have to be repeated
+TOKEN_ID_SIZE = 8  # bytes of the id that goes with a token
+LEAVING_MOST = 1024  # connections that are over and may have to repeat their goodbye
 
 
 class Server:
@@ -50,14 +51,14 @@ class Server:
         configuration: QuicConfiguration,
         handler: Callable[[QuicLink], Awaitable[None]],
         *,
-        tuning: Tuning,
+        options: QuicOptions,
         retry: bool,
         tickets: IssuedTickets | None,
     ) -> None:
         self._configuration = configuration
         self._handler = handler
-        self._tuning = tuning
-        self._limits = tuning.limits
+        self._options = options
+        self._limits = options.limits
         self._tokens = QuicRetryTokenHandler() if retry else None
         self._tickets = tickets
         self._links: dict[bytes, QuicLink] = {}
@@ -67,7 +68,7 @@ class Server:
         self._is_full = False
         self._turns = turns()
         self.refused = 0
-        """First packets that were not let in."""
+        """First packets that were refused."""
 
     async def serve(self, sockets: Iterable[UdpSocket], started: Callable[[], None]) -> None:
         """Run until cancelled; closes the sockets."""
@@ -93,14 +94,14 @@ class Server:
                 link.feed(packet)
                 touched[link] = None
                 if perf_counter() - began > TURN:
-                    _settle(touched)
+                    _finish_feeding(touched)
                     await trio.lowlevel.checkpoint()
                     began = perf_counter()
-            _settle(touched)
+            _finish_feeding(touched)
             packets = []  # not kept while waiting for more
             await trio.lowlevel.checkpoint()
 
-    # --- whose packet is it
+    # --- routing
 
     def _route(self, packet: Packet, wire: UdpSocket, nursery: trio.Nursery) -> QuicLink | None:
         data = packet[0]
@@ -124,7 +125,7 @@ class Server:
 
     def _offer_versions(self, header: QuicHeader, packet: Packet, wire: UdpSocket) -> None:
         if header.packet_type is QuicPacketType.VERSION_NEGOTIATION:
-            return  # or two servers could be made to answer each other for ever
+            return  # answering could make two servers answer each other without end
         answer = encode_quic_version_negotiation(
             source_cid=header.destination_cid,
             destination_cid=header.source_cid,
@@ -133,7 +134,7 @@ class Server:
         wire.send_nowait([(answer, packet[1])])
 
     def _admit(self, header: QuicHeader, packet: Packet, wire: UdpSocket, nursery: trio.Nursery) -> QuicLink | None:
-        """The first packet of somebody new, if he has shown that he is where he says."""
+        """Open a connection for the first packet of a new peer, if its address is proved."""
         original, token_id = header.destination_cid, None
         if len(self._established) >= self._limits.connections:
             self._refuse("connections", self._limits.connections)
@@ -153,7 +154,7 @@ class Server:
         return self._open(original, token_id, header.destination_cid, packet, wire, nursery)
 
     def _ask_for_token(self, header: QuicHeader, packet: Packet, wire: UdpSocket) -> None:
-        """No state is kept for it: what is to be remembered is in the token."""
+        """Ask for proof of the address; the token holds all the state, so none is kept here."""
         assert self._tokens is not None
         assert header.version is not None
         token_id = os.urandom(TOKEN_ID_SIZE)
@@ -178,7 +179,7 @@ class Server:
             self._is_full = True
             log.info("new connections are not let in for now: Limits(%s=%d)", limit, value)
 
-    # --- a connection's life
+    # --- connections
 
     def _open(
         self,
@@ -191,7 +192,7 @@ class Server:
     ) -> QuicLink:
         quic = LimitedConnection(
             self._configuration,
-            streams=self._tuning.most_streams,
+            streams=self._options.most_streams,
             window_most=self._limits.channel_bytes,
             original_destination_connection_id=original,
             retry_source_connection_id=token_id,
@@ -219,8 +220,7 @@ class Server:
             wire,
             role="server",
             name=f"quic {join_host_port(host, port)}",
-            limits=self._limits,
-            keep_alive=self._tuning.keep_alive,
+            options=self._options,
             after=after,
             on_id=on_id,
         )
@@ -244,7 +244,7 @@ class Server:
         return link
 
     def _drop_oldest(self) -> None:
-        """Half-open connections give way to newer ones: peers who never speak cannot keep others out."""
+        """Drop the oldest unfinished handshakes above the limits, so that silent peers cannot block new connections."""
         limits = self._limits
         while (
             len(self._half_open) > limits.half_open
@@ -261,7 +261,7 @@ class Server:
                 with handshake:
                     await link.established.wait()
                 self._half_open.pop(link, None)
-                if link.established.is_set():  # and it may be over by now, with something to be received
+                if link.established.is_set():  # it may be over by now, with data to be received
                     self._established.add(link)
                     await self._handle(link)
                     self._leave(link, nursery.cancel_scope)
@@ -275,7 +275,7 @@ class Server:
             link.close(error="the server was stopped")
 
     async def _run(self, link: QuicLink, scope: trio.CancelScope) -> None:
-        """What ends before its handshake has nobody who waits for it."""
+        """Run a connection; if it ends before its handshake, end its tasks, since no handler will."""
         try:
             await link.run()
         finally:
@@ -286,16 +286,12 @@ class Server:
         try:
             await self._handler(link)
             await link.aclose()
-        except (ConnectionError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            log.info("a connection ended with %s", type(error).__name__)
         except Exception as error:
-            # A message may hold what a peer sent, so it is for debugging only.
-            log.error("a connection's handler failed with %s", type(error).__name__)
-            log.debug("the handler's failure", exc_info=True)
+            log_failure("connection", error)
         link.close(error="hung up")
 
     def _leave(self, link: QuicLink, scope: trio.CancelScope) -> None:
-        """It stays a moment to repeat its goodbye, but counts no more."""
+        """Keep a connection for a moment to repeat its goodbye; it no longer counts against the limits."""
         self._established.discard(link)
         self._is_full = False
         link.close()
@@ -304,7 +300,7 @@ class Server:
             self._leaving.pop(next(iter(self._leaving))).cancel()
 
 
-def _settle(touched: dict[QuicLink, None]) -> None:
+def _finish_feeding(touched: dict[QuicLink, None]) -> None:
     for link in touched:
-        link.settle()
+        link.finish_feeding()
     touched.clear()

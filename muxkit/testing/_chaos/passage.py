@@ -1,4 +1,4 @@
-"""How do bytes get through bad weather? Two streams, joined by copying until their fate is fulfilled."""
+"""Two streams joined by copying, until their fate ends the connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from muxkit.runtime import background
-from muxkit.testing._chaos_plan import BOTH_WAYS, ChaosPlan, Cut, CutReport, Fate, Way
+from muxkit.testing._chaos.plan import BOTH_WAYS, ChaosPlan, Cut, CutReport, Fate, Way
 from muxkit.testing._weather import WeatherStream
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class Passage:
     def _look_for_the_end(self) -> None:
         if self._there.is_over and self._back.is_over:
             self._finish(orderly=True)
-        if self._there.is_broken and self._back.is_broken:  # behind a stall, where each had to find out by himself
+        if self._there.is_broken and self._back.is_broken:  # behind a stall, where each side has to find out alone
             self._finish(orderly=False)
 
 

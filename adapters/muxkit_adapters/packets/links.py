@@ -1,4 +1,4 @@
-"""What does a program see of one UDP peer? Packets, the largest one that fits, and what became of them."""
+"""Links of packets: what UDP and DTLS share, and the UDP link of a client."""
 
 from __future__ import annotations
 
@@ -9,35 +9,31 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ._packets import Address, Buffers, PacketStats, PacketTooLarge, Refusals, loss
-from ._sockets import OneAtATime
+from .._sockets import OneAtATime
+from .options import Address, Buffers, PacketStats, PacketTooLarge, Refusals, loss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ._packets_socket import PacketSocket
+    from .options import PacketOptions
+    from .sockets import PacketSocket
+
+CLOSED = "this link was closed on our side"
 
 
-class UdpLink(trio.abc.Channel[bytes]):
-    """Packets with one peer; each arrives whole or not at all, perhaps twice or late.
+class PacketLink(trio.abc.Channel[bytes]):
+    """Packets with one peer: their sizes, their counters, and how the link ended."""
 
-    UDP has no end and no goodbye: whether the peer is still there, the protocol above must find out.
-    """
-
-    def __init__(
-        self, wire: PacketSocket, peer: str, address: Address | None, *, largest: int, refusals: Refusals
-    ) -> None:
-        self._wire = wire
+    def __init__(self, packets: PacketSocket, peer: str, address: Address | None, options: PacketOptions) -> None:
+        self._packets = packets
         self._peer = peer
         self._address = address
-        self._largest = largest
-        self._limit = min(largest, wire.room_on_path(address))
-        self._inbox: deque[bytes] = deque()
-        self._receiving = OneAtATime("receiving from this link")
-        self._refusals = refusals
+        self._largest = options.largest
+        self._limit = 0
+        self._refusals = Refusals(options.refusals)
         self._is_closed = False
         self._broken: OSError | str | None = None
-        self._received = self._received_bytes = self._sent = self._sent_bytes = self._dropped = self._lost = 0
+        self._received = self._received_bytes = self._sent = self._sent_bytes = self._lost = 0
 
     @property
     def peer(self) -> str:
@@ -51,40 +47,37 @@ class UdpLink(trio.abc.Channel[bytes]):
 
     @property
     def path_mtu(self) -> int | None:
-        """The largest IP packet that the kernel believes the path takes, headers included; None where it does not say.
+        """The largest IP packet that the kernel believes the path takes, headers included; None if it does not say.
 
-        Asking also renews `packet_limit`.
+        Reading it also renews `packet_limit`.
         """
-        if self._is_closed or self._wire.is_closed:
+        if self._is_closed or self._packets.is_closed:
             return None
-        self._limit = min(self._largest, self._wire.room_on_path(self._address))
-        return self._wire.path_mtu(self._address)
+        self._fit_path()
+        return self._packets.path_mtu(self._target())
 
     @property
     def buffers(self) -> Buffers:
-        """The kernel's buffers for the socket, asked for and granted."""
-        return self._wire.buffers
+        """Sizes of the socket's buffers in the kernel, asked for and granted."""
+        return self._packets.buffers
 
     def stats(self) -> PacketStats:
-        """What became of the packets so far."""
+        """The counters so far, without the packets of a handshake."""
         return PacketStats(
             received=self._received,
             received_bytes=self._received_bytes,
             sent=self._sent,
             sent_bytes=self._sent_bytes,
-            dropped=self._dropped,
+            dropped=self._count_dropped(),
             lost=self._lost,
             refused=self._refusals.total,
         )
 
-    def __repr__(self) -> str:
-        state = ", closed" if self._is_closed else ", lost" if self._broken is not None else ""
-        return f"<UdpLink {self._peer}{state}>"
-
-    # Sending
+    def _state(self) -> str:
+        return ", closed" if self._is_closed else ", lost" if self._broken is not None else ""
 
     async def send(self, value: bytes) -> None:
-        """Hand one packet to the kernel; cancelled, it was not sent.
+        """Hand one packet to the kernel; if it is cancelled, nothing was sent.
 
         Raises `PacketTooLarge`, and BrokenResourceError once the peer is known to be gone.
         """
@@ -98,10 +91,48 @@ class UdpLink(trio.abc.Channel[bytes]):
             if not waited:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
+    @abstractmethod
     def send_nowait(self, packets: Sequence[bytes]) -> int:
-        """Send what may go now, in order; give how many went. Packets of one size in a row cost one call together.
+        """Send what may be sent now, in order; return the number of packets sent."""
 
-        Raises `PacketTooLarge`, and then none has been sent.
+    async def _wait_until_sendable(self, packet: bytes) -> None:
+        await self._packets.wait_writable()
+
+    def _target(self) -> Address | None:
+        """The address to pass to the socket; None if the socket is connected."""
+        return self._address
+
+    def _fit_path(self) -> None:
+        """Renew the largest packet from what the kernel knows about the path."""
+        self._limit = min(self._largest, self._packets.room_on_path(self._target()))
+
+    @abstractmethod
+    def _count_dropped(self) -> int:
+        """Return the number of packets that found the inbox full."""
+
+
+class UdpLink(PacketLink):
+    """Packets with one peer; each arrives whole or not at all, perhaps twice or late.
+
+    UDP has no end of its own: the protocol above has to find out whether the peer is still there.
+    """
+
+    def __init__(self, packets: PacketSocket, peer: str, address: Address | None, options: PacketOptions) -> None:
+        super().__init__(packets, peer, address, options)
+        self._inbox: deque[bytes] = deque()
+        self._receiving = OneAtATime("receiving from this link")
+        self._dropped = 0
+        self._fit_path()
+
+    def __repr__(self) -> str:
+        return f"<UdpLink {self._peer}{self._state()}>"
+
+    # Sending
+
+    def send_nowait(self, packets: Sequence[bytes]) -> int:
+        """Send what may be sent now, in order; return the number of packets sent. A run of one size is one system call.
+
+        Raises `PacketTooLarge`, and then none was sent.
         """
         self._check_open()
         if not packets:
@@ -112,45 +143,45 @@ class UdpLink(trio.abc.Channel[bytes]):
         allowed = self._allowed(packets)
         if allowed < len(packets):
             packets = packets[:allowed]
-        lost = self._wire.lost
+        lost = self._packets.lost
         try:
-            taken = self._wire.send(packets, self._address)
+            taken = self._packets.send(packets, self._address)
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
                 raise
             self._refuse_large(packets[0])
             return 1
-        self._lost += self._wire.lost - lost
+        self._lost += self._packets.lost - lost
         self._sent += taken
         self._sent_bytes += sum(map(len, packets[:taken]))
         self._check_open()
         return taken
 
     def _refuse_large(self, packet: bytes) -> None:
-        """The path became narrower than we knew."""
+        """Account for a packet that the kernel found too large: the path became narrower."""
         mtu = self.path_mtu
-        if mtu is None:  # a system that does not say how much it would be
+        if mtu is None:  # the system does not tell the size
             self._largest = self._limit = len(packet) - 1
         if len(packet) > self._limit:
             raise PacketTooLarge(self._peer, len(packet), self._limit, mtu)
-        # It would fit now: what came back was about an earlier one.
+        # It fits the limit, so the error was about an earlier packet.
         self._sent += 1
         self._sent_bytes += len(packet)
         self._lost += 1
 
-    @abstractmethod
     def _allowed(self, packets: Sequence[bytes]) -> int:
-        """How many of them may be sent to this peer now."""
+        """Return how many of the packets may be sent to this peer now."""
+        return len(packets)
 
-    @abstractmethod
-    async def _wait_until_sendable(self, packet: bytes) -> None: ...
+    def _count_dropped(self) -> int:
+        return self._dropped
 
     # Receiving
 
     async def receive(self) -> bytes:
-        """The next packet; cancelled, none is lost. One task at a time.
+        """Return the next packet; if it is cancelled, none is lost. One task at a time.
 
-        Raises BrokenResourceError once the peer is known to be gone, after what had come before.
+        Raises BrokenResourceError once the peer is known to be gone, after the packets that came before.
         """
         self._receiving.begin()
         try:
@@ -170,7 +201,7 @@ class UdpLink(trio.abc.Channel[bytes]):
             self._receiving.is_busy = False
 
     def receive_nowait(self, limit: int) -> list[bytes]:
-        """What has come already, at most `limit` packets."""
+        """Return what has been received already, at most `limit` packets."""
         self._receiving.check()
         self._check_receivable()
         if not self._inbox:
@@ -182,62 +213,57 @@ class UdpLink(trio.abc.Channel[bytes]):
 
     @abstractmethod
     def _fill(self) -> bool:
-        """Move what the kernel has into the inbox; whether there is something now."""
+        """Move what the kernel holds into the inbox; return True if the inbox is not empty."""
 
     @abstractmethod
     def _has_more(self) -> bool: ...
 
     @abstractmethod
     async def _arrival(self) -> None:
-        """Sleep until something may have come, or the link ended."""
+        """Sleep until a packet may have come, or the link ended."""
 
     # The end
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise trio.ClosedResourceError("this link was closed on our side")
+            raise trio.ClosedResourceError(CLOSED)
         if self._broken is not None:
             raise loss(self._peer, self._broken)
 
     def _check_receivable(self) -> None:
         if self._is_closed:
-            raise trio.ClosedResourceError("this link was closed on our side")
+            raise trio.ClosedResourceError(CLOSED)
         if self._broken is not None and not self._inbox:
             raise loss(self._peer, self._broken)
 
 
 class ClientLink(UdpLink):
-    """Over a connected socket that is the link's own."""
+    """A client's link; it owns its connected socket."""
 
-    def __init__(self, wire: PacketSocket, peer: str, *, largest: int, refusals: Refusals) -> None:
-        super().__init__(wire, peer, None, largest=largest, refusals=refusals)
+    def __init__(self, packets: PacketSocket, peer: str, options: PacketOptions) -> None:
+        super().__init__(packets, peer, None, options)
 
     def refused(self, error: OSError) -> None:
+        """The network reports the peer as unreachable."""
         if self._refusals.refused() and self._broken is None:
             self._broken = error
 
     async def aclose(self) -> None:
         self._is_closed = True
-        self._wire.close()
+        self._packets.close()
         await trio.lowlevel.checkpoint()
 
     def _fill(self) -> bool:
-        for _, packets in self._wire.receive():
+        for _, packets in self._packets.receive():
             self._refusals.heard()
             self._received += len(packets)
             self._received_bytes += sum(map(len, packets))
             self._inbox.extend(packets)
-        self._dropped = self._wire.dropped
+        self._dropped = self._packets.dropped
         return bool(self._inbox)
 
     def _has_more(self) -> bool:
-        return self._wire.has_more
+        return self._packets.has_more
 
     async def _arrival(self) -> None:
-        await self._wire.wait_readable()
-
-    def _allowed(self, packets: Sequence[bytes]) -> int:
-        return len(packets)
-
-    async def _wait_until_sendable(self, packet: bytes) -> None:
-        await self._wire.wait_writable()
+        await self._packets.wait_readable()

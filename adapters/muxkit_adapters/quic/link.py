@@ -1,39 +1,48 @@
-"""How does one QUIC connection live on Trio? aioquic's core, the packets it is fed and asked for, and who waits."""
+"""The QUIC link: one connection of aioquic run on Trio, what it received, what it sends, and how it ended."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import trio
 from aioquic.quic import events as quic_events
+from aioquic.quic.packet import QuicErrorCode
 
-from muxkit.runtime import MultistreamLink
+from muxkit import RemoteProtocolError
+from muxkit.runtime import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
 
-from ._quic_arrivals import Arrivals, Resets
-from ._quic_departures import Departures
-from ._quic_ending import FAILED, ConnectionEnded, clipped, ending_of
-from ._sockets import OneAtATime
+from .._sockets import OneAtATime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from muxkit import Limits, RemoteProtocolError
+    from muxkit import Limits
     from muxkit.runtime import Arrival
 
-    from ._aioquic_limits import LimitedConnection
-    from ._quic_socket import Packet, UdpSocket
+    from .connection import LimitedConnection
+    from .options import QuicOptions
+    from .sockets import Packet, UdpSocket
 
-PAUSE = 100e-6  # s without anything written, after which the next goes out at once
-GRAIN = 1e-6  # s, between two calls of aioquic's timer
+PAUSE = 100e-6  # s without a write after which the next write is sent at once
+GRAIN = 1e-6  # s between two calls of aioquic's timer
 DATAGRAMS_OUT = 64  # that wait to be sent; more are refused
 DATAGRAMS_AT_ONCE = 8  # handed to aioquic, which sends all of them before any stream
+JOIN_BELOW = 16 * 1024  # bytes of one stream that are joined into one arrival
+DATAGRAMS_MOST = 1024  # received and not taken; more are dropped
+DATAGRAM_BYTES_MOST = 1024 * 1024
+GOODBYES = 8  # doublings of the number of packets received after which the goodbye is sent again
+
+ORDERLY: Final = 0
+FAILED: Final = 1  # an application's close codes are its own; these two are ours
+REASON_MOST = 256  # bytes of text in a goodbye
+TLS_ALERTS: Final = 0x100  # and above: an alert of TLS
 
 
 class QuicLink(MultistreamLink):
-    """A QUIC connection; `run` is its task, and whoever reads the socket calls `feed`, then `settle`."""
+    """One QUIC connection. `run` is its task; the task that reads the socket calls `feed`, then `finish_feeding`."""
 
     def __init__(
         self,
@@ -42,49 +51,48 @@ class QuicLink(MultistreamLink):
         *,
         role: Literal["client", "server"],
         name: str,
-        limits: Limits,
-        keep_alive: float | None,
+        options: QuicOptions,
         after: Callable[[], None] = lambda: None,
         on_id: Callable[[bytes, bool], None] = lambda connection_id, is_new: None,
     ) -> None:
         self._quic = quic
-        self._departures = Departures(wire)
+        self._writer = PacketWriter(wire)
         self._role: Literal["client", "server"] = role
         self._name = name
-        self._limits = limits
-        self._keep_alive = keep_alive
-        self._after = after  # called when aioquic has worked
+        self._limits = options.limits
+        self._keep_alive = options.keep_alive
+        self._after = after  # called after each flush
         self._on_id = on_id
         self.established = trio.Event()
         self.alpn: str | None = None
         """The protocol that both sides agreed on."""
         self.is_resumed = False
-        """Was the handshake a short one, by a ticket of an earlier connection?"""
+        """True if the handshake used a ticket of an earlier connection."""
         self.had_early_data = False
-        """Was anything taken that could have been a repetition? It never is."""
-        # who waits
+        """True if early data, which can be replayed, was accepted; it never is."""
+        # parking lots
         self._doorbell = trio.lowlevel.ParkingLot()  # `run`
         self._heard = trio.lowlevel.ParkingLot()  # `receive`
         self._roomy = trio.lowlevel.ParkingLot()  # `wait_writable`, `wait_delivered`, `aclose`
         self._receiving = OneAtATime("receiving from this connection")
         self._waiting = OneAtATime("waiting for room on this connection")
         self._alarm = trio.CancelScope()
-        # what came
-        self._arrivals = Arrivals()
-        self._resets = Resets(limits, trio.current_time())
+        # received
+        self._arrivals = ArrivalQueue()
+        self._resets = ResetLimit(options.limits, trio.current_time())
         self._last_heard = trio.current_time()
-        # what goes
+        # to be sent
         self._datagrams_out: deque[bytes] = deque()
-        self._wants_room: dict[int, None] = {}  # streams found without, in order
+        self._wants_room: dict[int, None] = {}  # streams that had no room when asked, in order
         self._wants_stream = False
         self._wants_datagram = False
         self._last_ping = self._timed_at = self._flushed_at = -math.inf
-        # how it ends
+        # its end
         self._is_closing = False
         self._is_closed = False
         self._failure: RemoteProtocolError | None = None
 
-    # --- what is known
+    # --- state
 
     @property
     def role(self) -> Literal["client", "server"]:
@@ -101,11 +109,11 @@ class QuicLink(MultistreamLink):
     @property
     def wire(self) -> UdpSocket:
         """The socket that it sends on."""
-        return self._departures.wire
+        return self._writer.wire
 
     @property
     def dropped_datagrams(self) -> int:
-        """Datagrams that came and found the queue full."""
+        """Datagrams that were received and found the queue full."""
         return self._arrivals.dropped
 
     @property
@@ -118,7 +126,7 @@ class QuicLink(MultistreamLink):
 
     @property
     def ended(self) -> ConnectionEnded | None:
-        """How it ended; None while it lives, or after an orderly end."""
+        """The error with which it ended; None before the end, and after an orderly end."""
         return ending_of(self._quic, self._name, by_us=self._is_closing, failure=self._failure)
 
     def __repr__(self) -> str:
@@ -171,7 +179,7 @@ class QuicLink(MultistreamLink):
 
     def write(self, stream: int, data: bytes, is_last: bool) -> None:
         if self.is_over or not self._quic.is_writable(stream):
-            return  # whoever writes will hear of it, or has
+            return  # the writer learns of it by another call
         if len(data) > (room := self.room(stream)):
             raise ValueError(f"stream {stream}: {len(data)} bytes to write, there is room for {room}")
         self._quic.write(stream, data, is_last)
@@ -203,7 +211,7 @@ class QuicLink(MultistreamLink):
             await self._roomy.park()
 
     def _with_room(self) -> list[int]:
-        """Not for every packet that the peer confirms: a quarter of the outbox at a time."""
+        """Return the streams that got room, once a quarter of the outbox is free, to save wake-ups."""
         if not self._wants_room or 4 * (self._limits.outbox - self._quic.buffered) < self._limits.outbox:
             return []
         credit, is_writable = self._quic.credit, self._quic.is_writable
@@ -238,7 +246,7 @@ class QuicLink(MultistreamLink):
     # --- the end
 
     def close(self, *, error: str = "", code: int | None = None) -> None:
-        """Say goodbye now; `code` is 0 for an orderly end and 1 for another, unless it is given."""
+        """Send the goodbye now; without `code` it is 0 for an orderly end and 1 for another."""
         if self._is_closing or self._quic.ending is not None:
             return
         self._is_closing = True
@@ -251,14 +259,14 @@ class QuicLink(MultistreamLink):
         self.close()
         try:
             await trio.lowlevel.checkpoint()
-            while self._departures.waiting and not self._quic.is_terminated:
+            while self._writer.waiting and not self._quic.is_terminated:
                 await self._roomy.park()
         finally:
             self._is_closed = True
             self._wake_all()
 
     def _fail(self, error: RemoteProtocolError) -> None:
-        """The peer broke a rule of ours."""
+        """Close because the peer broke a rule."""
         if not self.is_over:
             self._failure = error
             self._quic.close(error_code=FAILED, reason_phrase=clipped(error.message))
@@ -276,11 +284,11 @@ class QuicLink(MultistreamLink):
     # --- the task
 
     async def run(self) -> None:
-        """Send what is to be sent, when it is to be sent, until nothing can be any more."""
+        """Send packets when they are due, until the connection is terminated."""
         while not self._quic.is_terminated:
             self.flush()
-            if self._departures.waiting:
-                await self._departures.wait()
+            if self._writer.waiting:
+                await self._writer.wait()
                 self._roomy.unpark_all()
                 continue
             with trio.CancelScope(deadline=self._next_deadline()) as self._alarm:
@@ -294,14 +302,14 @@ class QuicLink(MultistreamLink):
         if timer is not None and timer <= now:
             self._timed_at = now
             self._quic.handle_timer(now)
-            self.settle(is_timer=True)
+            self.finish_feeding(is_timer=True)
         elif self._ping_at() <= now:
             self._last_ping = now
             self._quic.send_ping(0)
 
     def _next_deadline(self) -> float:
         timer = self._quic.get_timer()
-        # Rounding can make aioquic find that it was called too early, which it is not a moment later.
+        # Rounding can make aioquic treat a call as too early; a moment later it does not.
         return min(math.inf if timer is None else max(timer, self._timed_at + GRAIN), self._ping_at())
 
     def _ping_at(self) -> float:
@@ -312,24 +320,24 @@ class QuicLink(MultistreamLink):
     # --- packets
 
     def _nudge(self) -> None:
-        """Something was written: who comes after a pause need not wait for another task, the others go together."""
+        """Send a first write after a pause at once; leave writes in a row to `run`, which sends them together."""
         if self._doorbell and perf_counter() - self._flushed_at >= PAUSE:
             self.flush()
         else:
             self._doorbell.unpark_all()
 
     def feed(self, packet: Packet) -> None:
-        """Take in one packet; `settle` comes after the last of several."""
+        """Take in one packet; `finish_feeding` is called after the last of several."""
         data, address = packet
-        if self._departures.has_said_goodbye:
-            self._departures.repeat_goodbye()
+        if self._writer.has_said_goodbye:
+            self._writer.repeat_goodbye()
             return
         now = self._last_heard = trio.current_time()
         self._quic.receive_datagram(data, address, now)
         self._collect(now)
 
-    def settle(self, *, is_timer: bool = False) -> None:
-        """Whatever came has been taken in: answer it, and wake whom it concerns."""
+    def finish_feeding(self, *, is_timer: bool = False) -> None:
+        """Answer the packets that were taken in, and wake the tasks that they concern."""
         self._quic.look_at_sent()
         self._collect(trio.current_time())
         self.flush(is_timer=is_timer)
@@ -342,9 +350,9 @@ class QuicLink(MultistreamLink):
             self._roomy.unpark_all()
 
     def flush(self, *, is_timer: bool = False) -> None:
-        """Send what may be sent now, as far as the kernel takes it; aioquic must be asked after its timer."""
+        """Send what may be sent now, as far as the kernel takes it; after its timer aioquic is asked in any case."""
         now = trio.current_time()
-        while not self._departures.waiting:
+        while not self._writer.waiting:
             if self._datagrams_out and not self._quic.waiting_datagrams:
                 for _ in range(min(DATAGRAMS_AT_ONCE, len(self._datagrams_out))):
                     self._quic.send_datagram_frame(self._datagrams_out.popleft())
@@ -352,10 +360,10 @@ class QuicLink(MultistreamLink):
                 break
             packets = self._quic.datagrams_to_send(now)
             if packets:
-                self._departures.send(packets, is_goodbye=self._quic.ending is not None)
+                self._writer.send(packets, is_goodbye=self._quic.ending is not None)
             if not (packets and self._datagrams_out):
                 break
-        if self._departures.waiting:
+        if self._writer.waiting:
             self._doorbell.unpark_all()
         self._collect(now)
         if self._doorbell:  # `run` is asleep
@@ -364,8 +372,8 @@ class QuicLink(MultistreamLink):
         self._flushed_at = perf_counter()
 
     def replace_wire(self, wire: UdpSocket) -> UdpSocket:
-        """Go on from another socket, and from another connection id; gives the one before."""
-        before = self._departures.replace(wire)
+        """Continue on another socket with another connection id; returns the socket before it."""
+        before = self._writer.replace(wire)
         self._quic.change_connection_id()
         self._quic.send_ping(0)
         self._doorbell.unpark_all()
@@ -398,3 +406,225 @@ class QuicLink(MultistreamLink):
                     self._on_id(connection_id, True)
                 case quic_events.ConnectionIdRetired(connection_id=connection_id):
                     self._on_id(connection_id, False)
+
+
+# --- what was received
+
+
+class ArrivalQueue:
+    """Arrivals in order, until `receive` takes them; small pieces of a stream are joined.
+
+    The bytes of streams are bounded by the credit granted for them, datagrams by a limit of their own.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[Arrival] = []
+        self._tails: dict[int, _Tail] = {}  # the last arrival of each stream, to which more is joined
+        self._datagrams = 0
+        self._datagram_bytes = 0
+        self.dropped = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def take(self) -> list[Arrival]:
+        """Take all arrivals."""
+        waiting, self._waiting = self._waiting, []
+        for tail in self._tails.values():
+            tail.close()
+        self._tails.clear()
+        self._datagrams = self._datagram_bytes = 0
+        return waiting
+
+    def add_data(self, stream: int, data: bytes, is_last: bool) -> None:
+        tail = self._tails.get(stream)
+        if tail is not None and tail.size < JOIN_BELOW:
+            tail.add(data, is_last)
+            return
+        if tail is not None:
+            tail.close()
+        arrival = StreamData(stream, data, is_last)
+        self._waiting.append(arrival)
+        self._tails[stream] = _Tail(arrival)
+
+    def add_reset(self, stream: int) -> None:
+        if (tail := self._tails.pop(stream, None)) is not None:
+            tail.close()
+        self._waiting.append(StreamReset(stream))
+
+    def add_stop(self, stream: int) -> None:
+        self._waiting.append(StreamStopped(stream))
+
+    def add_datagram(self, data: bytes) -> None:
+        if self._datagrams >= DATAGRAMS_MOST or self._datagram_bytes + len(data) > DATAGRAM_BYTES_MOST:
+            self.dropped += 1
+            return
+        self._datagrams += 1
+        self._datagram_bytes += len(data)
+        self._waiting.append(Datagram(data))
+
+
+class ResetLimit:
+    """Limits how fast a peer resets streams, since each costs this side more than the peer."""
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self._limits = limits
+        self._left = float(limits.resets_burst)
+        self._at = now
+        self.asked: set[int] = set()
+        """Streams that this side asked the peer to reset."""
+
+    def count(self, stream: int, now: float) -> bool:
+        """Count one reset; return False if it is above the limit."""
+        if stream in self.asked:
+            self.asked.discard(stream)
+            return True
+        renewed = self._left + (now - self._at) * self._limits.resets_per_second
+        self._left = min(renewed, float(self._limits.resets_burst)) - 1
+        self._at = now
+        return self._left >= 0
+
+    @property
+    def error(self) -> RemoteProtocolError:
+        most = self._limits.resets_burst
+        return RemoteProtocolError(f"more than {most} streams were given up at once", limit="resets_per_second")
+
+
+class _Tail:
+    """The last arrival of a stream, to which more data is added without a copy for each piece."""
+
+    __slots__ = ("_arrival", "_pieces", "size")
+
+    def __init__(self, arrival: StreamData) -> None:
+        self._arrival = arrival
+        self._pieces: list[bytes] = [arrival.data]
+        self.size = len(arrival.data)
+
+    def add(self, data: bytes, is_last: bool) -> None:
+        self._pieces.append(data)
+        self.size += len(data)
+        self._arrival.is_last = is_last
+
+    def close(self) -> None:
+        if len(self._pieces) > 1:
+            self._arrival.data = b"".join(self._pieces)
+
+
+# --- what is sent
+
+
+class PacketWriter:
+    """Writes packets to the socket, keeps those that the kernel does not take, and repeats the goodbye."""
+
+    def __init__(self, wire: UdpSocket) -> None:
+        self.wire = wire
+        self.waiting: list[Packet] = []
+        self._goodbye: list[Packet] = []
+        self._unheard = 0
+
+    @property
+    def has_said_goodbye(self) -> bool:
+        return bool(self._goodbye)
+
+    def send(self, packets: list[Packet], *, is_goodbye: bool = False) -> None:
+        """Send what the kernel takes now; the rest waits."""
+        if is_goodbye:
+            self._goodbye = packets
+        try:
+            taken = self.wire.send_nowait(packets)
+        except trio.ClosedResourceError:
+            return
+        if taken < len(packets):
+            self.waiting = packets[taken:]
+
+    async def wait(self) -> None:
+        """Wait until the kernel takes more, then send what waits."""
+        wire = self.wire
+        try:
+            await wire.wait_writable()
+        except trio.ClosedResourceError:
+            if wire is self.wire:  # it was closed, not replaced: no socket is left
+                self.waiting = []
+            return
+        waiting, self.waiting = self.waiting, []
+        self.send(waiting)
+
+    def repeat_goodbye(self) -> None:
+        """Send the goodbye again, at the first packet that comes after it, the second, the fourth, and so on."""
+        self._unheard += 1
+        if self._unheard < 1 << GOODBYES and self._unheard & (self._unheard - 1) == 0 and not self.waiting:
+            self.send(self._goodbye)
+
+    def replace(self, wire: UdpSocket) -> UdpSocket:
+        """Continue on another socket and return the one before; packets that wait count as lost."""
+        before, self.wire = self.wire, wire
+        self.waiting = []
+        return before
+
+
+# --- how it ended
+
+
+class ConnectionEnded(trio.BrokenResourceError):
+    """A QUIC connection is over, and not in order.
+
+    `code` is the number in the goodbye, `is_application` is True if an application gave it rather than QUIC, `reason`
+    is the text that came with it, and `by` is the side that ended the connection.
+    """
+
+    def __init__(
+        self, text: str, *, code: int, is_application: bool, reason: str, by: Literal["peer", "local", "network"]
+    ) -> None:
+        super().__init__(text)
+        self.code = code
+        self.is_application = is_application
+        self.reason = reason
+        self.by: Literal["peer", "local", "network"] = by
+
+
+def ending_of(
+    quic: LimitedConnection, name: str, *, by_us: bool, failure: RemoteProtocolError | None
+) -> ConnectionEnded | None:
+    """Make the error to raise; None before the end, after an orderly end, and after a close on this side."""
+    ending = quic.ending
+    if ending is None or by_us:
+        return None
+    code, reason = ending.error_code, printable(ending.reason_phrase)
+    is_application = ending.frame_type is None
+    by: Literal["peer", "local", "network"] = "peer"
+    if failure is not None:
+        text = f"{name}: {failure}"
+    elif quic.is_ended_by_peer:
+        if code == ORDERLY:
+            return None
+        text = f"{name}: the peer closed the connection with {_named(code, is_application)}{_with(reason)}"
+    elif quic.is_timed_out:
+        by = "network"
+        text = f"{name}: nothing was heard for {quic.configuration.idle_timeout:g} s"
+    else:
+        text = f"{name}: the peer broke a rule of QUIC, {_named(code, is_application)}{_with(reason)}"
+    error = ConnectionEnded(text, code=code, is_application=is_application, reason=reason, by=by)
+    error.__cause__ = failure
+    return error
+
+
+def clipped(text: str) -> str:
+    """Cut a text to what a goodbye, which is one packet, can hold."""
+    return text.encode()[:REASON_MOST].decode(errors="ignore")
+
+
+def printable(text: str) -> str:
+    """Replace the unprintable characters in a peer's text, for a log or a terminal."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text[:REASON_MOST])
+
+
+def _named(code: int, is_application: bool) -> str:
+    if is_application:
+        return f"code {code}"
+    if code in {known.value for known in QuicErrorCode}:
+        return QuicErrorCode(code).name.lower().replace("_", " ")
+    return f"TLS alert {code - TLS_ALERTS}" if code >= TLS_ALERTS else f"code {code:#x} of QUIC"
+
+
+def _with(reason: str) -> str:
+    return f": {reason}" if reason else ""

@@ -1,4 +1,4 @@
-"""Which peers does a listener for packets have? So many with proof, so many without, and none that went silent."""
+"""The table of a packet listener's peers: limits on their numbers, and on their silence."""
 
 from __future__ import annotations
 
@@ -8,35 +8,39 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from muxkit.runtime import turns
+from muxkit.runtime import bare_nursery, turns
+
+from .._addresses import join_host_port
+from .._listen import log_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from muxkit import Limits
 
-    from ._packets import ServerCounters
+    from .options import ListenerOptions, ServerCounters
+    from .sockets import PacketSocket
 
-# What forged addresses may cost: each that makes another give way costs a handler's whole life.
-EVICTIONS = 100.0  # a second
+# Bounds what forged addresses cost: each that replaces an older peer starts and ends a handler.
+EVICTIONS = 100.0  # per second
 EVICTIONS_BURST = 200.0
 
 log = logging.getLogger("muxkit.adapters")
 
 
 class Peer(Protocol):
-    """A link as the listener's table sees it."""
+    """A link as the table of peers sees it."""
 
     @property
     def expires(self) -> float:
-        """When it will have been silent for too long."""
+        """When the peer counts as silent for too long."""
 
     def forget(self, reason: str) -> None:
-        """It is over; whoever waits on it must hear so."""
+        """End the link; the tasks that wait on it raise an error."""
 
 
 class Peers:
-    """Admission, eviction and expiry; handlers run in `nursery`, each with a scope of its own."""
+    """Admits, evicts and expires peers; handlers run in `nursery`, each in a scope of its own."""
 
     def __init__(self, nursery: trio.Nursery, limits: Limits, counters: ServerCounters) -> None:
         self._nursery = nursery
@@ -52,7 +56,7 @@ class Peers:
 
     @property
     def has_room(self) -> bool:
-        """Would `admit` take one more now? When all places are taken, so many a second get one from the oldest."""
+        """True if `admit` would take one more peer now; if all places are taken, evictions are limited in rate."""
         limits = self._limits
         if len(self._established) >= limits.connections or self._running >= limits.connections + limits.half_open:
             return False
@@ -64,7 +68,7 @@ class Peers:
         return self._evictions >= 1
 
     def admit(self, peer: Peer) -> trio.CancelScope | None:
-        """Take in a peer without proof if there is room, for `run` with this scope; what still runs counts too."""
+        """Admit a peer without proof and return the scope for `run`, or None; handlers that still run count too."""
         if not self.has_room:
             self._counters.turned_away += 1
             return None
@@ -84,35 +88,31 @@ class Peers:
         self._nursery.start_soon(self.run, peer, scope, work)
 
     async def run(self, peer: Peer, scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
-        """The whole life of an admitted peer; what its handler raises is logged, and the others go on."""
+        """Run the handler of an admitted peer and log what it raises."""
         try:
             with scope:
                 await work()
-        except (ConnectionError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            log.info("a peer's handler ended with %s", type(error).__name__)
         except Exception as error:
-            # A message may hold what a peer sent, so it is for debugging only.
-            log.error("a peer's handler failed with %s", type(error).__name__)
-            log.debug("the handler's failure", exc_info=True)
+            log_failure("peer", error)
         finally:
             self._running -= 1
             self._counters.finished += 1
             self.remove(peer)
 
     def establish(self, peer: Peer) -> None:
-        """It has proved itself, and is not given up for newer ones any more."""
+        """Mark a peer as proved, so that newer ones do not replace it any more."""
         if self._half_open.pop(peer, None) is not None:
             self._established.add(peer)
             self._count()
 
     def remove(self, peer: Peer) -> None:
-        """It is over; its handler may still run for a while."""
+        """Forget a peer whose link is over; its handler may still run for a while."""
         self._half_open.pop(peer, None)
         self._established.discard(peer)
         self._count()
 
     async def expire(self) -> None:
-        """Forget who went silent; runs beside the listener."""
+        """Forget silent peers; a task that runs beside the listeners."""
         while True:
             now = trio.current_time()
             for peer in [*self._half_open, *self._established]:
@@ -142,3 +142,28 @@ class Peers:
     def _count(self) -> None:
         self._counters.half_open = len(self._half_open)
         self._counters.peers = len(self._established)
+
+
+class PacketListener(Protocol):
+    """One bound socket and the task that reads it."""
+
+    packets: PacketSocket
+
+    async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None]) -> None:
+        """Pass packets to the links of their senders, until cancelled."""
+
+
+async def serve_listeners(
+    listeners: Sequence[PacketListener], options: ListenerOptions, started: Callable[[list[str]], None]
+) -> None:
+    """Run listeners that share one table of peers, until cancelled, and close their sockets."""
+    try:
+        async with bare_nursery() as nursery:
+            peers = Peers(nursery, options.limits, options.counters)
+            nursery.start_soon(peers.expire)
+            for listener in listeners:
+                await nursery.start(listener.run, peers)
+            started([join_host_port(*listener.packets.socket.getsockname()[:2]) for listener in listeners])
+    finally:
+        for listener in listeners:
+            listener.packets.close()

@@ -1,7 +1,7 @@
-"""How do packets get in and out with few system calls? One UDP socket, read and written in trains.
+"""UDP sockets for QUIC, read and written in runs of packets to save system calls.
 
-The kernel cuts a train of equal packets (UDP_SEGMENT) and puts one together again (UDP_GRO); without either each
-packet is one call. docs/reference/quic.md has the figures.
+The kernel cuts a run of equal packets (UDP_SEGMENT) and joins one again (UDP_GRO); without them each packet is one
+call. docs/reference/quic.md has the figures.
 """
 
 from __future__ import annotations
@@ -9,49 +9,46 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import struct
 import sys
 from typing import TYPE_CHECKING, Any
 
 import trio
 
+from .._sockets import CLOSED_HERE
+from ..packets import kernel
+from ..packets.sockets import open_socket
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Address = Any
-"""As `socket` has it for the family: (host, port) or (host, port, flow, scope)."""
+"""An address as `socket` has it for the family: (host, port) or (host, port, flow, scope)."""
 
 Packet = tuple[bytes, Address]
 
-UDP_SEGMENT = 103  # linux/udp.h; Python has no names for them
-UDP_GRO = 104
-SOL_UDP = 17
-TRAIN_MOST = 64  # packets, what the kernel cuts at most
-TRAIN_BYTES = 65_000
-READ = 65_536  # bytes, one packet or one train
-TURN_BYTES = 64 * 1024  # to read before the others get their turn
-TURN_READS = 64
-BUFFER = 4 * 1024 * 1024  # bytes, what the kernel is asked to keep in each direction
+READ_SIZE = 65_536  # bytes, one packet or one run
+TURN_BYTES = 64 * 1024  # to read before other tasks run
+TURN_READS = 64  # calls, for the same reason
+BUFFER_SIZE = 4 * 1024 * 1024  # bytes asked of the kernel in each direction
 
 CAN_BATCH = sys.platform == "linux"
-NO_TRAINS = {errno.EIO, errno.EINVAL, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EMSGSIZE}
-CLOSED_HERE = {errno.EBADF, errno.ENOTSOCK}
+NO_RUNS = {errno.EIO, errno.EINVAL, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EMSGSIZE}
 
 
 class UdpSocket:
-    """A bound UDP socket without blocking; `peer` if it is connected."""
+    """A bound UDP socket without blocking; `peer` is its address if the socket is connected."""
 
     def __init__(self, sock: socket.socket, peer: Address | None = None) -> None:
         sock.setblocking(False)
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, BUFFER)
+            sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_SIZE)
         self._socket = sock
         self._peer = peer
-        self._sends_trains = CAN_BATCH
-        self._receives_trains = CAN_BATCH and _try_gro(sock)
+        self._sends_runs = CAN_BATCH
+        self._receives_runs = CAN_BATCH and _try_gro(sock)
         self._writable = trio.Lock()  # the kernel wakes one waiter only
         self.dropped = 0
-        """Packets that the kernel refused to send; they count as lost on the way."""
+        """Packets that the kernel refused to send; they count as lost."""
 
     @property
     def address(self) -> Address:
@@ -60,7 +57,7 @@ class UdpSocket:
 
     @property
     def socket(self) -> socket.socket:
-        """For options; it alone sends, receives and closes."""
+        """The socket underneath, for its options and addresses."""
         return self._socket
 
     def close(self) -> None:
@@ -71,10 +68,10 @@ class UdpSocket:
     # --- receiving
 
     async def receive(self) -> list[Packet]:
-        """Wait for packets, then give what there is, within bounds.
+        """Wait for packets and return those that have come, within the limits of a turn.
 
-        Raises `trio.ClosedResourceError` when it was closed, and the kernel's ConnectionRefusedError when somebody
-        at the connected peer says that nobody listens.
+        Raises ClosedResourceError once it is closed, and ConnectionRefusedError when the network reports that no
+        program listens at the connected peer.
         """
         while True:
             await trio.lowlevel.wait_readable(self._socket)
@@ -94,7 +91,7 @@ class UdpSocket:
                 if error.errno in CLOSED_HERE:
                     raise trio.ClosedResourceError("this socket was closed on our side") from error
                 if packets:
-                    break  # it is told of errors one at a time, and the next call brings another
+                    break  # the next call reports another error
                 if isinstance(error, ConnectionRefusedError):
                     raise
                 continue
@@ -103,13 +100,13 @@ class UdpSocket:
         return packets
 
     def _read(self, packets: list[Packet]) -> int:
-        if not self._receives_trains:
-            data, address = self._socket.recvfrom(READ)
+        if not self._receives_runs:
+            data, address = self._socket.recvfrom(READ_SIZE)
             packets.append((data, self._peer or address))
             return len(data)
-        data, notes, _, address = self._socket.recvmsg(READ, 64)
+        data, notes, _, address = self._socket.recvmsg(READ_SIZE, kernel.ANCILLARY)
         address = self._peer or address
-        each = _segment_size(notes) if notes else 0
+        each = kernel.read_notes(notes)[0] if notes else 0
         if 0 < each < len(data):
             packets += [(data[start : start + each], address) for start in range(0, len(data), each)]
         else:
@@ -119,22 +116,22 @@ class UdpSocket:
     # --- sending
 
     def send_nowait(self, packets: Sequence[Packet]) -> int:
-        """Send what the kernel takes now, in order; give the number of packets that are dealt with.
+        """Send what the kernel takes now, in order; return the number of packets that were sent or lost.
 
-        A packet that it refuses for other reasons than a full buffer counts as lost on its way.
+        A packet that the kernel refuses for other reasons than a full buffer counts as lost.
         """
         start, total = 0, len(packets)
         while start < total:
-            stop = self._train_end(packets, start) if self._sends_trains else start + 1
+            stop = self._run_end(packets, start) if self._sends_runs else start + 1
             try:
-                self._send_train(packets, start, stop)
+                self._send_run(packets, start, stop)
             except (BlockingIOError, InterruptedError):
                 return start
             except OSError as error:
                 if error.errno in CLOSED_HERE:
                     raise trio.ClosedResourceError("this socket was closed on our side") from error
-                if stop - start > 1 and error.errno in NO_TRAINS:
-                    self._sends_trains = False
+                if stop - start > 1 and error.errno in NO_RUNS:
+                    self._sends_runs = False
                     continue
                 self.dropped += stop - start
             start = stop
@@ -146,13 +143,13 @@ class UdpSocket:
                 raise trio.ClosedResourceError("this socket was closed on our side")
             await trio.lowlevel.wait_writable(self._socket)
 
-    def _train_end(self, packets: Sequence[Packet], start: int) -> int:
-        """Packets of one size to one address; the last may be smaller."""
+    def _run_end(self, packets: Sequence[Packet], start: int) -> int:
+        """Return where a run ends: packets of one size to one address, of which the last may be smaller."""
         data, address = packets[start]
         each = len(data)
-        room = TRAIN_BYTES - each
+        room = kernel.MOST_RUN - each
         stop = start + 1
-        most = min(len(packets), start + TRAIN_MOST)
+        most = min(len(packets), start + kernel.MOST_SEGMENTS)
         while stop < most:
             size = len(packets[stop][0])
             if size > each or size > room or packets[stop][1] != address:
@@ -163,7 +160,7 @@ class UdpSocket:
                 break
         return stop
 
-    def _send_train(self, packets: Sequence[Packet], start: int, stop: int) -> None:
+    def _send_run(self, packets: Sequence[Packet], start: int, stop: int) -> None:
         data, address = packets[start]
         if stop - start == 1:
             if self._peer is None:
@@ -171,39 +168,25 @@ class UdpSocket:
             elif address == self._peer:
                 self._socket.send(data)
             return
-        train = [packet for packet, _ in packets[start:stop]]
-        notes = [(SOL_UDP, UDP_SEGMENT, struct.pack("=H", len(data)))]
+        run = [packet for packet, _ in packets[start:stop]]
+        notes = [kernel.run_note(len(data))]
         if self._peer is None:
-            self._socket.sendmsg(train, notes, 0, address)
+            self._socket.sendmsg(run, notes, 0, address)
         elif address == self._peer:
-            self._socket.sendmsg(train, notes)
+            self._socket.sendmsg(run, notes)
 
 
 def bound(family: int, address: Address, *, peer: Address | None = None) -> UdpSocket:
-    """A socket at `address`, connected to `peer` if one is given."""
-    sock = socket.socket(family, socket.SOCK_DGRAM)
+    """Open a socket at `address`, connected to `peer` if one is given."""
     try:
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-        if peer is not None:
-            sock.connect(peer)
-        return UdpSocket(sock, peer)
+        return UdpSocket(open_socket(family, bind=address, connect=peer), peer)
     except OSError as error:
-        sock.close()
         raise OSError(error.errno, f"quic {address[0]}:{address[1]}: {os.strerror(error.errno or 0)}") from error
 
 
 def _try_gro(sock: socket.socket) -> bool:
     try:
-        sock.setsockopt(SOL_UDP, UDP_GRO, 1)
+        sock.setsockopt(kernel.SOL_UDP, kernel.UDP_GRO, 1)
     except OSError:
         return False
     return True
-
-
-def _segment_size(notes: list[tuple[int, int, bytes]]) -> int:
-    for level, kind, data in notes:
-        if level == SOL_UDP and kind == UDP_GRO:
-            return int.from_bytes(data[:4], sys.byteorder)
-    return 0

@@ -1,4 +1,4 @@
-"""What does a QUIC connection start with? Trust, certificates, limits and tickets, as aioquic wants to have them."""
+"""Options of QUIC connections as aioquic takes them: limits, trust, certificates and tickets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import ssl
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import attrs
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
@@ -14,7 +14,7 @@ from aioquic.tls import CipherSuite
 
 from muxkit import Limits
 
-from ._quic_qlog import DirectoryLogger
+from .qlog import DirectoryLogger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ ALPN = "muxkit-aqueduct"
 IDLE_TIMEOUT = 30.0  # s without a packet after which the peer counts as gone
 KEEP_ALIVE = 10.0  # s of silence before a ping
 STREAM_PRICE = 2 * 1024  # bytes of memory for a stream
-DATAGRAM_MOST = 65_535  # bytes, of one DATAGRAM frame that we take
+DATAGRAM_MOST = 65_535  # bytes, the largest DATAGRAM frame that is accepted
 QLOG_DIRECTORY = "MUXKIT_QLOGDIR"
 TICKETS_MOST = 1024
 CIPHERS = [CipherSuite.AES_128_GCM_SHA256, CipherSuite.AES_256_GCM_SHA384, CipherSuite.CHACHA20_POLY1305_SHA256]
@@ -33,22 +33,36 @@ CIPHERS = [CipherSuite.AES_128_GCM_SHA256, CipherSuite.AES_256_GCM_SHA384, Ciphe
 Source = str | os.PathLike[str]
 
 
+class QuicKeywords(TypedDict, total=False):
+    """Keywords that both sides of QUIC take; `QuicOptions` has their meaning."""
+
+    alpn: Sequence[str]
+    streams: int | None
+    idle_timeout: float
+    keep_alive: float | None
+    packet_size: int
+    qlog: Source | None
+
+
 @attrs.frozen(kw_only=True)
-class Tuning:
-    """What both sides may set; times in seconds, sizes in bytes."""
+class QuicOptions:
+    """Options of both sides; times in seconds, sizes in bytes."""
 
     alpn: Sequence[str] = (ALPN,)
     limits: Limits = attrs.field(factory=Limits)
     streams: int | None = None
-    """Streams of the peer that may be open at once; twice `Limits.channels` and a few if nothing is said,
-    or as many as `Limits.channel_memory` pays for."""
+    """Streams of the peer that may be open at once; by default twice `Limits.channels` and 256, or as many as
+    `Limits.channel_memory` pays for."""
     idle_timeout: float = IDLE_TIMEOUT
+    """Silence after which the peer counts as gone."""
     keep_alive: float | None = KEEP_ALIVE
+    """Silence before a ping; None for no pings."""
     packet_size: int = attrs.field(
         default=SMALLEST_MAX_DATAGRAM_SIZE, validator=attrs.validators.ge(SMALLEST_MAX_DATAGRAM_SIZE)
     )
-    """The UDP payload of the packets that we send: whoever raises it knows that the path takes it."""
+    """The UDP payload of packets that are sent; the path must take larger ones if this is raised."""
     qlog: Source | None = None
+    """A directory for qlog files."""
 
     @property
     def most_streams(self) -> int:
@@ -74,7 +88,7 @@ class Tuning:
 
 
 def trust(configuration: QuicConfiguration, *, ca: Source | bytes | None, name: str, insecure: bool) -> None:
-    """Whom a client believes: the roots of the system, or the ones given, as a file or as PEM."""
+    """Set which roots a client trusts: the system's, or the ones given, as a file or as PEM."""
     configuration.server_name = name
     configuration.verify_mode = ssl.CERT_NONE if insecure else ssl.CERT_REQUIRED
     if isinstance(ca, bytes):
@@ -90,7 +104,7 @@ def trust(configuration: QuicConfiguration, *, ca: Source | bytes | None, name: 
 def identify(
     configuration: QuicConfiguration, *, certificate: Source, key: Source | None, password: str | None
 ) -> None:
-    """Who a server is: a chain of certificates and its key, which may stand in the same file."""
+    """Set the certificates of a server: a chain and its key, which may be in the same file."""
     _check_readable("certificate", certificate)
     if key is not None:
         _check_readable("key", key)
@@ -109,7 +123,7 @@ def _check_readable(what: str, path: Source) -> None:
 
 
 class Tickets:
-    """What servers gave a client, so that the next handshake with one of them is short; never for early data."""
+    """Tickets that servers gave a client, which shorten its next handshakes; never used for early data."""
 
     def __init__(self, most: int = TICKETS_MOST) -> None:
         self._most = most
@@ -119,7 +133,7 @@ class Tickets:
         return len(self._tickets)
 
     def keep(self, ticket: SessionTicket) -> None:
-        """The newest of each server counts."""
+        """Keep the newest ticket of each server."""
         ticket.max_early_data_size = None
         self._tickets[ticket.server_name] = ticket
         self._tickets.move_to_end(ticket.server_name)
@@ -127,12 +141,12 @@ class Tickets:
             self._tickets.popitem(last=False)
 
     def take(self, name: str) -> SessionTicket | None:
-        """A ticket works once."""
+        """Take a server's ticket, which works once."""
         return self._tickets.pop(name, None)
 
 
 class IssuedTickets:
-    """What a server gave its clients; each works once, and the oldest make room for new ones."""
+    """Tickets that a server gave its clients; each works once, and above the limit the oldest are dropped."""
 
     def __init__(self, most: int = TICKETS_MOST) -> None:
         self._most = most

@@ -1,4 +1,4 @@
-"""How do packets get through a kernel socket without blocking? In bursts, with what the network says counted."""
+"""UDP sockets without blocking: bursts of packets in few system calls, and the network's reports about them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import logging
 import socket
 from collections import OrderedDict
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import trio
 
-from . import _packets_kernel as kernel
-from ._packets import TURN_BYTES, TURN_PACKETS, UNREACHABLE, Address, Buffers
-from ._sockets import CLOSED_HERE
+from .._addresses import join_host_port
+from .._sockets import CLOSED_HERE
+from . import kernel
+from .options import TURN_BYTES, TURN_PACKETS, UNREACHABLE, Address, Buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from .options import PacketOptions
+
 log = logging.getLogger("muxkit.adapters")
 
-RECEIVE_SIZE = 65_535  # bytes: no UDP packet is larger, so none is cut
+RECEIVE_SIZE = 65_535  # bytes; no UDP packet is larger
 FULL = {errno.EAGAIN, errno.EWOULDBLOCK}
-SOURCES = 4096  # peers of a wildcard socket, of which it is known which of our addresses they use
+SOURCES = 4096  # peers of a wildcard socket for which the local address that they use is kept
 NO_RUNS = {errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
+NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}  # `localhost` may name an IPv6 address that is switched off
 
 CLOSED = "this socket was closed on our side"
 
@@ -33,16 +37,15 @@ Burst = list[tuple[Address | None, list[bytes]]]
 class PacketSocket:
     """A UDP socket, connected or not; it owns `sock` and never blocks.
 
-    `refused` is called with what the network says about earlier packets, and the address that it is about (None
-    where the socket is connected).
+    `refused` is called with each report of the network about earlier packets, and the address that the report is about
+    (None if the socket is connected).
     """
 
     def __init__(
         self,
         sock: socket.socket,
+        options: PacketOptions,
         *,
-        receive_buffer: int,
-        send_buffer: int,
         refused: Callable[[Address | None, OSError], None],
         is_connected: bool,
     ) -> None:
@@ -52,7 +55,7 @@ class PacketSocket:
         self.lost = 0
         self.dropped = 0
         self.has_more = False
-        """The last turn ended before the kernel had no more."""
+        """True if the last `receive` stopped before the socket was empty."""
         self._refused = refused
         self._is_connected = is_connected
         self._runs = kernel.prepare(sock, reports=not is_connected)
@@ -61,7 +64,7 @@ class PacketSocket:
             self._sources = OrderedDict()
         self._is_waiting = False
         self._writable = trio.lowlevel.ParkingLot()
-        self.buffers = _ask_for_buffers(sock, receive_buffer, send_buffer)
+        self.buffers = _ask_for_buffers(sock, options.receive_buffer, options.send_buffer)
 
     @property
     def is_closed(self) -> bool:
@@ -74,11 +77,11 @@ class PacketSocket:
             self._writable.unpark_all()
 
     def path_mtu(self, address: Address | None) -> int | None:
-        """In bytes, headers included; None where the system does not say."""
+        """Return the path's MTU in bytes, headers included; None if the system does not say."""
         return kernel.path_mtu(self.socket, address)
 
     def room_on_path(self, address: Address | None) -> int:
-        """The largest packet that the way to a peer takes, as far as the kernel knows."""
+        """Return the largest packet that the path to a peer takes, as far as the kernel knows."""
         most = kernel.MOST_PAYLOAD.get(self.socket.family, 65_507)
         mtu = self.path_mtu(address)
         return most if mtu is None else max(1, min(most, mtu - self.headers))
@@ -92,7 +95,7 @@ class PacketSocket:
         await trio.lowlevel.wait_readable(self.socket)
 
     def receive(self, most: int = TURN_PACKETS) -> Burst:
-        """What has come, up to about `most` packets; nothing if nothing has, or only news about packets sent before.
+        """Return what has come, about `most` packets; empty if nothing has, or only reports about packets sent before.
 
         Raises ClosedResourceError once closed.
         """
@@ -107,13 +110,13 @@ class PacketSocket:
                     self.has_more = False
                     break
                 self._failed(error)
-                packets += 1  # a flood of refusals must not hold up the others either
+                packets += 1  # a flood of reports must not delay other tasks either
                 continue
             burst.append((None if self._is_connected else address, arrived))
             packets += len(arrived)
             size += sum(map(len, arrived))
         if not burst and not self._is_connected:
-            # Some news comes without an error, and would wake us again and again until it is taken.
+            # Some reports come without an error, and the socket stays readable until they are read.
             self._hear_reports()
         return burst
 
@@ -134,7 +137,7 @@ class PacketSocket:
         return address, [data[at : at + size] for at in range(0, len(data), size)]
 
     def _remember(self, address: Address, source: kernel.Note) -> None:
-        """On a machine with several addresses, an answer must come from the one that was asked."""
+        """Keep the local address that a peer uses, since answers must come from there."""
         sources = self._sources
         if sources is not None:
             sources[address] = source
@@ -158,7 +161,7 @@ class PacketSocket:
     # Sending
 
     async def wait_writable(self) -> None:
-        """Until the kernel may take more; several tasks may wait, where Trio admits one."""
+        """Sleep until the kernel may take more; several tasks may wait at once."""
         if self.is_closed:
             await trio.lowlevel.checkpoint()
             raise trio.ClosedResourceError(CLOSED)
@@ -173,7 +176,7 @@ class PacketSocket:
             self._writable.unpark_all()
 
     def send(self, packets: Sequence[bytes], address: Address | None = None) -> int:
-        """Send what the kernel takes now, in order; give how many packets are done with, sent or lost.
+        """Send what the kernel takes now, in order; return the number of packets that were sent or lost.
 
         Raises ClosedResourceError once closed, OSError(EMSGSIZE) when the first packet is too large for the path.
         """
@@ -201,7 +204,7 @@ class PacketSocket:
         return done
 
     def _one_by_one(self, packets: Sequence[bytes], address: Address | None) -> int:
-        """After the path has become narrower: the ones that still fit."""
+        """Send the packets that still fit, after the path became narrower."""
         could, self._runs = self._runs, False
         try:
             return self.send(packets, address)
@@ -214,7 +217,7 @@ class PacketSocket:
         except OSError as error:
             if error.errno not in UNREACHABLE:
                 raise
-            # News about an earlier packet came instead; what comes now is about this one.
+            # The error was about an earlier packet; the next one is about this packet.
             self._failed(error)
             self._call(packets, address)
 
@@ -234,7 +237,7 @@ class PacketSocket:
 
     @staticmethod
     def _run(packets: Sequence[bytes], start: int) -> int:
-        """How many packets from there can go in one call: all of one size, the last may be smaller."""
+        """Return how many packets from `start` go in one call: all of one size, the last may be smaller."""
         size = len(packets[start])
         if not size:
             return 1
@@ -251,7 +254,7 @@ class PacketSocket:
 
 
 def open_socket(family: int, *, bind: Address | None = None, connect: Address | None = None) -> socket.socket:
-    """A UDP socket, bound or connected."""
+    """Open a UDP socket, bound or connected."""
     sock = socket.socket(family, socket.SOCK_DGRAM)
     try:
         if bind is not None:
@@ -267,6 +270,41 @@ def open_socket(family: int, *, bind: Address | None = None, connect: Address | 
     return sock
 
 
+async def first_address(host: str, port: int) -> tuple[int, Address]:
+    """Resolve a host to the family and the address to send to; of several, the system's first choice."""
+    return (await _resolve(host, port, 0))[0]
+
+
+async def bind_all(host: str, port: int) -> list[socket.socket]:
+    """Open a bound socket for each address of `host` that this machine has."""
+    bound: list[socket.socket] = []
+    reasons: list[OSError] = []
+    try:
+        for family, address in await _resolve(host, port, socket.AI_PASSIVE):
+            try:
+                bound.append(open_socket(family, bind=address))
+            except OSError as error:
+                if error.errno not in NOT_HERE:
+                    raise OSError(error.errno, f"udp {join_host_port(*address[:2])}: {error.strerror}") from error
+                reasons.append(error)
+        if not bound:
+            raise reasons[0]
+    except BaseException:
+        for sock in bound:
+            sock.close()
+        raise
+    return bound
+
+
+async def _resolve(host: str, port: int, flags: int) -> list[tuple[int, Address]]:
+    try:
+        found = await trio.socket.getaddrinfo(host or None, port, type=socket.SOCK_DGRAM, flags=flags)
+    except OSError as error:
+        raise OSError(error.errno, f"{host}: {error.strerror or error}") from error
+    # The third form in the annotation is for Pythons without IPv6.
+    return [(family, cast("Address", address)) for family, _, _, _, address in found]
+
+
 def _is_wildcard(sock: socket.socket) -> bool:
     return sock.getsockname()[0] in ("0.0.0.0", "::")
 
@@ -276,7 +314,7 @@ def _ask_for_buffers(sock: socket.socket, receive: int, send: int) -> Buffers:
     for option, asked in ((socket.SO_RCVBUF, receive), (socket.SO_SNDBUF, send)):
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, option, asked)
-        # Linux doubles what was asked, for its own bookkeeping, and tells the double.
+        # Linux doubles what was asked, for its own bookkeeping, and reports the double.
         got.append(sock.getsockopt(socket.SOL_SOCKET, option) // (2 if kernel.LINUX else 1))
     buffers = Buffers(receive, got[0], send, got[1])
     if got[0] < receive or got[1] < send:

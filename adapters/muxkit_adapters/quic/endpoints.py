@@ -1,30 +1,30 @@
-"""How do many streams cross a network that others can touch, none waiting for another? QUIC, verified by default."""
+"""Connect and serve QUIC."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
+import attrs
 import trio
 
 from muxkit import Limits
 from muxkit.runtime import background, bare_nursery, protect_package, protected_manager
 
 try:
-    from ._aioquic_limits import LimitedConnection
+    from .connection import LimitedConnection
 except ModuleNotFoundError as error:
     raise ImportError("quic needs aioquic: install muxkit[quic]") from error
-from ._addresses import join_host_port, parse_host_port, parse_hosts
-from ._errors import HandshakeFailed
-from ._quic_config import ALPN, IDLE_TIMEOUT, KEEP_ALIVE, IssuedTickets, Source, Tickets, Tuning, identify, trust
-from ._quic_ending import ConnectionEnded
-from ._quic_link import QuicLink
-from ._quic_qlog import DirectoryLogger
-from ._quic_server import Server
-from ._quic_socket import UdpSocket, bound
-from .tcp import Hosts, each_host
+from .._addresses import join_host_port, parse_host_port, parse_hosts
+from .._errors import HandshakeFailed
+from ..tcp import Hosts, each_host
+from .link import ConnectionEnded, QuicLink
+from .options import IssuedTickets, QuicOptions, Source, Tickets, identify, trust
+from .qlog import DirectoryLogger
+from .server import Server
+from .sockets import UdpSocket, bound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
     from aioquic.quic.configuration import QuicConfiguration
 
-    from ._quic_socket import Address
+    from .options import QuicKeywords
+    from .sockets import Address
 
 __all__ = ["ConnectionEnded", "HandshakeFailed", "QuicLink", "Tickets", "connect", "rebind", "serve", "transport"]
 
 HANDSHAKE_TIMEOUT = 10.0  # s, on the connecting side; a listener has Limits.handshake
-PACKET_SIZE: Final = 1200  # bytes of UDP payload, which every path takes
 
 
 @protected_manager
@@ -47,35 +47,25 @@ async def connect(
     *,
     ca: Source | bytes | None = None,
     server_hostname: str | None = None,
-    alpn: Sequence[str] = (ALPN,),
     insecure: bool = False,
     limits: Limits | None = None,
-    streams: int | None = None,
-    idle_timeout: float = IDLE_TIMEOUT,
-    keep_alive: float | None = KEEP_ALIVE,
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
-    packet_size: int = PACKET_SIZE,
     tickets: Tickets | None = None,
-    qlog: Source | None = None,
+    **options: Unpack[QuicKeywords],
 ) -> AsyncIterator[QuicLink]:
-    """A QUIC connection with somebody whose certificate is valid for `server_hostname`, by default the host.
+    """Open a QUIC connection to a peer whose certificate is valid for `server_hostname`, by default the host.
 
     `ca` is a file of certificates, or PEM, to trust instead of the system's roots. The addresses are tried in turn,
     each for `handshake_timeout` seconds. Raises `HandshakeFailed` with the reason when the peer cannot be trusted or
-    does not answer. Leaving the block normally says goodbye, by an error hangs up.
+    does not answer. Leaving the block normally closes in order, leaving it by an error closes with an error.
+    `QuicOptions` describes the other keywords.
     """
-    tuning = Tuning(
-        alpn=alpn,
-        limits=limits or Limits(),
-        streams=streams,
-        idle_timeout=idle_timeout,
-        keep_alive=keep_alive,
-        packet_size=packet_size,
-        qlog=qlog,
+    dialer = _Dialer(
+        QuicOptions(limits=limits or Limits(), **options), ca, server_hostname, insecure, handshake_timeout, tickets
     )
     places = each_host(host, port)
     async with background() as nursery:
-        link = await _first_of(places, nursery, tuning, ca, server_hostname, insecure, handshake_timeout, tickets)
+        link = await dialer.first_of(places, nursery)
         try:
             yield link
         except BaseException:
@@ -92,45 +82,32 @@ async def serve(
     key: Source | None = None,
     password: str | None = None,
     host: str = "127.0.0.1",
-    alpn: Sequence[str] = (ALPN,),
     limits: Limits | None = None,
-    streams: int | None = None,
-    idle_timeout: float = IDLE_TIMEOUT,
-    keep_alive: float | None = KEEP_ALIVE,
-    packet_size: int = PACKET_SIZE,
     retry: bool = True,
     tickets: bool = False,
-    qlog: Source | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    **options: Unpack[QuicKeywords],
 ) -> None:
     """Run `handler(link)` for each connection whose handshake succeeds, until cancelled.
 
-    `certificate` and `key` are PEM files; one file may hold both. With `retry` a client shows that it is where it
-    says before anything is kept of it, which costs one round trip. With `tickets` clients get some, so that their
-    next handshake needs no certificate.
+    `certificate` and `key` are PEM files; one file may hold both. With `retry` a client proves its address before
+    anything is kept for it, which costs one round trip. With `tickets` clients get tickets that shorten their next
+    handshake. `QuicOptions` describes the other keywords.
     """
-    tuning = Tuning(
-        alpn=alpn,
-        limits=limits or Limits(),
-        streams=streams,
-        idle_timeout=idle_timeout,
-        keep_alive=keep_alive,
-        packet_size=packet_size,
-        qlog=qlog,
-    )
-    configuration = tuning.configuration(is_client=False)
+    quic_options = QuicOptions(limits=limits or Limits(), **options)
+    configuration = quic_options.configuration(is_client=False)
     identify(configuration, certificate=certificate, key=key, password=password)
-    server = Server(configuration, handler, tuning=tuning, retry=retry, tickets=IssuedTickets() if tickets else None)
+    issued = IssuedTickets() if tickets else None
+    server = Server(configuration, handler, options=quic_options, retry=retry, tickets=issued)
     sockets = await _listen(host, port)
     addresses = [join_host_port(*wire.address[:2]) for wire in sockets]
     await server.serve(sockets, lambda: task_status.started(addresses))
 
 
 def rebind(link: QuicLink, *, host: str | None = None) -> None:
-    """Let a client's connection go on from another port, or from another address of this machine.
+    """Continue a client's connection on another port, or on another address of this machine.
 
-    It is what happens by itself when the network between changes; here it is wanted, after a change of the
-    network on this side.
+    A change of the network on the path does the same without a call; this is for a change of the network on this side.
     """
     if link.role != "client":
         raise ValueError("only a client can go on from another address")
@@ -149,27 +126,19 @@ class _Transport:
         *,
         ca: Source | bytes | None = None,
         server_hostname: str | None = None,
-        alpn: Sequence[str] = (ALPN,),
         insecure: bool = False,
         limits: Limits | None = None,
-        idle_timeout: float = IDLE_TIMEOUT,
-        keep_alive: float | None = KEEP_ALIVE,
-        packet_size: int = PACKET_SIZE,
         tickets: Tickets | None = None,
-        qlog: Source | None = None,
+        **options: Unpack[QuicKeywords],
     ) -> AbstractAsyncContextManager[QuicLink]:
         return connect(
             parse_hosts(address),
             ca=ca,
             server_hostname=server_hostname,
-            alpn=alpn,
             insecure=insecure,
             limits=limits,
-            idle_timeout=idle_timeout,
-            keep_alive=keep_alive,
-            packet_size=packet_size,
             tickets=tickets,
-            qlog=qlog,
+            **options,
         )
 
     async def serve(
@@ -182,13 +151,9 @@ class _Transport:
         certificate: Source | None = None,
         key: Source | None = None,
         password: str | None = None,
-        alpn: Sequence[str] = (ALPN,),
-        idle_timeout: float = IDLE_TIMEOUT,
-        keep_alive: float | None = KEEP_ALIVE,
-        packet_size: int = PACKET_SIZE,
         retry: bool = True,
         tickets: bool = False,
-        qlog: Source | None = None,
+        **options: Unpack[QuicKeywords],
     ) -> None:
         if certificate is None:
             raise ValueError(f"quic://{address}: a server needs certificate=, a PEM file with its chain, and key=")
@@ -200,55 +165,51 @@ class _Transport:
             certificate=certificate,
             key=key,
             password=password,
-            alpn=alpn,
             limits=limits,
-            idle_timeout=idle_timeout,
-            keep_alive=keep_alive,
-            packet_size=packet_size,
             retry=retry,
             tickets=tickets,
-            qlog=qlog,
             task_status=task_status,
+            **options,
         )
 
 
 transport = _Transport()
 
 
-async def _first_of(
-    places: Sequence[tuple[str, int]],
-    nursery: trio.Nursery,
-    tuning: Tuning,
-    ca: Source | bytes | None,
-    server_hostname: str | None,
-    insecure: bool,
-    within: float,
-    tickets: Tickets | None,
-) -> QuicLink:
-    """The first address that answers; its tasks run in `nursery`."""
-    failures: list[OSError] = []
-    for host, port in places:
-        configuration = tuning.configuration(is_client=True)
-        name = server_hostname or host
-        trust(configuration, ca=ca, name=name, insecure=insecure)
-        try:
-            found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_DGRAM)
-        except OSError as error:
-            failures.append(OSError(error.errno, f"quic {join_host_port(host, port)}: {error.strerror or error}"))
-            continue
-        for family, _, _, _, address in found:
-            configuration.session_ticket = tickets.take(name) if tickets is not None else None
-            client = _Client(configuration, tuning, tickets, family, address, verified=not insecure)
+@attrs.frozen
+class _Dialer:
+    """Tries addresses in turn; holds what a client is told about all of them."""
+
+    options: QuicOptions
+    ca: Source | bytes | None
+    server_hostname: str | None
+    insecure: bool
+    timeout: float
+    tickets: Tickets | None
+
+    async def first_of(self, places: Sequence[tuple[str, int]], nursery: trio.Nursery) -> QuicLink:
+        """Connect to the first address that answers; its tasks run in `nursery`."""
+        failures: list[OSError] = []
+        for host, port in places:
+            configuration = self.options.configuration(is_client=True)
+            name = self.server_hostname or host
+            trust(configuration, ca=self.ca, name=name, insecure=self.insecure)
             try:
-                return await client.start(nursery, within)
-            except HandshakeFailed as error:
-                failures.append(error)
+                found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_DGRAM)
             except OSError as error:
-                failures.append(error)
-    if len(failures) == 1:
-        raise failures[0]
-    kind = HandshakeFailed if any(isinstance(error, HandshakeFailed) for error in failures) else OSError
-    raise kind("; ".join(str(error) for error in failures)) from failures[-1]
+                failures.append(OSError(error.errno, f"quic {join_host_port(host, port)}: {error.strerror or error}"))
+                continue
+            for family, _, _, _, address in found:
+                configuration.session_ticket = self.tickets.take(name) if self.tickets is not None else None
+                client = _Client(configuration, self.options, self.tickets, family, address, verified=not self.insecure)
+                try:
+                    return await client.start(nursery, self.timeout)
+                except OSError as error:  # HandshakeFailed among them
+                    failures.append(error)
+        if len(failures) == 1:
+            raise failures[0]
+        kind = HandshakeFailed if any(isinstance(error, HandshakeFailed) for error in failures) else OSError
+        raise kind("; ".join(str(error) for error in failures)) from failures[-1]
 
 
 class _Client:
@@ -257,7 +218,7 @@ class _Client:
     def __init__(
         self,
         configuration: QuicConfiguration,
-        tuning: Tuning,
+        options: QuicOptions,
         tickets: Tickets | None,
         family: int,
         address: Address,
@@ -265,12 +226,12 @@ class _Client:
         verified: bool,
     ) -> None:
         self._address = address
-        self._tuning = tuning
+        self._options = options
         self._trace = configuration.quic_logger
         self._quic = LimitedConnection(
             configuration,
-            streams=tuning.most_streams,
-            window_most=tuning.limits.channel_bytes,
+            streams=options.most_streams,
+            window_most=options.limits.channel_bytes,
             session_ticket_handler=tickets.keep if tickets is not None else None,
         )
         self._name = f"quic {join_host_port(*address[:2])}{'' if verified else ' (not verified, insecure)'}"
@@ -280,14 +241,13 @@ class _Client:
             self._wire,
             role="client",
             name=self._name,
-            limits=tuning.limits,
-            keep_alive=tuning.keep_alive,
+            options=options,
             after=self._write_trace,
         )
         self._refusal: OSError | None = None
 
     async def start(self, nursery: trio.Nursery, within: float) -> QuicLink:
-        """Raises `HandshakeFailed` or OSError, and then nothing of it is left."""
+        """Do the handshake; raises `HandshakeFailed` or OSError, and then no task or socket is left."""
         scope = trio.CancelScope()
         nursery.start_soon(self._run, scope)
         try:
@@ -323,7 +283,7 @@ class _Client:
         finally:
             self._link.close(error="hung up")
             self._link.wire.close()
-            self._link.established.set()  # who waits for it finds that there is no protocol
+            self._link.established.set()  # `start` finds that there is no protocol
             if isinstance(self._trace, DirectoryLogger):
                 self._trace.close(self._quic.original_destination_connection_id)
 
@@ -334,7 +294,7 @@ class _Client:
             try:
                 packets = await wire.receive()
             except ConnectionRefusedError as error:
-                # Afterwards anybody could have sent that; before, there is nobody to wait for.
+                # After the handshake the report may be forged; before it, no peer is there to wait for.
                 if not link.established.is_set():
                     self._refusal = OSError(errno.ECONNREFUSED, f"{self._name}: {os.strerror(errno.ECONNREFUSED)}")
                     self._refusal.__cause__ = error
@@ -348,7 +308,7 @@ class _Client:
                 raise
             for packet in packets:
                 link.feed(packet)
-            link.settle()
+            link.finish_feeding()
             packets = []  # not kept while waiting for more
             await trio.lowlevel.checkpoint()
 

@@ -1,4 +1,4 @@
-"""What happened on a QUIC connection, for qvis and its like? A file for each, written as it happens."""
+"""qlog files of QUIC connections, for tools such as qvis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("muxkit.adapters")
 
 
 class DirectoryLogger(QuicLogger):
-    """Sizes, numbers and times of packets and frames, never what is in them; as JSON text sequences."""
+    """Writes a file for each connection: sizes, numbers and times of packets and frames, never their content."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -31,10 +31,10 @@ class DirectoryLogger(QuicLogger):
         return trace
 
     def end_trace(self, trace: QuicLoggerTrace) -> None:
-        """aioquic calls it at the end of a connection, but not if one is given up."""
+        """Do nothing: aioquic calls this at the end of some connections only, and `close` is called for all."""
 
     def write(self, odcid: bytes) -> None:
-        """What was logged of a connection since the last call; aioquic fills in an event after it has logged it."""
+        """Write the events of a connection since the last call; aioquic completes an event after it has logged it."""
         if (trace := self._open.get(odcid)) is not None:
             trace.write()
 
@@ -71,7 +71,7 @@ class _Trace(QuicLoggerTrace):
         try:
             self._file.write("".join(f"\x1e{json.dumps(record)}\n" for record in pending))
             self._file.flush()
-        except OSError as error:  # a full disk is no reason to lose the connection
+        except OSError as error:  # a full disk must not end the connection
             _log.warning("%s: %s; the qlog ends here", self._file.name, error.strerror)
             self.close()
 

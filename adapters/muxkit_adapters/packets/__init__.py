@@ -1,0 +1,1 @@
+"""What the packet transports, UDP and DTLS, are made of."""

@@ -1,0 +1,432 @@
+"""DTLS links and their listener, on Trio's DTLS endpoint."""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from muxkit.runtime import close_at_once, turns
+
+from .._addresses import join_host_port
+from .._errors import HandshakeFailed
+from .certificates import ALERTS, DTLS_1_2, SSL, Context, Verdict, identity_of, reason_of, verifies
+from .links import CLOSED, PacketLink
+from .options import TURN, PacketTooLarge, loss
+from .sockets import PacketSocket
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from .options import Address, ListenerOptions, PacketOptions
+    from .peers import Peers
+
+BURST = 32  # packets encrypted before the kernel is asked to take them
+INBOX = 256  # packets that wait for the handler of one peer
+LARGEST_RECORD = 18_500  # bytes: above any DTLS record; larger packets are dropped
+
+
+class DtlsLink(PacketLink):
+    """Encrypted packets with one peer; each arrives whole and unchanged or not at all, perhaps late.
+
+    DTLS carries no empty packets: `send` raises ValueError for one.
+    """
+
+    def __init__(
+        self,
+        channel: trio.DTLSChannel,
+        wire: EndpointSocket,
+        peer: str,
+        options: PacketOptions,
+        *,
+        hostname: str | None = None,
+        idle: float = math.inf,
+    ) -> None:
+        super().__init__(wire.packets, peer, channel.peer_address, options)
+        self._channel = channel
+        # Trio keeps the connection private, and offers no other way to a certificate or a close_notify.
+        self._ssl: SSL.Connection = channel._ssl
+        self._wire = wire
+        self._remote: Address = channel.peer_address
+        self._idle = idle
+        self._heard_at = trio.current_time()
+        self._verdict = Verdict(hostname)
+        self._handshake = trio.CancelScope()
+        self._identity: bytes | None = None
+        self._is_over = False
+        channel.set_ciphertext_mtu(self._room())
+
+    async def shake_hands(self, context: Context, *, within: float, retransmit: float) -> None:
+        """Do the handshake; raises `HandshakeFailed` with the reason, or ConnectionError if the peer is unreachable."""
+        verdict, peer = self._verdict, self._peer
+        verdict.watch(self._ssl, context.get_verify_mode())
+        self._handshake.deadline = trio.current_time() + within
+        failure: Exception | None = None
+        with self._handshake:
+            try:
+                await self._channel.do_handshake(initial_retransmit_timeout=retransmit)
+            except (SSL.Error, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                failure = error
+        if isinstance(self._broken, OSError):
+            raise type(self._broken)(self._broken.errno, f"{peer}: {self._broken.strerror}") from self._broken
+        if verdict.reason is not None:
+            raise HandshakeFailed(f"{peer}: the certificate was refused: {verdict.reason}")
+        if self._handshake.cancelled_caught:
+            said = "" if verdict.alert is None else f"; the peer says: {ALERTS.get(verdict.alert, verdict.alert)}"
+            raise HandshakeFailed(f"{peer}: the DTLS handshake was not over within {within:g} s{said}")
+        if failure is not None:
+            reason = (
+                reason_of(failure) if isinstance(failure, SSL.Error) else str(failure) or "the handshake was cut off"
+            )
+            raise HandshakeFailed(f"{peer}: {reason}") from failure
+        if self._ssl.get_protocol_version() > DTLS_1_2:  # versions of DTLS count downwards
+            raise HandshakeFailed(f"{peer}: speaks {self._ssl.get_protocol_version_name()}, and DTLS 1.2 is the least")
+        self._limit = self._channel.get_cleartext_mtu()
+        self._identity = identity_of(self._ssl) if verifies(context) else None
+
+    # Called by the socket and the listener
+
+    def heard(self, packets: Sequence[bytes]) -> None:
+        """Note packets from the peer's address."""
+        self._heard_at = trio.current_time()
+        if not self._limit:
+            for packet in packets:
+                self._verdict.heard(packet)
+
+    def handshake_sent(self) -> None:
+        """Note that a packet of the handshake has been sent; if it was the alert, the handshake is over."""
+        if self._verdict.reason is not None:
+            self._handshake.cancel()
+
+    @property
+    def expires(self) -> float:
+        """When the peer counts as silent for too long."""
+        return self._heard_at + self._idle
+
+    @property
+    def identity(self) -> bytes | None:
+        """The peer's certificate in DER if it was verified; None if the peer showed none, or was not asked."""
+        return self._identity
+
+    def _target(self) -> Address | None:
+        return None if self._wire.is_connected else self._address
+
+    def _fit_path(self) -> None:
+        self._channel.set_ciphertext_mtu(self._room())
+        self._limit = self._channel.get_cleartext_mtu()
+
+    def _room(self) -> int:
+        return min(self._largest, self._packets.room_on_path(self._target()))
+
+    def _count_dropped(self) -> int:
+        return self._channel.statistics().incoming_packets_dropped_in_trio
+
+    def __repr__(self) -> str:
+        return f"<DtlsLink {self._peer} {self._ssl.get_protocol_version_name()}{self._state()}>"
+
+    # Sending
+
+    def send_nowait(self, packets: Sequence[bytes]) -> int:
+        """Send what the kernel takes now, in order; return the number of packets sent.
+
+        Raises as `send` does; if a packet has the wrong size, none was sent.
+        """
+        self._check_open()
+        if not packets:
+            return 0
+        sizes = [len(packet) for packet in packets]
+        if max(sizes) > self._limit:
+            raise PacketTooLarge(self._peer, max(sizes), self._limit)
+        if not min(sizes):
+            raise ValueError(f"{self._peer}: DTLS carries no empty packets")
+        done = 0
+        while done < len(packets):
+            burst = [self._seal(packet) for packet in packets[done : done + BURST]]
+            lost = self._packets.lost
+            # A packet that the kernel does not take now is encrypted again later; to the peer, this record is lost.
+            try:
+                taken = self._wire.send_nowait(burst, self._remote)
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    raise
+                taken = self._refuse_large(sizes[done], bool(done))
+            self._lost += self._packets.lost - lost
+            self._sent += taken
+            self._sent_bytes += sum(sizes[done : done + taken])
+            done += taken
+            self._check_open()
+            if taken < len(burst):
+                break
+        return done
+
+    def _refuse_large(self, size: int, is_begun: bool) -> int:
+        """Account for a packet that the kernel found too large; 0 if packets sent before must be reported first."""
+        mtu = self.path_mtu
+        if mtu is None:  # the system does not tell the size
+            self._largest -= self._limit - size + 1
+            self._limit = size - 1
+        if size <= self._limit:
+            self._packets.lost += 1  # it fits the limit, so the error was about an earlier packet
+            return 1
+        if is_begun:
+            return 0
+        raise PacketTooLarge(self._peer, size, self._limit, mtu)
+
+    def _seal(self, packet: bytes) -> bytes:
+        try:
+            self._ssl.write(packet)
+            return self._ssl.bio_read(LARGEST_RECORD)
+        except SSL.Error as error:
+            raise trio.BrokenResourceError(f"{self._peer}: {reason_of(error)}") from error
+
+    # Receiving
+
+    async def receive(self) -> bytes:
+        """Return the next packet; if it is cancelled, none is lost.
+
+        Raises EndOfChannel after the peer's close_notify, BrokenResourceError once the peer is known to be gone.
+        """
+        self._check_receivable()
+        try:
+            packet = await self._channel.receive()
+        except SSL.Error as error:
+            raise self._ended(error) from None
+        except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
+            self._check_receivable()
+            raise self._lose(str(error)) from None
+        self._came(packet)
+        return packet
+
+    def receive_nowait(self, limit: int) -> list[bytes]:
+        """Return what has been received already, at most `limit` packets."""
+        self._check_receivable()
+        packets: list[bytes] = []
+        while len(packets) < limit:
+            try:
+                self._ssl.bio_write(self._channel._q.r.receive_nowait())
+                packet = self._ssl.read(LARGEST_RECORD)
+            except SSL.WantReadError:
+                continue  # a forged or duplicated packet
+            except SSL.Error as error:
+                failure = self._ended(error)
+                if packets:
+                    break
+                raise failure from None
+            except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
+                break
+            self._came(packet)
+            packets.append(packet)
+        return packets
+
+    def _came(self, packet: bytes) -> None:
+        self._refusals.heard()
+        self._received += 1
+        self._received_bytes += len(packet)
+
+    # The end
+
+    async def aclose(self) -> None:
+        """Send close_notify, which may be lost like any packet, and close."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._send_close_notify()
+            self._channel.close()
+        await trio.lowlevel.checkpoint()
+
+    def _send_close_notify(self) -> None:
+        if self._broken is not None or not self._limit or self._packets.is_closed:
+            return
+        try:
+            self._ssl.shutdown()
+            notify = self._ssl.bio_read(LARGEST_RECORD)
+        except SSL.Error:
+            return
+        self._wire.send_nowait([notify], self._remote)
+
+    def refused(self, error: OSError) -> bool:
+        """The network reports the peer as unreachable; return True if that ended the link."""
+        if self._broken is None and self._refusals.refused():
+            self._break(error)
+            return True
+        return False
+
+    def forget(self, reason: str) -> None:
+        """End the link for `reason`; called by the table of peers."""
+        if self._broken is None:
+            self._break(reason)
+
+    def _break(self, why: OSError | str) -> None:
+        self._broken = why
+        self._channel.close()  # wakes the receiving task
+
+    def _lose(self, reason: str) -> Exception:
+        if self._broken is None:
+            self._break(reason or "the DTLS connection is gone")
+        return loss(self._peer, self._broken or reason)
+
+    def _ended(self, error: SSL.Error) -> Exception:
+        if isinstance(error, SSL.ZeroReturnError):
+            self._is_over = True
+            self._channel.close()
+            return trio.EndOfChannel()
+        return self._lose(reason_of(error))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise trio.ClosedResourceError(CLOSED)
+        if self._broken is not None:
+            raise loss(self._peer, self._broken)
+        if self._is_over:
+            raise trio.BrokenResourceError(f"{self._peer}: the peer has said goodbye")
+
+    def _check_receivable(self) -> None:
+        if self._is_closed:
+            raise trio.ClosedResourceError(CLOSED)
+        if self._is_over:
+            raise trio.EndOfChannel
+        if self._broken is not None:
+            raise loss(self._peer, self._broken)
+
+
+class DtlsListener:
+    """One bound socket, Trio's DTLS endpoint on it, and the links of its peers."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        handler: Callable[[DtlsLink], Awaitable[None]],
+        context: Context,
+        options: ListenerOptions,
+        *,
+        retransmit: float,
+    ) -> None:
+        self.packets = PacketSocket(sock, options, refused=self._refused, is_connected=False)
+        self._handler = handler
+        self._context = context
+        self._options = options
+        self._retransmit = retransmit
+        self._links: dict[Address, DtlsLink] = {}
+        self._wire = EndpointSocket(self.packets, None, self._links.get)
+        self._peers: Peers
+
+    async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None]) -> None:
+        """Do the handshakes of new peers and run their handlers, until cancelled."""
+        self._peers = peers
+        with trio.DTLSEndpoint(self._wire, incoming_packets_buffer=INBOX) as endpoint:
+            await endpoint.serve(self._context, self._peer, task_status=task_status)
+
+    async def _peer(self, channel: trio.DTLSChannel) -> None:
+        """Serve one peer after it has returned its cookie; Trio closes the channel afterwards."""
+        address: Address = channel.peer_address
+        link = DtlsLink(
+            channel,
+            self._wire,
+            f"dtls {join_host_port(*address[:2])}",
+            self._options,
+            idle=self._options.idle,
+        )
+        scope = self._peers.admit(link)
+        if scope is None:
+            return
+        self._links[address] = link
+        try:
+            await self._peers.run(link, scope, partial(self._shake_hands_and_handle, link))
+        finally:
+            self._options.counters.dropped += link.stats().dropped
+            if self._links.get(address) is link:
+                del self._links[address]
+
+    async def _shake_hands_and_handle(self, link: DtlsLink) -> None:
+        await link.shake_hands(self._context, within=self._options.limits.handshake, retransmit=self._retransmit)
+        self._peers.establish(link)
+        try:
+            await self._handler(link)
+        finally:
+            await close_at_once(link)
+
+    def _refused(self, address: Address | None, error: OSError) -> None:
+        link = None if address is None else self._links.get(address)
+        if link is not None and link.refused(error):
+            self._options.counters.refused += 1
+            self._peers.remove(link)
+
+
+class EndpointSocket(trio.socket.SocketType):
+    """The socket that Trio's DTLS endpoint is given, so that no report of the network is raised in Trio's own task.
+
+    `peer` is the address that a connected socket is connected to; `link_of` finds the link of an address.
+    """
+
+    def __init__(
+        self, packets: PacketSocket, peer: Address | None, link_of: Callable[[Address], DtlsLink | None]
+    ) -> None:
+        super().__init__()
+        self.packets = packets
+        self._peer = peer
+        self._link_of = link_of
+        self._queue: deque[tuple[bytes, Address]] = deque()
+        self._clock = turns().now
+        self._until = 0.0  # when other tasks run
+
+    @property
+    def is_connected(self) -> bool:
+        return self._peer is not None
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        return self.packets.socket.family
+
+    @property
+    def type(self) -> socket.SocketKind:
+        return self.packets.socket.type
+
+    def getsockname(self) -> Any:  # noqa: ANN401 - as in Trio
+        return self.packets.socket.getsockname()
+
+    def close(self) -> None:
+        self.packets.close()
+
+    async def recvfrom(self, *_: object) -> tuple[bytes, Any]:
+        packets = self.packets
+        while not self._queue:
+            if packets.has_more:
+                await trio.lowlevel.checkpoint()
+            else:
+                await packets.wait_readable()
+            for address, burst in packets.receive():
+                came_from = address or self._peer
+                if came_from is None:
+                    continue
+                link = self._link_of(came_from)
+                if link is not None:
+                    link.heard(burst)
+                # An empty packet, which any machine can send, would be an error in Trio and end the link.
+                self._queue.extend((packet, came_from) for packet in burst if 0 < len(packet) <= LARGEST_RECORD)
+            self._until = self._clock() + TURN
+        # Trio works on each packet at once, and would go on as long as there are more.
+        if self._clock() >= self._until:
+            await trio.lowlevel.checkpoint()
+            self._until = self._clock() + TURN
+        return self._queue.popleft()
+
+    async def sendto(self, *arguments: Any) -> int:
+        packet, address = bytes(arguments[0]), arguments[-1]
+        try:
+            while not self.send_nowait([packet], address):
+                await self.packets.wait_writable()
+        except OSError:  # too large for the path: the handshake is repeated with smaller packets
+            self.packets.lost += 1
+        await trio.lowlevel.checkpoint()
+        link = self._link_of(address)
+        if link is not None:
+            link.handshake_sent()
+        return len(packet)
+
+    def send_nowait(self, packets: Sequence[bytes], address: Address) -> int:
+        """Send packets to a peer, as `PacketSocket.send` does."""
+        return self.packets.send(packets, None if self._peer is not None else address)
