@@ -114,7 +114,7 @@ def compiled(reader: Reader) -> None:
     python = reader.enter("compiled")
     reader.types(README, "MUXKIT_COMPILE=1 pip install .")
     where = "import muxkit.{0} as part; print(part.__file__); assert part.__file__.endswith(('.so', '.pyd'))"
-    for module in ("core._windows", "protocols.bpmux._engine", "protocols.relink._engine", "protocols.e3x._engine"):
+    for module in ("core._windows", "protocols.bpmux._engine", "protocols.relink.engine", "protocols.e3x._engine"):
         print(reader.runs(python, "-c", where.format(module), folder=reader.folder).strip())
     reader.runs(python, reader.clone / ".ci" / "smoke.py", folder=reader.folder)
 

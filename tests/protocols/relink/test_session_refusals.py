@@ -14,7 +14,7 @@ import trio.testing
 from muxkit import LinkLost
 from muxkit.protocols import relink
 from muxkit.protocols.relink import Link, LinkRefused, _session_listen
-from muxkit.protocols.relink._session_core import MOST_REFUSALS
+from muxkit.protocols.relink.session.core import MOST_REFUSALS
 from muxkit.runtime import Backoff, background
 from muxkit_adapters import memory
 from tests.protocols.relink._session_world import QUIET, SOON, TRANSACTIONS, world

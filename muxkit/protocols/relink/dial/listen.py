@@ -13,13 +13,22 @@ from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import for_connection
 from muxkit._plugins import load_transport
-from muxkit.protocols.relink._config import Config
-from muxkit.protocols.relink._handshake import mismatch
-from muxkit.protocols.relink._session import LINGER, Link, living
-from muxkit.protocols.relink._session_core import Core
-from muxkit.protocols.relink._session_handshake import Hello, answer, unknown
-from muxkit.protocols.relink._session_ids import Keys, fingerprint, identity_of, is_same, new_epoch, new_link_id
-from muxkit.protocols.relink._session_urls import PROTOCOL, config_for, place_of
+from muxkit.protocols.relink.config import Config
+from muxkit.protocols.relink.dial.handshake import (
+    Hello,
+    Keys,
+    answer,
+    fingerprint,
+    identity_of,
+    is_same,
+    new_epoch,
+    new_link_id,
+    unknown,
+)
+from muxkit.protocols.relink.dial.urls import PROTOCOL, config_for, place_of
+from muxkit.protocols.relink.handshake import mismatch
+from muxkit.protocols.relink.session.core import Core
+from muxkit.protocols.relink.session.link import LINGER, Link, living
 from muxkit.runtime import (
     Backoff,
     HandshakeQueue,
@@ -36,12 +45,13 @@ from muxkit.runtime import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
-    from muxkit._observer import Observer
-    from muxkit.protocols.relink._events import Requested
-    from muxkit.runtime import Adopted, Forgotten
-
     LinkHandler = Callable[[Link], Awaitable[object]]
     Identify = Callable[[trio.abc.Stream], bytes | None]
+
+    from muxkit._observer import Observer
+    from muxkit.protocols.relink.engine.events import Requested
+    from muxkit.runtime import Adopted, Forgotten
+
 
 MIB = 1024 * 1024
 LINK_COST = 16 * 1024  # bytes that an absent link counts beside its messages and channels

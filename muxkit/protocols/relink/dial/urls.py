@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 import attrs
 
 from muxkit._plugins import load_transport
-from muxkit.protocols.relink._config import Config
+from muxkit.protocols.relink.config import Config
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import trio
 
     from muxkit.runtime import Dial
+
 
 PROTOCOL: Final = "relink"
 FORM: Final = "relink+transport://address/endpoint or …?endpoint=name, such as relink+tcp://127.0.0.1:7000/jobs"

@@ -9,6 +9,7 @@ import attrs
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
 
+
 # --- the handshake
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from muxkit.protocols.relink._packets import OVERHEAD, PADDING, PART_OVERHEAD, message_buffers
+from muxkit._errors import RemoteProtocolError
+from muxkit.core import serial_add, serial_distance
+from muxkit.protocols.relink.frames import OVERHEAD, PADDING, PART_OVERHEAD, message_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from muxkit.core import Buffer
-    from muxkit.protocols.relink._outgoing import Outgoing
-    from muxkit.protocols.relink._packets import Ack, Operation
+    from muxkit.protocols.relink.frames import Ack, Operation
+
 
 JOIN_MOST: Final = 2048  # bytes of payload up to which a packet is put together when it is queued
 
@@ -49,26 +52,6 @@ class Large:
         return self.size
 
 
-class Multicast:
-    """A message to several channels, in the queue of each: written when it is the next one in all of them."""
-
-    __slots__ = ("cost", "counts", "parts", "size", "waiting", "written")
-
-    def __init__(self, counts: dict[Outgoing, int], parts: tuple[bytes, ...], size: int, cost: int) -> None:
-        self.counts = counts  # how often it goes to each channel, which may be named twice
-        self.parts = parts
-        self.size = size  # as a packet to one channel
-        self.cost = cost  # in the window of one
-        self.waiting = len(counts)  # channels in which something else is still before it
-        self.written = False  # as one packet; again it is written to each channel that lacks it
-
-    def __len__(self) -> int:
-        return self.size
-
-
-Item = bytes | Large | Multicast  # bytes are a packet with one small part, and cost `OVERHEAD` beside it
-
-
 @attrs.define
 class Decision:
     """Commits, or rollbacks, through a number; where it begins, the one before it ends."""
@@ -91,3 +74,46 @@ class Span:
 
     first: int
     last: int
+
+
+def resolve(what: str, wire: int, *, done: int, last: int, behind: int = 0) -> int | None:
+    """The number from `done` to `last` that `wire` stands for.
+
+    `done` is the last that was meant before, `last` the last that can be meant now. None if it is one of the
+    `behind` numbers before `done`; whatever is left is a violation.
+    """
+    ahead = serial_distance(done % 2**32, wire)
+    if ahead <= last - done:
+        return done + ahead
+    back = serial_distance(wire, done % 2**32)
+    if back <= behind:
+        return None
+    if back < ahead:
+        raise RemoteProtocolError(f"{what}: {wire} came after {serial_add(done, 0)}", rule="relink-Q11")
+    last_wire = serial_add(last, 0)
+    raise RemoteProtocolError(f"{what}: {wire} is beyond {last_wire}, the last that can be meant", rule="relink-Q11")
+
+
+def advance(what: str, steps: int, *, done: int, last: int) -> int:
+    """The number that is meant by so many packets without one."""
+    if done + steps > last:
+        was, most = serial_add(done, 0), serial_add(last, 0)
+        raise RemoteProtocolError(
+            f"{what}: {steps} more after {was}, and {most} is the last that can be meant", rule="relink-O12"
+        )
+    return done + steps
+
+
+class Timer(Enum):
+    """The deadlines of a connection; without one there are none."""
+
+    ACKS = "acks"
+    """When to tell what was received and consumed."""
+    KEEPALIVE = "keepalive"
+    """When to ping because nothing came for a while."""
+    ANSWER = "answer"
+    """When to give up on a connection that is silent after that ping."""
+    STALL = "stall"
+    """When to look whether an unfinished packet made progress."""
+
+    __hash__ = object.__hash__  # that of an enum is a call, and these are looked up with each read

@@ -7,21 +7,448 @@ application, and stays here until it is consumed: a receiver that is opened anew
 from __future__ import annotations
 
 from collections import deque
-from itertools import repeat
-from typing import TYPE_CHECKING, cast
+from enum import Enum
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, Final, cast
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import NO_QUEUE
-from muxkit.protocols.relink._events import Arrived, RolledBack
-from muxkit.protocols.relink._items import Run, Span
-from muxkit.protocols.relink._packets import Ack, Operation, Parts, encode_ack
-from muxkit.protocols.relink._sequences import advance, resolve
+from muxkit.core import NO_QUEUE, Deadlines, Scheduler
+from muxkit.protocols.relink.engine.events import (
+    Arrived,
+    ChannelClosed,
+    Committed,
+    Consumed,
+    Event,
+    Received,
+    RolledBack,
+    Uncommitted,
+    Writable,
+)
+from muxkit.protocols.relink.engine.items import (
+    JOIN_MOST,
+    Decision,
+    Large,
+    Run,
+    Span,
+    Timer,
+    advance,
+    resolve,
+)
+from muxkit.protocols.relink.frames import (
+    OVERHEAD,
+    PADDING,
+    PART_OVERHEAD,
+    Ack,
+    General,
+    Operation,
+    Parts,
+    encode_ack,
+    encode_general,
+    encode_operation,
+    message_buffers,
+    message_head,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
+    from muxkit._limits import Limits
+    from muxkit._observer import Observer
     from muxkit.core import Buffer
-    from muxkit.protocols.relink._state import Link
+    from muxkit.protocols.relink.config import Config
+
+
+class Multicast:
+    """A message to several channels, in the queue of each: written when it is the next one in all of them."""
+
+    __slots__ = ("cost", "counts", "parts", "size", "waiting", "written")
+
+    def __init__(self, counts: dict[Outgoing, int], parts: tuple[bytes, ...], size: int, cost: int) -> None:
+        self.counts = counts  # how often it goes to each channel, which may be named twice
+        self.parts = parts
+        self.size = size  # as a packet to one channel
+        self.cost = cost  # in the window of one
+        self.waiting = len(counts)  # channels in which something else is still before it
+        self.written = False  # as one packet; again it is written to each channel that lacks it
+
+    def __len__(self) -> int:
+        return self.size
+
+
+Item = bytes | Large | Multicast  # bytes are a packet with one small part, and cost `OVERHEAD` beside it
+
+
+class Outgoing:
+    """One channel of ours from its first message to the confirmation of its end; a source for the scheduler.
+
+    What happens to a message: it is queued, written, received by the peer, consumed or answered there, and only
+    then released from the window.
+    """
+
+    __slots__ = (
+        "_again",
+        "_head",
+        "_head_size",
+        "_told_last",
+        "answered",
+        "bytes",
+        "channel",
+        "close_told",
+        "close_written",
+        "closing",
+        "confirmed",
+        "consumed",
+        "consumed_told",
+        "decided",
+        "decisions",
+        "deficit",
+        "first",
+        "free",
+        "grown",
+        "heard",
+        "journal",
+        "kept",
+        "last_answer",
+        "link",
+        "next",
+        "received",
+        "received_told",
+        "released",
+        "scheduled",
+        "sent",
+        "stalled",
+        "told",
+        "unsent",
+    )
+
+    def __init__(self, channel: int, link: Link) -> None:
+        self.link = link
+        self.channel = channel
+        first = link.config.first_sequence
+        self.first = first
+        self.next = first
+        # Each of these is the last of its kind; before the first message it is one less than its number.
+        none = first - 1
+        self.sent = none  # written on this connection, or known to have arrived
+        self.received = none
+        self.consumed = none
+        self.answered = none
+        self.released = none
+        self.decided = none  # committed or rolled back here
+        self.told = none  # the same, and told to the peer
+        self.received_told = none  # as named by the peer's acks of just this kind
+        self.consumed_told = none
+        self.last_answer: Ack | None = None
+        self.bytes = 0  # in the window
+        self.unsent: deque[Item] = deque()
+        self.kept: deque[Item] = deque()  # `released` + 1 to `sent`
+        self.grown = 0  # items in both that are more than a packet put together
+        # Not answered yet, and the rollbacks before.
+        self.journal: deque[Decision] = deque() if link.out_transactions else NO_QUEUE
+        self.decisions: deque[Decision] = deque() if link.out_transactions else NO_QUEUE  # to be written
+        self._told_last: Operation | None = None
+        self._again = False  # the next decision is told with its number, since the peer may have missed one
+        # Life.
+        self.free = link.is_free  # messages may go out on this connection
+        self.heard = False  # the peer spoke of it on this connection
+        self.confirmed = False  # the peer is known to have had a message of this life
+        self.stalled = False  # the next message is a multicast that waits for its other channels
+        self.closing = False
+        self.close_written = False  # on this connection
+        self.close_told = False  # on any, and the peer may have it
+        self._head = b""  # of a message with one part of so many bytes
+        self._head_size = -1
+        self.deficit = 0
+        self.scheduled = False
+
+    @property
+    def outstanding(self) -> int:
+        """Messages in the window."""
+        return self.next - 1 - self.released
+
+    # --- queueing
+
+    def pack(self, parts: Sequence[bytes]) -> Item:
+        """A message as it will be written, copied only if it is small."""
+        if len(parts) != 1:
+            return Large.of_parts(self.channel, parts, self.link.out_id_size)
+        payload = parts[0]
+        if len(payload) <= JOIN_MOST:
+            return self.pack_small(payload)
+        self._shape_head(len(payload))
+        return Large.of_one(self._head, payload)
+
+    def pack_small(self, payload: bytes) -> bytes:
+        size = len(payload)
+        if size != self._head_size:
+            self._shape_head(size)
+        return self._head + payload + PADDING[size & 7]
+
+    def _shape_head(self, size: int) -> None:
+        """Most messages of a channel are as long as the one before."""
+        if size != self._head_size:
+            self._head_size, self._head = size, message_head((self.channel,), (size,), self.link.out_id_size)
+
+    def push(self, item: Item, cost: int) -> int:
+        """Queue a message that was admitted; gives its number."""
+        size = len(item)
+        link = self.link
+        self.unsent.append(item)
+        self.grown += not isinstance(item, bytes)
+        over = self.bytes + cost - link.floor
+        self.bytes += cost
+        link.retained += cost
+        if over > 0:
+            link.retained_over += min(over, cost)
+        link.outbox.used += size
+        number = self.next
+        self.next = number + 1
+        if not self.scheduled and self.free and not self.stalled:
+            link.scheduler.add(self)
+        return number
+
+    def decide(self, operation: Operation, through: int) -> None:
+        self.decided = through
+        for decisions in (self.journal, self.decisions):
+            if decisions and decisions[-1].operation is operation:
+                decisions[-1].through = through
+            else:
+                decisions.append(Decision(operation, through))
+        self.link.schedule(self)
+
+    def close(self) -> None:
+        self.closing = True
+        self.link.closing += 1
+        self.link.schedule(self)
+        self._confirm()
+
+    # --- writing
+
+    def is_ready(self) -> bool:
+        if not self.free:
+            return False
+        if self.decisions and self.decisions[0].through <= self.sent:
+            return True
+        if self.unsent:
+            return not self.stalled
+        return self.closing and not self.close_written and self._may_close
+
+    @property
+    def _may_close(self) -> bool:
+        # A peer forgets a closed channel at once, and its next resume is silent about it, as about a channel of which
+        # it never had a message. The two could not be told apart.
+        return not self.decisions and self.confirmed
+
+    def _confirm(self) -> None:
+        """Ask for a pong if that is all that a close waits for: it shows that the peer has read what was written."""
+        if self.closing and not self.confirmed and self.free and not self.unsent and not self.decisions:
+            self.link.control.ask_proof(self)
+
+    @property
+    def proof(self) -> int:
+        """What a pong to a ping that is written now will show: the peer has the messages through this one."""
+        return self.sent
+
+    def proven(self, through: int) -> None:
+        """The peer has read everything through this message."""
+        if through >= self.first:
+            self.confirmed = True
+        self.link.schedule(self)
+
+    def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
+        written = 0
+        while self.free and written < budget:
+            if self.decisions and self.decisions[0].through <= self.sent:
+                written += self._write_decision(out)
+            elif self.unsent:
+                size = self._write_messages(budget - written, out)
+                if not size:
+                    break
+                written += size
+            else:
+                if self.is_ready():
+                    written += self._write_close(out)
+                break
+        return written
+
+    def _write_messages(self, budget: int, out: list[Buffer]) -> int:
+        """As many as the budget has room for, up to the next decision or to a multicast that must wait."""
+        unsent, kept, append = self.unsent, self.kept, out.append
+        if not (self.grown or self.decisions) and (size := sum(map(len, cast("deque[bytes]", unsent)))) <= budget:
+            # What most queues are, all at once.
+            out.extend(cast("deque[bytes]", unsent))
+            kept.extend(unsent)
+            count = len(unsent)
+            unsent.clear()
+            self._wrote(count, size)
+            return size
+        most = self.decisions[0].through - self.sent if self.decisions else self.next
+        written = count = 0
+        while unsent and written < budget and count < most:
+            item = unsent[0]
+            if isinstance(item, bytes):
+                append(item)
+            elif isinstance(item, Multicast) and not item.written:
+                if count:
+                    break
+                return self._write_multicast(item, out)
+            elif isinstance(item, Multicast):
+                out.extend(message_buffers((self.channel,), item.parts, self.link.out_id_size))
+            else:
+                out.extend(item.buffers)
+            kept.append(unsent.popleft())
+            written += len(item)
+            count += 1
+        self._wrote(count, written)
+        return written
+
+    def _wrote(self, count: int, size: int) -> None:
+        if self.sent < self.first:
+            self.link.unannounced.pop(self, None)
+        self.sent += count
+        self.link.outbox.used -= size
+        if self.closing:
+            self._confirm()  # here, since it may have been another channel's turn, or the last bytes of our own
+
+    def _write_multicast(self, item: Multicast, out: list[Buffer]) -> int:
+        if not self.stalled:
+            self.stalled = True
+            item.waiting -= 1
+        if item.waiting:
+            return 0
+        channels = [one.channel for one, count in item.counts.items() for _ in range(count)]
+        buffers = message_buffers(channels, item.parts, self.link.out_id_size, multicast=True)
+        out.extend(buffers)
+        item.written = True
+        for one, count in item.counts.items():
+            one.stalled = False
+            one.kept.extend(islice(one.unsent, count))
+            for _ in range(count):
+                one.unsent.popleft()
+            one._wrote(count, count * item.size)
+            if one is not self:
+                self.link.schedule(one)
+        return sum(map(len, buffers))
+
+    def _write_decision(self, out: list[Buffer]) -> int:
+        decision = self.decisions.popleft()
+        operation, through = decision.operation, decision.through
+        is_next = not self._again and through == self.told + 1 and self._told_last in (None, operation)
+        sequence = None if is_next else through
+        packet = encode_operation(operation, (self.channel,), self.link.out_id_size, sequence)
+        self.told, self._told_last, self._again = max(self.told, through), operation, False
+        out.append(packet)
+        if self.closing:
+            self._confirm()
+        return len(packet)
+
+    def _write_close(self, out: list[Buffer]) -> int:
+        packet = encode_operation(Operation.CLOSE, (self.channel,), self.link.out_id_size)
+        self.close_written = self.close_told = True
+        out.append(packet)
+        return len(packet)
+
+    # --- connections
+
+    def connect(self) -> None:
+        """A new connection: wait until the peer has said what it has."""
+        self.free = self.link.is_free
+        self.heard = self.stalled = self.scheduled = self.close_written = False
+        self.deficit = 0
+        self._again = self.link.resumed
+
+    def disconnect(self) -> None:
+        if self.stalled and isinstance(item := self.unsent[0], Multicast):
+            item.waiting += 1
+        self.stalled = self.free = self.scheduled = False
+
+    def release_to_write(self) -> None:
+        """The peer has everything through `received`: write what it lacks, before it what it may not have heard."""
+        if self.sent > self.received:
+            self.close_told = False  # it lacks messages, so it cannot have the close behind them
+        if self.received < self.first:
+            self.confirmed = False  # whatever was known before: it has nothing of this life now
+        for _ in range(self.sent - self.received):
+            item = self.kept.pop()
+            self.unsent.appendleft(item)
+            self.link.outbox.used += len(item)
+        self.sent = self.received
+        self.told = min(self.told, self.received)
+        if self.journal or self.decisions:
+            self.decisions = deque(Decision(one.operation, one.through) for one in self.journal)
+        self.free = True
+        self.link.schedule(self)
+        self._confirm()
+
+    # --- what the peer acknowledges
+
+    def take(self, ack: Ack, number: int) -> None:
+        """All through this number, as `_acknowledged.meant` has it."""
+        link = self.link
+        if number >= self.first:
+            self.confirmed = True
+        link.unannounced.pop(self, None)
+        if ack is Ack.RECEIVED:
+            self.received_told = number
+            if number > self.received:
+                self.received = number
+                link.events.append(Received(self.channel, number))
+            if not self.free:
+                self.release_to_write()
+        elif ack is Ack.CONSUMED:
+            self.consumed_told = number
+            if number > self.consumed:
+                self.consumed = number
+                link.events.append(Consumed(self.channel, number))
+                self.received = max(self.received, number)
+                self._release(self._settled() if link.out_transactions else number)
+        else:
+            first, self.answered, self.last_answer = self.answered + 1, number, ack
+            event = Committed if ack is Ack.COMMITTED else Uncommitted
+            link.events.append(event(self.channel, first, number))
+            self.received = max(self.received, number)
+            while self.journal and self.journal[0].through <= number:
+                self.journal.popleft()
+            self._release(self._settled())
+        link.schedule(self)
+
+    def _settled(self) -> int:
+        """Answered, or rolled back and consumed; `released` never goes back."""
+        settled = max(self.answered, self.released)
+        if self.journal and self.journal[0].operation is Operation.ROLLBACK:
+            settled = max(settled, min(self.journal[0].through, self.consumed))
+        return settled
+
+    def _release(self, through: int) -> None:
+        count = through - self.released
+        if count <= 0:
+            return
+        self.released = through
+        kept = self.kept
+        if self.grown:
+            left = [item.cost for item in islice(kept, count) if not isinstance(item, bytes)]
+            size = sum(left) + sum(len(item) + OVERHEAD for item in islice(kept, count) if isinstance(item, bytes))
+            self.grown -= len(left)
+        else:
+            size = sum(map(len, islice(kept, count))) + count * OVERHEAD
+        if count == len(kept):
+            kept.clear()
+        else:
+            for _ in repeat(None, count):
+                kept.popleft()
+        over = self.bytes - self.link.floor
+        self.bytes -= size
+        self.link.freed(self, size, max(0, min(over, size)))
+
+    def closed(self) -> None:
+        """The peer confirmed the end: whatever it did not acknowledge has come to its end with the channel."""
+        if self.consumed < self.next - 1:
+            self.consumed = self.next - 1
+            self.link.events.append(Consumed(self.channel, self.consumed))
+        self._release(self.next - 1)
+        self.link.events.append(ChannelClosed(self.channel))
+        self.link.forget_outgoing(self)
 
 
 class Incoming:
@@ -402,3 +829,437 @@ class Incoming:
         if self.outcomes:
             control.prove(self)
         self.confirm_end()
+
+
+PING: Final = encode_general(General.PING)
+PONG: Final = encode_general(General.PONG)
+RESUME: Final = encode_general(General.RESUME)
+SHUTDOWN: Final = encode_general(General.SHUTDOWN)
+
+MOST_OUTCOMES: Final = 1024  # answers to keep before the peer is asked whether it has read them
+
+
+class Purpose(Enum):
+    """Why do we ping?"""
+
+    ASKED = "asked"
+    """The application wants to know."""
+    ALIVE = "alive"
+    """Nothing came for a while."""
+    PROOF = "proof"
+    """The pong shows that the peer has read what was written before."""
+
+
+class Control:
+    """The lane that goes first."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._dirty: deque[Incoming] = deque()
+        self._owing: list[Incoming] = []
+        self._resuming: deque[Incoming] = deque()
+        self._resume_left = False
+        self._pings: deque[Purpose] = deque()
+        self._pings_out: deque[Purpose] = deque()
+        self._unopened: dict[int, None] = {}  # channels that the peer closed without having opened them
+        # Of what was written: what is kept until the peer is known to have read it.
+        self._unproven: dict[Incoming | Outgoing, None] = {}
+        self._ending: dict[Incoming, None] = {}  # of them, those whose end waits for it
+        self._proof: list[tuple[Incoming | Outgoing, int]] | None = None  # what the ping that is out will show
+        self.wants_proof = False  # a ping is to be written as soon as none is out
+        self.pongs = 0
+
+    def __bool__(self) -> bool:
+        if self.pongs or self._pings or self._dirty or self._resume_left or self._unopened:
+            return True
+        return bool(self._unproven) and self._may_ask()
+
+    @property
+    def is_clear(self) -> bool:
+        """Is nothing left to be told of what came?"""
+        return not (self._dirty or self._owing or self._resume_left or self._unopened or self._ending)
+
+    # --- owing
+
+    def owe(self, incoming: Incoming) -> None:
+        """Acks that may wait for more."""
+        incoming.owing = True
+        self._owing.append(incoming)
+        self._link.owe_acks()
+
+    def make_due(self, incoming: Incoming) -> None:
+        incoming.due = True
+        self.touch(incoming)
+
+    def touch(self, incoming: Incoming) -> None:
+        if not incoming.dirty and self._link.connected:
+            incoming.dirty = True
+            self._dirty.append(incoming)
+
+    def make_all_due(self) -> None:
+        """The acks have waited long enough."""
+        owing, self._owing = self._owing, []
+        for incoming in owing:
+            incoming.owing = False
+            self.make_due(incoming)
+
+    def ping(self, purpose: Purpose) -> None:
+        self._pings.append(purpose)
+
+    def pong_came(self) -> Purpose:
+        """Why we had asked; nobody had if the peer sends one by itself."""
+        purpose = self._pings_out.popleft() if self._pings_out else Purpose.ASKED
+        if purpose is Purpose.PROOF and self._proof is not None:
+            proof, self._proof = self._proof, None
+            for one, through in proof:
+                self._unproven.pop(one, None)
+                one.proven(through)
+        return purpose
+
+    def prove(self, one: Incoming | Outgoing) -> None:
+        """Something was written that is kept until the peer is known to have read it."""
+        self._unproven[one] = None
+
+    def ask_proof(self, one: Outgoing) -> None:
+        """The same, and something waits for the proof."""
+        self._unproven[one] = None
+        self.wants_proof = True
+
+    def end_when_proven(self, incoming: Incoming) -> None:
+        """The end of the peer's channel waits until the peer is known to have read all answers."""
+        self._unproven[incoming] = self._ending[incoming] = None
+        self.wants_proof = True
+
+    def proven_to_end(self, incoming: Incoming) -> None:
+        """What `end_when_proven` waited for has come."""
+        self._ending.pop(incoming, None)
+
+    def forget(self, one: Incoming | Outgoing) -> None:
+        self._unproven.pop(one, None)
+
+    def _may_ask(self) -> bool:
+        """Is a ping due that shows what the peer has read?"""
+        if self._proof is not None or not self._unproven:
+            return False
+        return self.wants_proof or self._link.outcomes > MOST_OUTCOMES
+
+    def close_unopened(self, channels: Iterable[int]) -> None:
+        """The peer closed channels that are not open: their ends are confirmed all the same."""
+        for channel in channels:
+            self._unopened[channel] = None
+
+    @property
+    def unopened(self) -> AbstractSet[int]:
+        """The channels whose ends are to be confirmed though they were never open."""
+        return self._unopened.keys()
+
+    # --- connections
+
+    def connect(self) -> None:
+        """A new connection; what the old one owed is told by the resumption."""
+        link = self._link
+        self.pongs = 0
+        for queue in (self._dirty, self._owing, self._pings, self._pings_out):
+            queue.clear()
+        for kept in (self._unproven, self._ending, self._unopened):
+            kept.clear()
+        self._proof = None
+        self.wants_proof = False
+        self._resuming.clear()
+        if link.resumed:
+            self._resuming.extend(link.incoming.values())
+        self._resume_left = link.resumed
+
+    # --- writing
+
+    def write(self, limit: int, out: list[Buffer]) -> int:
+        """Append what is owed, about `limit` bytes at most."""
+        written = self._write_pings(limit, out)
+        if self._resume_left and written < limit:
+            written += self._write_resumption(limit - written, out)
+        while self._dirty and not self._resume_left and written < limit:
+            incoming = self._dirty.popleft()
+            incoming.dirty = False
+            written += incoming.write_acks(out)
+        if self._unopened and not self._resume_left and written < limit:
+            written += self._write_unopened(out)
+        if self._unproven:
+            written += self.write_proof(out)
+        return written
+
+    def write_proof(self, out: list[Buffer]) -> int:
+        """A ping, if one is due and nothing has to be written before it."""
+        if self._resume_left or self._dirty or not self._may_ask():
+            return 0
+        self.wants_proof = False
+        self._proof = [(one, one.proof) for one in self._unproven]
+        self._pings_out.append(Purpose.PROOF)
+        out.append(PING)
+        return len(PING)
+
+    def _write_unopened(self, out: list[Buffer]) -> int:
+        written = 0
+        for channel in self._unopened:
+            packet = encode_ack(Ack.CLOSED, (channel,), self._link.in_id_size, None)
+            out.append(packet)
+            written += len(packet)
+        self._unopened.clear()
+        return written
+
+    def _write_pings(self, limit: int, out: list[Buffer]) -> int:
+        if not self.pongs and not self._pings:
+            return 0
+        pongs = min(self.pongs, limit // len(PONG) + 1)
+        pings = min(len(self._pings), limit // len(PING) + 1)
+        self.pongs -= pongs
+        for _ in range(pings):
+            self._pings_out.append(self._pings.popleft())
+        out.append(PONG * pongs + PING * pings)
+        return len(PONG) * pongs + len(PING) * pings
+
+    def _write_resumption(self, limit: int, out: list[Buffer]) -> int:
+        written = 0
+        while self._resuming and written < limit:
+            written += self._resuming.popleft().write_resumption(out)
+        if not self._resuming:
+            self._resume_left = False
+            self._link.told_resume = True
+            out.append(RESUME)
+            written += len(RESUME)
+        return written
+
+
+COUNTED_ACKS: Final = 4  # a window of messages
+SIZED_ACKS: Final = 2  # a window of bytes
+OUTCOMES_MOST: Final = 2**20  # answers that a peer may leave without a sign that it has read them
+
+
+class Outbox:
+    """How many bytes of messages wait for the transport; asked before each message, so it is a plain attribute."""
+
+    __slots__ = ("used",)
+
+    def __init__(self) -> None:
+        self.used = 0
+
+
+class Link:
+    """Everything that receiving and sending both change."""
+
+    def __init__(self, config: Config, limits: Limits, observer: Observer | None, *, is_connector: bool) -> None:
+        self.config = config
+        self.limits = limits
+        self.observer = observer
+        sizes = (config.connector_id_size, config.listener_id_size)
+        transactions = (config.connector_transactions, config.listener_transactions)
+        self.out_id_size, self.in_id_size = sizes if is_connector else sizes[::-1]
+        self.out_transactions, self.in_transactions = transactions if is_connector else transactions[::-1]
+        self.ack_count = max(1, config.window // COUNTED_ACKS)
+        self.ack_bytes = max(1, limits.channel_bytes // SIZED_ACKS)
+        self.floor = min(limits.channel_floor, limits.channel_bytes)
+        # A peer with the same limits stops when it is over them, so by one message more at most, and by those that
+        # he had promised room in his outbox.
+        extra = limits.message + limits.outbox + (16 + PART_OVERHEAD) * config.parts + 128
+        self.held_most = limits.connection_bytes + extra
+        self.outcomes_most = OUTCOMES_MOST
+        self.events: list[Event] = []
+        self.outbox = Outbox()
+        self.deadlines: Deadlines[Timer] = Deadlines()
+        self.now = 0.0
+        self.over = False
+        self.epoch = 0
+        self.link_id = 0
+        self.wants_shutdown = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything that belongs to one link."""
+        self.connected = False
+        self.resumed = False
+        self.peer_resumed = False  # the peer has told what it has, or need not
+        self.told_resume = False  # and so have we
+        self.shutdown_written = False
+        self.peer_shut_down = False
+        self.outgoing: dict[int, Outgoing] = {}
+        self.incoming: dict[int, Incoming] = {}
+        self.unannounced: dict[Outgoing, None] = {}  # the peer has none of their messages, as far as we know
+        self.watchers: dict[int, int] = {}
+        # A channel's first bytes up to the floor are free; what is over that counts for the link's budget. The sum
+        # over all channels does not depend on the order in which messages come, so both sides agree about it.
+        self.retained = 0  # bytes in all windows of ours
+        self.retained_over = 0  # of them, over the floors
+        self.outbox.used = 0
+        self.held = 0  # bytes of the peer that the application has not consumed
+        self.held_over = 0  # of them, over the floors
+        self.outcomes = 0  # answers that are kept because the peer may not know them
+        self.closing = 0  # channels of ours that are to be closed
+        self.unanswered = 0  # channels of the peer with commits that the application has not answered
+        self.scheduler = Scheduler()
+        self.control = Control(self)
+
+    # --- phases
+
+    @property
+    def is_free(self) -> bool:
+        """May messages go out on any channel?"""
+        return self.connected and self.peer_resumed
+
+    @property
+    def is_resuming(self) -> bool:
+        """Is the peer still telling what it has?"""
+        return self.connected and not self.peer_resumed
+
+    def connect(self, *, resumed: bool) -> None:
+        self.connected = True
+        self.resumed = resumed
+        self.say("link", "connected")
+        self.peer_resumed = self.told_resume = not resumed
+        self.shutdown_written = False
+        self.scheduler = Scheduler()
+        for outgoing in self.outgoing.values():
+            outgoing.connect()
+            if outgoing.received < outgoing.first:
+                self.unannounced[outgoing] = None
+            self.schedule(outgoing)
+        for incoming in self.incoming.values():
+            incoming.connect()
+        self.control.connect()
+
+    def disconnect(self) -> None:
+        self.connected = False
+        for outgoing in self.outgoing.values():
+            outgoing.disconnect()
+        for incoming in [one for one in self.incoming.values() if one.done]:
+            self.forget_incoming(incoming)  # the peer closed it, and learns from our resume that it is over
+        self.scheduler = Scheduler()
+        for timer in Timer:
+            self.deadlines.stop(timer)
+
+    def check_resume(self) -> None:
+        if not self.is_resuming:
+            raise RemoteProtocolError("a resume on a connection that has none to come", rule="relink-R04")
+        for outgoing in self.outgoing.values():
+            if outgoing.heard or (outgoing.received < outgoing.first and not outgoing.close_told):
+                continue
+            unanswered = any(run.operation is Operation.COMMIT for run in outgoing.journal)
+            if not outgoing.close_told or unanswered:
+                what = f"the resume left out channel {outgoing.channel}, where {outgoing.received} was received"
+                raise RemoteProtocolError(what, rule="relink-R02")
+
+    def resume(self) -> None:
+        """The peer has told everything: what it did not speak of it does not have, or no longer."""
+        self.peer_resumed = True
+        for outgoing in [*self.outgoing.values()]:
+            if outgoing.free:
+                self.schedule(outgoing)
+            elif outgoing.close_told and not outgoing.heard:
+                # A close goes out only when the peer is known to have had a message: it is over, and not lost.
+                outgoing.closed()
+            else:
+                outgoing.release_to_write()
+
+    @property
+    def lost(self) -> int:
+        """Messages of ours whose fate nobody knows."""
+        return sum(outgoing.outstanding for outgoing in self.outgoing.values())
+
+    # --- shutdown
+
+    @property
+    def may_write_shutdown(self) -> bool:
+        """Behind the first message of each of our channels, since it says that there will be no more of them."""
+        return self.wants_shutdown and not self.shutdown_written and not self.unannounced
+
+    @property
+    def is_finished(self) -> bool:
+        """Have both sides shut down, with nothing open between them?"""
+        if not (self.shutdown_written and self.peer_shut_down):
+            return False
+        waits = self.retained or self.closing or self.held or self.unanswered
+        return not waits and self.control.is_clear
+
+    # --- channels of ours
+
+    def open(self, channel: int) -> Outgoing:
+        """Not yet in the table: a channel is open once it has a message."""
+        return Outgoing(channel, self)
+
+    def enter(self, outgoing: Outgoing) -> None:
+        self.outgoing[outgoing.channel] = outgoing
+        self.unannounced[outgoing] = None
+        self.say(f"out {outgoing.channel}", "open")
+
+    def forget_outgoing(self, outgoing: Outgoing) -> None:
+        del self.outgoing[outgoing.channel]
+        self.unannounced.pop(outgoing, None)
+        self.closing -= 1
+        outgoing.free = False
+        self.control.forget(outgoing)
+        self.say(f"out {outgoing.channel}", "closed")
+        self.wake(outgoing.channel)
+
+    def schedule(self, outgoing: Outgoing) -> None:
+        if not outgoing.scheduled and outgoing.is_ready():
+            self.scheduler.add(outgoing)
+
+    # --- room
+
+    def admits(
+        self, outgoing: Outgoing, cost: int, *, queued: int = 0, messages: int = 0, overdraw: bool = False
+    ) -> bool:
+        """Does the window have room? `queued` bytes over the floors, `messages` in the channel come before."""
+        if outgoing.closing or outgoing.outstanding + messages >= self.config.window:
+            return False
+        size = outgoing.bytes + messages * cost + cost
+        if size <= self.floor:
+            return True
+        if self.retained_over + queued > self.limits.connection_bytes and not overdraw:
+            return False
+        return size <= self.limits.channel_bytes or outgoing.outstanding + messages == 0
+
+    def freed(self, outgoing: Outgoing, size: int, over: int) -> None:
+        """Messages left the window, `over` of their bytes from above the floor."""
+        was_full = self.retained_over > self.limits.connection_bytes
+        self.retained -= size
+        self.retained_over -= over
+        if not self.watchers:
+            return
+        if was_full and self.retained_over <= self.limits.connection_bytes:
+            for channel in [*self.watchers]:
+                self.wake(channel)
+        else:
+            self.wake(outgoing.channel)
+
+    def wake(self, channel: int) -> None:
+        """Tell who watches a channel, if there is room by now."""
+        cost = self.watchers.get(channel)
+        if cost is None:
+            return
+        if self.admits(self.outgoing.get(channel) or self.open(channel), cost):
+            del self.watchers[channel]
+            self.events.append(Writable(channel))
+
+    # --- channels of the peer
+
+    def accept(self, channel: int) -> Incoming:
+        """The peer's first message on a channel."""
+        incoming = self.incoming[channel] = Incoming(channel, self)
+        self.say(f"in {channel}", "open")
+        return incoming
+
+    def forget_incoming(self, incoming: Incoming) -> None:
+        """The channel is over: nothing is ever said of this life of it again."""
+        del self.incoming[incoming.channel]
+        self.control.forget(incoming)
+        self.say(f"in {incoming.channel}", "closed")
+
+    # --- acks that wait
+
+    def owe_acks(self) -> None:
+        if self.connected and Timer.ACKS not in self.deadlines:
+            ends = self.wants_shutdown and self.peer_shut_down
+            self.deadlines.set(Timer.ACKS, self.now if ends else self.now + self.config.ack_delay)
+
+    def say(self, channel: str, state: str) -> None:
+        if self.observer is not None:
+            self.observer.state(channel, state)

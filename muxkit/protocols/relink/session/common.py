@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.relink._session_channels import Channel
-from muxkit.protocols.relink._session_receiving import Receiver
+from muxkit.protocols.relink.session.channel import Channel
+from muxkit.protocols.relink.session.receiver import Receiver
 from muxkit.runtime import Backlog, ChannelStopped, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from types import TracebackType
 
-    from muxkit.protocols.relink._session_core import Core
-    from muxkit.protocols.relink._session_roles import ErrorMaker
+    from muxkit.protocols.relink.session.core import Core, ErrorMaker
 
 
 class Faces:

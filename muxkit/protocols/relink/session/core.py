@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from muxkit.protocols.relink._engine import LinkEngine
-from muxkit.protocols.relink._events import (
+from muxkit.protocols.relink.engine.engine import LinkEngine
+from muxkit.protocols.relink.engine.events import (
     Arrived,
     ChannelClosed,
     Committed,
@@ -29,18 +31,60 @@ from muxkit.protocols.relink._events import (
     Uncommitted,
     Writable,
 )
-from muxkit.protocols.relink._session_errors import LinkChanged, LinkRefused
-from muxkit.protocols.relink._session_pings import Pings
+from muxkit.protocols.relink.session.errors import LinkChanged, LinkRefused
 from muxkit.runtime import LinkLost, OutboxBudget, StreamPump, background
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from muxkit._limits import Limits
     from muxkit._observer import Observer
-    from muxkit.protocols.relink._config import Config
-    from muxkit.protocols.relink._session_roles import ErrorMaker, In, Out, Owner
+    from muxkit.protocols.relink.config import Config
     from muxkit.runtime import Side
+
+
+ErrorMaker = Callable[[], Exception]
+
+
+class Out(Protocol):
+    """Who sends on a channel of ours."""
+
+    def heard(self, through: int) -> None:
+        """The peer has the messages through this one."""
+
+    def consumed(self, through: int) -> None: ...
+    def answered(self, through: int, *, committed: bool) -> None: ...
+    def closed(self) -> None:
+        """The peer confirmed the end of the channel."""
+
+    def window_changed(self) -> None:
+        """There may be room."""
+
+    def lost(self, error: ErrorMaker) -> None: ...
+
+
+class In(Protocol):
+    """Who receives on a channel of the peer."""
+
+    def opened(self) -> bool:
+        """The channel's first message came; False if this one belonged to an earlier life of the channel."""
+
+    def arrived(self) -> None: ...
+    def ended(self) -> None: ...
+    def in_lost(self, error: ErrorMaker) -> None: ...
+
+
+class Owner(Protocol):
+    """Who decides about what concerns no channel that somebody has."""
+
+    def channel_opened(self, channel: int) -> None: ...
+    def peer_shut_down(self) -> None: ...
+    def changed(self, change: LinkReplaced, error: ErrorMaker) -> None: ...
+    def ending(self) -> None:
+        """The link will be over at once; all channels are still there."""
+
+    def over(self, error: ErrorMaker) -> None: ...
+
 
 CHANNEL_COST = 3 * 1024  # bytes that a channel in one direction counts, with nothing in it; it takes up to twice that
 GOODBYE = 1.0  # s, for the end of a connection whose link is finished
@@ -412,3 +456,70 @@ def _nobody() -> None:
 
 def _never() -> Exception:
     return LinkLost("there was no connection", by="local")
+
+
+class _Ping:
+    """A ping on its way, or one that waits for a connection."""
+
+    __slots__ = ("answer", "is_wanted", "sent_at", "took")
+
+    def __init__(self) -> None:
+        self.answer = trio.Event()
+        self.is_wanted = True
+        self.sent_at = 0.0
+        self.took = 0.0
+
+
+class Pings:
+    """Those of one link, in the order in which they are answered."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._waiting: deque[_Ping] = deque()
+        self.round_trip: float | None = None
+        """Smoothed."""
+
+    async def ping(self) -> float:
+        """One round trip on the present connection; on the next one if this one is lost before."""
+        await trio.lowlevel.checkpoint()
+        core = self._core
+        core.raise_if_over()
+        if core.pump is None:
+            self._forget_unwanted()
+        ping = _Ping()
+        self._waiting.append(ping)
+        if core.pump is not None:
+            self._send(ping)
+        try:
+            await ping.answer.wait()
+        finally:
+            ping.is_wanted = False
+        core.raise_if_over()
+        return ping.took
+
+    def again(self) -> None:
+        """There is a new connection, and whatever was sent on the old one is gone."""
+        self._forget_unwanted()
+        for ping in self._waiting:
+            self._send(ping)
+
+    def answered(self) -> None:
+        if self._waiting:
+            ping = self._waiting.popleft()
+            ping.took = took = trio.current_time() - ping.sent_at
+            self.round_trip = took if self.round_trip is None else 0.875 * self.round_trip + 0.125 * took
+            ping.answer.set()
+
+    def lost(self) -> None:
+        """The link is over."""
+        for ping in self._waiting:
+            ping.answer.set()
+        self._waiting.clear()
+
+    def _send(self, ping: _Ping) -> None:
+        ping.sent_at = trio.current_time()
+        self._core.engine.ping()
+        self._core.ring()
+
+    def _forget_unwanted(self) -> None:
+        self._waiting = deque(ping for ping in self._waiting if ping.is_wanted)

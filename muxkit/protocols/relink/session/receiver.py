@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
 
-    from muxkit.protocols.relink._packets import Parts
-    from muxkit.protocols.relink._session_core import Core
-    from muxkit.protocols.relink._session_roles import ErrorMaker
+    from muxkit.protocols.relink.frames import Parts
+    from muxkit.protocols.relink.session.core import Core, ErrorMaker
 
     Handler = Callable[["Message"], Awaitable[object]]
+
 
 YIELD_CALLS = 64
 

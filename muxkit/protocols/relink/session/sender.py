@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, NoReturn
@@ -10,16 +11,15 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Sending
-from muxkit.protocols.relink._session_errors import NotCommitted, RolledBackError
-from muxkit.protocols.relink._session_waits import Mark
+from muxkit.protocols.relink.session.errors import NotCommitted, RolledBackError
 from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, SendHalf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
-    from muxkit.protocols.relink._session_core import Core
-    from muxkit.protocols.relink._session_roles import ErrorMaker
+    from muxkit.protocols.relink.session.core import Core, ErrorMaker
+
 
 PART_ROOM = 56  # bytes that a part beside others takes in a window, at most
 PARTS_ROOM = 32  # and the head of such a message
@@ -377,3 +377,45 @@ def _as_bytes(part: object) -> bytes:
     if isinstance(part, (bytes, bytearray, memoryview)):
         return bytes(part)
     raise TypeError(f"the parts of a message are bytes, not {type(part).__name__}")
+
+
+NONE = -1  # before the first
+
+
+class Mark:
+    """An advance costs what it wakes, however many wait for more."""
+
+    __slots__ = ("_check", "_events", "_numbers", "value")
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check  # raises if the number will not grow any more
+        self._numbers: list[int] = []  # a heap
+        self._events: dict[int, trio.Event] = {}
+        self.value = NONE
+
+    async def reached(self, number: int) -> None:
+        """Wait until it is at least `number`."""
+        await trio.lowlevel.checkpoint()
+        if self.value >= number:
+            return
+        self._check()
+        event = self._events.get(number)
+        if event is None:
+            event = self._events[number] = trio.Event()
+            heapq.heappush(self._numbers, number)
+        await event.wait()
+        if self.value < number:
+            self._check()
+
+    def advance(self, number: int) -> None:
+        if number > self.value:
+            self.value = number
+            while self._numbers and self._numbers[0] <= number:
+                self._events.pop(heapq.heappop(self._numbers)).set()
+
+    def wake_all(self) -> None:
+        """It will not grow any more."""
+        for event in self._events.values():
+            event.set()
+        self._events.clear()
+        self._numbers.clear()
