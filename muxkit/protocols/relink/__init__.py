@@ -55,6 +55,17 @@ from muxkit.protocols.relink.handshake import mismatch as mismatch
 Engine = LinkEngine
 
 if TYPE_CHECKING:
+    from muxkit.protocols.relink._session.channel import Channel as Channel
+    from muxkit.protocols.relink._session.errors import LinkChanged as LinkChanged
+    from muxkit.protocols.relink._session.errors import LinkRefused as LinkRefused
+    from muxkit.protocols.relink._session.errors import NotCommitted as NotCommitted
+    from muxkit.protocols.relink._session.errors import RolledBackError as RolledBackError
+    from muxkit.protocols.relink._session.link import Link as Link
+    from muxkit.protocols.relink._session.receiver import Message as Message
+    from muxkit.protocols.relink._session.receiver import Receiver as Receiver
+    from muxkit.protocols.relink._session.sender import Outcome as Outcome
+    from muxkit.protocols.relink._session.sender import Receipt as Receipt
+    from muxkit.protocols.relink._session.sender import Sender as Sender
     from muxkit.protocols.relink.dial.connect import link as link
     from muxkit.protocols.relink.dial.handshake import Identified as Identified
     from muxkit.protocols.relink.dial.handshake import identity_of as identity_of
@@ -66,36 +77,25 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink.dial.listen import listener as listener
     from muxkit.protocols.relink.dial.plugin import protocol as protocol
     from muxkit.protocols.relink.dial.plugin import session as session
-    from muxkit.protocols.relink.session.channel import Channel as Channel
-    from muxkit.protocols.relink.session.errors import LinkChanged as LinkChanged
-    from muxkit.protocols.relink.session.errors import LinkRefused as LinkRefused
-    from muxkit.protocols.relink.session.errors import NotCommitted as NotCommitted
-    from muxkit.protocols.relink.session.errors import RolledBackError as RolledBackError
-    from muxkit.protocols.relink.session.link import Link as Link
-    from muxkit.protocols.relink.session.receiver import Message as Message
-    from muxkit.protocols.relink.session.receiver import Receiver as Receiver
-    from muxkit.protocols.relink.session.sender import Outcome as Outcome
-    from muxkit.protocols.relink.session.sender import Receipt as Receipt
-    from muxkit.protocols.relink.session.sender import Sender as Sender
 
 # The engine works without Trio; what needs it is fetched when it is first asked for.
 _LAZY = {
-    "Channel": "session.channel",
+    "Channel": "_session.channel",
     "Endpoint": "dial.listen",
     "Identified": "dial.handshake",
     "Keep": "dial.listen",
-    "Link": "session.link",
-    "LinkChanged": "session.errors",
-    "LinkRefused": "session.errors",
+    "Link": "_session.link",
+    "LinkChanged": "_session.errors",
+    "LinkRefused": "_session.errors",
     "Listener": "dial.listen",
     "Listening": "dial.listen",
-    "Message": "session.receiver",
-    "NotCommitted": "session.errors",
-    "Outcome": "session.sender",
-    "Receipt": "session.sender",
-    "Receiver": "session.receiver",
-    "RolledBackError": "session.errors",
-    "Sender": "session.sender",
+    "Message": "_session.receiver",
+    "NotCommitted": "_session.errors",
+    "Outcome": "_session.sender",
+    "Receipt": "_session.sender",
+    "Receiver": "_session.receiver",
+    "RolledBackError": "_session.errors",
+    "Sender": "_session.sender",
     "identity_of": "dial.handshake",
     "link": "dial.connect",
     "listen": "dial.listen",

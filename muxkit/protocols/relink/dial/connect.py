@@ -8,19 +8,19 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
+from muxkit.protocols.relink._session.core import Core
+from muxkit.protocols.relink._session.link import LINGER, Link, living
 from muxkit.protocols.relink.dial.handshake import ask
 from muxkit.protocols.relink.dial.urls import config_for, dial_of
 from muxkit.protocols.relink.engine.events import Refused
-from muxkit.protocols.relink.session.core import Core
-from muxkit.protocols.relink.session.link import LINGER, Link, living
 from muxkit.runtime import Ended, Outage, can_heal, protect_package, redial
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
+    from muxkit.protocols.relink._session.link import OnChanged
     from muxkit.protocols.relink.config import Config
-    from muxkit.protocols.relink.session.link import OnChanged
     from muxkit.runtime import Backoff, Dial, OnFailed, Side
 
 

@@ -24,7 +24,7 @@ from muxkit.runtime import prefixed
 
 if TYPE_CHECKING:
     from muxkit._limits import Limits
-    from muxkit.protocols.relink.session.core import Core
+    from muxkit.protocols.relink._session.core import Core
 
 
 READ: Final = 64 * 1024  # bytes to ask for; packets may follow the answer at once

@@ -13,6 +13,8 @@ from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import for_connection
 from muxkit._plugins import load_transport
+from muxkit.protocols.relink._session.core import Core
+from muxkit.protocols.relink._session.link import LINGER, Link, living
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.dial.handshake import (
     Hello,
@@ -27,8 +29,6 @@ from muxkit.protocols.relink.dial.handshake import (
 )
 from muxkit.protocols.relink.dial.urls import PROTOCOL, config_for, place_of
 from muxkit.protocols.relink.handshake import mismatch
-from muxkit.protocols.relink.session.core import Core
-from muxkit.protocols.relink.session.link import LINGER, Link, living
 from muxkit.runtime import (
     Backoff,
     HandshakeQueue,

@@ -8,14 +8,14 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
+from muxkit.protocols.relink._session.core import Core
+from muxkit.protocols.relink._session.link import LINGER, Link, living
 from muxkit.protocols.relink.dial.connect import link
 from muxkit.protocols.relink.dial.handshake import Hello, answer, ask, identity_of, new_epoch, new_link_id, unknown
 from muxkit.protocols.relink.dial.listen import Endpoint, Listener, listener
 from muxkit.protocols.relink.dial.urls import config_for, join_endpoint, split_endpoint
 from muxkit.protocols.relink.engine.events import Refused
 from muxkit.protocols.relink.handshake import mismatch
-from muxkit.protocols.relink.session.core import Core
-from muxkit.protocols.relink.session.link import LINGER, Link, living
 from muxkit.runtime import HandshakeQueue, LinkLost, close_at_once, protect_package, protected_manager
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
+    from muxkit.protocols.relink._session.link import OnChanged
     from muxkit.protocols.relink.config import Config
     from muxkit.protocols.relink.dial.listen import Identify, Keep, LinkHandler
-    from muxkit.protocols.relink.session.link import OnChanged
     from muxkit.runtime import Backoff, Dial, OnFailed
 
 

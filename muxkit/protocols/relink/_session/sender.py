@@ -11,14 +11,14 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Sending
-from muxkit.protocols.relink.session.errors import NotCommitted, RolledBackError
+from muxkit.protocols.relink._session.errors import NotCommitted, RolledBackError
 from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, SendHalf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
-    from muxkit.protocols.relink.session.core import Core, ErrorMaker
+    from muxkit.protocols.relink._session.core import Core, ErrorMaker
 
 
 PART_ROOM = 56  # bytes that a part beside others takes in a window, at most

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.relink.session.channel import Channel
-from muxkit.protocols.relink.session.receiver import Receiver
+from muxkit.protocols.relink._session.channel import Channel
+from muxkit.protocols.relink._session.receiver import Receiver
 from muxkit.runtime import Backlog, ChannelStopped, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from types import TracebackType
 
-    from muxkit.protocols.relink.session.core import Core, ErrorMaker
+    from muxkit.protocols.relink._session.core import Core, ErrorMaker
 
 
 class Faces:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.relink.session.common import Faces, Opening
-from muxkit.protocols.relink.session.receiver import Receiver
-from muxkit.protocols.relink.session.sender import Receipt, Sender, as_parts
+from muxkit.protocols.relink._session.common import Faces, Opening
+from muxkit.protocols.relink._session.receiver import Receiver
+from muxkit.protocols.relink._session.sender import Receipt, Sender, as_parts
 from muxkit.runtime import Session as CommonSession
 from muxkit.runtime import SessionInfo, SessionStats, background, protected_manager
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._limits import Limits
+    from muxkit.protocols.relink._session.channel import Channel
+    from muxkit.protocols.relink._session.core import Core, ErrorMaker
     from muxkit.protocols.relink.engine.events import LinkReplaced
-    from muxkit.protocols.relink.session.channel import Channel
-    from muxkit.protocols.relink.session.core import Core, ErrorMaker
     from muxkit.runtime import Outage
 
     OnChanged = Callable[[LinkReplaced], None]

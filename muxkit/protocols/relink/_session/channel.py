@@ -14,16 +14,16 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import NO_QUEUE, Sending, queue_of
+from muxkit.protocols.relink._session.errors import cancelled, refused, stopped
 from muxkit.protocols.relink.frames import OVERHEAD, PART_OVERHEAD
-from muxkit.protocols.relink.session.errors import cancelled, refused, stopped
 from muxkit.runtime import ByteStream, ReceiveHalf, SendHalf
 from muxkit.runtime import Channel as CommonChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
+    from muxkit.protocols.relink._session.core import Core, ErrorMaker
     from muxkit.protocols.relink.frames import Parts
-    from muxkit.protocols.relink.session.core import Core, ErrorMaker
     from muxkit.runtime import Reading
 
 

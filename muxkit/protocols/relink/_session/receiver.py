@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
 
+    from muxkit.protocols.relink._session.core import Core, ErrorMaker
     from muxkit.protocols.relink.frames import Parts
-    from muxkit.protocols.relink.session.core import Core, ErrorMaker
 
     Handler = Callable[["Message"], Awaitable[object]]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from muxkit.protocols.relink._session.errors import LinkChanged, LinkRefused
 from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import (
     Arrived,
@@ -31,7 +32,6 @@ from muxkit.protocols.relink.engine.events import (
     Uncommitted,
     Writable,
 )
-from muxkit.protocols.relink.session.errors import LinkChanged, LinkRefused
 from muxkit.runtime import LinkLost, OutboxBudget, StreamPump, background
 
 if TYPE_CHECKING:
