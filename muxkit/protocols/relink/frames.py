@@ -1,4 +1,4 @@
-"""How is each packet written? The values that packets hold, their exact layout, and the bytes that they become.
+"""Packets: their values, layout, encoder and parser.
 
 Bit 0 is the least significant; numbers are little-endian; alignment counts from the packet's first byte.
 """
@@ -161,7 +161,7 @@ def _encode_notice(
 
 
 def encode_ids(channels: Sequence[int], id_size: int, *, multicast: bool) -> bytes:
-    """What stands between the header and the rest: an id, or padding, a count and the ids."""
+    """Encode what follows the header: an id, or padding, a count and the ids."""
     if not multicast:
         (channel,) = channels
         return encode_id(channel, id_size)
@@ -179,7 +179,7 @@ def encode_id(channel: int, id_size: int) -> bytes:
 
 
 def message_head(channels: Sequence[int], sizes: Sequence[int], id_size: int, *, multicast: bool = False) -> bytes:
-    """Everything before the payloads: as short as the number of parts and their sizes allow."""
+    """Encode a message up to its payloads, in the shortest form that its parts allow."""
     count = len(sizes)
     is_long = count > SHORT_MOST
     is_large = any(size > SMALL_MOST for size in sizes)
@@ -198,7 +198,7 @@ def message_head(channels: Sequence[int], sizes: Sequence[int], id_size: int, *,
 def message_buffers(
     channels: Sequence[int], parts: Sequence[bytes], id_size: int, *, multicast: bool = False
 ) -> list[Buffer]:
-    """A message as buffers, the payloads as they are."""
+    """Encode a message as buffers, without copying payloads."""
     out: list[Buffer] = [message_head(channels, [len(part) for part in parts], id_size, multicast=multicast)]
     for part in parts:
         if part:
@@ -225,7 +225,7 @@ def message_size(sizes: Sequence[int], id_size: int, padding: int | None = None)
 
 
 def message_cost(sizes: Sequence[int], id_size: int, padding: int | None = None) -> int:
-    """What such a message counts in a window: its packet, and what it takes to keep it."""
+    """Return the window bytes of a message: its packet and the overhead of keeping it."""
     return message_size(sizes, id_size, padding) + OVERHEAD + PART_OVERHEAD * max(0, len(sizes) - 1)
 
 
@@ -254,7 +254,7 @@ class MessageHead:
 
 @attrs.define
 class Bounds:
-    """What the parser must know: the id sizes, and how much a packet may claim."""
+    """Parser settings: the id sizes, and the limits of a packet."""
 
     id_size: int
     """Of the channels of the side that sent the packets."""
@@ -267,14 +267,14 @@ class Bounds:
 
 
 def bounds_of(config: Config, *, is_connector: bool, message: int) -> Bounds:
-    """For packets that come to this side."""
+    """Return the parser settings for packets received by this side."""
     sizes = (config.listener_id_size, config.connector_id_size)
     theirs, ours = sizes if is_connector else (sizes[1], sizes[0])
     return Bounds(theirs, ours, config.targets, config.parts, message)
 
 
 def parse_packet(cursor: Cursor, bounds: Bounds) -> Packet:
-    """A whole packet; raises NeedMore or RemoteProtocolError and leaves the cursor where it was."""
+    """Parse a whole packet; raises NeedMore or RemoteProtocolError and leaves the cursor where it was."""
     start = cursor.position
     try:
         head = parse_head(cursor, bounds)
@@ -291,7 +291,7 @@ def parse_packet(cursor: Cursor, bounds: Bounds) -> Packet:
 
 
 def parse_head(cursor: Cursor, bounds: Bounds) -> General | OperationPacket | AckPacket | MessageHead:
-    """A packet without payloads, or the head of a message; the cursor then stands on an 8-byte boundary behind it."""
+    """Parse a packet without payloads, or the head of a message; leaves the cursor on the 8-byte boundary behind it."""
     start, data = cursor.position, cursor.data
     if len(data) - start < 8:
         raise NeedMore(8 - (len(data) - start))
@@ -369,7 +369,7 @@ def _parse_sizes(cursor: Cursor, start: int, bounds: Bounds) -> tuple[tuple[int,
 
 
 def observe_written(observer: Observer, buffers: Sequence[Buffer], bounds: Bounds) -> None:
-    """Packets that are about to be written; parsed again, so that writing them costs nothing without an observer.
+    """Report packets that are about to be written. They are parsed again, so writing costs nothing without an observer.
 
     `bounds` are those of what comes in.
     """

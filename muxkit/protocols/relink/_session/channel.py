@@ -1,7 +1,7 @@
-"""How does Relink carry the common channels? One id in both directions, and a few messages of our own.
+"""The common channels over Relink: one id in both directions, and a few marker messages.
 
 A message of one part is the application's. One without parts says that the direction is in use. One of two parts is a
-sign: the first part says which, the second is empty. Relink itself can only close a channel; the signs add what
+marker: the first part says which, the second is empty. Relink itself can only close a channel; the markers add what
 `muxkit.Channel` promises beside that.
 """
 
@@ -35,11 +35,11 @@ CANCEL: Final[Parts] = (b"cancel", b"")
 STOP: Final[Parts] = (b"stop", b"")
 """No more are wanted in the other direction."""
 
-RESERVE: Final = 3 * (OVERHEAD + PART_OVERHEAD + 48)  # bytes kept free in each window, so that signs can always go
+RESERVE: Final = 3 * (OVERHEAD + PART_OVERHEAD + 48)  # bytes kept free in each window, so that markers can always go
 
 
 class Channel(CommonChannel):
-    """Channel n of ours and channel n of the peer as one; who connected opens even numbers, who listened odd ones."""
+    """A common channel: our channel n with the peer's channel n. Connectors open even numbers, listeners odd ones."""
 
     __slots__ = (
         "_core",
@@ -50,8 +50,8 @@ class Channel(CommonChannel):
         "_is_closed",
         "_last",
         "_peer_is_done",
-        "_said_stop",
-        "_signs",
+        "_sent_stop",
+        "_unread_markers",
         "id",
         "is_open_there",
         "out_is_over",
@@ -68,12 +68,12 @@ class Channel(CommonChannel):
         self.is_open_there = not is_ours  # the peer's direction is in use
         self._last = -1  # the last message that the engine gave
         self._done = -1  # the last that was consumed
-        self._signs = 0  # behind the oldest message that is unread
-        self._peer_is_done = False  # he has said his last word
-        self._said_stop = False
-        self._has_ended = False  # his direction is closed
+        self._unread_markers = 0  # behind the oldest message that is unread
+        self._peer_is_done = False  # END or CANCEL came, or the peer's direction is closed
+        self._sent_stop = False
+        self._has_ended = False  # the peer's direction is closed
         self._is_closed = False  # and ours, by us
-        self.out_is_over = False  # and he has confirmed it
+        self.out_is_over = False  # and the peer has confirmed it
         self._is_absorbing = False
         core.outs[id] = self
         core.ins[id] = self
@@ -97,23 +97,23 @@ class Channel(CommonChannel):
 
     def close(self) -> None:
         """`aclose` without the checkpoint."""
-        self.sink.is_mute = self.is_idle
+        self.sink.is_unannounced = self.is_idle
         self.sink.close()  # first: a peer counts the other order as breaking off
         self.source.close()
-        self.settle()
+        self.close_if_done()
 
     async def aclose(self) -> None:
         self.close()
         await trio.lowlevel.checkpoint()
 
     def abort(self) -> None:
-        self.sink.is_mute = self.is_idle
+        self.sink.is_unannounced = self.is_idle
         self.sink.abort()
         self.source.close()
-        self.settle()
+        self.close_if_done()
 
     def as_stream(self) -> ByteStream:
-        """The same channel as a `trio.abc.HalfCloseableStream`; use one face or the other."""
+        """Return the channel as a `trio.abc.HalfCloseableStream`; use the stream or the channel, not both."""
         return ByteStream(self.sink, self.source)
 
     def __repr__(self) -> str:
@@ -131,9 +131,9 @@ class Channel(CommonChannel):
         self.sink.heard(through)
 
     def window_changed(self) -> None:
-        self.sink.say_more()
+        self.sink.send_markers()
         self.sink.window_changed()
-        self.settle()
+        self.close_if_done()
 
     def closed(self) -> None:
         self.out_is_over = True
@@ -165,29 +165,29 @@ class Channel(CommonChannel):
                     core.messages_received += 1
                     deliver(parts[0])
                 else:
-                    self._signs += 1
-                    self._hear(parts)
+                    self._unread_markers += 1
+                    self._on_marker(parts)
             if not core.in_transactions:  # then there are no gaps, and that was all
                 break
         if engine.has_peer_shut_down:
             self.absorb()
-        if self._signs:
+        if self._unread_markers:
             self.consume()
-            self.settle()
+            self.close_if_done()
 
     def ended(self) -> None:
         self._has_ended = True
-        if not self._peer_is_done:  # he knows nothing of our signs
+        if not self._peer_is_done:  # a peer that sends no markers
             self._peer_is_done = True
             self.source.ended(trio.EndOfChannel)
         self.consume()
-        self.settle()
+        self.close_if_done()
         self._check_over()
 
     def in_lost(self, error: ErrorMaker) -> None:
         self.lost(error)
 
-    def _hear(self, parts: Parts) -> None:
+    def _on_marker(self, parts: Parts) -> None:
         if parts[:1] == END[:1]:
             self._peer_is_done = True
             self.source.ended(trio.EndOfChannel)
@@ -198,21 +198,21 @@ class Channel(CommonChannel):
             self._stopped(stopped)
 
     def _stopped(self, error: ErrorMaker) -> None:
-        self.sink.is_settled = True
+        self.sink.is_finished = True
         self.sink.stopped(error)
 
     def stop(self) -> None:
         """The application wants no more."""
-        if not self._peer_is_done and not self._said_stop:
-            self._said_stop = True
-            self.sink.say(STOP)
+        if not self._peer_is_done and not self._sent_stop:
+            self._sent_stop = True
+            self.sink.send_marker(STOP)
 
     def consume(self) -> None:
         """Tell the engine what the application has taken."""
         unread = 0 if self._is_absorbing else self.source.unread
         if not unread:
-            self._signs = 0
-        through = self._last - unread - self._signs
+            self._unread_markers = 0
+        through = self._last - unread - self._unread_markers
         if through > self._done:
             core = self._core
             self._done = through
@@ -221,7 +221,7 @@ class Channel(CommonChannel):
                 core.engine.committed(self.id, through=through, now=now)
             else:
                 core.engine.consume(self.id, through=through, now=now)
-            core.did_consume()
+            core.after_consuming()
             if self.out_is_over:
                 self._check_over()
 
@@ -229,39 +229,39 @@ class Channel(CommonChannel):
 
     @property
     def is_idle(self) -> bool:
-        """Has neither side ever said anything on it?"""
-        return not (self.is_open_there or self.sink.has_spoken)
+        """True if neither side has sent anything on it."""
+        return not (self.is_open_there or self.sink.has_sent)
 
     def announce(self) -> None:
-        """Our side opens nothing more: what is live must be open by then."""
-        if not self.sink.has_spoken and self.sink.state is Sending.OPEN:
-            self.sink.say(BEGIN)
+        """Open the channel with BEGIN before our shutdown, after which none can be opened."""
+        if not self.sink.has_sent and self.sink.state is Sending.OPEN:
+            self.sink.send_marker(BEGIN)
 
-    def unanswerable(self) -> None:
-        """The peer opens nothing more: a channel that he has not answered by now he has not taken."""
+    def refuse_unanswered(self) -> None:
+        """Fail the channel if the peer has not used it before its shutdown: it was refused."""
         if not self.is_open_there:
             self._peer_is_done = self._has_ended = True
             self._stopped(refused)
             self.source.ended(refused)
-            self.settle()
+            self.close_if_done()
             self._check_over()
 
     def absorb(self) -> None:
-        """The peer opens nothing more, so what he has finished may stay with us without a window."""
+        """Consume at once what the application has not read, since the peer shuts down and sends no more."""
         if self._peer_is_done:
             self._is_absorbing = True
             self.consume()
 
-    def settle(self) -> None:
-        """Close our direction when nothing is left to be said in it."""
-        if self._is_closed or not self.sink.may_settle or not (self._peer_is_done or self._said_stop):
+    def close_if_done(self) -> None:
+        """Close our direction once its end, or the peer's STOP, leaves nothing to send."""
+        if self._is_closed or not self.sink.may_close or not (self._peer_is_done or self._sent_stop):
             return
         self._is_closed = True
-        if not self.sink.has_spoken and self.is_open_there:
-            self.sink.say(BEGIN)  # or the peer would wait for an end that never comes
-        if self.sink.has_spoken and self._core.error is None:
+        if not self.sink.has_sent and self.is_open_there:
+            self.sink.send_marker(BEGIN)  # or the peer would wait for an end that never comes
+        if self.sink.has_sent and self._core.error is None:
             self._core.engine.close(self.id)
-            self._core.did()
+            self._core.after_command()
         else:
             self.out_is_over = True
             self.sink.gone()
@@ -287,28 +287,28 @@ class Sink(SendHalf):
         "_engine",
         "_heard",
         "_id",
-        "_sayings",
-        "has_spoken",
-        "is_mute",
-        "is_settled",
+        "_markers",
+        "has_sent",
+        "is_finished",
+        "is_unannounced",
     )
 
     def __init__(self, core: Core, channel: Channel) -> None:
-        super().__init__(core.room, core.ring)
+        super().__init__(core.room, core.request_write)
         self._core = core
         self._engine = core.engine
         self._channel = channel
         self._id = channel.id
-        self._sayings: deque[Parts] = NO_QUEUE  # signs for which there was no room yet
-        self._end: int | None = None  # number of the message that was our last word
+        self._markers: deque[Parts] = NO_QUEUE  # markers for which there was no room yet
+        self._end: int | None = None  # number of the message that holds END or CANCEL
         self._heard = -1
-        self.has_spoken = False
-        self.is_mute = False  # the peer never heard of the channel, and need not
-        self.is_settled = False  # our last word is said, or the peer did not want to hear it
+        self.has_sent = False
+        self.is_unannounced = False  # the peer never heard of the channel, and need not
+        self.is_finished = False  # END or CANCEL is queued, or the peer sent STOP
 
     @property
-    def may_settle(self) -> bool:
-        return self.is_settled and not self._sayings
+    def may_close(self) -> bool:
+        return self.is_finished and not self._markers
 
     def admits(self, size: int) -> bool:
         return self._core.engine.admits(self._channel.id, size + RESERVE)
@@ -345,51 +345,51 @@ class Sink(SendHalf):
         core = self._core
         number = core.engine.send(self._channel.id, (message,), overdraw=True)
         core.messages_sent += 1
-        self.has_spoken = True
+        self.has_sent = True
         if core.out_transactions:
             core.engine.commit(self._channel.id, through=number)
 
-    def _hand(self, parts: Parts) -> None:
+    def _send_now(self, parts: Parts) -> None:
         core = self._core
         number = core.engine.send(self._channel.id, parts)
         core.messages_sent += 1
-        self.has_spoken = True
+        self.has_sent = True
         if core.out_transactions:
             core.engine.commit(self._channel.id, through=number)
         if parts is END or parts is CANCEL:
             self._end = number
 
     def _finish(self, payload: bytes) -> None:
-        self.say(END)
+        self.send_marker(END)
 
     def _abort(self) -> None:
-        self._sayings = deque(sign for sign in self._sayings if sign is not END)
+        self._markers = deque(marker for marker in self._markers if marker is not END)
         if self._end is None:
-            self.say(CANCEL)
+            self.send_marker(CANCEL)
 
-    def say(self, sign: Parts) -> None:
-        """Send a sign as soon as there is room, behind everything that was sent."""
-        if sign is END or sign is CANCEL:
-            self.is_settled = True
-        if not self.is_mute:
-            self._sayings = queue_of(self._sayings)
-            self._sayings.append(sign)
-            self.say_more()
+    def send_marker(self, marker: Parts) -> None:
+        """Send a marker behind everything that was sent, as soon as there is room."""
+        if marker is END or marker is CANCEL:
+            self.is_finished = True
+        if not self.is_unannounced:
+            self._markers = queue_of(self._markers)
+            self._markers.append(marker)
+            self.send_markers()
 
-    def say_more(self) -> None:
+    def send_markers(self) -> None:
         engine, id = self._core.engine, self._channel.id
-        while self._sayings:
-            sign = self._sayings[0]
-            if not engine.admits(id, 16, len(sign)):
-                engine.watch(id, 16, len(sign))
+        while self._markers:
+            marker = self._markers[0]
+            if not engine.admits(id, 16, len(marker)):
+                engine.watch(id, 16, len(marker))
                 break
-            self._sayings.popleft()
+            self._markers.popleft()
             try:
-                self._hand(sign)
+                self._send_now(marker)
             except LocalProtocolError:
                 # No channel can be opened any more, so the peer learns from our shutdown that there is none.
-                self._sayings.clear()
-        self._core.ring()
+                self._markers.clear()
+        self._core.request_write()
 
     def heard(self, through: int) -> None:
         self._heard = max(self._heard, through)
@@ -400,7 +400,7 @@ class Sink(SendHalf):
             self.confirmed()
 
     def gone(self) -> None:
-        """The channel is over on the wire: whatever it was, the peer has it."""
+        """Confirm the end: the channel is closed on both sides of the wire."""
         if self.state is Sending.FINISHING:
             self.confirmed()
 
@@ -414,14 +414,14 @@ class Source(ReceiveHalf):
     __slots__ = ("_channel", "_core", "_taken", "_taken_bytes")
 
     def __init__(self, core: Core, channel: Channel) -> None:
-        super().__init__(core.ring)
+        super().__init__(core.request_write)
         self._core = core
         self._channel = channel
         self._taken = 0  # calls since the engine was told
         self._taken_bytes = 0
 
     def _consumed(self, size: int) -> bool:
-        # What is unread comes before anything that the peer could be waiting to send, so he can be told a bit later.
+        # What is unread comes before anything that the peer could be waiting to send, so the ack can wait for more.
         self._taken += 1
         self._taken_bytes += size
         if self.unread and self._taken < TOLD_CALLS and self._taken_bytes < TOLD_BYTES:

@@ -1,4 +1,4 @@
-"""Who are we to each other? The handshake over a stream, as the one who asks and as the one who is asked."""
+"""The handshake over a Trio stream, for connector and listener, with the identities and keys that it needs."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ async def ask(stream: trio.abc.Stream, core: Core) -> tuple[Agreed | Refused, tr
     raise trio.TooSlowError(f"the handshake was not done within {core.limits.handshake:g} s")
 
 
-class Hello:
-    """A connector's request, for `HandshakeQueue.read_handshake`; the decision about it is made on `handshake`."""
+class RequestReader:
+    """Reads a connector's request, for `HandshakeQueue.read_handshake`; the answer is a call on `handshake`."""
 
     MOST: Final = MOST_BYTES
 
@@ -86,11 +86,11 @@ class Hello:
         return self.handshake.rest()
 
 
-async def answer(stream: trio.abc.Stream, hello: Hello, limits: Limits) -> bool:
-    """Write what was decided; whether that was possible."""
+async def answer(stream: trio.abc.Stream, reader: RequestReader, limits: Limits) -> bool:
+    """Write the listener's answer; return False if the stream is broken or too slow."""
     try:
         with trio.move_on_after(limits.handshake):
-            await stream.send_all(hello.bytes_to_send())
+            await stream.send_all(reader.bytes_to_send())
             return True
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         pass
@@ -101,12 +101,12 @@ def unknown(request: Requested) -> RemoteProtocolError:
     return RemoteProtocolError(f"there is no endpoint {request.endpoint!r} here", rule="relink-H22")
 
 
-NOBODY = b""
+UNIDENTIFIED = b""
 
 
 @runtime_checkable
 class Identified(Protocol):
-    """A stream that knows who its peer is, beyond doubt: for TLS the certificate that the peer proved to own."""
+    """A stream with an authenticated peer: for TLS, the certificate whose private key the peer proved to own."""
 
     @property
     def identity(self) -> bytes | None: ...
@@ -125,8 +125,8 @@ def identity_of(stream: trio.abc.Stream) -> bytes | None:
 
 
 def fingerprint(identity: bytes | None) -> bytes:
-    """Of a fixed size, since it is kept with each link."""
-    return NOBODY if identity is None else hashlib.sha256(identity).digest()
+    """Hash an identity to a fixed size, since one is kept with each link."""
+    return UNIDENTIFIED if identity is None else hashlib.sha256(identity).digest()
 
 
 def new_epoch() -> int:
@@ -137,8 +137,8 @@ def new_link_id() -> int:
     return 1 + secrets.randbelow(LARGEST_LINK_ID)
 
 
-class Keys:
-    """Places in a table by link id, so that the time of looking one up says nothing about the ids in it."""
+class HiddenKeys:
+    """Maps link ids to secret table keys, so that lookup time reveals nothing about the ids in the table."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
@@ -148,6 +148,6 @@ class Keys:
 
 
 def is_same(link_id: int, asked: int, owner: bytes, who: bytes) -> bool:
-    """In a time that does not depend on where they differ."""
+    """Compare id and identity in a time that does not depend on where they differ."""
     same_id = hmac.compare_digest(link_id.to_bytes(8, "little"), asked.to_bytes(8, "little"))
     return hmac.compare_digest(owner, who) and same_id

@@ -84,17 +84,17 @@ class LinkEngine:
 
     @property
     def epoch(self) -> int:
-        """Of the link, 0 before there is one: what a `ConnectorHandshake` has to ask for."""
+        """The listener's epoch, to be sent with the next request; 0 before there is a link."""
         return self._link.epoch
 
     @property
     def link_id(self) -> int:
-        """0 before there is a link."""
+        """The id of the link; 0 before there is one."""
         return self._link.link_id
 
     @property
     def over(self) -> bool:
-        """Finished, or failed: nothing more can be done with this object."""
+        """True once the link has finished or failed: each command raises."""
         return self._link.over
 
     @property
@@ -103,7 +103,7 @@ class LinkEngine:
 
     @property
     def is_resumed(self) -> bool:
-        """Connected, and the peer has said what it has; always so on the first connection of a link."""
+        """True if connected and, on a resumed link, the peer's resume has come."""
         return self._link.is_free
 
     @property
@@ -121,7 +121,7 @@ class LinkEngine:
 
     @property
     def waiting(self) -> Outbox:
-        """The same as an object that is asked for each message."""
+        """The counter behind `outbox`, which changes in place."""
         return self._link.outbox
 
     @property
@@ -131,12 +131,12 @@ class LinkEngine:
 
     @property
     def held_bytes(self) -> int:
-        """What came and was not consumed, the costs of keeping it included."""
+        """Bytes received and not consumed, including the overhead of each message."""
         return self._link.held
 
     @property
     def retained_bytes(self) -> int:
-        """What was sent and may have to be sent again, and what was not sent yet, counted in the same way."""
+        """Bytes queued, or sent and not yet released from the window, including the overhead of each message."""
         return self._link.retained
 
     @property
@@ -151,7 +151,7 @@ class LinkEngine:
 
     @property
     def owes_control(self) -> bool:
-        """Is there anything to be written beside messages? Cheaper than `has_output`."""
+        """True if pings, pongs, acks or a resume wait to be written. Cheaper than `has_output`."""
         return bool(self._link.control)
 
     @property
@@ -170,28 +170,28 @@ class LinkEngine:
 
     @property
     def bytes_received(self) -> int:
-        """On this connection."""
+        """Bytes parsed on the present connection."""
         return self._reader.offset
 
     @property
     def arrivals(self) -> int:
-        """Another number when a message of the peer has come, though no event may have told of it."""
+        """A count that changes with each message received, announced by an event or not."""
         return sum(one.arrived for one in self._link.incoming.values())
 
     @property
     def channels(self) -> tuple[int, ...]:
-        """Ours that are open, those that wait for the confirmation of their end included."""
+        """Our open channels, including those whose close is not confirmed yet."""
         return tuple(self._link.outgoing)
 
     @property
     def peer_channels(self) -> tuple[int, ...]:
-        """The peer's that are open."""
+        """The peer's open channels."""
         return tuple(self._link.incoming)
 
     # --- connections
 
     def connection_made(self, now: float, *, epoch: int, link_id: int) -> None:
-        """A handshake is done (`Agreed`): packets may flow.
+        """Start a connection after its handshake (`Agreed`).
 
         If it names another link than ours, everything about ours is gone: `LinkReplaced` or `EpochChanged`.
         """
@@ -211,7 +211,7 @@ class LinkEngine:
         self._liveness.connect(now)
 
     def connection_lost(self, now: float) -> None:
-        """The connection is gone, and what was pulled may not have arrived. Harmless without one."""
+        """End the connection: bytes that were pulled may not have arrived. Does nothing without a connection."""
         link = self._link
         if link.connected:
             link.now = now
@@ -219,7 +219,7 @@ class LinkEngine:
             self._reader.restart()
 
     def link_lost(self, now: float, *, epoch: int = 0) -> None:
-        """The listener does not know our link (`Refused`): everything about it is gone, a new one may follow."""
+        """Drop the link after `Refused`: the listener does not know it. A new one may follow."""
         self._check_alive()
         self._link.now = now
         if self._link.link_id:
@@ -239,7 +239,7 @@ class LinkEngine:
     # --- the stream
 
     def receive_bytes(self, data: bytes, now: float) -> None:
-        """Take in what came; never raises."""
+        """Parse received bytes; never raises."""
         link = self._link
         if link.over or not link.connected:
             return
@@ -253,7 +253,7 @@ class LinkEngine:
                 self._check_finished()
 
     def receive_eof(self, now: float) -> None:
-        """The peer will send nothing more on this connection; `connection_lost` is still to be called."""
+        """Report the end of the stream; `connection_lost` is still to be called."""
         if self._link.connected and not self._link.over:
             self._link.events.append(HungUp(clean=not self._reader.is_mid_packet))
 
@@ -306,7 +306,7 @@ class LinkEngine:
                 self._stop(Finished())
 
     def _hurry(self) -> None:
-        """Both sides are leaving: acks that would wait for more are due."""
+        """Make waiting acks due at once, since both sides are shutting down."""
         if self._link.peer_shut_down and self._link.connected:
             self._link.control.make_all_due()
 
@@ -335,7 +335,7 @@ class LinkEngine:
         return (0, []) if incoming is None else incoming.receive(most)
 
     def consume(self, channel: int, *, through: int, now: float) -> None:
-        """The application is done with the messages up to this one; harmless if they were consumed before."""
+        """Acknowledge the messages up to this one as consumed; does nothing if they were consumed before."""
         self._link.now = now
         incoming = self._link.incoming.get(channel)
         if incoming is None:
@@ -345,17 +345,17 @@ class LinkEngine:
             self._check_finished()
 
     def rewind(self, channel: int) -> None:
-        """Give out again what was taken and not consumed."""
+        """Return messages that were taken and not consumed to the queue, to be given by `receive` again."""
         incoming = self._link.incoming.get(channel)
         if incoming is not None:
             incoming.rewind()
 
     def committed(self, channel: int, *, through: int, now: float) -> None:
-        """The application has processed the committed messages up to this one; they count as consumed."""
+        """Answer the messages up to this one with `committed`; they count as consumed."""
         self._answer(Ack.COMMITTED, channel, through, now)
 
     def uncommitted(self, channel: int, *, through: int, now: float) -> None:
-        """The application could not process the committed messages up to this one; they count as consumed."""
+        """Answer the messages up to this one with `uncommitted`; they count as consumed."""
         self._answer(Ack.UNCOMMITTED, channel, through, now)
 
     def _answer(self, ack: Ack, channel: int, through: int, now: float) -> None:
@@ -370,37 +370,37 @@ class LinkEngine:
     # --- the link
 
     def ping(self) -> None:
-        """Ask for a sign of life on this connection; the answer is a `Ponged`, if the connection lives so long."""
+        """Send a ping; `Ponged` comes with the answer, unless the connection is lost before."""
         self._check_alive()
         if not self._link.connected:
             raise LocalProtocolError("there is no connection to ping on")
         self._link.control.ping(Purpose.ASKED)
 
     def shutdown(self) -> None:
-        """Open no more channels; once the peer has said so as well and all is answered, `Finished` comes."""
+        """Open no more channels; `Finished` comes once the peer has done the same and everything is answered."""
         self._check_alive()
         self._link.wants_shutdown = True
 
     # --- our messages
 
     def room(self, channel: int) -> int:
-        """How many messages fit the channel's window by their number; `admits` knows about bytes as well."""
+        """Messages that fit the channel's window by number; `admits` counts bytes as well."""
         outgoing = self._link.outgoing.get(channel)
         if outgoing is None:
             return self.config.window
         return 0 if outgoing.closing else self.config.window - outgoing.outstanding
 
     def admits(self, channel: int, size: int, parts: int = 1) -> bool:
-        """May a message with `size` bytes of payload in so many parts be sent now?
+        """Return True if a message with `size` bytes of payload in so many parts can be sent now.
 
-        Yes if the window of the channel has room for it beside what is unanswered, in messages and in bytes, or
-        if the window is empty. When the link's own budget is spent, small windows are all that is left.
+        It can if the channel's window has room in messages and in bytes, or is empty, and the link's budget is not
+        spent. With the budget spent, each channel still has its floor.
         """
         link = self._link
         outgoing = link.outgoing.get(channel)
         if outgoing is None:
             outgoing = link.open(channel)
-        # First the usual case, for the caller who asks before each message; `Link.admits` has the whole of it.
+        # The usual case first, since this is called before each message; `Link.admits` is the complete rule.
         if (
             parts == 1
             and size <= SMALL_MOST
@@ -413,22 +413,22 @@ class LinkEngine:
         return link.admits(outgoing, self._cost(size, parts))
 
     def _cost(self, size: int, parts: int) -> int:
-        """The most that such a message can weigh."""
+        """Upper bound of the window bytes that such a message takes."""
         if parts == 1:
             return message_cost((size,), self._link.out_id_size)
         return 32 + 16 * parts + size + OVERHEAD + PART_OVERHEAD * parts
 
     def watch(self, channel: int, size: int = 1, parts: int = 1) -> None:
-        """Tell me with `Writable` when such a message fits, or when it may be tried on a new link."""
+        """Report `Writable` once such a message fits, or once it can be tried on a new link."""
         self._link.watchers[channel] = self._cost(size, parts)
         if channel not in self._link.outgoing or not self._link.outgoing[channel].closing:
             self._link.wake(channel)
 
     def send(self, channel: int, parts: Sequence[bytes], *, overdraw: bool = False) -> int:
-        """Queue a message; gives its number. It opens the channel if it is not open.
+        """Queue a message and return its number. The first message opens the channel.
 
-        `overdraw` is for who was told that there is room, and finds that others have spent the link's budget since:
-        what he sends then counts beside it. A peer with our limits bears `Limits.outbox` of that.
+        `overdraw` admits a message over the link's budget, for a caller that was told of room which other channels have
+        used since. A peer with our limits accepts up to `Limits.outbox` of that.
         """
         link = self._link
         outgoing = link.outgoing.get(channel)
@@ -450,9 +450,9 @@ class LinkEngine:
         return outgoing.push(item, cost)
 
     def try_send(self, channel: int, payload: bytes, reserve: int = 0) -> int | None:
-        """`send` for what most messages are: one part on an open channel that has room for `reserve` bytes more.
+        """Send one part on an open channel if it fits and leaves `reserve` bytes of window free.
 
-        None, and nothing done, if it is not.
+        Returns None, and changes nothing, otherwise; `send` then decides.
         """
         link, size = self._link, len(payload)
         outgoing = link.outgoing.get(channel)
@@ -485,7 +485,7 @@ class LinkEngine:
         return number
 
     def try_send_all(self, channel: int, payloads: Sequence[bytes], reserve: int = 0) -> int | None:
-        """The same for several short messages, all or none; gives the number of the last."""
+        """Send several short messages, all or none, as `try_send` does; returns the number of the last."""
         link, count = self._link, len(payloads)
         outgoing = link.outgoing.get(channel)
         if outgoing is None or outgoing.closing or link.over or not count or max(map(len, payloads)) > JOIN_MOST:
@@ -512,7 +512,7 @@ class LinkEngine:
         return outgoing.next - 1
 
     def send_many(self, channel: int, messages: Iterable[Sequence[bytes]]) -> int:
-        """Queue messages as long as they fit; gives how many did. It raises only if the first is refused."""
+        """Queue messages while they fit and return how many did; raises only if the first is refused."""
         count = 0
         for parts in messages:
             try:
@@ -525,7 +525,7 @@ class LinkEngine:
         return count
 
     def multicast(self, channels: Sequence[int], parts: Sequence[bytes]) -> list[int]:
-        """One packet to several channels, which may repeat; gives the numbers, in the order of `channels`."""
+        """Queue one packet to several channels, which may repeat; returns its numbers in the order of `channels`."""
         link = self._link
         self.check_targets(len(channels))
         self._check_parts(parts)
@@ -555,7 +555,7 @@ class LinkEngine:
         return numbers
 
     def fits(self, channels: Sequence[int], parts: Sequence[bytes]) -> bool:
-        """Is there room for such a multicast now, in all windows and in the link's budget?"""
+        """Return True if all windows and the link's budget have room for such a multicast."""
         link = self._link
         cost = message_cost([len(part) for part in parts], link.out_id_size)
         queued = 0
@@ -615,7 +615,7 @@ class LinkEngine:
         return outgoing
 
     def _check_sending(self, channel: int, new: int) -> Outgoing:
-        """The channel is not open: may it be opened, beside `new` others?"""
+        """Make a new channel, or raise if none can be opened beside `new` others."""
         link = self._link
         self._check_alive()
         if channel in link.outgoing:
@@ -658,7 +658,7 @@ class LinkEngine:
 
 
 class Liveness:
-    """The clock of a connection. It only ever blames the connection; the link waits for the next one."""
+    """Keepalive, and the least speed of a packet, of the present connection. A failure ends it, not the link."""
 
     def __init__(self, link: Link, reader: Reader) -> None:
         self._link = link
@@ -674,7 +674,7 @@ class Liveness:
         self._wait_for_silence()
 
     def heard(self, now: float) -> None:
-        """Something came."""
+        """Note that bytes were received."""
         self._heard_at = now
         if self._is_asking:
             self._is_asking = False
@@ -688,7 +688,7 @@ class Liveness:
             self._watch_progress(now)
 
     def handle(self, now: float) -> Silent | None:
-        """Act on what is due; gives the event if the connection is to be dropped."""
+        """Act on expired timers; returns the event that ends the connection, if any."""
         link = self._link
         for timer in link.deadlines.expired(now):
             if link.observer is not None:
@@ -725,7 +725,7 @@ class Liveness:
         self._link.deadlines.set(Timer.STALL, now + self._link.limits.stall)
 
     def _check_progress(self, now: float) -> Silent | None:
-        """A packet is unfinished, or the timer would not run."""
+        """Compare the progress of the unfinished packet with the least speed."""
         limits = self._link.limits
         if self._reader.offset - self._mark < limits.stall_bytes:
             return Silent(limits.stall, stalled=True)

@@ -1,4 +1,4 @@
-"""What stands in the queues of a channel? Messages as they will be written, decisions, and answers to them."""
+"""The small records of channels: queued messages, decisions, answers, sequence numbers, timers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOIN_MOST: Final = 2048  # bytes of payload up to which a packet is put together
 
 
 class Large:
-    """A message whose payloads are not copied, or that has several."""
+    """A queued message with several parts, or with one that is too large to copy."""
 
     __slots__ = ("buffers", "cost", "size")
 
@@ -54,7 +54,7 @@ class Large:
 
 @attrs.define
 class Decision:
-    """Commits, or rollbacks, through a number; where it begins, the one before it ends."""
+    """A run of commits or rollbacks through a number; it begins behind the run before it."""
 
     operation: Operation
     through: int
@@ -62,7 +62,7 @@ class Decision:
 
 @attrs.define
 class Run:
-    """Numbers up to and including `through`, with one answer."""
+    """A run of equal answers through a number; it begins behind the run before it."""
 
     ack: Ack
     through: int
@@ -70,14 +70,14 @@ class Run:
 
 @attrs.define
 class Span:
-    """Committed messages, first to last, that are not answered yet."""
+    """A range of committed messages that the application has not answered."""
 
     first: int
     last: int
 
 
 def resolve(what: str, wire: int, *, done: int, last: int, behind: int = 0) -> int | None:
-    """The number from `done` to `last` that `wire` stands for.
+    """Return the number from `done` to `last` that the 32-bit `wire` stands for.
 
     `done` is the last that was meant before, `last` the last that can be meant now. None if it is one of the
     `behind` numbers before `done`; whatever is left is a violation.
@@ -95,7 +95,7 @@ def resolve(what: str, wire: int, *, done: int, last: int, behind: int = 0) -> i
 
 
 def advance(what: str, steps: int, *, done: int, last: int) -> int:
-    """The number that is meant by so many packets without one."""
+    """Return the number that `steps` acks without a sequence number lead to."""
     if done + steps > last:
         was, most = serial_add(done, 0), serial_add(last, 0)
         raise RemoteProtocolError(
@@ -105,7 +105,7 @@ def advance(what: str, steps: int, *, done: int, last: int) -> int:
 
 
 class Timer(Enum):
-    """The deadlines of a connection; without one there are none."""
+    """The deadlines of a connection."""
 
     ACKS = "acks"
     """When to tell what was received and consumed."""

@@ -1,4 +1,4 @@
-"""Where does one packet stop and the next begin? Splits what comes into packets, whatever the pieces it comes in."""
+"""Split received bytes into packets, check each, and apply it to the state of the link."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MOST_WEIGHT: Final = (8 + OVERHEAD) // 8  # of a message for each byte of its pa
 
 
 class Body:
-    """The payloads of a message, as they come in."""
+    """The payloads of a message whose head was parsed, collected as they come."""
 
     __slots__ = ("_filled", "_left", "_parts", "_pieces", "_skip", "head", "weight")
 
@@ -63,7 +63,7 @@ class Body:
         self._begin_part()
 
     def _begin_part(self) -> None:
-        """The next part that has bytes."""
+        """Go to the next part that has bytes."""
         sizes, parts = self.head.sizes, self._parts
         following = next(self._filled, len(sizes))
         if following > len(parts):
@@ -72,7 +72,7 @@ class Body:
 
     @property
     def count(self) -> int:
-        """Parts that are there."""
+        """Complete parts."""
         return len(self._parts)
 
     @property
@@ -84,7 +84,7 @@ class Body:
         return tuple(self._parts)
 
     def feed(self, data: bytes, position: int, most: int) -> int:
-        """Take what belongs to it, until it has `most` parts; gives the position behind that."""
+        """Take payload bytes until `most` parts are complete; returns the position behind them."""
         size = len(data)
         while position < size and (self._left or self._skip) and len(self._parts) < most:
             if self._skip:
@@ -114,7 +114,7 @@ class Body:
 
 
 class Reader:
-    """Holds the beginning of a packet whose rest has not come, never more than came of it."""
+    """Incremental packet parser. It buffers only the received bytes of an unfinished packet."""
 
     def __init__(self, link: Link, bounds: Bounds) -> None:
         self._link = link
@@ -129,7 +129,7 @@ class Reader:
         self.restart()
 
     def restart(self) -> None:
-        """A new connection: what was begun on the old one is not continued."""
+        """Start with an empty buffer, on a new connection."""
         self._held = Pieces()
         self._wanted = 0  # size of the held bytes with which parsing may get on
         self._body: Body | None = None
@@ -144,14 +144,14 @@ class Reader:
 
     @property
     def unparsed(self) -> int:
-        """Bytes that came and were not looked at, because `frames_at_once` were parsed.
+        """Received bytes that were left unparsed because the call had parsed `frames_at_once` packets.
 
         A multicast that not all of its channels have yet counts as one more.
         """
         return len(self._data) - self._at + (self._undelivered is not None)
 
     def feed(self, data: bytes) -> RemoteProtocolError | None:
-        """Take in more; gives the violation, after which nothing may be fed."""
+        """Parse more bytes; returns the protocol violation, if any, after which no more may be fed."""
         if self._link.observer is not None and data:
             self._link.observer.transport("in", data)
         start = 0
@@ -193,7 +193,7 @@ class Reader:
         return None
 
     def _go_on(self, data: bytes, position: int) -> int:
-        """Take what belongs to a message that has begun, if one has; gives the position behind that."""
+        """Feed the unfinished message, if any; returns the position behind it."""
         body = self._body
         if body is None:
             return position
@@ -207,7 +207,7 @@ class Reader:
         return position
 
     def _deliver(self, channels: tuple[int, ...], body: Body) -> None:
-        """Each channel counts as a packet; those that are too many for this call come with the next."""
+        """Deliver to each channel, counted as a packet each; those over the limit of this call wait for the next."""
         now = channels[: max(1, self._left + 1)]
         self._left -= max(0, len(now) - 1)
         self._receiving.deliver(now, body.parts, body.weight)
@@ -215,9 +215,9 @@ class Reader:
             self._undelivered = channels[len(now) :], body
 
     def _parse(self, data: bytes, position: int, base: int) -> int:
-        """Packets in `data` from `position` on; keeps an incomplete one. `base` is the offset of its start.
+        """Parse packets from `position` on; buffers an incomplete one. `base` is the stream offset of `data`.
 
-        Gives how far it came: to the end, unless so many packets are not for one call.
+        Returns the position reached: the end, unless the limit of packets a call came first.
         """
         size = len(data)
         bounds, receiving = self._bounds, self._receiving
@@ -251,7 +251,7 @@ class Reader:
         return position
 
     def _begin_large(self, data: bytes, position: int) -> bool:
-        """The same for a message of one large part: its body is begun, unless the general way has to decide."""
+        """Begin a message of one large part on a known channel; False if the general parser has to decide."""
         link, head = self._link, self._head
         at = position + self._payload_at  # where its size stands
         if head is None or len(data) < at + 8 or link.held_over + self._bounds.message > link.held_most:
@@ -270,9 +270,9 @@ class Reader:
         return True
 
     def _parse_messages(self, data: bytes, position: int, head: struct.Struct) -> int:
-        """The fast way for what most packets are: a message of one small part on a known channel with room for it.
+        """Fast path for messages of one small part on a known channel with room.
 
-        Stops before the first packet that is anything else; the general way decides about that one.
+        Stops before the first packet of any other kind, for the general parser.
         """
         link = self._link
         size = len(data)
@@ -315,13 +315,13 @@ def _without_id(head: struct.Struct, data: bytes, position: int) -> tuple[int, i
 
 
 class Receiving:
-    """One packet at a time."""
+    """Checks a packet against the state of the link, then applies it: all of it or, with an error, nothing."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
     def apply(self, packet: General | OperationPacket | AckPacket) -> None:
-        """A whole packet: raises and changes nothing, or changes everything that follows from it."""
+        """Apply a packet without payload; raises and changes nothing if it breaks a rule."""
         if isinstance(packet, General):
             self._apply_general(packet)
         elif isinstance(packet, OperationPacket):
@@ -346,7 +346,7 @@ class Receiving:
                 pass
             case General.PING:
                 if link.control.pongs >= link.limits.pongs:
-                    what = f"{link.control.pongs} pings not answered yet because nobody reads"
+                    what = f"{link.control.pongs} pings not answered yet because the peer does not read"
                     raise RemoteProtocolError(what, limit="pongs")
                 link.control.pongs += 1
             case General.PONG:
@@ -368,7 +368,7 @@ class Receiving:
     # --- messages
 
     def check(self, head: MessageHead) -> int:
-        """May this message come? Gives what it weighs in each of its channels."""
+        """Check the head of a message; returns its cost in each of its channels."""
         link = self._link
         weight = message_cost(head.sizes, link.in_id_size, head.padding)
         counts = _counts(head.channels)
@@ -414,7 +414,7 @@ class Receiving:
             raise RemoteProtocolError(f"{what} beside {live} live ones", limit=link.limits.bound_of_channels)
 
     def deliver(self, channels: Sequence[int], parts: Parts, weight: int) -> None:
-        """A message that was checked, now that all of it is here."""
+        """Store a complete message that `check` admitted."""
         link = self._link
         for channel in channels:
             incoming = link.incoming.get(channel)
@@ -515,12 +515,12 @@ class Receiving:
 
 
 def _counts(channels: Sequence[int]) -> dict[int, int]:
-    """How often is each named?"""
+    """Count how often each channel is named."""
     return {channels[0]: 1} if len(channels) == 1 else Counter(channels)
 
 
 def meant(outgoing: Outgoing, ack: Ack, sequence: int | None, count: int) -> int | None:
-    """The number that an ack stands for; None if it says nothing new, as may happen while the peer resumes."""
+    """Return the number that an ack stands for; None if it repeats known facts, as in a resume."""
     link = outgoing.link
     what = f"{ack.name.lower()} on channel {outgoing.channel}"
     if ack is Ack.RECEIVED or ack is Ack.CONSUMED:
@@ -554,7 +554,7 @@ def meant(outgoing: Outgoing, ack: Ack, sequence: int | None, count: int) -> int
 
 
 def is_end(outgoing: Outgoing) -> bool:
-    """Whether a `closed` ends the channel; it says nothing if the peer, while it resumes, repeats an earlier end."""
+    """Return True if `closed` ends the channel, False if it repeats, in a resume, an earlier end."""
     what = f"closed on channel {outgoing.channel}"
     if not outgoing.close_told:
         if outgoing.link.is_resuming and not outgoing.heard:

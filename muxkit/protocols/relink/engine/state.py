@@ -1,4 +1,4 @@
-"""One channel of the peer: what came on it, who has it, and what is to be told about it.
+"""The state of a link: both kinds of channels, the acks and pings that are owed, budgets and phases.
 
 A message arrives, waits (under transactions it is held before, until the peer has decided), is taken by the
 application, and stays here until it is consumed: a receiver that is opened anew gets the rest again.
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 class Multicast:
-    """A message to several channels, in the queue of each: written when it is the next one in all of them."""
+    """A message queued on several channels, written once it is the next in all of them."""
 
     __slots__ = ("cost", "counts", "parts", "size", "waiting", "written")
 
@@ -80,7 +80,7 @@ Item = bytes | Large | Multicast  # bytes are a packet with one small part, and 
 
 
 class Outgoing:
-    """One channel of ours from its first message to the confirmation of its end; a source for the scheduler.
+    """One of our channels, from its first message until its close is confirmed; a source of the scheduler.
 
     What happens to a message: it is queued, written, received by the peer, consumed or answered there, and only
     then released from the window.
@@ -170,7 +170,7 @@ class Outgoing:
     # --- queueing
 
     def pack(self, parts: Sequence[bytes]) -> Item:
-        """A message as it will be written, copied only if it is small."""
+        """Encode a message for the queue, copying only small payloads."""
         if len(parts) != 1:
             return Large.of_parts(self.channel, parts, self.link.out_id_size)
         payload = parts[0]
@@ -186,12 +186,12 @@ class Outgoing:
         return self._head + payload + PADDING[size & 7]
 
     def _shape_head(self, size: int) -> None:
-        """Most messages of a channel are as long as the one before."""
+        """Encode the head for this size; kept, since most messages are as long as the one before."""
         if size != self._head_size:
             self._head_size, self._head = size, message_head((self.channel,), (size,), self.link.out_id_size)
 
     def push(self, item: Item, cost: int) -> int:
-        """Queue a message that was admitted; gives its number."""
+        """Queue an admitted message and return its number."""
         size = len(item)
         link = self.link
         self.unsent.append(item)
@@ -241,13 +241,13 @@ class Outgoing:
         return not self.decisions and self.confirmed
 
     def _confirm(self) -> None:
-        """Ask for a pong if that is all that a close waits for: it shows that the peer has read what was written."""
+        """Ping if a close waits only for proof that the peer has read the channel's first message."""
         if self.closing and not self.confirmed and self.free and not self.unsent and not self.decisions:
             self.link.control.ask_proof(self)
 
     @property
     def proof(self) -> int:
-        """What a pong to a ping that is written now will show: the peer has the messages through this one."""
+        """The last message that the answer to a ping written now would prove received."""
         return self.sent
 
     def proven(self, through: int) -> None:
@@ -273,7 +273,7 @@ class Outgoing:
         return written
 
     def _write_messages(self, budget: int, out: list[Buffer]) -> int:
-        """As many as the budget has room for, up to the next decision or to a multicast that must wait."""
+        """Write messages within the budget, up to the next decision or a multicast that must wait."""
         unsent, kept, append = self.unsent, self.kept, out.append
         if not (self.grown or self.decisions) and (size := sum(map(len, cast("deque[bytes]", unsent)))) <= budget:
             # What most queues are, all at once.
@@ -352,7 +352,7 @@ class Outgoing:
     # --- connections
 
     def connect(self) -> None:
-        """A new connection: wait until the peer has said what it has."""
+        """Prepare for a new connection: wait for the peer's resume."""
         self.free = self.link.is_free
         self.heard = self.stalled = self.scheduled = self.close_written = False
         self.deficit = 0
@@ -364,7 +364,7 @@ class Outgoing:
         self.stalled = self.free = self.scheduled = False
 
     def release_to_write(self) -> None:
-        """The peer has everything through `received`: write what it lacks, before it what it may not have heard."""
+        """Queue again what the peer lacks behind `received`, with the decisions that it may have missed."""
         if self.sent > self.received:
             self.close_told = False  # it lacks messages, so it cannot have the close behind them
         if self.received < self.first:
@@ -384,7 +384,7 @@ class Outgoing:
     # --- what the peer acknowledges
 
     def take(self, ack: Ack, number: int) -> None:
-        """All through this number, as `_acknowledged.meant` has it."""
+        """Apply an ack of all messages through this number."""
         link = self.link
         if number >= self.first:
             self.confirmed = True
@@ -402,7 +402,7 @@ class Outgoing:
                 self.consumed = number
                 link.events.append(Consumed(self.channel, number))
                 self.received = max(self.received, number)
-                self._release(self._settled() if link.out_transactions else number)
+                self._release(self._resolved() if link.out_transactions else number)
         else:
             first, self.answered, self.last_answer = self.answered + 1, number, ack
             event = Committed if ack is Ack.COMMITTED else Uncommitted
@@ -410,11 +410,11 @@ class Outgoing:
             self.received = max(self.received, number)
             while self.journal and self.journal[0].through <= number:
                 self.journal.popleft()
-            self._release(self._settled())
+            self._release(self._resolved())
         link.schedule(self)
 
-    def _settled(self) -> int:
-        """Answered, or rolled back and consumed; `released` never goes back."""
+    def _resolved(self) -> int:
+        """Return the last message that was answered, or rolled back and consumed."""
         settled = max(self.answered, self.released)
         if self.journal and self.journal[0].operation is Operation.ROLLBACK:
             settled = max(settled, min(self.journal[0].through, self.consumed))
@@ -442,7 +442,7 @@ class Outgoing:
         self.link.freed(self, size, max(0, min(over, size)))
 
     def closed(self) -> None:
-        """The peer confirmed the end: whatever it did not acknowledge has come to its end with the channel."""
+        """Finish the channel after `closed`, which stands for all acks that are missing."""
         if self.consumed < self.next - 1:
             self.consumed = self.next - 1
             self.link.events.append(Consumed(self.channel, self.consumed))
@@ -452,7 +452,7 @@ class Outgoing:
 
 
 class Incoming:
-    """One channel of the peer, from its first message until its end is confirmed and the peer knows that."""
+    """One of the peer's channels, from its first message until the peer knows that its close is confirmed."""
 
     __slots__ = (
         "_again",
@@ -533,7 +533,7 @@ class Incoming:
     # --- arriving
 
     def came(self, count: int, weight: int) -> None:
-        """Messages were put, and weighed."""
+        """Account for messages that the parser stored, and owe an ack for them."""
         link = self.link
         self.arrived += count
         self.room -= count
@@ -553,7 +553,7 @@ class Incoming:
     # --- what the sender decides: find out what is meant, which may raise, and later take it
 
     def meant(self, operation: Operation, sequence: int | None, count: int) -> int | None:
-        """The number that a decision stands for; None if it repeats what is known."""
+        """Return the number that a decision stands for; None if it repeats a known one."""
         what = f"{operation.name.lower()} on channel {self.channel}"
         if not self.link.in_transactions:
             raise RemoteProtocolError(f"{what}, which has no transactions", rule="relink-T06")
@@ -570,7 +570,7 @@ class Incoming:
         return number
 
     def decide(self, operation: Operation, through: int) -> None:
-        """What `meant` gave: give out the messages that were held, or drop them."""
+        """Apply a decision through the number that `meant` gave: release held messages, or drop them."""
         held = self.held
         first, count = self.decided + 1, through - self.decided
         self.decided = through
@@ -639,7 +639,7 @@ class Incoming:
             raise LocalProtocolError(f"channel {self.channel}: message {through}; {last} is the last that was taken")
 
     def consume(self, through: int) -> None:
-        """The messages through this one, which were taken, are done with."""
+        """Mark taken messages through this one as consumed."""
         count = through - self.consumed
         if count <= 0:
             return
@@ -664,7 +664,7 @@ class Incoming:
             raise LocalProtocolError(f"channel {self.channel}: no message {through} waits for an answer")
 
     def answer(self, ack: Ack, through: int) -> None:
-        """Say what became of the messages through this one; they count as consumed."""
+        """Answer the messages through this one; they count as consumed."""
         link, spans = self.link, self.spans
         while spans and spans[0].last <= through:
             spans.popleft()
@@ -689,7 +689,7 @@ class Incoming:
     # --- consuming
 
     def _drop(self, count: int) -> None:
-        """The first `count` messages, which were taken, are consumed."""
+        """Remove the first `count` taken messages from the window."""
         taken, weights = self.taken, self.weights
         if count == 1:
             taken.popleft()
@@ -713,7 +713,7 @@ class Incoming:
             self.link.held_over -= min(over, weight)
 
     def _pass_rolled_back(self) -> None:
-        """What was rolled back counts as taken, and consumed, as soon as everything before it is."""
+        """Take and consume rolled-back messages, once everything before them is."""
         waiting, taken = self.waiting, self.taken
         while waiting and waiting[0] is None:
             taken.append(waiting.popleft())
@@ -733,7 +733,7 @@ class Incoming:
         self.confirm_end()
 
     def confirm_end(self) -> None:
-        """The channel is over as soon as the peer has closed it, nothing of it is left, and the peer knows all answers.
+        """End the channel once the peer has closed it, all is consumed, and the peer knows all answers.
 
         A peer that comes back before that repeats the close, and decisions before it: they are waited for. A resume
         does not speak of a channel that is over, so it is not over while an answer could have to be repeated.
@@ -752,7 +752,7 @@ class Incoming:
     # --- telling
 
     def write_acks(self, out: list[Buffer]) -> int:
-        """What the peer has not been told of, apart from what can wait."""
+        """Write the acks that are due."""
         if not self.known:
             return 0
         written = self._write_answers(self.answers, out) if self.answers else 0
@@ -788,7 +788,7 @@ class Incoming:
         return len(packet)
 
     def write_resumption(self, out: list[Buffer]) -> int:
-        """Everything that the peer may not know, with numbers."""
+        """Write the channel's part of our resume: all acks, with numbers."""
         written = self._write(Ack.RECEIVED, self.arrived, out, is_next=False)
         written += self._write(Ack.CONSUMED, self.consumed, out, is_next=False)
         self.told_received, self.told_consumed = self.arrived, self.consumed
@@ -816,7 +816,7 @@ class Incoming:
 
     @property
     def proof(self) -> int:
-        """What a pong to a ping that is written now will show: the peer has read the answers through this one."""
+        """The last answer that the reply to a ping written now would prove read."""
         return self.told_answer
 
     def proven(self, through: int) -> None:
@@ -840,7 +840,7 @@ MOST_OUTCOMES: Final = 1024  # answers to keep before the peer is asked whether 
 
 
 class Purpose(Enum):
-    """Why do we ping?"""
+    """The reason for a ping."""
 
     ASKED = "asked"
     """The application wants to know."""
@@ -851,7 +851,7 @@ class Purpose(Enum):
 
 
 class Control:
-    """The lane that goes first."""
+    """Queue of acks, pings, pongs and the resume; merged until written, and written before messages."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -876,13 +876,13 @@ class Control:
 
     @property
     def is_clear(self) -> bool:
-        """Is nothing left to be told of what came?"""
+        """True if no ack, answer or resume waits to be written or proved read."""
         return not (self._dirty or self._owing or self._resume_left or self._unopened or self._ending)
 
     # --- owing
 
     def owe(self, incoming: Incoming) -> None:
-        """Acks that may wait for more."""
+        """Note a channel whose acks can wait for the timer."""
         incoming.owing = True
         self._owing.append(incoming)
         self._link.owe_acks()
@@ -897,7 +897,7 @@ class Control:
             self._dirty.append(incoming)
 
     def make_all_due(self) -> None:
-        """The acks have waited long enough."""
+        """Make all waiting acks due."""
         owing, self._owing = self._owing, []
         for incoming in owing:
             incoming.owing = False
@@ -907,7 +907,7 @@ class Control:
         self._pings.append(purpose)
 
     def pong_came(self) -> Purpose:
-        """Why we had asked; nobody had if the peer sends one by itself."""
+        """Return the purpose of the oldest ping; ASKED for a pong without a ping."""
         purpose = self._pings_out.popleft() if self._pings_out else Purpose.ASKED
         if purpose is Purpose.PROOF and self._proof is not None:
             proof, self._proof = self._proof, None
@@ -917,46 +917,46 @@ class Control:
         return purpose
 
     def prove(self, one: Incoming | Outgoing) -> None:
-        """Something was written that is kept until the peer is known to have read it."""
+        """Keep what was written until a later ping proves that the peer has read it."""
         self._unproven[one] = None
 
     def ask_proof(self, one: Outgoing) -> None:
-        """The same, and something waits for the proof."""
+        """As `prove`, and ping at once."""
         self._unproven[one] = None
         self.wants_proof = True
 
     def end_when_proven(self, incoming: Incoming) -> None:
-        """The end of the peer's channel waits until the peer is known to have read all answers."""
+        """Delay the end of the peer's channel until a ping proves that the peer has read all answers."""
         self._unproven[incoming] = self._ending[incoming] = None
         self.wants_proof = True
 
     def proven_to_end(self, incoming: Incoming) -> None:
-        """What `end_when_proven` waited for has come."""
+        """Stop the wait that `end_when_proven` began."""
         self._ending.pop(incoming, None)
 
     def forget(self, one: Incoming | Outgoing) -> None:
         self._unproven.pop(one, None)
 
     def _may_ask(self) -> bool:
-        """Is a ping due that shows what the peer has read?"""
+        """Return True if a ping for proof is due."""
         if self._proof is not None or not self._unproven:
             return False
         return self.wants_proof or self._link.outcomes > MOST_OUTCOMES
 
     def close_unopened(self, channels: Iterable[int]) -> None:
-        """The peer closed channels that are not open: their ends are confirmed all the same."""
+        """Confirm the close of channels that the peer never opened."""
         for channel in channels:
             self._unopened[channel] = None
 
     @property
     def unopened(self) -> AbstractSet[int]:
-        """The channels whose ends are to be confirmed though they were never open."""
+        """Channels that were closed without having been opened, whose confirmation is not written yet."""
         return self._unopened.keys()
 
     # --- connections
 
     def connect(self) -> None:
-        """A new connection; what the old one owed is told by the resumption."""
+        """Drop what the old connection owed; the resume covers it."""
         link = self._link
         self.pongs = 0
         for queue in (self._dirty, self._owing, self._pings, self._pings_out):
@@ -973,7 +973,7 @@ class Control:
     # --- writing
 
     def write(self, limit: int, out: list[Buffer]) -> int:
-        """Append what is owed, about `limit` bytes at most."""
+        """Append owed packets, about `limit` bytes at most; returns the bytes."""
         written = self._write_pings(limit, out)
         if self._resume_left and written < limit:
             written += self._write_resumption(limit - written, out)
@@ -988,7 +988,7 @@ class Control:
         return written
 
     def write_proof(self, out: list[Buffer]) -> int:
-        """A ping, if one is due and nothing has to be written before it."""
+        """Write the ping for proof, if it is due and nothing has to be written before it."""
         if self._resume_left or self._dirty or not self._may_ask():
             return 0
         self.wants_proof = False
@@ -1035,7 +1035,7 @@ OUTCOMES_MOST: Final = 2**20  # answers that a peer may leave without a sign tha
 
 
 class Outbox:
-    """How many bytes of messages wait for the transport; asked before each message, so it is a plain attribute."""
+    """Bytes of messages that wait for the transport, as a plain attribute because each send reads it."""
 
     __slots__ = ("used",)
 
@@ -1044,7 +1044,7 @@ class Outbox:
 
 
 class Link:
-    """Everything that receiving and sending both change."""
+    """The state that receiving and sending share."""
 
     def __init__(self, config: Config, limits: Limits, observer: Observer | None, *, is_connector: bool) -> None:
         self.config = config
@@ -1058,7 +1058,7 @@ class Link:
         self.ack_bytes = max(1, limits.channel_bytes // SIZED_ACKS)
         self.floor = min(limits.channel_floor, limits.channel_bytes)
         # A peer with the same limits stops when it is over them, so by one message more at most, and by those that
-        # he had promised room in his outbox.
+        # its outbox had admitted.
         extra = limits.message + limits.outbox + (16 + PART_OVERHEAD) * config.parts + 128
         self.held_most = limits.connection_bytes + extra
         self.outcomes_most = OUTCOMES_MOST
@@ -1101,18 +1101,18 @@ class Link:
 
     @property
     def is_free(self) -> bool:
-        """May messages go out on any channel?"""
+        """True if connected and the peer's resume has come."""
         return self.connected and self.peer_resumed
 
     @property
     def is_resuming(self) -> bool:
-        """Is the peer still telling what it has?"""
+        """True if connected and the peer's resume has not come."""
         return self.connected and not self.peer_resumed
 
     def connect(self, *, resumed: bool) -> None:
         self.connected = True
         self.resumed = resumed
-        self.say("link", "connected")
+        self.observe_state("link", "connected")
         self.peer_resumed = self.told_resume = not resumed
         self.shutdown_written = False
         self.scheduler = Scheduler()
@@ -1147,7 +1147,7 @@ class Link:
                 raise RemoteProtocolError(what, rule="relink-R02")
 
     def resume(self) -> None:
-        """The peer has told everything: what it did not speak of it does not have, or no longer."""
+        """Finish the peer's resume: a channel that it left out is unknown to the peer, or closed there."""
         self.peer_resumed = True
         for outgoing in [*self.outgoing.values()]:
             if outgoing.free:
@@ -1160,19 +1160,19 @@ class Link:
 
     @property
     def lost(self) -> int:
-        """Messages of ours whose fate nobody knows."""
+        """Messages of ours that are not answered."""
         return sum(outgoing.outstanding for outgoing in self.outgoing.values())
 
     # --- shutdown
 
     @property
     def may_write_shutdown(self) -> bool:
-        """Behind the first message of each of our channels, since it says that there will be no more of them."""
+        """True if shutdown can be written: behind the first message of each of our channels."""
         return self.wants_shutdown and not self.shutdown_written and not self.unannounced
 
     @property
     def is_finished(self) -> bool:
-        """Have both sides shut down, with nothing open between them?"""
+        """True if both sides have shut down and nothing is open."""
         if not (self.shutdown_written and self.peer_shut_down):
             return False
         waits = self.retained or self.closing or self.held or self.unanswered
@@ -1181,13 +1181,13 @@ class Link:
     # --- channels of ours
 
     def open(self, channel: int) -> Outgoing:
-        """Not yet in the table: a channel is open once it has a message."""
+        """Make a channel that is not in the table yet: its first message opens it."""
         return Outgoing(channel, self)
 
     def enter(self, outgoing: Outgoing) -> None:
         self.outgoing[outgoing.channel] = outgoing
         self.unannounced[outgoing] = None
-        self.say(f"out {outgoing.channel}", "open")
+        self.observe_state(f"out {outgoing.channel}", "open")
 
     def forget_outgoing(self, outgoing: Outgoing) -> None:
         del self.outgoing[outgoing.channel]
@@ -1195,7 +1195,7 @@ class Link:
         self.closing -= 1
         outgoing.free = False
         self.control.forget(outgoing)
-        self.say(f"out {outgoing.channel}", "closed")
+        self.observe_state(f"out {outgoing.channel}", "closed")
         self.wake(outgoing.channel)
 
     def schedule(self, outgoing: Outgoing) -> None:
@@ -1207,7 +1207,7 @@ class Link:
     def admits(
         self, outgoing: Outgoing, cost: int, *, queued: int = 0, messages: int = 0, overdraw: bool = False
     ) -> bool:
-        """Does the window have room? `queued` bytes over the floors, `messages` in the channel come before."""
+        """Return True if the window has room behind `queued` bytes over the floors and `messages` in this channel."""
         if outgoing.closing or outgoing.outstanding + messages >= self.config.window:
             return False
         size = outgoing.bytes + messages * cost + cost
@@ -1218,7 +1218,7 @@ class Link:
         return size <= self.limits.channel_bytes or outgoing.outstanding + messages == 0
 
     def freed(self, outgoing: Outgoing, size: int, over: int) -> None:
-        """Messages left the window, `over` of their bytes from above the floor."""
+        """Return bytes to the budget, `over` of them from above the floor, and wake watchers."""
         was_full = self.retained_over > self.limits.connection_bytes
         self.retained -= size
         self.retained_over -= over
@@ -1231,7 +1231,7 @@ class Link:
             self.wake(outgoing.channel)
 
     def wake(self, channel: int) -> None:
-        """Tell who watches a channel, if there is room by now."""
+        """Report `Writable` to the watcher of a channel, if there is room."""
         cost = self.watchers.get(channel)
         if cost is None:
             return
@@ -1242,16 +1242,16 @@ class Link:
     # --- channels of the peer
 
     def accept(self, channel: int) -> Incoming:
-        """The peer's first message on a channel."""
+        """Open a channel of the peer for its first message."""
         incoming = self.incoming[channel] = Incoming(channel, self)
-        self.say(f"in {channel}", "open")
+        self.observe_state(f"in {channel}", "open")
         return incoming
 
     def forget_incoming(self, incoming: Incoming) -> None:
-        """The channel is over: nothing is ever said of this life of it again."""
+        """Remove a channel of the peer that is over."""
         del self.incoming[incoming.channel]
         self.control.forget(incoming)
-        self.say(f"in {incoming.channel}", "closed")
+        self.observe_state(f"in {incoming.channel}", "closed")
 
     # --- acks that wait
 
@@ -1260,6 +1260,6 @@ class Link:
             ends = self.wants_shutdown and self.peer_shut_down
             self.deadlines.set(Timer.ACKS, self.now if ends else self.now + self.config.ack_delay)
 
-    def say(self, channel: str, state: str) -> None:
+    def observe_state(self, channel: str, state: str) -> None:
         if self.observer is not None:
             self.observer.state(channel, state)
