@@ -1,14 +1,138 @@
-"""How does a page look that needs nothing else? Its frame, its style in the colours that people prefer, its tables."""
+"""An HTML page that needs nothing else: its frame, its style, tables, and charts as SVG."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import TYPE_CHECKING
 
-from muxkit._plots import COLOURS
+import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+
+WIDTH = 940  # of the drawing, in its own units
+NAMES = 170  # the column of the names
+LETTER = 6.6  # of the notes, right of the bars
+ROW = 22
+BAR = 12
+GAP = 14
+HEAD = 20
+HEIGHT = 170  # of a chart of lines
+COLOURS = 6
+
+
+@attrs.frozen(kw_only=True)
+class Bar:
+    """One row: parts from the left, one behind the other, and how far the whole was from its median."""
+
+    name: str
+    parts: Sequence[float]
+    colour: int
+    """A class of the page, `c0` and so on; further parts are paler."""
+    note: str
+    least: float | None = None
+    most: float | None = None
+    marks: Sequence[float] = ()
+    """Points on the same axis."""
+
+    @property
+    def reach(self) -> float:
+        return max(sum(self.parts), self.most or 0.0, *self.marks, 0.0)
+
+
+@attrs.frozen
+class Group:
+    """Bars that share an axis."""
+
+    title: str
+    bars: Sequence[Bar]
+
+
+def bars(title: str, groups: Sequence[Group]) -> str:
+    """One drawing; each group has an axis of its own, which begins at nothing."""
+    pieces: list[str] = []
+    top = 4.0
+    for group in groups:
+        if not group.bars:
+            continue
+        pieces.append(_text(0, top + 13, group.title, "head"))
+        top += HEAD
+        reach = max(bar.reach for bar in group.bars) or 1.0
+        notes = 16 + LETTER * max(len(bar.note) for bar in group.bars)
+        scale = max(WIDTH - NAMES - notes, ROW) / reach
+        for bar in group.bars:
+            pieces.append(_row(bar, top, scale))
+            top += ROW
+        top += GAP
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {top:.0f}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title>{''.join(pieces)}</svg>"
+    )
+
+
+@attrs.frozen
+class Series:
+    """One line: a value for each moment of the chart's axis."""
+
+    name: str
+    values: Sequence[float]
+    colour: int
+
+
+def lines(title: str, series: Sequence[Series], *, left: str, right: str, most: str) -> str:
+    """One chart; `left` and `right` say where its axis begins and ends, `most` what its highest line stands for."""
+    reach = max((max(one.values, default=0.0) for one in series), default=0.0) or 1.0
+    floor = HEAD + HEIGHT
+    pieces = [f'<path class="axis" d="M0 {HEAD}H{WIDTH}M0 {floor}H{WIDTH}"/>', _text(0, HEAD - 6, most, "note")]
+    at = WIDTH - 170.0 * len(series)
+    for one in series:
+        shade = f"c{one.colour % COLOURS}"
+        pieces.append(f'<rect class="{shade}" x="{at:.0f}" y="{HEAD - 15}" width="10" height="10"/>')
+        pieces.append(_text(at + 15, HEAD - 6, one.name, "note"))
+        at += 170.0
+        step = WIDTH / max(1, len(one.values) - 1)
+        points = " ".join(
+            f"{place * step:.1f},{floor - value / reach * HEIGHT:.1f}" for place, value in enumerate(one.values)
+        )
+        if one.values:
+            pieces.append(f'<polyline class="line {shade}" points="{points}"/>')
+    pieces += [_text(0, floor + 16, left, "note"), _text(WIDTH, floor + 16, right, "name")]
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {floor + 24}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title>{''.join(pieces)}</svg>"
+    )
+
+
+def _row(bar: Bar, top: float, scale: float) -> str:
+    middle = top + ROW / 2
+    pieces = [f"<g><title>{escape(f'{bar.name}: {bar.note}')}</title>", _text(NAMES - 8, middle + 4, bar.name, "name")]
+    left = float(NAMES)
+    for number, part in enumerate(bar.parts):
+        width = part * scale
+        shade = f"c{bar.colour % COLOURS}" + (" pale" if number else "")
+        pieces.append(
+            f'<rect class="{shade}" x="{left:.1f}" y="{middle - BAR / 2:.1f}" width="{width:.1f}" height="{BAR}"/>'
+        )
+        left += width
+    if bar.least is not None and bar.most is not None and bar.least != bar.most:
+        start, end = NAMES + bar.least * scale, NAMES + bar.most * scale
+        pieces.append(
+            f'<path class="spread" d="M{start:.1f} {middle:.1f}H{end:.1f}'
+            f'M{start:.1f} {middle - 4:.1f}v8M{end:.1f} {middle - 4:.1f}v8"/>'
+        )
+        left = max(left, end)
+    for mark in bar.marks:
+        at = NAMES + mark * scale
+        pieces.append(f'<circle class="mark" cx="{at:.1f}" cy="{middle:.1f}" r="4"/>')
+        left = max(left, at)
+    pieces.append(_text(left + 8, middle + 4, bar.note, "note"))
+    return "".join(pieces) + "</g>"
+
+
+def _text(x: float, y: float, text: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
+
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1b1f24; --faint: #59636e; --line: #d5dae0;

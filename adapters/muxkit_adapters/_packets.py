@@ -17,6 +17,8 @@ IDLE = 60.0  # s of silence after which a server forgets a peer
 REFUSALS = 8  # in a row, with nothing received in between, until a peer that had been heard counts as gone
 TURN_PACKETS = 128  # received without giving way to other tasks
 TURN_BYTES = 65_536
+TURN = 0.001  # s that a server works on packets before the others get their turn
+STEP_PACKETS = 16  # received before the clock is asked
 
 Address = tuple[str, int] | tuple[str, int, int, int]
 """As the socket module writes it: of IPv4, or of IPv6."""

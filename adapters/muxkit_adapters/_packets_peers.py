@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from muxkit.runtime import turns
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -46,6 +48,7 @@ class Peers:
         self._alarm = trio.CancelScope()
         self._evictions = EVICTIONS_BURST
         self._refilled_at = -math.inf
+        self._turns = turns()
 
     @property
     def has_room(self) -> bool:
@@ -67,6 +70,7 @@ class Peers:
             return None
         while self._must_evict:
             self._evict_oldest()
+        self._turns.connection_came()
         scope = trio.CancelScope()
         self._half_open[peer] = scope
         self._running += 1

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from muxkit.runtime import close_at_once
+from muxkit.runtime import close_at_once, turns
 
 from ._addresses import join_host_port
-from ._packets import Address, Refusals
+from ._packets import STEP_PACKETS, TURN, Address, Refusals
 from ._packets_link import UdpLink
 from ._packets_socket import PacketSocket
 
@@ -202,16 +202,20 @@ class Listener:
     async def run(self, peers: Peers) -> None:
         """Hand out what comes, until cancelled or the socket fails."""
         self.peers = peers
-        wire = self.wire
+        wire, clock = self.wire, turns().now
         try:
             while True:
                 if wire.has_more:
                     await trio.lowlevel.checkpoint()
                 else:
                     await wire.wait_readable()
-                for address, packets in wire.receive():
-                    if address is not None:
-                        self._arrived(address, packets)
+                until = clock() + TURN
+                while True:
+                    for address, packets in wire.receive(STEP_PACKETS):
+                        if address is not None:
+                            self._arrived(address, packets)
+                    if not wire.has_more or clock() >= until:
+                        break
                 self.counters.dropped_by_kernel = max(self.counters.dropped_by_kernel, wire.dropped)
         finally:
             for link in [*self._links.values()]:

@@ -91,15 +91,15 @@ class PacketSocket:
             raise trio.ClosedResourceError(CLOSED)
         await trio.lowlevel.wait_readable(self.socket)
 
-    def receive(self) -> Burst:
-        """What has come, up to one turn's worth; nothing if nothing has, or only news about packets sent before.
+    def receive(self, most: int = TURN_PACKETS) -> Burst:
+        """What has come, up to about `most` packets; nothing if nothing has, or only news about packets sent before.
 
         Raises ClosedResourceError once closed.
         """
         burst: Burst = []
         packets = size = 0
         self.has_more = True
-        while packets < TURN_PACKETS and size < TURN_BYTES:
+        while packets < most and size < TURN_BYTES:
             try:
                 address, arrived = self._receive_one()
             except OSError as error:

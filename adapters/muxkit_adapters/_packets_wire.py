@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
+from muxkit.runtime import turns
+
+from ._packets import TURN
+
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
@@ -40,6 +44,8 @@ class Wire(trio.socket.SocketType):
         self._peer = peer
         self._link_of = link_of
         self._queue: deque[tuple[bytes, Address]] = deque()
+        self._clock = turns().now
+        self._until = 0.0  # when the others get their turn
 
     @property
     def is_connected(self) -> bool:
@@ -75,6 +81,11 @@ class Wire(trio.socket.SocketType):
                     link.heard(burst)
                 # An empty packet would be an error in Trio, and end the link: anybody can send one.
                 self._queue.extend((packet, came_from) for packet in burst if 0 < len(packet) <= TOO_LARGE)
+            self._until = self._clock() + TURN
+        # Trio works on each packet as soon as it has it, and would go on as long as there are more.
+        if self._clock() >= self._until:
+            await trio.lowlevel.checkpoint()
+            self._until = self._clock() + TURN
         return self._queue.popleft()
 
     async def sendto(self, *arguments: Any) -> int:

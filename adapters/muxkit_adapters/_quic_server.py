@@ -18,7 +18,7 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
 
-from muxkit.runtime import bare_nursery
+from muxkit.runtime import bare_nursery, turns
 
 from ._addresses import join_host_port
 from ._aioquic_limits import LimitedConnection
@@ -65,6 +65,7 @@ class Server:
         self._established: set[QuicLink] = set()
         self._leaving: dict[QuicLink, trio.CancelScope] = {}
         self._is_full = False
+        self._turns = turns()
         self.refused = 0
         """First packets that were not let in."""
 
@@ -225,6 +226,7 @@ class Server:
         )
         for connection_id in ids:
             self._links[connection_id] = link
+        self._turns.connection_came()
         scope = trio.CancelScope(deadline=trio.current_time() + self._limits.handshake)
         self._half_open[link] = scope
         self._drop_oldest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import operator
 import os
+import select
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -273,6 +274,7 @@ class SocketListener(trio.abc.Listener[SocketStream]):
                 sock.close()
             else:
                 self._left -= 1
+                self._turns.connection_came()
                 return self._prepare(sock)
 
     def _accept_now(self) -> socket.socket | None:
@@ -285,9 +287,9 @@ class SocketListener(trio.abc.Listener[SocketStream]):
         return socket.socket(*self._kind, fileno=number)
 
     def _was_reset(self, sock: socket.socket) -> bool:
-        """Is a TCP connection over, in both directions, before it was accepted?"""
+        """Is a connection over, in both directions, before it was accepted, with nothing left to be read?"""
         if self._kind[0] not in INTERNET:
-            return False
+            return _is_gone(sock)
         try:
             sock.getpeername()
         except OSError:
@@ -297,6 +299,18 @@ class SocketListener(trio.abc.Listener[SocketStream]):
     async def aclose(self) -> None:
         self._alias.detach()
         await self._listener.aclose()
+
+
+def _is_gone(sock: socket.socket) -> bool:
+    """Has the other end of a Unix socket been closed, with nothing said before?"""
+    poll = select.poll()
+    poll.register(sock, 0)
+    if not any(event & select.POLLHUP for _, event in poll.poll(0)):
+        return False
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except OSError:
+        return True
 
 
 def take_socket(stream: trio.SocketStream) -> socket.socket:

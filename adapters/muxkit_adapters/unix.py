@@ -28,6 +28,7 @@ __all__ = ["SocketStream", "connect", "serve", "transport"]
 
 CONNECT_TIMEOUT = 30.0  # s, while the listener's backlog is full
 BACKLOG = 128
+BACKLOG_PAUSE = 0.01  # s; the kernel does not say when a full backlog has room again
 PATH_MOST = 103  # bytes; sun_path holds 108 on Linux, 104 on the BSDs, a closing NUL among them
 LOCK_TRIES = 100
 LOCK_PAUSE = 0.02  # s; another server holds the lock for a few system calls only
@@ -43,7 +44,7 @@ async def connect(
     name = _checked(path)
     try:
         with trio.fail_after(connect_timeout):
-            sock = take_socket(await trio.open_unix_socket(name))
+            sock = await _dial(name)
     except trio.TooSlowError:
         raise TimeoutError(f"unix {name}: no answer within {connect_timeout:g} s") from None
     except OSError as error:
@@ -79,6 +80,22 @@ async def serve(
         # A successor may have put his own socket there.
         if _inode(name) == ours:
             os.unlink(name)
+
+
+async def _dial(name: str) -> socket.socket:
+    """A connected socket, once the backlog has room: Trio takes a connect that the kernel put off for a connection."""
+    while True:
+        sock = take_socket(await trio.open_unix_socket(name))
+        try:
+            sock.getpeername()
+        except OSError:
+            sock.close()
+            await trio.sleep(BACKLOG_PAUSE)
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
 
 
 async def _publish(sock: socket.socket, path: Path) -> Inode:

@@ -15,13 +15,14 @@ from muxkit import Limits
 from muxkit.cli._outcome import CommandFailed, Exit
 from muxkit.cli._terminal import printable
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._open import KINDS, open_store
+from muxkit.protocols.restream.store import open_store
 from muxkit.runtime import background
+from muxkit.storage import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from muxkit.protocols.restream._stores._protocol import SessionStore
+    from muxkit.protocols.restream.store import SessionStore
 
 APPLICATIONS = {"numbers": restream.Numbers, "fed": restream.Fed}
 STATELESS: dict[str, type[restream.StatelessApplication]] = {

@@ -1,6 +1,8 @@
-"""How much may I send, and how much did I allow? Flow control in plain integers; the unit belongs to the plugin."""
+"""Flow control and rates in plain integers: credit, windows, loans and a token bucket."""
 
 from __future__ import annotations
+
+from typing import Generic, TypeVar
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 
@@ -261,3 +263,84 @@ class ReceiveWindow:
     def _aim(self, target: int, budget: ReceiveBudget) -> None:
         budget.grown += (target > budget.first) - (self.target > budget.first)
         self.target = target
+
+
+KeyT = TypeVar("KeyT")
+
+
+class Reassembly(Generic[KeyT]):
+    """Loans out of `total`. A borrower that has to wait stands in line; the caller serves the line after each `repay`
+    and each `leave`, for as long as `next_waiting` names somebody whom `serve` can help.
+    """
+
+    __slots__ = ("_waiting", "left", "served", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.left = total
+        self.served = 0  # loans that somebody had to wait for, ever
+        self._waiting: dict[KeyT, None] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many stand in line."""
+        return len(self._waiting)
+
+    def waits(self, borrower: KeyT) -> bool:
+        return borrower in self._waiting
+
+    def borrow(self, borrower: KeyT, amount: int) -> bool:
+        """Take `amount` now, or wait in line."""
+        if self._waiting or amount > self.left:
+            self._waiting.setdefault(borrower)
+            return False
+        self.left -= amount
+        return True
+
+    def repay(self, amount: int) -> None:
+        self.left += amount
+
+    def next_waiting(self) -> KeyT | None:
+        """Whose turn it is; the caller asks how much he needs by now, and calls `serve` or `leave`."""
+        return next(iter(self._waiting), None)
+
+    def serve(self, borrower: KeyT, amount: int) -> bool:
+        """Give the first in line what he needs, if it is there."""
+        if amount > self.left:
+            return False
+        self.left -= amount
+        self.served += 1
+        del self._waiting[borrower]
+        return True
+
+    def leave(self, borrower: KeyT) -> None:
+        """The borrower is gone, or needs nothing any more."""
+        self._waiting.pop(borrower, None)
+
+
+class TokenBucket:
+    """Allows `burst` at once and `rate` a second after that. A clock that goes back gives nothing."""
+
+    __slots__ = ("_at", "burst", "rate", "tokens")
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self.rate = rate
+        self.burst = burst
+        self.tokens = burst
+        self._at: float | None = None
+
+    def has_token(self, now: float) -> bool:
+        """Would `take` succeed?"""
+        if self._at is None:
+            self._at = now
+        elif now > self._at:
+            self.tokens = min(self.burst, self.tokens + (now - self._at) * self.rate)
+            self._at = now
+        return self.tokens >= 1
+
+    def take(self, now: float) -> bool:
+        """One more; False when there were too many."""
+        if not self.has_token(now):
+            return False
+        self.tokens -= 1
+        return True

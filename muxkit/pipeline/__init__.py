@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from muxkit.pipeline._session import spark_session as spark_session
     from muxkit.pipeline._sink_options import SinkOptions as SinkOptions
     from muxkit.pipeline._staging_client import StagingClient as StagingClient
-    from muxkit.pipeline._staging_errors import StagingError as StagingError
     from muxkit.pipeline._staging_forward import forward as forward
     from muxkit.pipeline._staging_messages import make_block as make_block
     from muxkit.pipeline._staging_server import Claim as Claim
     from muxkit.pipeline._staging_server import StagingService as StagingService
     from muxkit.pipeline._staging_server import serve_staging as serve_staging
     from muxkit.pipeline._staging_server import tokens as tokens
-    from muxkit.pipeline._staging_store import Staging as Staging
-    from muxkit.pipeline._staging_store import open_staging as open_staging
-    from muxkit.pipeline._staging_store_rows import Encoding as Encoding
-    from muxkit.pipeline._staging_store_rows import Key as Key
-    from muxkit.pipeline._staging_store_rows import StagingLimits as StagingLimits
+    from muxkit.pipeline.staging.store import Encoding as Encoding
+    from muxkit.pipeline.staging.store import Key as Key
+    from muxkit.pipeline.staging.store import Staging as Staging
+    from muxkit.pipeline.staging.store import StagingLimits as StagingLimits
+    from muxkit.pipeline.staging.store import open_staging as open_staging
+    from muxkit.pipeline.staging.store.errors import StagingError as StagingError
 
 # Importing this must be cheap: Spark does so whenever it looks for data sources. name -> module here.
 _LAZY: dict[str, str] = {
@@ -60,17 +60,17 @@ _LAZY: dict[str, str] = {
     "spark_session": "_session",
     # --- the sink and its server
     "Claim": "_staging_server",
-    "Encoding": "_staging_store_rows",
-    "Key": "_staging_store_rows",
+    "Encoding": "staging.store",
+    "Key": "staging.store",
     "SinkOptions": "_sink_options",
-    "Staging": "_staging_store",
+    "Staging": "staging.store",
     "StagingClient": "_staging_client",
-    "StagingError": "_staging_errors",
-    "StagingLimits": "_staging_store_rows",
+    "StagingError": "staging.store.errors",
+    "StagingLimits": "staging.store",
     "StagingService": "_staging_server",
     "forward": "_staging_forward",
     "make_block": "_staging_messages",
-    "open_staging": "_staging_store",
+    "open_staging": "staging.store",
     "serve_staging": "_staging_server",
     "tokens": "_staging_server",
     # --- captures, analysis, the report

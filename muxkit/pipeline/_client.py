@@ -21,7 +21,7 @@ from muxkit.pipeline._refusals import Refusal, acknowledged
 from muxkit.pipeline._talk import SILENCE, talk
 from muxkit.pipeline._tls import link_options
 from muxkit.protocols import restream
-from muxkit.protocols.restream._session_client_dial import dial_of
+from muxkit.protocols.restream.client import dial_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

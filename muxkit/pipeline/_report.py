@@ -7,8 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from muxkit._page import cell, document, table
-from muxkit._plots import Bar, Group, Series, bars, lines
+from muxkit._page import Bar, Group, Series, bars, cell, document, lines, table
 from muxkit.pipeline._analytics import SLICES, analyse
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import attrs
 from muxkit.pipeline import _values as values
 from muxkit.pipeline._errors import OptionError
 from muxkit.pipeline._options import Tls
-from muxkit.pipeline._staging_store_rows import LONGEST_NAME
+from muxkit.pipeline.staging.store import LONGEST_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

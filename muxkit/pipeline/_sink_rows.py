@@ -12,7 +12,7 @@ import pyarrow as pa
 from muxkit.pipeline._errors import OptionError, PipelineError
 from muxkit.pipeline._sink_options import RowEncoding
 from muxkit.pipeline._staging_messages import make_block
-from muxkit.pipeline._staging_store_rows import Block, Encoding
+from muxkit.pipeline.staging.store import Block, Encoding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,8 +17,8 @@ import trio
 from muxkit.pipeline._errors import PipelineError, told_plainly
 from muxkit.pipeline._sink_rows import Blocks
 from muxkit.pipeline._staging_client import StagingClient
-from muxkit.pipeline._staging_store_rows import Block, Key
 from muxkit.pipeline._tls import link_options
+from muxkit.pipeline.staging.store import Block, Key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from muxkit.pipeline._sink_options import SinkOptions
-    from muxkit.pipeline._staging_store_rows import Encoding
+    from muxkit.pipeline.staging.store import Encoding
 
 T = TypeVar("T")
 

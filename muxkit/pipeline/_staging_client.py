@@ -13,7 +13,6 @@ import attrs
 import trio
 
 import muxkit
-from muxkit.pipeline._staging_errors import StagingError, StagingRequestInvalid, StagingUnavailable
 from muxkit.pipeline._staging_messages import (
     Abort,
     Aborted,
@@ -31,12 +30,13 @@ from muxkit.pipeline._staging_messages import (
     encode,
     encode_block,
 )
+from muxkit.pipeline.staging.store.errors import StagingError, StagingRequestInvalid, StagingUnavailable
 from muxkit.runtime import Backoff, background, can_heal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-    from muxkit.pipeline._staging_store_rows import Block, Encoding, Key
+    from muxkit.pipeline.staging.store import Block, Encoding, Key
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", Begun, Committed, Aborted, Standing)

@@ -14,13 +14,13 @@ import msgspec
 import trio
 
 from muxkit._errors import MuxError
-from muxkit.pipeline._staging_store_rows import Encoding
-from muxkit.protocols.restream._stores._errors import SessionExists, StoreFailed, StoreFull
+from muxkit.pipeline.staging.store import Encoding
+from muxkit.protocols.restream.store import SessionExists
+from muxkit.storage import StoreFailed, StoreFull
 
 if TYPE_CHECKING:
-    from muxkit.pipeline._staging_store import Staging
-    from muxkit.pipeline._staging_store_rules import Published
-    from muxkit.protocols.restream._stores._protocol import SessionStore, Transform
+    from muxkit.pipeline.staging.store import Published, Staging
+    from muxkit.protocols.restream.store import SessionStore, Transform
 
 FORWARDED: Final = "forwarded"  # of the session's state: the id of the last row of the stream that is in it
 PAUSE: Final = 5.0  # s, behind trouble with a store

@@ -13,8 +13,8 @@ from zlib import crc32
 import msgspec
 from msgspec import Meta
 
-from muxkit.pipeline._staging_errors import KINDS, StagingError, StagingRequestInvalid
-from muxkit.pipeline._staging_store_rows import LAST_BATCH, LONGEST_NAME, Block, Encoding, Key, StagingLimits
+from muxkit.pipeline.staging.store import LAST_BATCH, LONGEST_NAME, Block, Encoding, Key, StagingLimits
+from muxkit.pipeline.staging.store.errors import KINDS, StagingError, StagingRequestInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,12 +12,6 @@ import trio
 
 import muxkit
 from muxkit.pipeline._errors import plain
-from muxkit.pipeline._staging_errors import (
-    StagingError,
-    StagingRefused,
-    StagingRequestInvalid,
-    StagingUnavailable,
-)
 from muxkit.pipeline._staging_messages import (
     Abort,
     Aborted,
@@ -37,12 +31,17 @@ from muxkit.pipeline._staging_messages import (
     is_block,
     question,
 )
-from muxkit.protocols.restream._stores._errors import StoreError, StoreFull
+from muxkit.pipeline.staging.store.errors import (
+    StagingError,
+    StagingRefused,
+    StagingRequestInvalid,
+    StagingUnavailable,
+)
 from muxkit.runtime import background
+from muxkit.storage import StoreError, StoreFull
 
 if TYPE_CHECKING:
-    from muxkit.pipeline._staging_store import Staging
-    from muxkit.pipeline._staging_store_rows import Block
+    from muxkit.pipeline.staging.store import Block, Staging
 
 SWEEP: Final = 5.0  # s between two looks for transactions whose time is over
 
@@ -181,7 +180,7 @@ class _Conversation:
             case Abort():
                 return Aborted(dropped=await self._store.abort(asked.key, asked.batch, asked.txns))
             case Ask():
-                return Standing(**attrs.asdict(await self._store.standing(asked.key)))
+                return Standing(**attrs.asdict(await self._store.progress(asked.key)))
             case _:
                 assert_never(asked)
 

@@ -1,4 +1,4 @@
-"""What carries a connection? A byte stream and packets are Trio's own types; streams beside each other need ours."""
+"""The kinds of link that carry a connection, and what transports and protocols offer to `muxkit.connect`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from muxkit.runtime._session import Session
 
 LinkKind = Literal["stream", "packets", "multistream"]
-"""Which of the three: an ordered byte stream, packets that may be lost, streams and datagrams side by side."""
+"""One of three: an ordered byte stream, packets that may be lost, streams and datagrams side by side."""
 
 ByteLink = trio.abc.Stream
 
@@ -35,7 +35,7 @@ class NowaitLink(Protocol):
     """
 
     def send_nowait(self, buffers: Sequence[bytes | memoryview]) -> int:
-        """Write what fits now, in order; give the number of bytes taken (0 when the kernel is full).
+        """Write what fits now, in order; return the number of bytes taken (0 when the kernel is full).
 
         Raises `trio.BrokenResourceError` when the connection is gone, `trio.ClosedResourceError` when it was
         closed on our side.
@@ -49,35 +49,34 @@ class NowaitLink(Protocol):
 class WaitableLink(Protocol):
     """A byte stream on which a task can wait for bytes before it takes them.
 
-    A receiver that waits for a message anyway can then read in the place of the pump's own task, and has the message
-    a task switch earlier. Nobody calls `receive_some` beside it.
+    A receiver that waits for a message can then read in the place of the pump's own task, and has the message one
+    task switch earlier. `receive_some` is not called beside it.
     """
 
     async def wait_readable(self) -> None:
-        """Sleep until there is something to receive: bytes, the end or an error; perhaps for nothing.
+        """Sleep until there may be something to receive: bytes, the end or an error.
 
-        Always a checkpoint, also when something is there. A connection that is gone or closed is for `receive_nowait`
-        to tell.
+        Always a checkpoint, also when something is there. `receive_nowait` reports a connection that is gone or closed.
         """
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
-        """What has come, b"" at the end of the stream, None while there is nothing.
+        """Return what has come, b"" at the end of the stream, None while there is nothing.
 
         Raises `trio.BrokenResourceError` when the connection is gone, `trio.ClosedResourceError` when it was
         closed on our side.
         """
 
     def stop_waiting(self) -> None:
-        """Let `wait_readable` return now; harmless when nobody waits."""
+        """Let `wait_readable` return now; harmless when no task waits."""
 
 
 @runtime_checkable
 class Described(Protocol):
-    """A link that knows who is at its ends; the text goes into errors and `session.info`."""
+    """A link that can name its ends; the text goes into errors and `session.info`."""
 
     @property
     def peer(self) -> str:
-        """The other end, for people: `tcp 127.0.0.1:7000`."""
+        """The other end, as text: `tcp 127.0.0.1:7000`."""
 
 
 @runtime_checkable
@@ -93,14 +92,14 @@ class NowaitPackets(Protocol):
         """The largest packet that can be sent now, in bytes; it may change with the path."""
 
     def send_nowait(self, packets: Sequence[bytes]) -> int:
-        """Send what the kernel takes now, in order; give the number of packets taken.
+        """Send what the kernel takes now, in order; return the number of packets taken.
 
         Raises `trio.BrokenResourceError` when the link is gone, `trio.ClosedResourceError` when it was closed on
         our side, ValueError for a packet above `packet_limit`.
         """
 
     def receive_nowait(self, limit: int) -> list[bytes]:
-        """What has come already, at most `limit` packets; an empty list if nothing has."""
+        """Return what has come already, at most `limit` packets; an empty list if nothing has."""
 
 
 @attrs.define
@@ -114,7 +113,7 @@ class StreamData:
 
 @attrs.define
 class StreamReset:
-    """The peer gave up a stream that he writes."""
+    """The peer gave up a stream that it writes."""
 
     stream: StreamId
 
@@ -128,7 +127,7 @@ class StreamStopped:
 
 @attrs.define
 class Datagram:
-    """One packet beside the streams; it may have been the only one that arrived of many."""
+    """One packet beside the streams; others may have been lost."""
 
     data: bytes
 
@@ -148,12 +147,12 @@ class MultistreamLink(trio.abc.AsyncResource):
     @property
     @abstractmethod
     def role(self) -> Literal["client", "server"]:
-        """Whose streams are whose."""
+        """Which side of the connection this is; it decides who numbers which streams."""
 
     @property
     @abstractmethod
     def peer(self) -> str:
-        """The other end, for people: `quic 127.0.0.1:7000`."""
+        """The other end, as text: `quic 127.0.0.1:7000`."""
 
     @property
     @abstractmethod
@@ -162,7 +161,7 @@ class MultistreamLink(trio.abc.AsyncResource):
 
     @abstractmethod
     async def receive(self) -> Sequence[Arrival]:
-        """Wait for at least one arrival, then give all there are; an empty sequence is the orderly end.
+        """Wait for at least one arrival, then return all there are; an empty sequence is the orderly end.
 
         Raises `trio.BrokenResourceError` when the connection is lost or was closed with an error, and
         `trio.ClosedResourceError` when it was closed on our side.
@@ -170,15 +169,15 @@ class MultistreamLink(trio.abc.AsyncResource):
 
     @abstractmethod
     def may_open(self) -> bool:
-        """Would the peer take one more stream of ours now?"""
+        """Return True if the peer would take one more stream of ours now."""
 
     @abstractmethod
     def open(self) -> StreamId:
-        """The next stream of ours; only when `may_open()`."""
+        """Open the next stream of ours; only when `may_open()`."""
 
     @abstractmethod
     def room(self, stream: StreamId) -> int:
-        """How many bytes `write` takes on that stream now: the peer's credit and our high-water mark together."""
+        """Return how many bytes `write` takes on it now: the peer's credit and our high-water mark together."""
 
     @abstractmethod
     def write(self, stream: StreamId, data: bytes, is_last: bool) -> None:
@@ -186,10 +185,9 @@ class MultistreamLink(trio.abc.AsyncResource):
 
     @abstractmethod
     async def wait_writable(self) -> Sequence[StreamId]:
-        """Sleep until streams that had no room have some, or a stream may be opened; give the former.
+        """Sleep until streams that had no room have some, or a stream may be opened; return the former.
 
-        Streams that were found without `room` come in the order in which they were. One task at a time. Raises as
-        `receive` does.
+        They come in the order in which they were found without `room`. One task at a time. Raises as `receive` does.
         """
 
     @abstractmethod
@@ -198,11 +196,11 @@ class MultistreamLink(trio.abc.AsyncResource):
 
     @abstractmethod
     def stop(self, stream: StreamId) -> None:
-        """Ask the peer to give up a stream that he writes."""
+        """Ask the peer to give up a stream that it writes."""
 
     @abstractmethod
     def consumed(self, stream: StreamId, amount: int) -> None:
-        """So many bytes of a stream that the peer writes are done with: renew them to him."""
+        """Renew so many bytes of credit for a stream that the peer writes: they were consumed."""
 
     @abstractmethod
     def lend(self, stream: StreamId, amount: int) -> None:
@@ -218,7 +216,7 @@ class MultistreamLink(trio.abc.AsyncResource):
         """Queue one datagram of at most `datagram_limit` bytes; False if the queue is full, and then it is not sent."""
 
     def may_send_datagram(self) -> bool:
-        """Has the queue of datagrams room for one more? `wait_writable` wakes when that becomes so."""
+        """Return True if the queue of datagrams has room for one more; `wait_writable` wakes when that becomes so."""
         return True
 
     async def wait_delivered(self) -> None:
@@ -230,7 +228,7 @@ class MultistreamLink(trio.abc.AsyncResource):
 
     @abstractmethod
     def close(self, *, error: str = "") -> None:
-        """Say goodbye now: orderly, or with what was wrong. `aclose` waits until it has been sent."""
+        """Close now: orderly, or with `error` as the reason. `aclose` waits until it has been sent."""
 
 
 Link = ByteLink | PacketLink | MultistreamLink
@@ -239,8 +237,8 @@ Link = ByteLink | PacketLink | MultistreamLink
 class Transport(Protocol):
     """What an adapter offers to `muxkit.connect` and `muxkit.serve`, as an entry point of `muxkit.transports`.
 
-    An address is what stands behind `://` in a URL. Options are the adapter's own, by keyword, and each adapter
-    types them; so these are the shapes, as attributes, since a method would have to name all options:
+    An address is what stands behind `://` in a URL. Options are the adapter's own keywords, which each adapter types.
+    A method would have to name them all, so the shapes stand here as attributes:
 
         link: LinkKind  # what its connections are; "stream" if it has no such attribute
         def connect(self, address: str, **options) -> AbstractAsyncContextManager[Link]
@@ -248,7 +246,7 @@ class Transport(Protocol):
         async def serve(self, handler: Callable[[Link], Awaitable[None]], address: str, *,
                         limits: Limits, task_status: trio.TaskStatus[list[str]], **options) -> None
 
-    `connect` gives one connection, closed with its block. `serve` listens until it is cancelled, and starts with
+    `connect` opens one connection, closed with its block. `serve` listens until it is cancelled, and starts with
     the addresses that clients can use.
     """
 
@@ -281,18 +279,18 @@ class ProtocolPlugin(Protocol):
         linger: float,
         **options: Any,
     ) -> AbstractAsyncContextManager[Session]:
-        """A session over a new connection, which it closes at its end."""
+        """Run a session over a new connection, which it closes at its end."""
 
 
 class Listening(Protocol):
-    """What happens with the connections that a transport accepts."""
+    """What a server does with the connections that its transport accepts."""
 
     @property
     def sessions(self) -> int:
-        """How many there are now."""
+        """How many sessions there are now."""
 
     async def handle(self, link: Any, /) -> None:  # noqa: ANN401 - as in `ProtocolPlugin.session`
-        """One connection, until it ends."""
+        """Serve one connection until it ends."""
 
     async def shutdown(self, *, grace: float) -> None:
         """Take no new sessions and channels, and let the live ones end for up to `grace` seconds."""
@@ -300,13 +298,13 @@ class Listening(Protocol):
 
 @runtime_checkable
 class ResumingPlugin(Protocol):
-    """A protocol whose sessions live on many connections, one after the other: it dials by itself."""
+    """A protocol whose sessions outlive their connections, and which therefore dials by itself."""
 
     def split(self, transport: str, address: str) -> tuple[str, str | None]:
-        """Take the part that names the service out of an address: what the transport needs, and that name."""
+        """Split an address into what the transport needs and the name of the service, if it has one."""
 
     def join(self, transport: str, address: str, endpoint: str | None) -> str:
-        """The reverse."""
+        """Put an address together again."""
 
     def link(
         self,
@@ -318,7 +316,7 @@ class ResumingPlugin(Protocol):
         linger: float,
         **options: Any,
     ) -> AbstractAsyncContextManager[Session]:
-        """One session over as many connections as it takes."""
+        """Run one session over as many connections as it takes."""
 
     def listener(
         self,
@@ -330,4 +328,4 @@ class ResumingPlugin(Protocol):
         linger: float,
         **options: Any,
     ) -> AbstractAsyncContextManager[Listening]:
-        """Calls `handler` with each new session, and finds the session of each connection."""
+        """Listen: find the session of each connection, and call `handler` with each new session."""

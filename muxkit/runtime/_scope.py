@@ -1,25 +1,161 @@
-"""Who owns the tasks? A nursery for background work that adds no exception group to what its block raises."""
+"""Nurseries for background tasks, and protection of the library's own code from KeyboardInterrupt.
+
+Trio asks the interrupted stack, from the innermost frame outwards, whether its code is protected. It defers the
+interrupt to the main task's next checkpoint if so. The mark belongs to the code object, so that a call costs nothing.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import wraps
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
+from types import CellType, CodeType, FunctionType
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import trio
 
-from muxkit.runtime._interrupts import protected_manager
-
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+    from types import TracebackType
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+FunctionT = TypeVar("FunctionT", bound="Callable[..., object]")
+
+CLOSE_TIMEOUT = 1.0  # s, for a close that does not wait
+_TASKS = CO_COROUTINE | CO_ASYNC_GENERATOR
+_INTERRUPTIBLE: set[CodeType] = set()
+
+
+def protect_package(name: str) -> None:
+    """Defer interrupts in all functions of this module and of those below it that are loaded, in sub-packages as well.
+
+    Call it behind the last import of the package. Compiled functions need no mark.
+    """
+    for module_name, module in [*sys.modules.items()]:
+        if module_name == name or module_name.startswith(f"{name}."):
+            for thing in [*vars(module).values()]:
+                if getattr(thing, "__module__", None) == module_name:
+                    for function in _functions(thing):
+                        if function.__globals__ is vars(module):  # not what another package's decorator made of it
+                            _protect(function.__code__)
+
+
+def _protect(code: CodeType) -> None:
+    if code not in _INTERRUPTIBLE:
+        trio.lowlevel.enable_ki_protection(FunctionType(code, {}, closure=tuple(CellType() for _ in code.co_freevars)))
+    for constant in code.co_consts:
+        # A coroutine function that is defined inside may become a task, whose stack ends with it.
+        if isinstance(constant, CodeType) and constant.co_flags & _TASKS:
+            _protect(constant)
+
+
+def _functions(thing: object) -> Iterator[FunctionType]:
+    if isinstance(thing, type):
+        for member in vars(thing).values():
+            yield from _functions(member)
+    elif isinstance(thing, (classmethod, staticmethod)):
+        yield from _functions(thing.__func__)
+    elif isinstance(thing, property):
+        for accessor in (thing.fget, thing.fset, thing.fdel):
+            yield from _functions(accessor)
+    elif isinstance(thing, FunctionType):
+        yield thing
+        yield from _functions(getattr(thing, "__wrapped__", None))
+
+
+def interruptible(function: FunctionT) -> FunctionT:
+    """Let interrupts strike in this function: it runs code of the program, and no work of the library is half done."""
+    _INTERRUPTIBLE.add(function.__code__)
+    return trio.lowlevel.disable_ki_protection(function)
+
+
+@interruptible
+async def run_interruptible(handler: Callable[[T], Awaitable[R]], subject: T) -> R:
+    """Call a function of the program: an interrupt may strike there, although library code is on the stack below."""
+    return await handler(subject)
+
+
+async def close_at_once(resource: trio.abc.AsyncResource) -> None:
+    """Close without waiting; an interrupt that is under way is not replaced by a cancellation from outside."""
+    with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
+        await trio.aclose_forcefully(resource)
+
+
+class _Manager(AbstractAsyncContextManager[T]):
+    """What `asynccontextmanager` makes, with no moment for an interrupt between its entrance and the block."""
+
+    def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
+        self._manager = manager
+
+    async def __aenter__(self) -> T:
+        return await self._manager.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return await self._manager.__aexit__(kind, error, traceback)
+
+
+def protected_manager(function: Callable[P, AsyncIterator[T]]) -> Callable[P, AbstractAsyncContextManager[T]]:
+    """`asynccontextmanager` whose entrance and exit defer interrupts; its block does not."""
+    make = asynccontextmanager(function)
+    trio.lowlevel.enable_ki_protection(function)
+
+    @wraps(function)
+    def manager(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T]:
+        return _Manager(make(*args, **kwargs))
+
+    return manager
+
+
+@protected_manager
+async def bare_nursery() -> AsyncGenerator[trio.Nursery, None]:
+    """Open a nursery out of which an interrupt comes as it was, not in a group that the program did not make."""
+    with _BareInterrupt():
+        async with trio.open_nursery() as nursery:
+            yield nursery
+
+
+class _BareInterrupt:
+    """Raises an interrupt that a nursery of the library wrapped as it was, unless other errors came with it."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, BaseExceptionGroup):
+            _, rest = error.split((KeyboardInterrupt, trio.Cancelled))
+            interrupt = _first_interrupt(error)
+            if rest is None and interrupt is not None:
+                context = interrupt.__context__
+                try:
+                    raise interrupt
+                finally:
+                    interrupt.__context__ = context
+                    del interrupt, context, error
+
+
+def _first_interrupt(error: BaseException) -> BaseException | None:
+    if isinstance(error, BaseExceptionGroup):
+        found = (_first_interrupt(member) for member in error.exceptions)
+        return next((interrupt for interrupt in found if interrupt is not None), None)
+    return error if isinstance(error, KeyboardInterrupt) else None
 
 
 @protected_manager
 async def background() -> AsyncGenerator[trio.Nursery, None]:
-    """A nursery whose tasks end with the block.
+    """Open a nursery whose tasks end with the block, and which adds no exception group to what the block raises.
 
-    Its tasks record what they expect to go wrong instead of raising it, so there is one error to tell: the
-    block's own, as it was raised, even if it is a group that the block made. If a background task raises
-    nevertheless, alone, that error comes out bare as well (a bug of ours); only several at once come as a group.
-    An interrupt from the keyboard comes out bare wherever it struck.
+    Its tasks record expected failures instead of raising them, so one error comes out: the block's own, as it was
+    raised, even if it is a group that the block made. If a single background task raises nevertheless (a bug of the
+    library), that error comes out bare as well; only several at once come as a group. An interrupt from the keyboard
+    comes out bare wherever it struck.
     """
     own: BaseException | None = None
     try:
@@ -47,14 +183,14 @@ async def background() -> AsyncGenerator[trio.Nursery, None]:
 
 
 def _the_one(group: BaseExceptionGroup[BaseException], own: BaseException | None) -> BaseException | None:
-    """What to raise instead of the group, if it holds one story only; `own` is what the block raised."""
+    """Return the error to raise instead of the group, None if it holds several; `own` is what the block raised."""
     told = set() if own is None else {id(leaf) for leaf in _leaves(own)}
     strange = [leaf for leaf in _leaves(group) if id(leaf) not in told and not isinstance(leaf, trio.Cancelled)]
     if not strange:
         return own or next(_leaves(group))
     if len(strange) > 1:
         return None
-    # An interrupt is what happened; that the block fell over it is not worth a group.
+    # An interrupt comes before the error that it caused in the block.
     is_the_reason = own is None or isinstance(own, trio.Cancelled) or not isinstance(strange[0], Exception)
     return strange[0] if is_the_reason else None
 

@@ -1,9 +1,10 @@
-"""What do all protocols offer alike? The common face: a session with channels, over any protocol on any link."""
+"""What the sessions of all protocols share: the face that applications see, and the pings under way."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
 import trio
@@ -11,8 +12,10 @@ import trio
 from muxkit._limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Hashable, Iterable
     from contextlib import AbstractAsyncContextManager
+
+    from muxkit.runtime.halves.turn import ErrorMaker
 
 
 class Channel(trio.abc.Channel[bytes]):
@@ -31,7 +34,7 @@ class Channel(trio.abc.Channel[bytes]):
 
     @abstractmethod
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
-        """Wait for at least one message, then give all that have come, at most `limit`.
+        """Wait for at least one message, then return all that have come, at most `limit`.
 
         Raises `trio.EndOfChannel` at the clean end.
         """
@@ -47,11 +50,11 @@ class Channel(trio.abc.Channel[bytes]):
 
 @attrs.frozen(kw_only=True)
 class SessionInfo:
-    """Who speaks what with whom."""
+    """The protocol and the peer of a session."""
 
     protocol: str
     peer: str
-    """The other end, for people: `tcp 127.0.0.1:7000`; empty when the transport does not say."""
+    """The other end, as text: `tcp 127.0.0.1:7000`; empty when the transport does not say."""
 
 
 @attrs.frozen(kw_only=True)
@@ -75,18 +78,18 @@ class Session(ABC):
 
     @abstractmethod
     def open(self) -> AbstractAsyncContextManager[Channel]:
-        """A new channel to the peer; leaving the block normally finishes it, leaving by an error aborts it."""
+        """Open a channel to the peer; leaving the block normally finishes it, leaving it by an error aborts it."""
 
     @abstractmethod
     def incoming(self) -> AsyncIterator[Channel]:
-        """The channels that the peer opens, until it hangs up in an orderly way."""
+        """Iterate over the channels that the peer opens, until it hangs up in an orderly way."""
 
     def __aiter__(self) -> AsyncIterator[Channel]:
         return self.incoming()
 
     @abstractmethod
     async def ping(self) -> float:
-        """One round trip through the peer's session, in seconds."""
+        """Return the seconds of one round trip through the peer's session."""
 
     @abstractmethod
     async def shutdown(self, *, grace: float) -> None:
@@ -94,7 +97,7 @@ class Session(ABC):
 
     @property
     def limits(self) -> Limits:
-        """What holds for this session."""
+        """The limits of this session."""
         return Limits()
 
     @property
@@ -103,3 +106,103 @@ class Session(ABC):
 
     @abstractmethod
     def stats(self) -> SessionStats: ...
+
+
+KeyT = TypeVar("KeyT", bound="Hashable")
+
+SMOOTHING = 0.125  # weight of the newest round trip
+
+
+class Ping:
+    """One ping under way; a ping that the engine sends by itself is waited for by no task."""
+
+    __slots__ = ("_answer", "_error", "is_wanted", "sent_at", "took")
+
+    def __init__(self) -> None:
+        self.sent_at = trio.current_time()
+        self.took: float | None = None
+        """Seconds, once it was answered."""
+        self.is_wanted = True
+        """False once the task that waited for it was cancelled."""
+        self._answer: trio.Event | None = None
+        self._error: ErrorMaker | None = None
+
+    async def wait(self) -> float:
+        """Wait for the answer, and return the round trip in seconds; raises what ended the ping instead."""
+        if self.took is None and self._error is None:
+            self._answer = trio.Event()
+            try:
+                await self._answer.wait()
+            except BaseException:
+                self.is_wanted = False
+                raise
+        else:
+            await trio.lowlevel.checkpoint()
+        if self.took is None:
+            assert self._error is not None  # it ended in one way or the other
+            raise self._error()
+        return self.took
+
+    def end(self, *, took: float | None = None, error: ErrorMaker | None = None) -> None:
+        """Wake the task that waits."""
+        self.took, self._error = took, error
+        if self._answer is not None:
+            self._answer.set()
+
+
+class Pings(Generic[KeyT]):
+    """Pings under way by what they are about, each answered in the order in which they were sent.
+
+    `ping = pings.sent(key)` after the engine was told, then `await ping.wait()`; the session calls `answered` and
+    `ended`. `round_trip` is smoothed over all answers.
+    """
+
+    def __init__(self) -> None:
+        self.round_trip: float | None = None
+        """Seconds, smoothed; None before the first answer."""
+        self._under_way: dict[KeyT, deque[Ping]] = {}
+
+    def __contains__(self, key: KeyT) -> bool:
+        return key in self._under_way
+
+    def __len__(self) -> int:
+        return sum(map(len, self._under_way.values()))
+
+    def sent(self, key: KeyT) -> Ping:
+        """Note that a ping was sent now, or will be by `resend`."""
+        ping = Ping()
+        self._under_way.setdefault(key, deque()).append(ping)
+        return ping
+
+    def answered(self, key: KeyT) -> None:
+        """The oldest ping about this was answered; harmless if there is none."""
+        waiting = self._under_way.get(key)
+        if not waiting:
+            return
+        ping = waiting.popleft()
+        if not waiting:
+            del self._under_way[key]
+        took = trio.current_time() - ping.sent_at
+        known = self.round_trip
+        self.round_trip = took if known is None else (1 - SMOOTHING) * known + SMOOTHING * took
+        ping.end(took=took)
+
+    def ended(self, error: ErrorMaker, key: KeyT | None = None) -> None:
+        """No answer comes any more: to the pings about `key`, or to all."""
+        keys = [*self._under_way] if key is None else [key]
+        for each in keys:
+            for ping in self._under_way.pop(each, ()):
+                ping.end(error=error)
+
+    def resend(self, send: Callable[[KeyT], None]) -> None:
+        """Send every ping that a task still waits for again, on a new connection."""
+        self.forget_unwanted()
+        for key, waiting in self._under_way.items():
+            for ping in waiting:
+                ping.sent_at = trio.current_time()
+                send(key)
+
+    def forget_unwanted(self) -> None:
+        """Drop the pings whose tasks were cancelled; only for those that were not sent, or whose connection is gone."""
+        kept = {key: deque(ping for ping in waiting if ping.is_wanted) for key, waiting in self._under_way.items()}
+        self._under_way = {key: waiting for key, waiting in kept.items() if waiting}

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from muxkit import Limits
-from muxkit.runtime._turns import TURN_MOST, Turns, share_turns
+from muxkit.runtime.pumps.turns import TURN_MOST, Turns, share_turns
 from muxkit_adapters import memory, tcp
 from muxkit_adapters._listen import serve_handshakes
 
@@ -246,5 +246,21 @@ async def test_connections_that_were_reset_take_no_more_of_a_pass_than_a_turn() 
             await accepted.aclose()
         nursery.cancel_scope.cancel()
     assert passes >= 10
+    for other in others:
+        await other.aclose()
+
+
+@pytest.mark.requirement("R-27")
+async def test_an_accepted_connection_shortens_the_turns_of_the_others() -> None:
+    turns = Turns(lambda: 0.0)
+    share_turns(turns)
+    (listener, *others), (address, *_) = await tcp.listen("tcp", "127.0.0.1", 0)
+    async with listener:
+        await turns.wait()
+        before = turns.allowance
+        with socket.create_connection(("127.0.0.1", port_of(address))):
+            async with await listener.accept():
+                await turns.wait()
+    assert turns.allowance < before
     for other in others:
         await other.aclose()

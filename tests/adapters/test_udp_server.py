@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,9 @@ import trio
 import trio.testing
 
 from muxkit import Limits
+from muxkit.runtime.pumps.turns import Turns, share_turns
 from muxkit_adapters import _packets_server, udp
+from muxkit_adapters._packets import STEP_PACKETS, TURN
 from muxkit_adapters._packets_socket import PacketSocket, open_socket
 from muxkit_adapters.udp import PeerLink, ServerCounters, UdpLink
 
@@ -283,6 +286,41 @@ async def test_one_turn_takes_a_bounded_number_of_packets() -> None:
                         assert turn <= most
                         got.append(turn)
                 assert sum(got) == count
+
+
+@pytest.mark.requirement("R-27")
+async def test_a_listener_works_on_packets_until_its_time_is_used_up() -> None:
+    """A turn is over each time that the clock is asked."""
+    seconds = itertools.count(step=2 * TURN)
+    share_turns(Turns(lambda: next(seconds)))
+    links: list[PeerLink] = []
+    most = count = 0
+
+    async def remember(link: PeerLink) -> None:
+        links.append(link)
+        await trio.sleep_forever()
+
+    async with serving(udp.serve, remember) as (address,), trio.open_nursery() as nursery:
+        host, _, port = address.rpartition(":")
+        with open_socket(socket.AF_INET, connect=(host, int(port))) as sender:
+            sender.send(b"first")
+            await until(lambda: bool(links))
+
+            async def look() -> None:
+                nonlocal most, count
+                while True:
+                    most = max(most, links[0].stats().received - count)
+                    count = links[0].stats().received
+                    await trio.lowlevel.checkpoint()
+
+            for _ in range(120):
+                sender.send(bytes(10))
+            nursery.start_soon(look)
+            with trio.fail_after(PATIENCE):
+                while count < 121:
+                    await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+    assert most <= 2 * STEP_PACKETS  # Trio shuffles a pass, so two turns may fall between two looks
 
 
 @pytest.mark.requirement("R-27")

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -87,6 +88,27 @@ async def test_a_socket_whose_backlog_is_full_is_in_use(path: Path) -> None:
             await unix.serve(echo, path)
 
 
+async def test_a_client_waits_while_the_backlog_is_full(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
+        listening.bind(str(path))
+        listening.listen(0)
+        first.connect(str(path))
+
+        async def connect() -> None:
+            async with unix.connect(str(path)) as stream:
+                await stream.send_all(b"hello")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connect)
+            await trio.testing.wait_all_tasks_blocked()
+            listening.accept()[0].close()
+            with trio.fail_after(PATIENCE):
+                await trio.lowlevel.wait_readable(listening)
+            with listening.accept()[0] as accepted, trio.fail_after(PATIENCE):
+                await trio.lowlevel.wait_readable(accepted)
+                assert accepted.recv(5) == b"hello"
+
+
 @pytest.mark.parametrize("kind", ["file", "directory", "symlink to a dead socket", "symlink to nothing"])
 async def test_anything_that_is_no_socket_stays_as_it_is(path: Path, kind: str) -> None:
     put(kind, path)
@@ -145,6 +167,32 @@ async def test_a_missing_socket_is_an_error_that_names_the_path(path: Path) -> N
     with pytest.raises(FileNotFoundError, match=r"x\.sock"):
         async with unix.connect(path):
             pass
+
+
+@pytest.mark.requirement("R-27")
+async def test_connections_that_were_closed_before_they_were_accepted_cost_no_handler(path: Path) -> None:
+    """Those that said something first are served: what they said counts."""
+    served: list[bytes] = []
+
+    async def handle(stream: SocketStream) -> None:
+        served.append(await stream.receive_some())
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(unix.serve, handle, str(path)))
+        for _ in range(50):
+            with socket.socket(socket.AF_UNIX) as gone:
+                gone.connect(str(path))
+        with socket.socket(socket.AF_UNIX) as brief:
+            brief.connect(str(path))
+            brief.sendall(b"brief")
+        with socket.socket(socket.AF_UNIX) as half:
+            half.connect(str(path))
+            half.shutdown(socket.SHUT_WR)
+            with trio.fail_after(PATIENCE):
+                while len(served) < 2:
+                    await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert sorted(served) == [b"", b"brief"]
 
 
 async def test_the_ends_know_the_path(path: Path) -> None:

@@ -21,7 +21,7 @@ import trio
 
 from muxkit import Limits
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._open import open_store
+from muxkit.protocols.restream.store import open_store
 
 AT_ONCE = 50  # connections that are being made
 WOKEN = 100  # sessions that get a message at the end

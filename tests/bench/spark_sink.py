@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from muxkit.pipeline._staging_store_rows import Block
+    from muxkit.pipeline.staging.store import Block
 
 ROUNDS: Final = 5
 COMMITS: Final = 200

@@ -19,11 +19,10 @@ from pathlib import Path
 
 import trio
 
-from muxkit.protocols.restream._stores._codec import Codec
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._stores._protocol import KEEP, SessionStore, StoreLimits
-from muxkit.protocols.restream._stores._rules import Rules
-from muxkit.protocols.restream._stores._sqlite import open_sqlite
+from muxkit.protocols.restream.store import SessionStore, StoreLimits, open_store
+from muxkit.protocols.restream.store.rows import KEEP
+from muxkit.protocols.restream.store.rules import Codec, Rules
+from muxkit.protocols.restream.store.sqlite import open_sqlite
 
 BEAT = 0.001  # s between two looks at the loop's clock
 

@@ -19,8 +19,8 @@ import trio
 from muxkit.cli._outcome import CommandFailed, Exit
 from muxkit.cli._restream_read import read
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._twister import next_value
+from muxkit.protocols.restream.applications import next_value
+from muxkit.protocols.restream.store import open_store
 from tests.adapters._links import Certificates
 from tests.cli._command import muxkit, running
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxkit.core._deadlines import FURTHEST, Deadlines
+from muxkit.core._liveness import FURTHEST, Deadlines
 
 
 class Timer(Enum):

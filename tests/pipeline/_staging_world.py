@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import muxkit
     from muxkit.pipeline._staging_server import Authorize
-    from muxkit.pipeline._staging_store_rows import Block
+    from muxkit.pipeline.staging.store import Block
 
 KEY = Key("orders", "query")
 DAY = 86_400.0
@@ -76,7 +76,7 @@ async def stage(
 
 async def everything(store: Staging, stream: str = KEY.stream, *, most_bytes: int = 1 << 20) -> list[bytes]:
     """All rows that are committed and not trimmed."""
-    at = (await store.standing(Key(stream, ""))).trimmed
+    at = (await store.progress(Key(stream, ""))).trimmed
     found: list[bytes] = []
     while (published := await store.read(stream, at, most_bytes=most_bytes)) is not None:
         assert published.first == at + 1

@@ -16,7 +16,7 @@ from muxkit.pipeline._errors import OptionError, PipelineError
 from muxkit.pipeline._sink_options import RowEncoding
 from muxkit.pipeline._sink_rows import Blocks, encoding_of
 from muxkit.pipeline._staging_messages import decode_block, encode_block
-from muxkit.pipeline._staging_store_rules import rows_of
+from muxkit.pipeline.staging.store import rows_of
 
 LIMITS = StagingLimits()
 

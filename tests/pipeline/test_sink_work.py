@@ -12,7 +12,7 @@ import pytest
 from muxkit.pipeline import Encoding, Key, SinkOptions
 from muxkit.pipeline._errors import PipelineError
 from muxkit.pipeline._sink_work import Staged, Target, abort_batch, commit_batch, write_partition
-from muxkit.pipeline._staging_errors import NotCommitted, StagingError, StagingUnavailable
+from muxkit.pipeline.staging.store.errors import NotCommitted, StagingError, StagingUnavailable
 from tests.pipeline._staging_thread import StagingThread, staging_thread
 from tests.pipeline._staging_world import everything, rows
 
@@ -54,7 +54,7 @@ def found_in(server: StagingThread) -> list[bytes]:
     """All rows of the store, in which nothing is staged any more."""
 
     async def read(store: Staging) -> list[bytes]:
-        assert (await store.standing(KEY)).transactions == 0
+        assert (await store.progress(KEY)).transactions == 0
         return await everything(store, "main")
 
     return server.ask(read)

@@ -6,16 +6,8 @@ import pytest
 
 from muxkit.pipeline._refusals import Refusal, acknowledged, meaning
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._errors import (
-    MessageGone,
-    SessionBusy,
-    SessionExpired,
-    StoreError,
-    StoreFailed,
-    StoreFull,
-    Superseded,
-    UnknownSession,
-)
+from muxkit.protocols.restream.store import MessageGone, SessionBusy, SessionExpired, Superseded, UnknownSession
+from muxkit.storage import StoreError, StoreFailed, StoreFull
 from tests.pipeline._source_servers import ONE
 
 

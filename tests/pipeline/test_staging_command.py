@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from muxkit.cli._stage import stage
 from muxkit.pipeline import StagingClient
-from muxkit.pipeline._staging_errors import StagingRefused
+from muxkit.pipeline.staging.store.errors import StagingRefused
 from muxkit.protocols import restream
 from tests.pipeline._staging_world import KEY, rows, write
 

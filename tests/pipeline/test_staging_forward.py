@@ -13,8 +13,8 @@ import trio.testing
 from muxkit.pipeline import Encoding, Staging, forward, make_block, open_staging
 from muxkit.pipeline._staging_forward import NotForwarding
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._errors import StoreFailed
-from muxkit.protocols.restream._stores._protocol import StoreLimits
+from muxkit.protocols.restream.store import StoreLimits
+from muxkit.storage import StoreFailed
 from muxkit.testing import cancel_sweep
 from tests.pipeline._staging_world import DAY, KEY, rows, stage
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from muxkit.protocols.restream._stores._protocol import SessionStore
+    from muxkit.protocols.restream.store import SessionStore
 
     AnyStore = SessionStore[Any, Any]
 
@@ -101,7 +101,7 @@ async def test_what_is_forwarded_is_trimmed_from_the_stream() -> None:
             await committed(store, 0, rows(0, 10), Encoding.TEXT)
             await messages(sessions, 10)
             await trio.testing.wait_all_tasks_blocked()
-            assert (await store.standing(KEY)).trimmed == 10
+            assert (await store.progress(KEY)).trimmed == 10
 
 
 async def test_a_session_that_is_full_is_waited_for() -> None:

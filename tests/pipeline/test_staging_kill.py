@@ -1,4 +1,4 @@
-"""Is each row there once when the server is killed between any two steps, or between a step and its answer?"""
+"""Each row is there once after the server is killed between any two steps, or between a step and its answer."""
 
 from __future__ import annotations
 
@@ -88,4 +88,4 @@ async def test_a_server_that_dies_before_it_answers_is_asked_again(
         assert done.duplicate == (moment == "commit 1" and when == "after")
     async with lasting_place.open() as store:
         assert await everything(store) == rows(0, ENOUGH)
-        assert (await store.standing(KEY)).transactions == 0
+        assert (await store.progress(KEY)).transactions == 0

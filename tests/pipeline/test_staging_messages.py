@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit.pipeline import Encoding, StagingLimits, make_block
-from muxkit.pipeline._staging_errors import KINDS, StagingError, StagingRequestInvalid, TransactionGone
 from muxkit.pipeline._staging_messages import (
     MOST_JSON,
     START,
@@ -31,8 +30,8 @@ from muxkit.pipeline._staging_messages import (
     is_block,
     question,
 )
-from muxkit.pipeline._staging_store_rows import LAST_BATCH
-from muxkit.pipeline._staging_store_rules import rows_of
+from muxkit.pipeline.staging.store import LAST_BATCH, rows_of
+from muxkit.pipeline.staging.store.errors import KINDS, StagingError, StagingRequestInvalid, TransactionGone
 
 LIMITS = StagingLimits()
 

@@ -10,7 +10,8 @@ import trio.testing
 
 import muxkit
 from muxkit.pipeline import Encoding, Key, Staging, StagingClient, StagingLimits, open_staging, tokens
-from muxkit.pipeline._staging_errors import (
+from muxkit.pipeline._staging_messages import Ask, Standing, answer, encode
+from muxkit.pipeline.staging.store.errors import (
     NotCommitted,
     StagingError,
     StagingFull,
@@ -18,9 +19,8 @@ from muxkit.pipeline._staging_errors import (
     StagingRequestInvalid,
     StagingUnavailable,
 )
-from muxkit.pipeline._staging_messages import Ask, Standing, answer, encode
-from muxkit.protocols.restream._stores._errors import StoreFailed
 from muxkit.runtime import Backoff
+from muxkit.storage import StoreFailed
 from muxkit.testing import ChaosPlan, chaos_relay
 from tests.pipeline._staging_world import KEY, Given, everything, rows, serving, write
 
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from muxkit.pipeline import Claim
-    from muxkit.pipeline._staging_store import Backend
-    from muxkit.pipeline._staging_store_rows import Block, Rows
+    from muxkit.pipeline.staging.store import Block
+    from muxkit.pipeline.staging.store.rows import Rows
+    from muxkit.pipeline.staging.store.store import Backend
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ async def test_a_batch_that_is_committed_while_a_zombie_writes_ends_the_zombie_i
             assert not (await StagingClient(served.url).commit(KEY, 0, real)).duplicate
             go_on.set()
         assert await everything(store) == rows(0, 10)
-        assert (await store.standing(KEY)).transactions == 0
+        assert (await store.progress(KEY)).transactions == 0
 
 
 async def test_an_abort_goes_over_the_wire(store: Staging) -> None:
@@ -167,15 +168,11 @@ class Troubled:
         self._backend: Backend = store._backend
         self.times = times
 
-    async def work(self, act: Callable[[Rows], T]) -> T:
+    async def work(self, key: str, act: Callable[[Rows], T]) -> T:
         if self.times:
             self.times -= 1
             raise StoreFailed("/secret/path: the disk failed")
-        return await self._backend.work(act)
-
-    @property
-    def looks_after(self) -> float | None:
-        return None
+        return await self._backend.work(key, act)
 
 
 @pytest.mark.requirement("R-57")
@@ -281,7 +278,7 @@ async def test_only_who_has_a_token_may_ask(store: Staging) -> None:
                 await write(client, "a", 0, rows(0, 10))
             with pytest.raises(StagingRefused, match=r"does not allow 'commit'"):
                 await client.commit(KEY, 0, {"a": 1})
-    assert (await store.standing(KEY)).transactions == 0
+    assert (await store.progress(KEY)).transactions == 0
 
 
 def test_no_token_at_all_is_no_way_to_ask_for_tokens() -> None:
@@ -317,15 +314,11 @@ class Slow:
         self.go_on = trio.Event()
         self.asked = 0
 
-    async def work(self, act: Callable[[Rows], T]) -> T:
+    async def work(self, key: str, act: Callable[[Rows], T]) -> T:
         self.asked += 1
         if self.asked > 1:  # `begin` goes through
             await self.go_on.wait()
-        return await self._backend.work(act)
-
-    @property
-    def looks_after(self) -> float | None:
-        return None
+        return await self._backend.work(key, act)
 
 
 @pytest.mark.requirement("R-08")
@@ -345,7 +338,7 @@ async def test_a_client_is_never_further_ahead_of_the_store_than_its_window(stor
             assert 8192 - 2 * 120 <= given.taken * (8 + 4) <= 8192 + 120
             backend.go_on.set()
         assert given.taken == 5_000
-    assert (await store.standing(KEY)).staged == 5_000 * (8 + 4)
+    assert (await store.progress(KEY)).staged == 5_000 * (8 + 4)
 
 
 @pytest.mark.requirement("R-59")
@@ -354,6 +347,6 @@ async def test_a_server_sweeps_what_is_left_staged(autojump_clock: trio.testing.
         client = StagingClient(served.url)
         await client.write("a", KEY, 0, Given(rows(0, 10)), encoding=Encoding.BINARY, ttl=10.0)
         await trio.sleep(9.0)
-        assert (await store.standing(KEY)).transactions == 1
+        assert (await store.progress(KEY)).transactions == 1
         await trio.sleep(7.0)
-        assert (await store.standing(KEY)).transactions == 0
+        assert (await store.progress(KEY)).transactions == 0

@@ -1,4 +1,4 @@
-"""Is a batch committed once, whole and in order, whatever is replayed, aborted or late? The same for every store."""
+"""A batch is committed once, whole and in order, after any repetition, abort or delay; the same for every store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from muxkit.pipeline import Encoding, Key, make_block
-from muxkit.pipeline._staging_errors import NotCommitted, RowsGone, TransactionConflict, TransactionGone
+from muxkit.pipeline.staging.store.errors import NotCommitted, RowsGone, TransactionConflict, TransactionGone
 from tests.pipeline._staging_world import DAY, KEY, everything, rows, stage
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ async def test_a_replay_with_other_partitions_is_committed_without_what_the_firs
     parts = {**await stage(staging, "a", 0, rows(0, 4)), **await stage(staging, "b", 0, rows(4, 2))}
     await staging.commit(KEY, 0, parts)
     assert await everything(staging) == rows(0, 6)
-    standing = await staging.standing(KEY)
+    standing = await staging.progress(KEY)
     assert (standing.batch, standing.staged, standing.transactions) == (0, 0, 0)
 
 
@@ -71,7 +71,7 @@ async def test_a_zombie_that_goes_on_behind_the_commit_changes_nothing(staging: 
     assert not await staging.prepare("zombie", KEY, 0, 10)
     assert (await staging.commit(KEY, 0, {"zombie": 10})).duplicate
     assert await everything(staging) == rows(0, 5)
-    assert (await staging.standing(KEY)).staged == 0
+    assert (await staging.progress(KEY)).staged == 0
 
 
 async def test_an_older_batch_of_a_driver_that_was_replaced_is_a_duplicate(staging: Staging) -> None:
@@ -86,7 +86,7 @@ async def test_an_abort_drops_what_it_names(staging: Staging) -> None:
     assert await staging.abort(KEY, 0, ["a", "unknown"]) == 1
     with pytest.raises(NotCommitted, match=r"batch 0: transaction a is not staged any more"):
         await staging.commit(KEY, 0, parts)
-    assert (await staging.standing(KEY)).transactions == 1
+    assert (await staging.progress(KEY)).transactions == 1
 
 
 async def test_an_abort_after_the_commit_is_nothing(staging: Staging) -> None:
@@ -100,7 +100,7 @@ async def test_an_abort_does_not_reach_into_another_batch_or_another_stream(stag
     await stage(staging, "a", 1, rows(0, 5))
     assert await staging.abort(KEY, 0, ["a"]) == 0
     assert await staging.abort(Key("others", KEY.app), 1, ["a"]) == 0
-    assert (await staging.standing(KEY)).transactions == 1
+    assert (await staging.progress(KEY)).transactions == 1
 
 
 async def test_an_aborted_transaction_can_be_written_anew(staging: Staging) -> None:
@@ -304,11 +304,11 @@ async def test_what_nobody_touches_for_its_time_is_swept(staging: Staging, stagi
     await stage(staging, "b", 0, rows(5, 5))
     staging_clock.now += DAY / 2
     assert await staging.sweep() == 1
-    standing = await staging.standing(KEY)
+    standing = await staging.progress(KEY)
     assert (standing.transactions, standing.staged) == (1, 5 * (8 + 4))
     staging_clock.now += DAY
     assert await staging.sweep() == 1
-    assert (await staging.standing(KEY)).staged == 0
+    assert (await staging.progress(KEY)).staged == 0
 
 
 async def test_whoever_goes_on_writing_is_not_swept(staging: Staging, staging_clock: Clock) -> None:
@@ -354,7 +354,7 @@ async def test_an_application_for_one_batch_is_forgotten_in_time(staging: Stagin
     assert (await staging.commit(key, 0, {"a": 5})).duplicate
     staging_clock.now += DAY
     await staging.sweep()
-    assert (await staging.standing(key)).batch is None
+    assert (await staging.progress(key)).batch is None
     assert await everything(staging) == rows(0, 5)
 
 
@@ -362,7 +362,7 @@ async def test_an_application_with_a_name_is_never_forgotten(staging: Staging, s
     await staging.commit(KEY, 0, await stage(staging, "a", 0, rows(0, 5)))
     staging_clock.now += 1000 * DAY
     await staging.sweep()
-    assert (await staging.standing(KEY)).batch == 0
+    assert (await staging.progress(KEY)).batch == 0
 
 
 # ---------------------------------------------------------------------------- what lasts

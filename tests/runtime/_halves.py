@@ -8,10 +8,10 @@ import trio
 import trio.testing
 
 from muxkit import ChannelStopped, LinkLost, LocalProtocolError
-from muxkit.runtime import OutboxBudget, ReceiveHalf, SendHalf
+from muxkit.runtime import Mailbox, OutboxBudget, ReceiveHalf, SendHalf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 LARGEST = 1_000_000
 
@@ -78,8 +78,10 @@ class WindowedSend(SendHalf):
         self.outbox.used = 0
 
 
-class PlainReceive(ReceiveHalf):
+class PlainReceive(ReceiveHalf[bytes]):
     """Receives what the test delivers."""
+
+    _new_storage = Mailbox
 
     def __init__(self) -> None:
         super().__init__(lambda: None)
@@ -87,7 +89,7 @@ class PlainReceive(ReceiveHalf):
         self.was_stopped = False
         self.on_consumed: Callable[[int], None] = lambda size: None
 
-    def _consumed(self, size: int) -> bool:
+    def _taken(self, messages: Sequence[bytes], size: int) -> bool:
         self.consumed += size
         self.on_consumed(size)
         return True

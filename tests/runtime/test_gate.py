@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from muxkit.runtime import OutboxBudget
 from muxkit.testing import replay
 
 from ._halves import Outbox, WindowedSend, at_rest, lost, stopped
@@ -336,3 +337,9 @@ async def test_random_windows_grants_drains_cancellations_and_losses(seed: int) 
                 model.check()
             assert not any(model.waiting.values()), "somebody sleeps for ever"
         model.check_the_end()
+
+
+async def test_a_budget_without_a_limit_admits_everything() -> None:
+    budget = OutboxBudget()
+    assert budget.admits(0)
+    assert budget.admits(1 << 40)

@@ -102,7 +102,7 @@ async def test_what_the_engine_refuses_can_be_answered() -> None:
 async def test_a_greeting_has_so_many_bytes_and_no_more() -> None:
     ours, theirs = memory.pair()
     await theirs.send_all(bytes(2000))
-    with pytest.raises(RemoteProtocolError, match="1024 bytes came and the greeting is not complete"):
+    with pytest.raises(RemoteProtocolError, match="1024 bytes came and the handshake is not complete"):
         await HandshakeQueue(most=1024).read_handshake(ours, Line())
     assert len(await ours.receive_some()) == 2000 - 1024
 

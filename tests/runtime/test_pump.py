@@ -30,7 +30,7 @@ async def test_a_quiet_link_is_written_to_at_once() -> None:
 async def test_what_the_link_does_not_take_at_once_is_written_later_and_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("muxkit.runtime._pump.INLINE_PAUSE", 0.0)  # however quickly it comes after the last write
+    monkeypatch.setattr("muxkit.runtime.pumps.stream.INLINE_PAUSE", 0.0)  # however soon after the last write
     here, there = memory.pair(capacity=100)
     async with running(here) as run:
         await trio.testing.wait_all_tasks_blocked()
@@ -66,7 +66,7 @@ async def test_nothing_is_lost_when_somebody_writes_while_the_writer_waits_for_a
     # Now and then a long time has gone by between two looks at the clock, so who rings writes beside a woken writer.
     ticks = count(step=1e-6)
     late = accumulate(dice.choice((0.0, 0.0, 0.001)) for _ in count())
-    monkeypatch.setattr("muxkit.runtime._pump.perf_counter", lambda: next(ticks) + next(late))
+    monkeypatch.setattr("muxkit.runtime.pumps.stream.perf_counter", lambda: next(ticks) + next(late))
     here, there = memory.pair(capacity=dice.choice((1000, 60_000, 100_000)))
     expected = [dice.randbytes(dice.choice((100, 50_000, 60_000, 200_000))) for _ in range(40)]
     async with running(here) as run, trio.open_nursery() as nursery:

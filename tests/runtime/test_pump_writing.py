@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from muxkit.runtime import _pump
+from muxkit.runtime.pumps import stream as stream_pump
 from muxkit_adapters import memory
 
 from ._halves import at_rest
@@ -45,7 +45,7 @@ async def _received(link: memory.MemoryStream, size: int) -> bytes:
 async def test_an_answer_to_what_the_engine_says_of_a_write_goes_behind_it(
     room: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    monkeypatch.setattr(_pump, "INLINE_PAUSE", -1.0)  # however soon somebody rings, it is for now
+    monkeypatch.setattr(stream_pump, "INLINE_PAUSE", -1.0)  # however soon somebody rings, it is for now
     here, there = memory.pair(capacity=room)
     async with running(here, Telling()) as run:
         run.on_event = lambda event: run.send(b"B" * 10)
@@ -162,8 +162,8 @@ class Empty(Telling):
 async def test_what_follows_from_a_write_of_nothing_is_written(
     late: float, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    monkeypatch.setattr(_pump, "LATE", late)
-    monkeypatch.setattr(_pump, "INLINE_PAUSE", 1e9)  # it is the writer who is asked
+    monkeypatch.setattr(stream_pump, "LATE_SECONDS", late)
+    monkeypatch.setattr(stream_pump, "INLINE_PAUSE", 1e9)  # it is the writer who is asked
     here, there = memory.pair(capacity=16)
     engine = Empty()
     engine.has_told = True

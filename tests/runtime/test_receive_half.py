@@ -13,12 +13,13 @@ import trio.testing
 
 from muxkit import LinkLost
 from muxkit.core import Receiving
+from muxkit.runtime import Inbox, ItemQueue
 from muxkit.testing import cancel_sweep
 
 from ._halves import PlainReceive, at_rest, lost
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 
 async def test_messages_come_in_order_and_are_counted_when_taken() -> None:
@@ -276,3 +277,82 @@ async def test_a_cancellation_is_noticed_in_every_call() -> None:
             await partial(call)()
         assert scope.cancelled_caught
     assert source.unread == 1
+
+
+class Parcel:
+    """An item that owns something, and that its application gets as a text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class Parcels(Inbox[Parcel]):
+    """Receives items that are no bytes."""
+
+    _size_of = staticmethod(lambda parcel: len(parcel.text))
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.taken: list[tuple[list[str], int]] = []
+        self.disposed: list[str] = []
+
+    async def receive(self) -> str:
+        return (await self._next_item()).text
+
+    async def receive_many(self, limit: int | None = None) -> list[str]:
+        return [parcel.text for parcel in await self._next_items(limit)]
+
+    def _taken(self, items: Sequence[Parcel], size: int) -> bool:
+        self.taken.append(([parcel.text for parcel in items], size))
+        return False
+
+    def _stop(self) -> None:
+        pass
+
+    def _discard(self) -> int:
+        self.disposed += [parcel.text for parcel in self._stored.take_all()]
+        return 0
+
+
+async def test_an_inbox_carries_items_of_any_kind() -> None:
+    inbox = Parcels()
+    for text in ("1", "22", "333", "4444"):
+        inbox.deliver(Parcel(text))
+    assert await inbox.receive() == "1"
+    assert await inbox.receive_many(2) == ["22", "333"]
+    assert await inbox.receive_many() == ["4444"]
+    assert inbox.taken == [(["1"], 1), (["22", "333"], 5), (["4444"], 4)]
+
+
+async def test_an_item_goes_to_the_task_that_waits_for_it() -> None:
+    inbox, got = Parcels(), list[str]()
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def receive() -> None:
+            got.append(await inbox.receive())
+
+        await at_rest()
+        inbox.deliver(Parcel("1"))
+        assert inbox.unread == 0
+    assert got == ["1"]
+
+
+async def test_items_that_own_something_are_disposed_of_when_the_inbox_is_closed() -> None:
+    inbox = Parcels()
+    inbox.deliver(Parcel("1"))
+    inbox.deliver(Parcel("2"))
+    inbox.close()
+    assert inbox.disposed == ["1", "2"]
+    with pytest.raises(trio.ClosedResourceError):
+        await inbox.receive()
+
+
+def test_a_queue_of_items_can_be_cleared() -> None:
+    queue = ItemQueue[str]()
+    for text in "abc":
+        queue.put(text)
+    assert queue.take() == "a"
+    assert queue.take_all(1) == ["b"]
+    assert queue.clear() == 0
+    assert (queue.count, queue.take_all()) == (0, [])

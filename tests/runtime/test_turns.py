@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from muxkit.runtime import DatagramPump, StreamData
-from muxkit.runtime._turns import LONG_PASS, TURN_LEAST, TURN_MOST, Turns, share_turns
+from muxkit.runtime.pumps.turns import LONG_PASS, NEW, TURN_LEAST, TURN_MOST, Turns, share_turns
 from muxkit_adapters import memory
 
 from ._multistream import running as running_multistream
@@ -125,19 +125,36 @@ async def test_while_the_tasks_that_turns_wake_take_long_turns_are_shorter_and_f
     clock = Clock()
     turns = Turns(clock)
 
-    async def slow_handler() -> None:
-        while True:
-            clock.seconds += 2 * LONG_PASS
-            await trio.lowlevel.checkpoint()
+    class SlowHandlers(trio.abc.Instrument):
+        """Tasks that take long in each pass."""
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slow_handler)
-        before = clock.seconds
-        for _ in range(10):
-            await turns.wait()
+        def after_io_wait(self, timeout: float) -> None:
+            clock.seconds += 2 * LONG_PASS
+
+    slow = SlowHandlers()
+    trio.lowlevel.add_instrument(slow)
+    before = clock.seconds
+    for _ in range(10):
+        await turns.wait()
+    assert turns.allowance == TURN_LEAST
+    assert clock.seconds - before > 10 * 3 * LONG_PASS
+    trio.lowlevel.remove_instrument(slow)
+    for _ in range(10):
+        await turns.wait()
+    assert turns.allowance == TURN_MOST
+
+
+@pytest.mark.requirement("R-27")
+async def test_while_a_connection_is_new_turns_are_short() -> None:
+    clock = Clock()
+    turns = Turns(clock)
+    await turns.wait()
+    assert turns.allowance == TURN_MOST
+    turns.connection_came()
+    for _ in range(10):
+        await turns.wait()
         assert turns.allowance == TURN_LEAST
-        assert clock.seconds - before > 10 * 3 * LONG_PASS
-        nursery.cancel_scope.cancel()
+    clock.seconds += NEW
     for _ in range(10):
         await turns.wait()
     assert turns.allowance == TURN_MOST
@@ -200,14 +217,16 @@ async def test_many_floods_add_no_more_to_a_pass_than_one() -> None:
     cost = TURN_MOST / 100
     async with AsyncExitStack() as stack:
         counted, ends = Passes(), []
-        for _ in range(10):
+        engines = [Costly(clock, cost, counted) for _ in range(10)]
+        for engine in engines:
             here, there = memory.pair(capacity=1_000_000)
-            await stack.enter_async_context(running_stream(here, Costly(clock, cost, counted)))
+            await stack.enter_async_context(running_stream(here, engine))
             ends.append(there)
         await stack.enter_async_context(passes(counted))
         for end in ends:
             await end.send_all(bytes(10_000))
-        await until(counted, 10 * STEP)  # the first turn of each, which nobody queues for
+        while not all(engine.fed for engine in engines):  # no session queues for its first turn
+            await trio.lowlevel.checkpoint()
         first = counted.number
         await until(counted, 100_000)
     later = [amount for number, amount in counted.work.items() if number > first + 1]

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +33,7 @@ import trustme
 
 import muxkit
 from muxkit.core import Cursor, NeedMore, encode_varint
-from muxkit.protocols import aqueduct, bpmux, relink
+from muxkit.protocols import aqueduct, bpmux, relink, restream
 from muxkit_adapters import dtls, udp
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ FIRST: Final = 2  # a Relink channel of the kind that our sessions take; odd one
 OUTSTANDING: Final = 400  # messages a channel that the server has not consumed
 
 
-# --- certificates, for all processes
+# --- certificates and Unix sockets, for all processes
 
-CERTIFICATES: Final = "MUXKIT_HOSTILE_CERTIFICATES"  # the directory, in the environment
+DIRECTORY: Final = "MUXKIT_HOSTILE_DIRECTORY"  # of certificates and Unix sockets, in the environment
 
 
 def issue(directory: str) -> None:
@@ -63,9 +63,13 @@ def issue(directory: str) -> None:
     certificate.private_key_and_cert_chain_pem.write_to_path(str(Path(directory, "server.pem")))
 
 
+def in_directory(name: str) -> str:
+    return str(Path(os.environ[DIRECTORY], name))
+
+
 def server_options(url: str) -> dict[str, Any]:
     transport = url.partition("://")[0].partition("+")[2]
-    certificate = Path(os.environ[CERTIFICATES], "server.pem")
+    certificate = Path(os.environ[DIRECTORY], "server.pem")
     if transport in ("tls", "wss"):
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(certificate)
@@ -77,7 +81,7 @@ def server_options(url: str) -> dict[str, Any]:
 
 def client_options(url: str) -> dict[str, Any]:
     transport = url.partition("://")[0].partition("+")[2]
-    ca = Path(os.environ[CERTIFICATES], "ca.pem")
+    ca = Path(os.environ[DIRECTORY], "ca.pem")
     if transport in ("tls", "wss"):
         return {"ssl_context": ssl.create_default_context(cafile=ca)}
     if transport == "dtls":
@@ -103,10 +107,27 @@ async def serve(url: str, handler: str) -> None:
 
     handle = {"echo": echo, "drain": drain}[handler]
     async with trio.open_nursery() as nursery:
-        served = await nursery.start(
-            partial(muxkit.serve, muxkit.each_channel(handle, most=100_000), url, **server_options(url))
-        )
+        served = await nursery.start(partial(muxkit.serve, muxkit.each_channel(handle), url, **server_options(url)))
         print(served.url, flush=True)
+
+
+GOOD, BAD = (f"{digit * 8}-0000-4000-8000-{'0' * 12}" for digit in "12")  # sessions of restream
+
+
+async def serve_restream(url: str) -> None:
+    """Sessions that are fed: what comes to a Unix socket is appended, so that there is an echo to be timed."""
+    bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    bell.bind(in_directory("bell"))
+    async with restream.open_store("memory:") as store, trio.open_nursery() as nursery:
+        for uuid in (GOOD, BAD):
+            await store.register(uuid, {}, params={}, attached=False, keep=math.inf)
+            await store.append(uuid, 0)
+        served = await nursery.start(partial(restream.serve, url, store, application=restream.Fed()))
+        print(served.url, flush=True)
+        rung = trio.socket.from_stdlib_socket(bell)
+        while True:
+            await rung.recv(1)
+            await store.append(GOOD, 1)
 
 
 # --- the hostile process
@@ -118,6 +139,10 @@ def address_of(url: str) -> tuple[str, int]:
 
 
 def dial(url: str) -> socket.socket:
+    if "+unix:" in url:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(url.partition("://")[2])
+        return sock
     sock = socket.create_connection(address_of(url))
     options = client_options(url)
     return options["ssl_context"].wrap_socket(sock, server_hostname="127.0.0.1") if options else sock
@@ -380,6 +405,23 @@ def honest_openings(url: str, *, abort: bool) -> None:
     trio.run(run)
 
 
+def honest_leaving(url: str, *, channels: int) -> None:
+    """Through our own client: so many channels, all with a handler that waits, and then no goodbye."""
+
+    async def run() -> None:
+        while True:
+            with trio.CancelScope() as left:
+                async with muxkit.connect(url, **client_options(url)) as session, AsyncExitStack() as stack:
+                    opened = [await stack.enter_async_context(session.open()) for _ in range(channels)]
+                    for channel in opened:
+                        await channel.send(b"x")
+                    await opened[-1].receive()
+                    left.cancel()
+                    await trio.lowlevel.checkpoint()
+
+    trio.run(run)
+
+
 def honest_reconnect(url: str) -> None:
     """Handshakes, over and over."""
 
@@ -390,6 +432,28 @@ def honest_reconnect(url: str) -> None:
                     pass
 
     trio.run(run)
+
+
+def restream_session(uuid: str) -> bytes:
+    return b'{"uuid":"%b","state":0}\n' % uuid.encode()
+
+
+def restream_requests(url: str, *, request: bytes, connections: int = 1) -> None:
+    """Connections with a request each, whose answers are read as fast as they come."""
+    socks = [dial(url) for _ in range(connections)]
+    for sock in socks:
+        sock.sendall(request)
+        discard(sock)
+    nothing(url)
+
+
+def restream_reconnect(url: str, *, request: bytes) -> None:
+    """A request, its first answer and a reset, over and over."""
+    while True:
+        with suppress(OSError), dial(url) as sock:
+            sock.sendall(request)
+            sock.recv(SMALL)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def e3x_packet(head: bytes, body: bytes = b"") -> bytes:
@@ -406,6 +470,7 @@ class Attack:
 
 
 TCP: Final = "tcp://127.0.0.1:0"
+UNIX: Final = "unix://DIRECTORY/socket"
 
 
 def nothing(url: str) -> None:
@@ -426,6 +491,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "bpmux: openings and ends": Attack(f"bpmux+{TCP}", bpmux_openings),
     "bpmux: reconnecting, 200 openings": Attack(f"bpmux+{TCP}", bpmux_reconnect),
     "bpmux: reconnecting, none": Attack(f"bpmux+{TCP}", connect_only),
+    "bpmux: leaving 6000 channels": Attack(f"bpmux+{TCP}", partial(honest_leaving, channels=6000)),
     "relink: none": Attack(f"relink+{TCP}", nothing),
     "relink: nothing packets": Attack(f"relink+{TCP}", partial(relink_general, general=relink.General.NOP)),
     "relink: pings": Attack(f"relink+{TCP}", partial(relink_general, general=relink.General.PING)),
@@ -444,6 +510,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "relink: 60000 empty parts": Attack(f"relink+{TCP}", partial(relink_parts, parts=60_000, size=0), "drain"),
     "relink: 60000 parts of 8": Attack(f"relink+{TCP}", partial(relink_parts, parts=60_000, size=8), "drain"),
     "relink: 1000 parts of 1000": Attack(f"relink+{TCP}", partial(relink_parts, parts=1000, size=1000), "drain"),
+    "relink: leaving 1300 channels": Attack(f"relink+{TCP}", partial(honest_leaving, channels=1300)),
     "aqueduct: none": Attack(f"aqueduct+{TCP}", nothing),
     "aqueduct: credits of 0": Attack(f"aqueduct+{TCP}", partial(aqueduct_frames, again=carrier(CREDIT, 0, 0))),
     "aqueduct: credits of 1": Attack(f"aqueduct+{TCP}", partial(aqueduct_frames, again=carrier(CREDIT, 0, 1))),
@@ -451,6 +518,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "aqueduct: streams of 0": Attack(f"aqueduct+{TCP}", partial(aqueduct_frames, again=carrier(STREAMS, 0))),
     "aqueduct: empty datagrams": Attack(f"aqueduct+{TCP}", partial(aqueduct_frames, again=carrier(DATAGRAM, 0))),
     "aqueduct: empty streams": Attack(f"aqueduct+{TCP}", aqueduct_empty_streams),
+    "aqueduct: leaving 1300 channels": Attack(f"aqueduct+{TCP}", partial(honest_leaving, channels=1300)),
     "ws: none": Attack("bpmux+ws://127.0.0.1:0", nothing),
     "ws: pongs": Attack("bpmux+ws://127.0.0.1:0", partial(websocket_frames, frame=masked(0x8A))),
     "ws: pings": Attack("bpmux+ws://127.0.0.1:0", partial(websocket_frames, frame=masked(0x89))),
@@ -483,9 +551,29 @@ ATTACKS: Final[dict[str, Attack]] = {
     "quic: empty channels": Attack("aqueduct+quic://127.0.0.1:0", partial(honest_openings, abort=False)),
     "quic: aborted channels": Attack("aqueduct+quic://127.0.0.1:0", partial(honest_openings, abort=True)),
     "quic: handshakes": Attack("aqueduct+quic://127.0.0.1:0", honest_reconnect),
+    "unix: none": Attack(f"bpmux+{UNIX}", nothing),
+    "unix: pings": Attack(f"bpmux+{UNIX}", partial(bpmux_chunks, chunk=bpmux.Chunk(bpmux.Type.IN_SINK, 0, ping=True))),
+    "unix: openings and ends": Attack(f"bpmux+{UNIX}", bpmux_openings),
+    "unix: reconnecting, none": Attack(f"bpmux+{UNIX}", connect_only),
+    "unix: stops": Attack(f"aqueduct+{UNIX}", partial(aqueduct_frames, again=carrier(STOP, 0))),
+    "restream: none": Attack(f"restream+{TCP}", nothing),
+    "restream: acks": Attack(
+        f"restream+{TCP}",
+        partial(flood, first=restream_session(BAD), again=b'{"uuid":"%b","ack":1}\n' % BAD.encode()),
+    ),
+    "restream: integers to one": Attack(f"restream+{TCP}", partial(restream_requests, request=b"{}\n")),
+    "restream: integers to twenty": Attack(
+        f"restream+{TCP}", partial(restream_requests, request=b"{}\n", connections=20)
+    ),
+    "restream: reconnecting, integers": Attack(f"restream+{TCP}", partial(restream_reconnect, request=b"{}\n")),
+    "restream: reconnecting, a session": Attack(
+        f"restream+{TCP}", partial(restream_reconnect, request=restream_session(BAD))
+    ),
+    "restream: reconnecting, none": Attack(f"restream+{TCP}", connect_only),
     "dtls: none": Attack("e3x+dtls://127.0.0.1:0", nothing),
     "dtls: messages": Attack("e3x+dtls://127.0.0.1:0", partial(honest_bytes, message=b"x")),
     "dtls: handshakes": Attack("e3x+dtls://127.0.0.1:0", honest_reconnect),
+    "e3x+udp: leaving 4000 channels": Attack("e3x+udp://127.0.0.1:0", partial(honest_leaving, channels=4000)),
     "e3x+udp: messages": Attack("e3x+udp://127.0.0.1:0", partial(honest_bytes, message=b"x")),
 }
 
@@ -555,22 +643,58 @@ async def newcomer(url: str, times: list[float], until: float) -> None:
         await trio.sleep(NEXT)
 
 
+async def fed_neighbour(url: str, times: list[float], until: float) -> None:
+    """The echo of restream: what is fed to a session arrives at its reader."""
+    bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with bell:
+        bell.connect(in_directory("bell"))
+        async with restream.stream(url, uuid=GOOD) as reader:
+            await reader.receive()
+            while trio.current_time() < until:
+                began = trio.current_time()
+                with trio.move_on_after(PATIENCE) as late:
+                    bell.send(b"x")
+                    await reader.receive()
+                times.append(math.inf if late.cancelled_caught else trio.current_time() - began)
+                if late.cancelled_caught:
+                    return
+                await trio.sleep(PACE)
+
+
+async def reading_newcomer(url: str, times: list[float], until: float) -> None:
+    """Seconds until the first value on a new connection has come."""
+    while trio.current_time() < until:
+        began = trio.current_time()
+        took = math.inf
+        with trio.move_on_after(PATIENCE):
+            async with restream.integers(url) as reader:
+                await reader.receive()
+                took = trio.current_time() - began
+        times.append(took)
+        await trio.sleep(NEXT)
+
+
 async def measure(url: str, seconds: float) -> Figures:
     figures = Figures()
+    is_restream = url.startswith("restream")
+    # The first connection of a process imports what it needs, which would be the p99 of so few.
+    await (reading_newcomer if is_restream else newcomer)(url, [], trio.current_time() + 0.001)
     until = trio.current_time() + seconds
     with trio.move_on_after(seconds + 3 * PATIENCE):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(neighbour, url, figures.echoes, until)
-            nursery.start_soon(newcomer, url, figures.connections, until)
+            nursery.start_soon(fed_neighbour if is_restream else neighbour, url, figures.echoes, until)
+            nursery.start_soon(reading_newcomer if is_restream else newcomer, url, figures.connections, until)
     return figures
 
 
 def run(name: str, seconds: float, hostile: int, *, verbose: bool = False) -> Figures:
     attack = ATTACKS[name]
+    url = attack.url.replace("DIRECTORY", os.environ[DIRECTORY])
+    Path(in_directory("bell")).unlink(missing_ok=True)
     processes = []
     try:
         server = subprocess.Popen(
-            [sys.executable, __file__, "--serve", attack.url, "--handler", attack.handler],
+            [sys.executable, __file__, "--serve", url, "--handler", attack.handler],
             stdout=subprocess.PIPE,
             stderr=None if verbose else subprocess.DEVNULL,
             text=True,
@@ -610,16 +734,20 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.serve:
         logging.basicConfig(level=logging.INFO)
-        trio.run(serve, arguments.serve, arguments.handler)
+        if arguments.serve.startswith("restream"):
+            trio.run(serve_restream, arguments.serve)
+        else:
+            trio.run(serve, arguments.serve, arguments.handler)
         return
     if arguments.attack:
         while True:  # a flood that is above a limit goes on with a new connection
-            with suppress(OSError, trio.BrokenResourceError, muxkit.LinkLost):
+            try:
                 ATTACKS[arguments.attack].run(arguments.at)
-            time.sleep(0.01)
+            except* (OSError, trio.BrokenResourceError, muxkit.LinkLost):
+                time.sleep(0.01)
     with tempfile.TemporaryDirectory() as directory:
         issue(directory)
-        os.environ[CERTIFICATES] = directory
+        os.environ[DIRECTORY] = directory
         measure_all(arguments)
 
 

@@ -207,7 +207,7 @@ def _look(where: str, tally: Tally) -> None:
 
     async def read() -> list[int]:
         async with open_staging(where) as store:
-            standing = await store.standing(KEY)
+            standing = await store.progress(KEY)
             tally.batches = 1 + (-1 if standing.batch is None else standing.batch)
             at, found = 0, []
             while (published := await store.read(STREAM, at)) is not None:

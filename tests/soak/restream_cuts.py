@@ -15,8 +15,8 @@ import attrs
 import trio
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._twister import next_value
+from muxkit.protocols.restream.applications import next_value
+from muxkit.protocols.restream.store import open_store
 from muxkit.testing import ChaosPlan, Way, chaos_relay
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ import trio
 
 from muxkit import Limits
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._open import open_store
+from muxkit.protocols.restream.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,7 +120,7 @@ class Tally:
 
 
 def is_over(engine: restream.ClientEngine) -> bool:
-    return engine.standing is restream.Standing.FINISHED
+    return engine.state is restream.StreamState.FINISHED
 
 
 class Reader:

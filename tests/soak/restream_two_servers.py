@@ -26,7 +26,7 @@ import trio
 
 from muxkit import Limits
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._open import open_store
+from muxkit.protocols.restream.store import open_store
 from tests.soak.restream_kills import Reader, Tally
 
 if TYPE_CHECKING:

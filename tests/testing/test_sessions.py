@@ -78,7 +78,7 @@ async def test_a_receive_that_loses_messages_is_found(
 ) -> None:
     lossless = ReceiveHalf.receive
 
-    async def careless(self: ReceiveHalf) -> bytes:
+    async def careless(self: ReceiveHalf[bytes]) -> bytes:
         message = await lossless(self)
         await trio.lowlevel.checkpoint()
         return message
@@ -96,7 +96,7 @@ async def test_a_session_without_back_pressure_is_found(
         ReceiveHalf.deliver(self, message)
 
     monkeypatch.setattr(bpmux.Source, "deliver", deliver)
-    monkeypatch.setattr(bpmux.Source, "_consumed", lambda self, size: None)
+    monkeypatch.setattr(bpmux.Source, "_taken", lambda self, messages, size: None)
     with pytest.raises(AssertionError, match=r"an unread channel stops its sender only: \d+ bytes were taken"):
         await check_session(over_memory, largest=1000)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from muxkit._page import cell, document, table
-from muxkit._plots import Bar, Group, bars
+from muxkit._page import Bar, Group, bars, cell, document, table
 from muxkit.cli._bench._cells import EXPLAINED
 from muxkit.cli._bench._figures import Figures, Line
 from muxkit.cli._bench._machine import where

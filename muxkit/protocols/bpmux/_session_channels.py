@@ -9,10 +9,10 @@ import trio
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving, Sending
 from muxkit.protocols.bpmux._entities import OURS
-from muxkit.runtime import ByteStream, Channel, ReceiveHalf, SendHalf
+from muxkit.runtime import ByteStream, Channel, Mailbox, ReceiveHalf, SendHalf
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
     from types import TracebackType
 
     from muxkit.protocols.bpmux._entities import Entity
@@ -100,10 +100,12 @@ class Sink(SendHalf):
         return f"<bpmux.Sink {self.entity.label} {self.state.value}>"
 
 
-class Source(ReceiveHalf):
+class Source(ReceiveHalf[bytes]):
     """Where messages of the peer come from."""
 
     __slots__ = ("_connection", "entity")
+
+    _new_storage = Mailbox
 
     def __init__(self, connection: Connection, entity: Entity) -> None:
         super().__init__(connection.ring)
@@ -131,7 +133,7 @@ class Source(ReceiveHalf):
         """The same as `close`: to a reader, giving up and wanting no more are one thing."""
         self.close()
 
-    def _consumed(self, size: int) -> bool:
+    def _taken(self, messages: Sequence[bytes], size: int) -> bool:
         return self._connection.engine.consumed(self.entity, size)
 
     def _stop(self) -> None:

@@ -27,7 +27,7 @@ from muxkit.protocols.bpmux._events import (
 )
 from muxkit.protocols.bpmux._session_channels import Sink, Source
 from muxkit.protocols.bpmux._session_requests import Request
-from muxkit.runtime import ChannelCancelled, ChannelStopped, OutboxBudget, StreamPump
+from muxkit.runtime import ChannelCancelled, ChannelStopped, OutboxBudget, StreamPump, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -171,12 +171,15 @@ class Connection:
 
     def _lost(self) -> None:
         loss = self.pump.loss
-        for sender in [*self.senders.values()]:
-            sender.lost(loss)
-        for receiver in [*self.receivers.values()]:
-            receiver.ended(loss)
-        for request in [*self.requests.values()]:
-            request.failed(loss)
+        with turns().spreading():
+            for entity in [*self._live()]:
+                half = entity.half
+                if isinstance(half, Sink):
+                    half.lost(loss)
+                elif isinstance(half, Source):
+                    half.ended(loss)
+                elif isinstance(half, Request):
+                    half.failed(loss)
         for entity in [*self._pings]:
             self._forget_pings(entity, loss)
         self._on_goodbye(loss)

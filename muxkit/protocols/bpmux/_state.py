@@ -80,6 +80,8 @@ class State:
         if entity.outgoing is not None:
             entity.outgoing.accepts = False
             self._forget_outgoing(entity.outgoing)
+            if not entity.is_top:
+                entity.outgoing = None  # or only a full garbage collection would free the two
         if entity.twin is not None:
             entity.twin.twin = None
             entity.twin = None

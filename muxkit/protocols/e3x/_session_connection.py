@@ -27,7 +27,7 @@ from muxkit.protocols.e3x._events import (
     Writable,
 )
 from muxkit.protocols.e3x._session_liveness import BYE, IN_ORDER, RESERVED, Liveness
-from muxkit.runtime import DatagramPump, LinkLost, NowaitPackets, OutboxBudget, StreamPump
+from muxkit.runtime import DatagramPump, LinkLost, NowaitPackets, OutboxBudget, StreamPump, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -159,10 +159,11 @@ class Connection:
     def _lost(self) -> None:
         loss = self.pump.loss
         is_orderly = self.liveness.peer_left or (not self.live and loss().by == "peer")
-        for channel in [*self.live.values()]:
-            if self.liveness.peer_left and not channel.is_reliable:
-                channel.inbox.ended(trio.EndOfChannel)  # its own end got lost
-            channel.lost(loss)
+        with turns().spreading():
+            for channel in [*self.live.values()]:
+                if self.liveness.peer_left and not channel.is_reliable:
+                    channel.inbox.ended(trio.EndOfChannel)  # its own end got lost
+                channel.lost(loss)
         self.liveness.lost(loss)
         self.on_goodbye(None if is_orderly else loss)
         for lot in (self.gone, self.moved, self.written):

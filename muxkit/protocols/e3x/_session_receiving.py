@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit.core import NO_QUEUE
-from muxkit.runtime import YIELD_BYTES, YIELD_LEAST
+from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +134,8 @@ class Inbox:
         """No more will come; `error` says why, once everything was taken."""
         if self._error is None:
             self._error = error
-            self._wake_all()
+            if self._line:
+                turns().wake(self._wake_all)
 
     @property
     def unread(self) -> int:

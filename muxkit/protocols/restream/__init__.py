@@ -1,92 +1,105 @@
-"""restream: reliable data streaming; a client that drops and comes back loses, repeats and invents no message."""
+"""restream: reliable data streaming; a client that reconnects loses no message and gets none twice."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from muxkit._lazy import lazily
-from muxkit.protocols.restream._applications import Application as Application
-from muxkit.protocols.restream._applications import Doubling as Doubling
-from muxkit.protocols.restream._applications import Fed as Fed
-from muxkit.protocols.restream._applications import Numbers as Numbers
-from muxkit.protocols.restream._applications import Permutation as Permutation
-from muxkit.protocols.restream._applications import StatelessApplication as StatelessApplication
-from muxkit.protocols.restream._client_engine import ClientEngine as ClientEngine
-from muxkit.protocols.restream._config import ClientConfig as ClientConfig
-from muxkit.protocols.restream._config import ServerConfig as ServerConfig
-from muxkit.protocols.restream._events import Acknowledged as Acknowledged
-from muxkit.protocols.restream._events import ClientEvent as ClientEvent
-from muxkit.protocols.restream._events import Failed as Failed
-from muxkit.protocols.restream._events import Finished as Finished
-from muxkit.protocols.restream._events import HungUp as HungUp
-from muxkit.protocols.restream._events import Received as Received
-from muxkit.protocols.restream._events import ReceivedValue as ReceivedValue
-from muxkit.protocols.restream._events import Refused as Refused
-from muxkit.protocols.restream._events import Registered as Registered
-from muxkit.protocols.restream._events import Resumed as Resumed
-from muxkit.protocols.restream._events import ServerEvent as ServerEvent
-from muxkit.protocols.restream._events import Silent as Silent
-from muxkit.protocols.restream._events import StatelessRequested as StatelessRequested
-from muxkit.protocols.restream._events import StatusReceived as StatusReceived
-from muxkit.protocols.restream._events import StatusRequested as StatusRequested
-from muxkit.protocols.restream._integers import INLINE_DIGITS as INLINE_DIGITS
-from muxkit.protocols.restream._integers import format_integer as format_integer
-from muxkit.protocols.restream._integers import parse_integer as parse_integer
-from muxkit.protocols.restream._json import Json as Json
-from muxkit.protocols.restream._json import JsonObject as JsonObject
-from muxkit.protocols.restream._messages import Status as Status
-from muxkit.protocols.restream._messages import encode_message as encode_message
-from muxkit.protocols.restream._messages import new_uuid as new_uuid
-from muxkit.protocols.restream._saved import Standing as Standing
-from muxkit.protocols.restream._server_engine import Phase as Phase
-from muxkit.protocols.restream._server_engine import ServerEngine as ServerEngine
-from muxkit.protocols.restream._stores._errors import IdsExhausted as IdsExhausted
-from muxkit.protocols.restream._stores._errors import NotJson as NotJson
-from muxkit.protocols.restream._stores._errors import SessionExists as SessionExists
-from muxkit.protocols.restream._stores._errors import SessionExpired as SessionExpired
-from muxkit.protocols.restream._stores._errors import SessionFinished as SessionFinished
-from muxkit.protocols.restream._stores._errors import StoreCorrupt as StoreCorrupt
-from muxkit.protocols.restream._stores._errors import StoreError as StoreError
-from muxkit.protocols.restream._stores._errors import StoreFailed as StoreFailed
-from muxkit.protocols.restream._stores._errors import StoreFull as StoreFull
-from muxkit.protocols.restream._stores._errors import StoreLocked as StoreLocked
-from muxkit.protocols.restream._stores._errors import UnknownSession as UnknownSession
-from muxkit.protocols.restream._stores._protocol import Message as Message
-from muxkit.protocols.restream._stores._protocol import StoreLimits as StoreLimits
-from muxkit.protocols.restream._verifiers import NumbersVerifier as NumbersVerifier
-from muxkit.protocols.restream._verifiers import Unverified as Unverified
-from muxkit.protocols.restream._verifiers import Verifier as Verifier
+from muxkit.protocols.restream.applications import Application as Application
+from muxkit.protocols.restream.applications import Doubling as Doubling
+from muxkit.protocols.restream.applications import Fed as Fed
+from muxkit.protocols.restream.applications import Numbers as Numbers
+from muxkit.protocols.restream.applications import NumbersVerifier as NumbersVerifier
+from muxkit.protocols.restream.applications import Permutation as Permutation
+from muxkit.protocols.restream.applications import StatelessApplication as StatelessApplication
+from muxkit.protocols.restream.applications import Unverified as Unverified
+from muxkit.protocols.restream.applications import Verifier as Verifier
+from muxkit.protocols.restream.engine import Acknowledged as Acknowledged
+from muxkit.protocols.restream.engine import ClientConfig as ClientConfig
+from muxkit.protocols.restream.engine import ClientEngine as ClientEngine
+from muxkit.protocols.restream.engine import ClientEvent as ClientEvent
+from muxkit.protocols.restream.engine import Failed as Failed
+from muxkit.protocols.restream.engine import Finished as Finished
+from muxkit.protocols.restream.engine import HungUp as HungUp
+from muxkit.protocols.restream.engine import Phase as Phase
+from muxkit.protocols.restream.engine import Received as Received
+from muxkit.protocols.restream.engine import ReceivedValue as ReceivedValue
+from muxkit.protocols.restream.engine import Refused as Refused
+from muxkit.protocols.restream.engine import Registered as Registered
+from muxkit.protocols.restream.engine import Resumed as Resumed
+from muxkit.protocols.restream.engine import ServerConfig as ServerConfig
+from muxkit.protocols.restream.engine import ServerEngine as ServerEngine
+from muxkit.protocols.restream.engine import ServerEvent as ServerEvent
+from muxkit.protocols.restream.engine import Silent as Silent
+from muxkit.protocols.restream.engine import StatelessRequested as StatelessRequested
+from muxkit.protocols.restream.engine import StatusReceived as StatusReceived
+from muxkit.protocols.restream.engine import StatusRequested as StatusRequested
+from muxkit.protocols.restream.engine import StreamState as StreamState
+from muxkit.protocols.restream.wire import INLINE_DIGITS as INLINE_DIGITS
+from muxkit.protocols.restream.wire import Json as Json
+from muxkit.protocols.restream.wire import JsonObject as JsonObject
+from muxkit.protocols.restream.wire import Status as Status
+from muxkit.protocols.restream.wire import encode_message as encode_message
+from muxkit.protocols.restream.wire import format_integer as format_integer
+from muxkit.protocols.restream.wire import new_uuid as new_uuid
+from muxkit.protocols.restream.wire import parse_integer as parse_integer
 
 if TYPE_CHECKING:
-    from muxkit.protocols.restream._session_client import integers as integers
-    from muxkit.protocols.restream._session_client import numbers as numbers
-    from muxkit.protocols.restream._session_client import status as status
-    from muxkit.protocols.restream._session_client import stream as stream
-    from muxkit.protocols.restream._session_client_policy import ClientPolicy as ClientPolicy
-    from muxkit.protocols.restream._session_client_policy import StreamRefused as StreamRefused
-    from muxkit.protocols.restream._session_client_reader import Reader as Reader
-    from muxkit.protocols.restream._session_plugin import protocol as protocol
-    from muxkit.protocols.restream._session_server import Served as Served
-    from muxkit.protocols.restream._session_server import Service as Service
-    from muxkit.protocols.restream._session_server import serve as serve
-    from muxkit.protocols.restream._session_server_sessions import Sessions as Sessions
-    from muxkit.protocols.restream._stores._open import open_store as open_store
+    from muxkit.protocols.restream.client import ClientPolicy as ClientPolicy
+    from muxkit.protocols.restream.client import Reader as Reader
+    from muxkit.protocols.restream.client import StreamRefused as StreamRefused
+    from muxkit.protocols.restream.client import integers as integers
+    from muxkit.protocols.restream.client import numbers as numbers
+    from muxkit.protocols.restream.client import status as status
+    from muxkit.protocols.restream.client import stream as stream
+    from muxkit.protocols.restream.plugin import protocol as protocol
+    from muxkit.protocols.restream.server import Served as Served
+    from muxkit.protocols.restream.server import Service as Service
+    from muxkit.protocols.restream.server import Sessions as Sessions
+    from muxkit.protocols.restream.server import serve as serve
+    from muxkit.protocols.restream.store import IdsExhausted as IdsExhausted
+    from muxkit.protocols.restream.store import Message as Message
+    from muxkit.protocols.restream.store import NotJson as NotJson
+    from muxkit.protocols.restream.store import SessionExists as SessionExists
+    from muxkit.protocols.restream.store import SessionExpired as SessionExpired
+    from muxkit.protocols.restream.store import SessionFinished as SessionFinished
+    from muxkit.protocols.restream.store import StoreLimits as StoreLimits
+    from muxkit.protocols.restream.store import UnknownSession as UnknownSession
+    from muxkit.protocols.restream.store import open_store as open_store
+    from muxkit.storage import StoreCorrupt as StoreCorrupt
+    from muxkit.storage import StoreError as StoreError
+    from muxkit.storage import StoreFailed as StoreFailed
+    from muxkit.storage import StoreFull as StoreFull
+    from muxkit.storage import StoreLocked as StoreLocked
 
-# The engines work without Trio; what needs it is fetched when it is first asked for: name -> module.
+# The engines work without Trio; the names of packages that need it are imported when they are first used.
 _LAZY: dict[str, str] = {
-    "ClientPolicy": "_session_client_policy",
-    "Reader": "_session_client_reader",
-    "Served": "_session_server",
-    "Service": "_session_server",
-    "Sessions": "_session_server_sessions",
-    "StreamRefused": "_session_client_policy",
-    "integers": "_session_client",
-    "numbers": "_session_client",
-    "protocol": "_session_plugin",
-    "open_store": "_stores._open",
-    "serve": "_session_server",
-    "status": "_session_client",
-    "stream": "_session_client",
+    "ClientPolicy": "client",
+    "IdsExhausted": "store",
+    "Message": "store",
+    "NotJson": "store",
+    "Reader": "client",
+    "Served": "server",
+    "Service": "server",
+    "SessionExists": "store",
+    "SessionExpired": "store",
+    "SessionFinished": "store",
+    "Sessions": "server",
+    "StoreCorrupt": "store",
+    "StoreError": "store",
+    "StoreFailed": "store",
+    "StoreFull": "store",
+    "StoreLimits": "store",
+    "StoreLocked": "store",
+    "StreamRefused": "client",
+    "UnknownSession": "store",
+    "integers": "client",
+    "numbers": "client",
+    "open_store": "store",
+    "protocol": "plugin",
+    "serve": "server",
+    "status": "client",
+    "stream": "client",
 }
 
 __getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -1,4 +1,4 @@
-"""An engine and a peer that is written by hand: what is said to it, what it tells, what it writes."""
+"""A scripted peer of one engine: the bytes that it sends, the events of the engine, and what the engine writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from muxkit.protocols.aqueduct import (
     Unclaimed,
     Writable,
 )
-from muxkit.protocols.aqueduct._frames import VERSION
+from muxkit.protocols.aqueduct.frames import VERSION
 
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
@@ -31,8 +31,8 @@ V = VERSION.hex()
 EMPTY = "04 00 00 00 00"  # MESSAGE 0 without anything
 
 
-def told(event: Event) -> tuple[object, ...]:
-    """An event as something that can be compared."""
+def summary_of(event: Event) -> tuple[object, ...]:
+    """Give an event as a tuple that can be compared."""
     name = type(event).__name__
     match event:
         case Arrived():
@@ -55,8 +55,8 @@ def told(event: Event) -> tuple[object, ...]:
             return name, event.half.id
 
 
-class Talk:
-    """One engine, and the peer as a script. Streams of the peer get new numbers unless one is named."""
+class ScriptedPeer:
+    """One engine and its peer as a script. The peer's streams get new numbers unless one is given."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -64,34 +64,34 @@ class Talk:
         self.last = -1
         self._next = 2 + engine.role.peer
 
-    def say(self, text: str, *, stream: int | None = None, fin: bool = False) -> list[tuple[object, ...]]:
-        """The next bytes of a stream; what the engine tells about them."""
+    def send(self, text: str, *, stream: int | None = None, fin: bool = False) -> list[tuple[object, ...]]:
+        """Send the next bytes of a stream; give the events of the engine."""
         if stream is None:
             stream, self._next = self._next, self._next + 4
         self.last = stream
         self.engine.receive_stream(stream, bytes.fromhex(text), fin, self.now)
-        return self.heard()
+        return self.events()
 
     def datagram(self, text: str) -> list[tuple[object, ...]]:
         self.engine.receive_datagram(bytes.fromhex(text), self.now)
-        return self.heard()
+        return self.events()
 
     def reset(self, stream: int) -> list[tuple[object, ...]]:
         self.engine.receive_reset(stream, self.now)
-        return self.heard()
+        return self.events()
 
-    def heard(self) -> list[tuple[object, ...]]:
-        return [told(event) for event in self.engine.events()]
+    def events(self) -> list[tuple[object, ...]]:
+        return [summary_of(event) for event in self.engine.events()]
 
     def messages(self, text: str, *, stream: int | None = None) -> list[Arrived]:
-        """The same for those who want the events themselves."""
+        """Send the next bytes of a stream; give the messages that arrived."""
         if stream is None:
             stream, self._next = self._next, self._next + 4
         self.engine.receive_stream(stream, bytes.fromhex(text), False, self.now)
         return [event for event in self.engine.events() if isinstance(event, Arrived)]
 
     def violation(self, text: str, *, stream: int | None = None, fin: bool = False) -> RemoteProtocolError:
-        """What is wrong with these bytes."""
+        """Send bytes that break a rule; give the error."""
         if stream is None:
             stream, self._next = self._next, self._next + 4
         self.engine.receive_stream(stream, bytes.fromhex(text), fin, self.now)
@@ -110,18 +110,18 @@ class Talk:
         return last.error
 
     def later(self, seconds: float) -> list[tuple[object, ...]]:
-        """Time passes, with every deadline at its moment."""
+        """Let time pass, with every deadline at its moment; give the events of the engine."""
         end = self.now + seconds
         while (due := self.engine.next_deadline()) is not None and due <= end:
             self.now = due
             self.engine.handle_deadline(due)
         self.now = end
-        return self.heard()
+        return self.events()
 
     # --- what the engine writes
 
     def written(self, *, may_open: bool = True, limit: int = 2**30) -> list[tuple[int, str, bool]]:
-        """(stream, bytes, is it the end) of everything that can be written."""
+        """Give (stream, bytes, whether they are its last) of everything that can be written."""
         pulled: dict[int, tuple[bytes, bool]] = {}
         while (stream := self.engine.next_stream(may_open)) is not None:
             data, fin = self.engine.stream_to_send(stream, limit)
@@ -129,7 +129,7 @@ class Talk:
         return [(stream, data.hex(), fin) for stream, (data, fin) in pulled.items()]
 
     def bytes_written(self) -> list[str]:
-        """The same without the streams."""
+        """Give the bytes of each stream that can be written."""
         return [data for _, data, _ in self.written()]
 
     def datagrams(self, limit: int = 1200) -> list[str]:
@@ -152,37 +152,37 @@ def fresh(
     config: Config | None = None,
     limits: Limits | None = None,
     headers: Headers = (),
-) -> Talk:
-    """Nothing was said yet."""
-    return Talk(Engine(role, config, limits=limits, headers=headers))
+) -> ScriptedPeer:
+    """Make an engine before its handshake."""
+    return ScriptedPeer(Engine(role, config, limits=limits, headers=headers))
 
 
-def opened(role: Role, *, config: Config | None = None, limits: Limits | None = None) -> Talk:
-    """The handshake is over on both sides."""
-    talk = fresh(role, config=config, limits=limits)
-    talk.say(V + "01 02 00", fin=True)
-    talk.written()
-    talk.engine.control_to_run()
-    assert talk.engine.is_connected
-    return talk
+def opened(role: Role, *, config: Config | None = None, limits: Limits | None = None) -> ScriptedPeer:
+    """Make an engine that has finished its handshake."""
+    peer = fresh(role, config=config, limits=limits)
+    peer.send(V + "01 02 00", fin=True)
+    peer.written()
+    peer.engine.control_to_run()
+    assert peer.engine.is_connected
+    return peer
 
 
-def server(*, config: Config | None = None, limits: Limits | None = None) -> Talk:
+def server(*, config: Config | None = None, limits: Limits | None = None) -> ScriptedPeer:
     return opened(Role.SERVER, config=config, limits=limits)
 
 
-def client(*, config: Config | None = None, limits: Limits | None = None) -> Talk:
+def client(*, config: Config | None = None, limits: Limits | None = None) -> ScriptedPeer:
     return opened(Role.CLIENT, config=config, limits=limits)
 
 
-def entry(talk: Talk) -> SenderMachine:
-    """The entrypoint of a client."""
-    return talk.engine.senders[0]
+def entry(peer: ScriptedPeer) -> SenderMachine:
+    """Give the entrypoint of a client."""
+    return peer.engine.senders[0]
 
 
-def receiver_of(talk: Talk, channel: int) -> ReceiverMachine:
-    return talk.engine.receivers[channel]
+def receiver_of(peer: ScriptedPeer, channel: int) -> ReceiverMachine:
+    return peer.engine.receivers[channel]
 
 
-def sender_of(talk: Talk, channel: int) -> SenderMachine:
-    return talk.engine.senders[channel]
+def sender_of(peer: ScriptedPeer, channel: int) -> SenderMachine:
+    return peer.engine.senders[channel]

@@ -1,4 +1,4 @@
-"""Pairs of Aqueduct connections, over every link that carries them, and small things that many tests do."""
+"""Pairs of Aqueduct connections over every link, and helpers for tests of sessions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 GOOD = Certificates()
 QUICK = 0.2  # s, the close timeout of these links
-TINY = Limits(channel_bytes=1000, channel_floor=100, channel_first=1000, outbox=2000)  # windows that are soon full
+TINY = Limits(channel_bytes=1000, channel_floor=100, channel_first=1000, outbox=2000)  # windows that fill up soon
 CALM = 1e-3  # s of virtual time without any task running
 
 
@@ -43,13 +43,13 @@ async def over_memory() -> AsyncIterator[tuple[Any, Any]]:
 
 @asynccontextmanager
 async def over_a_narrow_link() -> AsyncIterator[tuple[Any, Any]]:
-    """It takes a few bytes at a time."""
+    """A link that takes a few bytes at a time."""
     yield memory.pair(capacity=10)
 
 
 @asynccontextmanager
 async def over_a_plain_link() -> AsyncIterator[tuple[Any, Any]]:
-    """It takes nothing without a checkpoint, so what is sent without one between waits in the engine."""
+    """A link that takes nothing without a checkpoint, so messages sent without one stay in the engine."""
     yield trio.testing.memory_stream_pair()
 
 
@@ -60,7 +60,7 @@ async def accepted(
     *arguments: object,
     **options: object,
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """The two ends of one real connection; what goes wrong inside comes out bare."""
+    """Give the two ends of one real connection; errors come out without an exception group."""
     streams: list[Any] = []
     arrived, over = trio.Event(), trio.Event()
 
@@ -134,7 +134,7 @@ LINKS: dict[str, MakeLinks] = {"memory": over_memory, **REAL}
 
 @attrs.frozen
 class Pair:
-    """Two connections that talk to each other."""
+    """The two ends of one connection."""
 
     client: Client
     server: Server
@@ -151,7 +151,7 @@ async def connected(
     headers: tuple[tuple[bytes, bytes], ...] = (),
     answer: tuple[tuple[bytes, bytes], ...] = (),
 ) -> AsyncIterator[Pair]:
-    """Both must be left in good order."""
+    """Run both ends; both must close in order."""
     common: dict[str, Any] = {"limits": limits, "config": config, "linger": linger}
     async with (
         links() as (here, there),
@@ -165,7 +165,7 @@ async def connected(
 async def rough(
     links: MakeLinks = over_memory, *, limits: Limits | None = None, config: Config | None = None
 ) -> AsyncIterator[Pair]:
-    """The same for tests that leave things unsaid: at the end the link is cut."""
+    """The same for tests that leave channels open: the link is cut at the end."""
     with suppress(LinkLost):
         async with connected(links, limits=limits, config=config, linger=0.1) as pair:
             yield pair
@@ -187,26 +187,26 @@ async def session_pair(
 
 
 async def carried_sender(pair: Pair, **options: Any) -> tuple[Sender, Receiver]:
-    """A channel from the server to the client: the sender was sent."""
+    """Open a channel from the server to the client, by sending the sender."""
     receiver, ticket = pair.client.channel(**options)
     await pair.client.entrypoint.send(b"to you", attachments=[ticket])
     return (await pair.server.entrypoint.receive()).sender(), receiver
 
 
 async def carried_receiver(pair: Pair, **options: Any) -> tuple[Sender, Receiver]:
-    """A channel from the client to the server: the receiver was sent."""
+    """Open a channel from the client to the server, by sending the receiver."""
     sender, ticket = pair.client.channel("sender", **options)
     await pair.client.entrypoint.send(b"from me", attachments=[ticket])
     return sender, (await pair.server.entrypoint.receive()).receiver()
 
 
 async def payloads(receiver: Receiver) -> list[bytes]:
-    """Everything until the clean end."""
+    """Receive everything until the clean end."""
     return [message.payload async for message in receiver]
 
 
 async def send_on(sender: Sender, message: bytes = bytes(10_000)) -> None:
-    """Until something is in the way."""
+    """Send until the task is cancelled or fails."""
     while True:
         await sender.send(message)
 
@@ -216,7 +216,7 @@ async def take(receiver: Receiver, count: int) -> list[Message]:
 
 
 async def canary(pair: Pair) -> None:
-    """Messages in both directions on new channels: the connection is sound."""
+    """Check with messages in both directions on new channels that the connection works."""
     back, forth = await carried_sender(pair)
     await back.send(b"canary")
     assert (await forth.receive()).payload == b"canary"
@@ -232,19 +232,19 @@ def tickets(side: Client | Server, count: int) -> list[Ticket]:
 
 
 def leftovers(pair: Pair) -> list[object]:
-    """What is left of the application's channels on either side, and of what they had on the way."""
+    """Give what is left on either side of the application's channels and their messages."""
     left: list[object] = []
     for side in (pair.client, pair.server):
         engine = side.core.engine
-        channels = engine._channels
-        left += [half for half in engine.halves if half not in side.core.base]
+        registry = engine._registry
+        left += [half for half in engine.halves if half not in side.core.reserved]
         left += [
             f"{name} {value}"
             for name, value in (
-                ("outbox", channels.outbox),
-                ("unread", channels.crowd.unread),
-                ("closing", len(channels.closing)),
-                ("waiting", channels.table.census.waiting),
+                ("outbox", registry.connection.outbox),
+                ("unread", registry.unread_limit.unread),
+                ("closing", len(registry.closing)),
+                ("waiting", registry.table.census.waiting),
             )
             if value
         ]
@@ -252,7 +252,7 @@ def leftovers(pair: Pair) -> list[object]:
 
 
 async def at_rest(calm: float = 0.0) -> None:
-    """Until nobody moves any more; with a clock that jumps, `calm` seconds later."""
+    """Wait until no task runs; with a clock that jumps, wait `calm` seconds more."""
     await trio.testing.wait_all_tasks_blocked()
     if calm:
         await trio.sleep(calm)

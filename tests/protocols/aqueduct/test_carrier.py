@@ -1,4 +1,4 @@
-"""Aqueduct over one byte stream: the framing, its credit, its violations, and the promises of every stream engine."""
+"""Aqueduct over one byte stream: the framing, its credit, its violations, and the contract of a stream engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from muxkit._limits import Limits
 from muxkit.protocols.aqueduct import Arrived, Carrier, Config, Engine, Event, Failed, HungUp, Mode, Role, SenderMachine
 from muxkit.testing._pair import EngineCase, EnginePair, check_every_split, check_stream_engine, feed
-from tests.protocols.aqueduct._helpers import EMPTY, V, told
+from tests.protocols.aqueduct._helpers import EMPTY, V, summary_of
 
 HELLO = b"AQUEDUX1".hex()
 # What a client writes first: hello, more streams, and a whole stream with VERSION, ACK_VERSION and CONNECTION_HEADERS.
@@ -60,7 +60,7 @@ def test_what_each_frame_looks_like() -> None:
     events = feed(
         made, [bytes.fromhex("00 01 07 03 00" + EMPTY + "06 07 03 00 04 00 00 00 00 02 01 05 10 04 00 05 03 00")]
     )
-    assert [told(event) for event in events] == [("Arrived", 0, 0, b""), ("Arrived", 0, 0, b"")]
+    assert [summary_of(event) for event in events] == [("Arrived", 0, 0, b""), ("Arrived", 0, 0, b"")]
     engine = made.engine
     for event in events:
         assert isinstance(event, Arrived)
@@ -86,7 +86,7 @@ def test_any_split_gives_the_same_events_and_the_same_answer() -> None:
 
 
 def normal(event: Event) -> tuple[object, ...]:
-    return told(event)
+    return summary_of(event)
 
 
 @pytest.mark.requirement("R-21", "R-23")
@@ -153,8 +153,8 @@ def test_credit_beyond_64_bits_is_a_violation() -> None:
 @pytest.mark.requirement("R-02")
 def test_the_peer_opens_no_more_streams_than_it_was_allowed() -> None:
     made = opened(limits=Limits(channels=4))
-    told_ = made._told
-    assert told_ == 8 + 1024 + 1  # one is over
+    told_ = made._peer_may_open
+    assert told_ == 8 + 1024 + 1  # one has ended
     for index in range(1, told_):
         made.receive_bytes(b"\x00" + _varint(index) + b"\x01\x03", 0.0)
     assert not made.engine.over
@@ -171,7 +171,7 @@ def _varint(number: int) -> bytes:
 
 
 @pytest.mark.requirement("R-09", "R-22", "R-08")
-def test_a_peer_that_nobody_reads_is_held_at_what_was_granted() -> None:
+def test_an_unread_peer_sends_no_more_than_was_granted() -> None:
     link = pair()
     engine, sender = link.engines[0].engine, sender_of(link)
     sent = 0
@@ -182,7 +182,7 @@ def test_a_peer_that_nobody_reads_is_held_at_what_was_granted() -> None:
         link.run_until_quiet()
     came = sum(len(event.payload) + 5 for event in link.events[1] if isinstance(event, Arrived))
     (credit,) = link.engines[0]._credit.values()
-    (arriving,) = (one for one in link.engines[1]._arriving.values() if not one.over)
+    (arriving,) = (one for one in link.engines[1]._incoming.values() if not one.over)
     assert (credit.available, arriving.window.credit) == (0, 0)
     assert came <= arriving.window.held <= link.engines[1].engine.limits.channel_bytes
     assert sent <= came + link.engines[0].engine.limits.channel_bytes + 2000
@@ -190,11 +190,11 @@ def test_a_peer_that_nobody_reads_is_held_at_what_was_granted() -> None:
         if isinstance(event, Arrived):
             link.engines[1].engine.consumed(event)
     link.run_until_quiet()
-    assert any(isinstance(event, Arrived) for event in link.events[1])  # and it goes on when somebody does
+    assert any(isinstance(event, Arrived) for event in link.events[1])  # and it goes on when one is read
 
 
 @pytest.mark.requirement("R-07", "R-09")
-def test_a_channel_that_nobody_reads_holds_up_no_other() -> None:
+def test_an_unread_channel_blocks_no_other() -> None:
     link = pair()
     engine, peer = link.engines[0].engine, link.engines[1].engine
     halves = []
@@ -237,8 +237,8 @@ def test_large_messages_borrow_pass_and_repay() -> None:
             peer.consumed(event)
     engine.finish(sender_of(link))
     link.run_for(1)
-    assert peer._channels.reassembly.left == 600_000
-    assert link.engines[1]._arriving == {}
+    assert peer._incoming.reassembly.left == 600_000
+    assert link.engines[1]._incoming == {}
     assert link.engines[1]._budget.used == 0
     assert link.engines[1]._budget.windows == 0
 
@@ -273,7 +273,7 @@ def test_a_reset_in_the_midst_gives_the_credit_of_its_stream_back() -> None:
     engine.finish(sender_of(link))
     link.run_for(2)
     for side in (0, 1):
-        assert link.engines[side]._arriving == {}
+        assert link.engines[side]._incoming == {}
         assert link.engines[side]._budget.used == 0
         assert link.engines[side].engine.statistics().channels == 0
 
@@ -288,7 +288,7 @@ def test_more_streams_are_allowed_as_old_ones_are_consumed() -> None:
             if isinstance(event, Arrived):
                 link.engines[1].engine.consumed(event)
         link.run_for(0.03)
-    assert link.engines[1]._arrived > 300
+    assert link.engines[1]._peer_opened > 300
     assert not link.engines[1].engine.over
 
 

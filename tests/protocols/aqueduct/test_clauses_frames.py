@@ -1,4 +1,4 @@
-"""Sections 2.1 and 2.2: how each frame is written, and where in a sequence it may stand."""
+"""Sections 2.1 and 2.2: how each frame is written, and where in a sequence it is allowed."""
 
 from __future__ import annotations
 
@@ -70,31 +70,31 @@ def test_a_frame_is_written_like_this(frame: Frame, wire: str) -> None:
 
 @clause("aqueduct-F01")
 def test_the_same_bytes_are_the_same_message_in_a_stream_and_in_a_datagram() -> None:
-    talk = server()
-    assert talk.say("03 00" + EMPTY) == talk.datagram("03 00" + EMPTY) == [("Arrived", 0, 0, b"")]
+    peer = server()
+    assert peer.send("03 00" + EMPTY) == peer.datagram("03 00" + EMPTY) == [("Arrived", 0, 0, b"")]
 
 
 @clause("aqueduct-F02")
 @pytest.mark.parametrize("text", [V + "01 02 00", V + "02 00 01", "01" + V + "01", V + V])
 def test_the_frames_of_the_connection_come_first_in_any_order(text: str) -> None:
-    talk = fresh(Role.SERVER)
-    talk.say(V)
-    talk.say(text, fin=True)
-    assert not talk.engine.over
+    peer = fresh(Role.SERVER)
+    peer.send(V)
+    peer.send(text, fin=True)
+    assert not peer.engine.over
 
 
 @clause("aqueduct-F06")
 def test_an_empty_sequence_and_one_without_frames_of_its_channel_are_fine() -> None:
-    talk = server()
-    talk.say("01 03 00", fin=True)
-    talk.say("", fin=True)
-    assert not talk.engine.over
-    assert talk.engine.statistics().streams_in == 0
+    peer = server()
+    peer.send("01 03 00", fin=True)
+    peer.send("", fin=True)
+    assert not peer.engine.over
+    assert peer.engine.statistics().streams_in == 0
 
 
 @clause("aqueduct-F07")
 def test_what_follows_route_to_is_for_its_channel_in_order() -> None:
-    assert server().say("03 08" + "04 00 00 00 01 61" + "04 01 00 00 01 62") == [
+    assert server().send("03 08" + "04 00 00 00 01 61" + "04 01 00 00 01 62") == [
         ("Arrived", 8, 0, b"a"),
         ("Arrived", 8, 1, b"b"),
     ]
@@ -103,21 +103,21 @@ def test_what_follows_route_to_is_for_its_channel_in_order() -> None:
 @clause("aqueduct-F08")
 @pytest.mark.requirement("R-17")
 def test_of_a_frame_that_a_reset_cut_short_nothing_is_left() -> None:
-    talk = server()
-    whole = talk.messages("03 00" + "04 00 00 00 01 61" + "04 01 00 00 05 62", stream=2)
+    peer = server()
+    whole = peer.messages("03 00" + "04 00 00 00 01 61" + "04 01 00 00 05 62", stream=2)
     assert [message.payload for message in whole] == [b"a"]
-    assert talk.reset(2) == []
-    assert talk.later(1) == []
-    assert talk.bytes_written() == [hexed("03 00 08 02 00 01")]
-    talk.engine.consumed(whole[0])
-    assert talk.engine.statistics().streams_in == 0
+    assert peer.reset(2) == []
+    assert peer.later(1) == []
+    assert peer.bytes_written() == [hexed("03 00 08 02 00 01")]
+    peer.engine.consumed(whole[0])
+    assert peer.engine.statistics().streams_in == 0
 
 
 @clause("aqueduct-F03")
 def test_frames_before_a_break_of_the_pattern_stay_applied() -> None:
-    talk = server()
-    talk.engine.receive_stream(2, bytes.fromhex("03 00" + EMPTY + "03 00"), False, 0.0)
-    message, failed = talk.engine.events()
+    peer = server()
+    peer.engine.receive_stream(2, bytes.fromhex("03 00" + EMPTY + "03 00"), False, 0.0)
+    message, failed = peer.engine.events()
     assert type(message).__name__ == "Arrived"
     assert type(failed).__name__ == "Failed"
 
@@ -126,14 +126,14 @@ def test_frames_before_a_break_of_the_pattern_stay_applied() -> None:
 @pytest.mark.requirement("R-21")
 def test_any_split_of_a_stream_gives_the_same_events() -> None:
     text = bytes.fromhex("03 00 04 00 04 01 6B 01 76 04 08 00 02 00 02 68 69" + "04 01 00 00 01 62" + "06 02")
-    whole = server().say(text.hex(), fin=True)
+    whole = server().send(text.hex(), fin=True)
     assert len(whole) == 3
     for cut in range(1, len(text)):
-        talk = server()
-        assert talk.say(text[:cut].hex(), stream=2) + talk.say(text[cut:].hex(), stream=2, fin=True) == whole
-    talk, events = server(), []
+        peer = server()
+        assert peer.send(text[:cut].hex(), stream=2) + peer.send(text[cut:].hex(), stream=2, fin=True) == whole
+    peer, events = server(), []
     for index in range(len(text)):
-        events += talk.say(text[index : index + 1].hex(), stream=2, fin=index == len(text) - 1)
+        events += peer.send(text[index : index + 1].hex(), stream=2, fin=index == len(text) - 1)
     assert events == whole
 
 
@@ -143,43 +143,43 @@ def test_no_frame_ends_before_so_much_came_as_is_missing() -> None:
     data = encode_frame(RouteTo(0)) + encode_frame(large) + encode_frame(FinishSender(1))
     end = data.rindex(encode_frame(FinishSender(1)))
     for cut in [*range(1, 20), 5000, end - 1]:
-        talk = server()
-        talk.say(data[:cut].hex(), stream=2)
-        frames, missing = talk.engine.frames, talk.engine.missing(2)
+        peer = server()
+        peer.send(data[:cut].hex(), stream=2)
+        frames, missing = peer.engine.frames, peer.engine.missing(2)
         assert missing == end - cut or cut < 10
-        talk.say(data[cut : cut + missing - 1].hex() if missing else "", stream=2)
-        assert talk.engine.frames == frames
-    talk = server()
-    talk.say(data[:5000].hex(), stream=2)
-    assert talk.say(data[5000:end].hex(), stream=2) != []
-    assert talk.engine.missing(2) == talk.engine.missing(6) == 0
+        peer.send(data[cut : cut + missing - 1].hex() if missing else "", stream=2)
+        assert peer.engine.frames == frames
+    peer = server()
+    peer.send(data[:5000].hex(), stream=2)
+    assert peer.send(data[5000:end].hex(), stream=2) != []
+    assert peer.engine.missing(2) == peer.engine.missing(6) == 0
 
 
 @clause("aqueduct-T19")
 def test_a_count_of_zero_is_accepted_and_says_nothing() -> None:
-    talk = server()
-    assert talk.say("03 00 05 00") == []
-    assert talk.engine.next_deadline() is None
+    peer = server()
+    assert peer.send("03 00 05 00") == []
+    assert peer.engine.next_deadline() is None
 
 
 @clause("aqueduct-T28")
 def test_the_field_of_a_report_can_be_left_out() -> None:
     config = Config(channel_field=False)
-    talk = opened(Role.SERVER, config=config)
-    talk.datagram("03 00" + EMPTY)
-    talk.say("03 00 05 01")
-    talk.later(1)
-    assert talk.bytes_written() == [hexed("03 00 09 01 01")]
-    peer = opened(Role.CLIENT, config=config)
-    entry = peer.engine.senders[0]
-    peer.engine.send(entry, b"", mode=Mode.UNRELIABLE, receipt=True)
-    peer.datagrams()
-    assert peer.say("03 00 09 01 01") == [("Acked", 0)]
+    peer = opened(Role.SERVER, config=config)
+    peer.datagram("03 00" + EMPTY)
+    peer.send("03 00 05 01")
+    peer.later(1)
+    assert peer.bytes_written() == [hexed("03 00 09 01 01")]
+    other = opened(Role.CLIENT, config=config)
+    entry = other.engine.senders[0]
+    other.engine.send(entry, b"", mode=Mode.UNRELIABLE, receipt=True)
+    other.datagrams()
+    assert other.send("03 00 09 01 01") == [("Acked", 0)]
 
 
 @clause("aqueduct-T37", "aqueduct-L03")
 def test_the_creator_of_a_channel_may_forget_it() -> None:
-    talk = client()
-    talk.say("03 03" + EMPTY)
-    assert talk.say("03 03 0B") == [("Forgotten", 3)]
-    assert talk.engine.receivers == {}
+    peer = client()
+    peer.send("03 03" + EMPTY)
+    assert peer.send("03 03 0B") == [("Forgotten", 3)]
+    assert peer.engine.receivers == {}

@@ -1,4 +1,4 @@
-"""Sections 3.1 and 3.2: VERSION in front until it is acked, connection headers once, and what has to wait for them."""
+"""Sections 3.1 and 3.2: VERSION until it is acked, connection headers once, and what waits for them."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ def test_at_the_start_there_is_the_entrypoint_and_nothing_else() -> None:
 
 @clause("aqueduct-V01")
 def test_until_it_is_acked_version_begins_every_sequence() -> None:
-    talk = fresh(Role.CLIENT)
+    peer = fresh(Role.CLIENT)
     for _ in range(3):
-        talk.engine.send(entry(talk), b"", mode=Mode.UNORDERED)
-    talk.engine.send(entry(talk), b"", mode=Mode.UNRELIABLE)
-    sequences = talk.bytes_written() + talk.datagrams()
+        peer.engine.send(entry(peer), b"", mode=Mode.UNORDERED)
+    peer.engine.send(entry(peer), b"", mode=Mode.UNRELIABLE)
+    sequences = peer.bytes_written() + peer.datagrams()
     assert len(sequences) == 5
     assert all(text.startswith(V) for text in sequences)
 
 
 @clause("aqueduct-V02")
 def test_once_it_is_acked_version_is_left_out_and_still_accepted() -> None:
-    talk = client()
-    talk.engine.send(entry(talk), b"")
-    assert talk.bytes_written() == [hexed("03 00" + EMPTY)]
-    talk.say(V + "03 03" + EMPTY)
-    assert not talk.engine.over
+    peer = client()
+    peer.engine.send(entry(peer), b"")
+    assert peer.bytes_written() == [hexed("03 00" + EMPTY)]
+    peer.send(V + "03 03" + EMPTY)
+    assert not peer.engine.over
 
 
 @clause("aqueduct-V03", "aqueduct-V05", "aqueduct-H03")
 def test_version_is_acked_in_a_stream_and_headers_wait_for_the_clients() -> None:
-    talk = fresh(Role.SERVER)
-    talk.datagram(V)
-    assert talk.datagrams() == []
-    assert talk.written() == [(3, hexed(V + "01"), True)]
+    peer = fresh(Role.SERVER)
+    peer.datagram(V)
+    assert peer.datagrams() == []
+    assert peer.written() == [(3, hexed(V + "01"), True)]
 
 
 @clause("aqueduct-V04")
 def test_version_is_acked_once() -> None:
-    talk = fresh(Role.SERVER)
+    peer = fresh(Role.SERVER)
     for _ in range(5):
-        talk.say(V)
-    assert talk.written() == [(3, hexed(V + "01"), True)]
+        peer.send(V)
+    assert peer.written() == [(3, hexed(V + "01"), True)]
 
 
 @clause("aqueduct-V06")
@@ -64,70 +64,70 @@ def test_a_sequence_without_version_ends_the_connection_before_version_came(text
 
 @clause("aqueduct-V07")
 def test_after_our_ack_sequences_need_no_version() -> None:
-    talk = fresh(Role.SERVER)
-    assert talk.say("") == []  # nothing wrong with it so far
-    talk.say(V + "02 00", fin=True)
-    assert talk.say("03 00" + EMPTY) == [("Arrived", 0, 0, b"")]
+    peer = fresh(Role.SERVER)
+    assert peer.send("") == []  # correct so far
+    peer.send(V + "02 00", fin=True)
+    assert peer.send("03 00" + EMPTY) == [("Arrived", 0, 0, b"")]
 
 
 @clause("aqueduct-V08")
 def test_an_ack_of_version_may_repeat_and_come_in_a_datagram() -> None:
-    talk = fresh(Role.CLIENT)
-    talk.say(V + "02 00")
-    talk.datagram("01")
-    talk.say("01 01", fin=True)
-    assert not talk.engine.over
-    assert not any(V in text for text in talk.bytes_written())
+    peer = fresh(Role.CLIENT)
+    peer.send(V + "02 00")
+    peer.datagram("01")
+    peer.send("01 01", fin=True)
+    assert not peer.engine.over
+    assert not any(V in text for text in peer.bytes_written())
 
 
 @clause("aqueduct-H01")
 def test_the_client_begins_with_its_headers_in_a_stream() -> None:
-    talk = fresh(Role.CLIENT, headers=((b"k", b"v"),))
-    assert talk.written() == [(2, hexed(V + "02 04 01 6B 01 76"), True)]
+    peer = fresh(Role.CLIENT, headers=((b"k", b"v"),))
+    assert peer.written() == [(2, hexed(V + "02 04 01 6B 01 76"), True)]
 
 
 @clause("aqueduct-H02")
 def test_the_server_answers_headers_with_headers() -> None:
-    talk = fresh(Role.SERVER, headers=((b"k", b"v"),))
-    assert talk.say(V + "02 04 01 61 01 62", fin=True) == [("Connected", ((b"a", b"b"),))]
-    assert talk.written() == [(3, hexed(V + "02 04 01 6B 01 76 01"), True)]
+    peer = fresh(Role.SERVER, headers=((b"k", b"v"),))
+    assert peer.send(V + "02 04 01 61 01 62", fin=True) == [("Connected", ((b"a", b"b"),))]
+    assert peer.written() == [(3, hexed(V + "02 04 01 6B 01 76 01"), True)]
 
 
 @clause("aqueduct-H04")
 def test_all_but_version_waits_for_the_headers() -> None:
-    talk = fresh(Role.SERVER)
-    assert talk.datagram(V + "03 00" + "04 00 00 00 01 64") == []
-    assert talk.say(V + "01 03 00" + "04 00 00 00 01 61") == []
-    assert talk.say(V + "03 08" + "04 00 00 00 01 62" + "06 01", fin=True) == []
-    assert talk.engine.receivers.keys() == {0}
-    assert all(text.startswith(V) for text in talk.bytes_written())
-    assert talk.say(V + "02 00") == [
+    peer = fresh(Role.SERVER)
+    assert peer.datagram(V + "03 00" + "04 00 00 00 01 64") == []
+    assert peer.send(V + "01 03 00" + "04 00 00 00 01 61") == []
+    assert peer.send(V + "03 08" + "04 00 00 00 01 62" + "06 01", fin=True) == []
+    assert peer.engine.receivers.keys() == {0}
+    assert all(text.startswith(V) for text in peer.bytes_written())
+    assert peer.send(V + "02 00") == [
         ("Connected", ()),
         ("Arrived", 0, 0, b"a"),
         ("Arrived", 8, 0, b"b"),
         ("Finished", 8),
         ("Arrived", 0, 0, b"d"),
     ]
-    assert not any(text.startswith(V) for text in talk.bytes_written())
+    assert not any(text.startswith(V) for text in peer.bytes_written())
 
 
 @clause("aqueduct-H05")
 @pytest.mark.requirement("R-13")
 def test_early_datagrams_are_dropped_beyond_a_bound() -> None:
-    talk = fresh(Role.SERVER, config=Config(early_bytes=1000))
+    peer = fresh(Role.SERVER, config=Config(early_bytes=1000))
     for number in range(10):
-        talk.datagram(V + f"03 00 04 {number:02x} 00 00 00")
-    assert talk.engine.statistics().dropped_datagrams == 7
-    assert talk.say(V + "02 00")[1:] == [("Arrived", 0, number, b"") for number in range(3)]
+        peer.datagram(V + f"03 00 04 {number:02x} 00 00 00")
+    assert peer.engine.statistics().dropped_datagrams == 7
+    assert peer.send(V + "02 00")[1:] == [("Arrived", 0, number, b"") for number in range(3)]
 
 
 @clause("aqueduct-H05")
 def test_early_streams_get_no_credit_and_are_bounded() -> None:
-    talk = fresh(Role.SERVER, limits=Limits(connection_bytes=1000))
-    talk.say(V + "03 00 04 00 00 00 83 10")
-    version, route = talk.engine.control_to_run(), 0
+    peer = fresh(Role.SERVER, limits=Limits(connection_bytes=1000))
+    peer.send(V + "03 00 04 00 00 00 83 10")
+    version, route = peer.engine.control_to_run(), 0
     assert [(control.stream, getattr(control, "amount", route)) for control in version] == [(2, 28)]
-    error = talk.violation("00" * 1001, stream=2)
+    error = peer.violation("00" * 1001, stream=2)
     assert (error.rule, error.limit) == ("aqueduct-H05", "connection_bytes")
 
 

@@ -1,126 +1,126 @@
-"""Section 3.6, which is empty: what is lost in transit, and what is lost with it."""
+"""Section 3.6, which is empty: channels that are lost in transit, and what is lost with them."""
 
 from __future__ import annotations
 
 import pytest
 
 from muxkit.protocols.aqueduct import Arrived, Mode, Outcome, ReceiverMachine, Role, SenderMachine, Ticket
-from muxkit.protocols.aqueduct._transit import Fate, Transit, lose
-from tests.protocols.aqueduct._helpers import Talk, client, entry, fresh, hexed, server
+from muxkit.protocols.aqueduct.engine.transit import Fate, Transit, lose
+from tests.protocols.aqueduct._helpers import ScriptedPeer, client, entry, fresh, hexed, server
 
 clause = pytest.mark.clause
 
 
-def both(talk: Talk, **options: object) -> tuple[SenderMachine, ReceiverMachine]:
-    """Two channels of the client that go with one message: 8, on which it sends, and 2, on which it receives."""
-    sender, one = talk.engine.channel(sends=True)
-    receiver, other = talk.engine.channel(sends=False)
-    talk.engine.send(entry(talk), b"", attachments=[one, other], **options)  # type: ignore[arg-type]  # mode, receipt
+def both(peer: ScriptedPeer, **options: object) -> tuple[SenderMachine, ReceiverMachine]:
+    """Attach two channels of the client to one message: it sends on 8 and receives on 2."""
+    sender, one = peer.engine.channel(sends=True)
+    receiver, other = peer.engine.channel(sends=False)
+    peer.engine.send(entry(peer), b"", attachments=[one, other], **options)  # type: ignore[arg-type]  # mode, receipt
     return sender, receiver
 
 
 @clause("aqueduct-X01")
 @pytest.mark.parametrize("how", ["nacked", "closed", "forgotten"])
 def test_what_was_attached_to_a_message_that_did_not_arrive_is_lost(how: str) -> None:
-    talk = client()
-    both(talk, mode=Mode.UNRELIABLE if how == "nacked" else Mode.ORDERED)
-    talk.written()
-    talk.datagrams()
+    peer = client()
+    both(peer, mode=Mode.UNRELIABLE if how == "nacked" else Mode.ORDERED)
+    peer.written()
+    peer.datagrams()
     if how == "forgotten":
-        talk.engine.forget(entry(talk), 0.0)
-        heard = talk.heard()
+        peer.engine.forget(entry(peer), 0.0)
+        heard = peer.events()
     else:
-        heard = talk.say("03 00 09 00 02 00 01" if how == "nacked" else "03 00 0A")
+        heard = peer.send("03 00 09 00 02 00 01" if how == "nacked" else "03 00 0A")
     lost = [("LostInTransit", 8), ("LostInTransit", 2)]
     assert [event for event in heard if event in lost] == lost
-    assert [text for text in talk.bytes_written() if text != hexed("03 00 0B")] == [
+    assert [text for text in peer.bytes_written() if text != hexed("03 00 0B")] == [
         hexed("03 08 0B"),
         hexed("03 02 0B"),
     ]
-    assert not talk.engine.receivers
-    assert set(talk.engine.senders) <= {0}
+    assert not peer.engine.receivers
+    assert set(peer.engine.senders) <= {0}
 
 
 @clause("aqueduct-X01")
 def test_a_loss_takes_with_it_what_was_sent_on_the_lost_channel() -> None:
-    talk = client()
-    engine = talk.engine
-    chain: list[SenderMachine] = [entry(talk)]
+    peer = client()
+    engine = peer.engine
+    chain: list[SenderMachine] = [entry(peer)]
     for _ in range(4):
         sender, ticket = engine.channel(sends=True)
         engine.send(chain[-1], b"", attachments=[ticket], mode=Mode.UNRELIABLE if len(chain) == 1 else Mode.ORDERED)
         chain.append(sender)
-    talk.datagrams()
-    talk.written()
-    talk.say("03 08 08 02 00 01")  # the second message was acked, on a channel that has not arrived itself
-    talk.say("03 10 08 02 00 01")
-    assert talk.say("03 00 09 00 02 00 01") == [("LostInTransit", id) for id in (8, 16, 24, 32)]
-    assert talk.resets() == [6, 10, 14]
+    peer.datagrams()
+    peer.written()
+    peer.send("03 08 08 02 00 01")  # the second message was acked, on a channel that has not arrived
+    peer.send("03 10 08 02 00 01")
+    assert peer.send("03 00 09 00 02 00 01") == [("LostInTransit", id) for id in (8, 16, 24, 32)]
+    assert peer.resets() == [6, 10, 14]
     assert set(engine.senders) == {0}
 
 
 @clause("aqueduct-X01")
 def test_what_has_arrived_on_a_channel_that_has_arrived_is_never_lost() -> None:
-    talk = client()
-    engine = talk.engine
+    peer = client()
+    engine = peer.engine
     outer, one = engine.channel(sends=True)
     inner, other = engine.channel(sends=True)
-    engine.send(entry(talk), b"", attachments=[one])
+    engine.send(entry(peer), b"", attachments=[one])
     engine.send(outer, b"", attachments=[other])
-    talk.written()
-    talk.say("03 08 08 02 00 01", stream=3)
-    talk.say("03 00 08 02 00 01")
-    assert talk.say("0A", stream=3) == [("NoReceiver", 8)]
-    assert talk.say("03 00 0A") == [("NoReceiver", 0)]
+    peer.written()
+    peer.send("03 08 08 02 00 01", stream=3)
+    peer.send("03 00 08 02 00 01")
+    assert peer.send("0A", stream=3) == [("NoReceiver", 8)]
+    assert peer.send("03 00 0A") == [("NoReceiver", 0)]
     assert set(engine.senders) == {inner.id}
 
 
 @clause("aqueduct-X01")
 @pytest.mark.parametrize("arrived", [True, False])
 def test_the_side_that_is_told_to_forget_loses_what_went_on_a_channel_that_never_arrived(arrived: bool) -> None:
-    talk = server()
+    peer = server()
     if arrived:
-        talk.say("03 00 04 00 00 02 08 00 00")
-    (message,) = talk.messages("03 08 04 00 00 02 02 00 00")
+        peer.send("03 00 04 00 00 02 08 00 00")
+    (message,) = peer.messages("03 08 04 00 00 02 02 00 00")
     sender = message.attachments[0].half
     assert isinstance(sender, SenderMachine)
-    _, ticket = talk.engine.channel(sends=False)
-    talk.engine.send(sender, b"", attachments=[ticket])
-    talk.written()
-    talk.say("03 02 08 02 00 01")
-    heard = talk.say("03 02 0B")
+    _, ticket = peer.engine.channel(sends=False)
+    peer.engine.send(sender, b"", attachments=[ticket])
+    peer.written()
+    peer.send("03 02 08 02 00 01")
+    heard = peer.send("03 02 0B")
     assert heard == ([("Forgotten", 2)] if arrived else [("Forgotten", 2), ("LostInTransit", 1)])
-    assert (hexed("03 01 0B") in talk.bytes_written()) is not arrived
+    assert (hexed("03 01 0B") in peer.bytes_written()) is not arrived
 
 
 @clause("aqueduct-X01")
 def test_messages_that_never_left_lose_what_was_attached_to_them_at_once() -> None:
-    talk = client()
-    both(talk)
-    talk.engine.cancel(entry(talk), 0.0)
-    assert talk.heard() == [("LostInTransit", 8), ("LostInTransit", 2)]
-    assert set(talk.bytes_written()) == {hexed("03 00 07"), hexed("03 08 0B"), hexed("03 02 0B")}
+    peer = client()
+    both(peer)
+    peer.engine.cancel(entry(peer), 0.0)
+    assert peer.events() == [("LostInTransit", 8), ("LostInTransit", 2)]
+    assert set(peer.bytes_written()) == {hexed("03 00 07"), hexed("03 08 0B"), hexed("03 02 0B")}
 
 
 def test_a_channel_made_by_the_server_is_lost_as_well() -> None:
-    talk = fresh(Role.SERVER)
-    talk.say("ef505fa6600f408e41515545445543540b302e302e302d4146544552 01 02 00")
-    (message,) = talk.messages("03 00 04 00 00 02 02 00 00")
+    peer = fresh(Role.SERVER)
+    peer.send("ef505fa6600f408e41515545445543540b302e302e302d4146544552 01 02 00")
+    (message,) = peer.messages("03 00 04 00 00 02 02 00 00")
     sender = message.attachments[0].half
     assert isinstance(sender, SenderMachine)
-    receiver, ticket = talk.engine.channel(sends=False)
-    talk.engine.send(sender, b"", attachments=[ticket], mode=Mode.UNRELIABLE)
-    talk.datagrams()
-    assert talk.say("03 02 09 02 02 00 01") == [("LostInTransit", 1)]
+    receiver, ticket = peer.engine.channel(sends=False)
+    peer.engine.send(sender, b"", attachments=[ticket], mode=Mode.UNRELIABLE)
+    peer.datagrams()
+    assert peer.send("03 02 09 02 02 00 01") == [("LostInTransit", 1)]
     assert receiver.outcome is Outcome.LOST_IN_TRANSIT
 
 
 def test_a_message_knows_its_tickets() -> None:
-    talk = client()
-    _, ticket = talk.engine.channel(sends=True, headers=((b"k", b"v"),))
+    peer = client()
+    _, ticket = peer.engine.channel(sends=True, headers=((b"k", b"v"),))
     assert isinstance(ticket, Ticket)
-    talk.engine.send(entry(talk), b"", attachments=[ticket])
-    ((_, data, _),) = talk.written()
+    peer.engine.send(entry(peer), b"", attachments=[ticket])
+    ((_, data, _),) = peer.written()
     (message,) = server().messages(data)
     assert isinstance(message, Arrived)
     assert message.attachments[0].headers == ((b"k", b"v"),)
@@ -141,7 +141,7 @@ def test_a_tree_of_channels_that_are_gone_keeps_only_what_joins_the_living() -> 
     for node in chain[1:]:
         node.ended()
     assert leaf.parent is root
-    assert list(root.below) == [leaf]
+    assert list(root.children) == [leaf]
     assert [node.fate for node in lose([root])] == [Fate.LOST]
     assert leaf.fate is Fate.LOST
 
@@ -153,11 +153,11 @@ def test_a_node_that_joins_two_stays_until_one_of_them_goes() -> None:
     for leaf in leaves:
         leaf.carried_by(joint)
     joint.ended()
-    assert list(root.below) == [joint]
+    assert list(root.children) == [joint]
     leaves[0].ended()
-    assert list(root.below) == [leaves[1]]
+    assert list(root.children) == [leaves[1]]
     leaves[1].ended()
-    assert root.below == {}
+    assert root.children == {}
 
 
 def test_what_arrives_brings_what_hangs_below_and_is_final() -> None:
@@ -173,12 +173,12 @@ def test_what_arrives_brings_what_hangs_below_and_is_final() -> None:
 
 
 def test_a_datagram_that_brings_a_channel_back_does_not_bring_back_what_it_carried() -> None:
-    talk = server()
+    peer = server()
     text = "03 08 04 00 00 02 10 00 00"
-    assert talk.datagram(text) == []
-    assert talk.engine.receivers.keys() == {0, 8}
-    talk.later(1)
-    assert talk.engine.receivers.keys() == {0}
-    talk.say("03 00 04 00 00 02 08 00 00")
-    assert talk.datagram(text) == [("Arrived", 8, 0, b"")]
-    assert talk.engine.receivers.keys() == {0, 8, 16}
+    assert peer.datagram(text) == []
+    assert peer.engine.receivers.keys() == {0, 8}
+    peer.later(1)
+    assert peer.engine.receivers.keys() == {0}
+    peer.send("03 00 04 00 00 02 08 00 00")
+    assert peer.datagram(text) == [("Arrived", 8, 0, b"")]
+    assert peer.engine.receivers.keys() == {0, 8, 16}

@@ -1,4 +1,4 @@
-"""Primitives and frames as bytes: written and read again, whole and in pieces."""
+"""Primitives and frames as bytes: encoded and parsed again, whole and in pieces."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from muxkit.protocols.aqueduct import (
     encode_frame,
     parse_frame,
 )
-from muxkit.protocols.aqueduct import _ids as ids
-from muxkit.protocols.aqueduct._varint import (
+from muxkit.protocols.aqueduct import frames as ids
+from muxkit.protocols.aqueduct.frames import (
     decode_headers,
     decode_varints,
     decode_varranges,
@@ -104,9 +104,9 @@ def test_a_longer_form_of_a_number_is_accepted_and_never_written() -> None:
 @pytest.mark.clause("aqueduct-E05")
 @pytest.mark.requirement("R-20")
 def test_a_varint_that_is_cut_off_waits_in_a_stream_and_nowhere_else() -> None:
-    talk = server()
-    assert talk.say("03 80") == []
-    assert talk.say("00 04 00 00 00 00", stream=talk.last) == [("Arrived", 0, 0, b"")]
+    peer = server()
+    assert peer.send("03 80") == []
+    assert peer.send("00 04 00 00 00 00", stream=peer.last) == [("Arrived", 0, 0, b"")]
     with pytest.raises(RemoteProtocolError, match="E05"):
         decode_varints(bytes.fromhex("0180"))
     assert server().datagram_violation("03 80").rule == "aqueduct-F09"
@@ -199,7 +199,7 @@ def test_an_id_is_three_bits_and_an_index(id: int, creator: Role, sender: Role, 
 def test_an_index_has_61_bits() -> None:
     with pytest.raises(LocalProtocolError):
         channel_id(creator=Role.CLIENT, sender=Role.CLIENT, oneshot=False, index=2**61)
-    counter = ids.spaces(Role.SERVER)[7]
+    counter = ids.id_counters(Role.SERVER)[7]
     counter._next = U64_MAX
     assert counter.allocate(()) == U64_MAX
     with pytest.raises(LocalProtocolError):
@@ -208,11 +208,11 @@ def test_an_index_has_61_bits() -> None:
 
 @pytest.mark.clause("aqueduct-E22", "aqueduct-E24", "aqueduct-E25")
 def test_each_space_counts_for_itself() -> None:
-    made = [ids.spaces(Role.CLIENT)[bits].allocate(()) for bits in (0, 2, 4, 6)]
-    made += [ids.spaces(Role.SERVER)[bits].allocate(()) for bits in (1, 3, 5, 7)]
+    made = [ids.id_counters(Role.CLIENT)[bits].allocate(()) for bits in (0, 2, 4, 6)]
+    made += [ids.id_counters(Role.SERVER)[bits].allocate(()) for bits in (1, 3, 5, 7)]
     assert made == [8, 2, 4, 6, 1, 3, 5, 7]
-    talk = client()
-    engine = talk.engine
+    peer = client()
+    engine = peer.engine
     for oneshot in (False, False, False, True, True):
         half, ticket = engine.channel(sends=True, oneshot=oneshot)
         engine.send(engine.senders[0], b"", attachments=[ticket])

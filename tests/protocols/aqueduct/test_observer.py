@@ -1,4 +1,4 @@
-"""Who watches, and the corners that no clause speaks of."""
+"""What an observer is told, and behaviour that no clause covers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.aqueduct import Carrier, Engine, Failed, Mode, Role
 from muxkit.testing._pair import feed
-from tests.protocols.aqueduct._helpers import EMPTY, Talk, V, client, entry, hexed, receiver_of, server, told
+from tests.protocols.aqueduct._helpers import (
+    EMPTY,
+    ScriptedPeer,
+    V,
+    client,
+    entry,
+    hexed,
+    receiver_of,
+    server,
+    summary_of,
+)
 
 
 @attrs.define
 class Watcher:
-    """Writes down what it is told."""
+    """Records its calls."""
 
     seen: list[tuple[object, ...]] = attrs.Factory(list)
 
@@ -37,13 +47,13 @@ class Watcher:
 
 def test_an_observer_sees_frames_states_timers_and_the_error() -> None:
     watcher = Watcher()
-    talk = Talk(Engine(Role.SERVER, observer=watcher))
-    talk.say(V + "01 02 00")
-    talk.say("03 08 04 00 00 00 02 68 69")
-    talk.later(0.025)
-    talk.written()
-    talk.say("03 08 07")
-    talk.say("ff")
+    peer = ScriptedPeer(Engine(Role.SERVER, observer=watcher))
+    peer.send(V + "01 02 00")
+    peer.send("03 08 04 00 00 00 02 68 69")
+    peer.later(0.025)
+    peer.written()
+    peer.send("03 08 07")
+    peer.send("ff")
     assert watcher.seen == [
         ("in", "connection", "Version", 0),
         ("in", "connection", "AckVersion", 0),
@@ -60,15 +70,15 @@ def test_an_observer_sees_frames_states_timers_and_the_error() -> None:
 
 
 def test_bytes_behind_the_end_of_a_stream_are_not_heard() -> None:
-    talk = server()
-    (message,) = talk.messages("03 00" + EMPTY, stream=2)
-    talk.say("", stream=2, fin=True)
-    assert talk.say("04 01 00 00 00", stream=2) == []
-    talk.engine.consumed(message)
-    assert talk.engine.statistics().streams_in == 0
+    peer = server()
+    (message,) = peer.messages("03 00" + EMPTY, stream=2)
+    peer.send("", stream=2, fin=True)
+    assert peer.send("04 01 00 00 00", stream=2) == []
+    peer.engine.consumed(message)
+    assert peer.engine.statistics().streams_in == 0
 
 
-def test_streams_that_are_not_known_are_nobodys_business() -> None:
+def test_events_of_unknown_streams_are_ignored() -> None:
     engine = server().engine
     engine.receive_reset(2, 0.0)
     engine.receive_stopped(3, 0.0)
@@ -78,56 +88,56 @@ def test_streams_that_are_not_known_are_nobodys_business() -> None:
 
 
 def test_a_forget_that_could_not_be_written_is_owed_once() -> None:
-    talk = client()
-    talk.say("03 02", fin=True)
-    talk.now = 5.0
-    talk.say("03 02", fin=True)
-    assert talk.bytes_written() == [hexed("03 02 0B")]
+    peer = client()
+    peer.send("03 02", fin=True)
+    peer.now = 5.0
+    peer.send("03 02", fin=True)
+    assert peer.bytes_written() == [hexed("03 02 0B")]
 
 
 def test_what_is_gone_is_not_closed_again() -> None:
-    talk = server()
-    receiver = receiver_of(talk, 0)
-    talk.engine.close(receiver, 0.0)
+    peer = server()
+    receiver = receiver_of(peer, 0)
+    peer.engine.close(receiver, 0.0)
     with pytest.raises(LocalProtocolError, match="gone"):
-        talk.engine.close(receiver, 0.0)
+        peer.engine.close(receiver, 0.0)
 
 
 def test_each_stray_goes_at_its_own_time() -> None:
-    talk = server()
-    talk.datagram("03 08" + EMPTY)
-    talk.later(0.5)
-    talk.datagram("03 10" + EMPTY)
-    assert talk.later(0.5) == [("Forgotten", 8)]
-    assert talk.later(0.5) == [("Forgotten", 16)]
+    peer = server()
+    peer.datagram("03 08" + EMPTY)
+    peer.later(0.5)
+    peer.datagram("03 10" + EMPTY)
+    assert peer.later(0.5) == [("Forgotten", 8)]
+    assert peer.later(0.5) == [("Forgotten", 16)]
 
 
-def test_one_who_waits_for_a_loan_asks_for_less_when_he_knows_more() -> None:
-    talk = server(limits=Limits(message=8000, reassembly=10_000))
-    talk.say("03 08 04 00 00 00 88 27", stream=2)  # 5000 bytes
-    talk.say("03 08 04 01 00 c0 3e", stream=6)  # 8000 bytes of attachments: more than is left
-    assert talk.engine._channels.reassembly.waiting == 1
-    talk.say("00" * 10, stream=6)
-    assert talk.engine._channels.reassembly.waiting == 1
-    talk.reset(2)
-    assert talk.engine._channels.reassembly.waiting == 0
+def test_a_stream_that_waits_for_a_loan_asks_for_less_once_its_size_is_known() -> None:
+    peer = server(limits=Limits(message=8000, reassembly=10_000))
+    peer.send("03 08 04 00 00 00 88 27", stream=2)  # 5000 bytes
+    peer.send("03 08 04 01 00 c0 3e", stream=6)  # 8000 bytes of attachments: more than is left
+    assert peer.engine._incoming.reassembly.waiting == 1
+    peer.send("00" * 10, stream=6)
+    assert peer.engine._incoming.reassembly.waiting == 1
+    peer.reset(2)
+    assert peer.engine._incoming.reassembly.waiting == 0
 
 
 def test_a_loan_that_came_too_late_is_not_needed() -> None:
-    talk = server(limits=Limits(message=8000, reassembly=10_000))
-    talk.say("03 08 04 00 00 00 88 27", stream=2)
-    talk.say("03 08 04 01 00 00 88 2f" + "61" * 100, stream=6)  # 6024 bytes
-    assert talk.engine._channels.reassembly.waiting == 1
-    assert len(talk.messages("61" * 5932, stream=6)) == 1  # the window was large enough
-    assert talk.engine._channels.reassembly.waiting == 0
+    peer = server(limits=Limits(message=8000, reassembly=10_000))
+    peer.send("03 08 04 00 00 00 88 27", stream=2)
+    peer.send("03 08 04 01 00 00 88 2f" + "61" * 100, stream=6)  # 6024 bytes
+    assert peer.engine._incoming.reassembly.waiting == 1
+    assert len(peer.messages("61" * 5932, stream=6)) == 1  # the window was large enough
+    assert peer.engine._incoming.reassembly.waiting == 0
 
 
-def test_a_sender_with_nothing_to_say_is_not_in_line() -> None:
-    talk = client()
-    talk.engine.send(entry(talk), b"", mode=Mode.UNRELIABLE)
-    assert talk.engine.has_output(False)
-    talk.datagrams()
-    assert not talk.engine.has_output(True)
+def test_a_sender_with_nothing_to_write_is_not_scheduled() -> None:
+    peer = client()
+    peer.engine.send(entry(peer), b"", mode=Mode.UNRELIABLE)
+    assert peer.engine.has_output(False)
+    peer.datagrams()
+    assert not peer.engine.has_output(True)
 
 
 # ---------------------------------------------------------------------------- the carrier
@@ -151,7 +161,7 @@ def test_a_stop_over_the_carrier_is_answered_with_a_reset() -> None:
     made.engine.send(made.engine.senders[0], b"x" * 10_000)
     made.buffers_to_send(2**20)
     events = feed(made, [bytes.fromhex("03 01")])
-    assert [told(event) for event in events] == [("NoReceiver", 0)]
+    assert [summary_of(event) for event in events] == [("NoReceiver", 0)]
     assert b"".join(made.buffers_to_send(2**20)).hex() == hexed("02 01" + "01 02 03 03 00 07")
 
 
@@ -162,7 +172,7 @@ def test_a_stream_may_end_with_an_empty_chunk() -> None:
     assert not any(isinstance(event, Failed) for event in events)
     while made.has_output():
         made.buffers_to_send(2**20)
-    assert made._arriving == {}
+    assert made._incoming == {}
 
 
 def test_control_that_is_more_than_the_writer_takes_goes_on_later() -> None:

@@ -1,4 +1,4 @@
-"""Two engines in all weathers: what one sends the other gets once, both agree when it is quiet, and nothing leaks."""
+"""Two engines on bad links: each message arrives once, both sides agree when idle, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from muxkit.protocols.aqueduct import Arrived, Engine, Mode, ReceiverMachine, Role, SenderMachine
-from tests.protocols.aqueduct._helpers import told
-from tests.protocols.aqueduct._link import CarrierLink, SimLink
-from tests.protocols.aqueduct._world import World, payload_of
+from tests.protocols.aqueduct._helpers import summary_of
+from tests.protocols.aqueduct._simulation import CarrierLink, SimLink, World, payload_of
 
 if TYPE_CHECKING:
     import random
@@ -37,7 +36,7 @@ def test_both_sides_agree_when_it_is_quiet_and_every_channel_ends(
     world = World(seed, make_link)
     for _ in range(200):
         world.act()
-    world.settle()
+    world.run_until_idle()
     world.check_agreement()
     world.end()
 
@@ -49,7 +48,7 @@ def test_the_random_life_meets_every_kind_of_end() -> None:
         world = World(seed, stormy)
         for _ in range(200):
             world.act()
-        world.settle()
+        world.run_until_idle()
         seen.update(world.done)
     for name in ("Arrived", "Finished", "Cancelled", "NoReceiver", "LostInTransit", "Forgotten", "Acked", "Nacked"):
         assert seen[name] > 5, (name, seen)
@@ -61,7 +60,7 @@ def test_one_sequence_of_commands_gives_the_same_events_over_both_links(seed: in
 
 
 def story(seed: int, kind: type[SimLink | CarrierLink]) -> list[tuple[object, ...]]:
-    """Commands that do not depend on what the link does; everything that was told, a channel at a time."""
+    """Run commands that do not depend on the link; give all events by channel."""
     import random
 
     dice = random.Random(seed)
@@ -70,7 +69,7 @@ def story(seed: int, kind: type[SimLink | CarrierLink]) -> list[tuple[object, ..
     halves: tuple[list[SenderMachine | ReceiverMachine], ...] = tuple([engine.entrypoint] for engine in engines)
 
     def hear(side: int, event: Event) -> None:
-        heard.append((side, *told(event)))
+        heard.append((side, *summary_of(event)))
         if isinstance(event, Arrived):
             halves[side].extend(attachment.half for attachment in event.attachments)
             engines[side].consumed(event)
@@ -94,5 +93,5 @@ def story(seed: int, kind: type[SimLink | CarrierLink]) -> list[tuple[object, ..
         elif half.id != 0:
             engine.finish(half) if choice < 0.9 else engine.cancel(half, link.now)
         link.run_for(2.0)
-    # Within a channel the order is that of the link's rules; between channels it is its own affair.
+    # The rules of the link decide the order within a channel; between channels it is free.
     return sorted(heard, key=lambda event: (event[0], str(event[2])))

@@ -1,4 +1,4 @@
-"""What can a program do with an Aqueduct connection? Messages in three modes, and channels that travel in them."""
+"""Aqueduct connections for applications: messages in three modes, and channels attached to them."""
 
 from __future__ import annotations
 
@@ -107,15 +107,15 @@ async def test_a_receipt_says_that_a_message_was_lost(autojump_clock: MockClock)
     async with connected(over_a_plain_link, config=aqueduct.Config(unreliable_queue=1)) as pair:
         await at_rest()
         receipts = [await pair.client.entrypoint.send_tracked(b"x", mode=Mode.UNRELIABLE) for _ in range(3)]
-        assert [receipt.known for receipt in receipts] == [False, False, None]  # two gave way to the last
+        assert [receipt.known for receipt in receipts] == [False, False, None]  # two were dropped for the last
         assert [await receipt.arrived() for receipt in receipts] == [False, False, True]
         assert repr(receipts[1]) == "<aqueduct.Receipt: lost>"
 
 
-async def test_the_receipt_of_a_message_that_nobody_will_answer_is_settled(autojump_clock: MockClock) -> None:
+async def test_the_receipt_of_a_message_that_will_never_be_answered_is_resolved(autojump_clock: MockClock) -> None:
     async with connected() as pair:
         sender, receiver = await carried_receiver(pair)
-        await sender.send_many([bytes(1000)] * 300)  # more than the credit of a stream that nobody reads
+        await sender.send_many([bytes(1000)] * 300)  # more than the credit of an unread stream
         receipt = await sender.send_tracked(b"never left")
         await at_rest()
         receiver.close()
@@ -183,7 +183,7 @@ async def test_a_cancelled_sender_is_no_clean_end(autojump_clock: MockClock) -> 
 async def test_a_sender_that_finished_can_still_give_up_until_the_end_is_written(autojump_clock: MockClock) -> None:
     async with rough() as pair:
         back, forth = await carried_sender(pair)
-        await back.send(bytes(1_000_000))  # nobody reads it, so the end stays here
+        await back.send(bytes(1_000_000))  # it is not read, so the end is not sent
         back.close()
         assert not back.machine.finish_written
         back.cancel()
@@ -220,7 +220,7 @@ async def test_a_closed_receiver_stops_its_sender_where_it_waits(autojump_clock:
         await canary(pair)
 
 
-async def test_closing_wakes_those_who_receive(autojump_clock: MockClock) -> None:
+async def test_closing_wakes_the_tasks_that_receive(autojump_clock: MockClock) -> None:
     async with connected() as pair:
         _, receiver = await carried_receiver(pair)
 
@@ -243,7 +243,7 @@ async def test_a_channel_whose_message_did_not_arrive_is_lost_in_transit_at_both
         receiver, for_sender = pair.client.channel()
         sender, for_receiver = pair.client.channel("sender")
         await pair.client.entrypoint.send(b"", attachments=[for_sender, for_receiver], mode=Mode.UNRELIABLE)
-        await pair.client.entrypoint.send(b"last", mode=Mode.UNRELIABLE)  # the one before gives way to it
+        await pair.client.entrypoint.send(b"last", mode=Mode.UNRELIABLE)  # the one before is dropped for it
         with pytest.raises(LostInTransit):
             await receiver.receive()
         with pytest.raises(LostInTransit) as caught:
@@ -255,15 +255,15 @@ async def test_a_channel_whose_message_did_not_arrive_is_lost_in_transit_at_both
         await canary(pair)
 
 
-async def test_a_channel_that_its_maker_lets_go_of_is_lost_for_the_other_side(autojump_clock: MockClock) -> None:
+async def test_a_channel_that_its_maker_discards_is_lost_for_the_other_side(autojump_clock: MockClock) -> None:
     async with connected() as pair:
         back, forth = await carried_sender(pair)
         pair.client.core.engine.forget(forth.machine, trio.current_time())
-        pair.client.core.did()
-        with pytest.raises(LostInTransit, match="has let go"):
+        pair.client.core.after_command()
+        with pytest.raises(LostInTransit, match="has discarded it"):
             await forth.receive()
         await at_rest()
-        with pytest.raises(LostInTransit, match="let go of it"):
+        with pytest.raises(LostInTransit, match="discarded it"):
             await back.send(b"x")
 
 

@@ -1,4 +1,4 @@
-"""What becomes of channels that travel in messages? They are used, or closed, or lost; never forgotten."""
+"""Channels attached to messages are used, closed or lost, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
 
-# --- channels that travel
+# --- attached channels
 
 
 async def test_a_half_of_either_kind_can_be_sent_in_either_direction(autojump_clock: MockClock) -> None:
@@ -119,7 +119,7 @@ async def test_channels_can_be_attached_to_messages_of_every_mode(mode: Mode, au
         assert await payloads(receiver) == [b"x"]
 
 
-async def test_halves_that_nobody_takes_are_closed_with_the_block_of_their_message(autojump_clock: MockClock) -> None:
+async def test_halves_that_are_not_taken_are_closed_with_the_block_of_their_message(autojump_clock: MockClock) -> None:
     async with connected() as pair:
         receiver, for_sender = pair.client.channel()
         sender, for_receiver = pair.client.channel("sender")
@@ -129,14 +129,14 @@ async def test_halves_that_nobody_takes_are_closed_with_the_block_of_their_messa
             taken = message.sender(2)
         with pytest.raises(Finished):
             await receiver.receive()
-        await trio.testing.wait_all_tasks_blocked()  # each half has a word of its own for it
+        await trio.testing.wait_all_tasks_blocked()  # each half has its own error for it
         with pytest.raises(NoReceiver):
             await sender.finish()
         await taken.send(b"alive")
         assert (await kept.receive()).payload == b"alive"
 
 
-async def test_halves_that_nobody_took_are_given_up_when_the_block_fails(autojump_clock: MockClock) -> None:
+async def test_halves_that_were_not_taken_are_aborted_when_the_block_fails(autojump_clock: MockClock) -> None:
     async with connected() as pair:
         receiver, ticket = pair.client.channel()
         await pair.client.entrypoint.send(b"", attachments=[ticket])

@@ -1,4 +1,4 @@
-"""May any call be cancelled at any of its steps? Nothing is torn, nothing lost, and the connection goes on."""
+"""Every call can be cancelled at each of its checkpoints: no message is split or lost, and the connection goes on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Operation = Callable[[], Awaitable[object]]
     Story = Callable[[Pair], AsyncGenerator[Operation, None]]
 
-LATER = 1.0  # s of virtual time: everything has come to rest by then
+LATER = 1.0  # s of virtual time, after which no task runs
 FULL = bytes(600)  # two of these fill the window of a TINY channel
 
 STORIES: dict[str, tuple[Story, Limits | None, Config | None, bool]] = {}
@@ -45,7 +45,7 @@ STORIES: dict[str, tuple[Story, Limits | None, Config | None, bool]] = {}
 def story(
     *, limits: Limits | None = None, config: Config | None = None, is_common: bool = False
 ) -> Callable[[Story], Story]:
-    """It gives the call to cancel, then looks at what that did. Behind it a canary shows that all is well."""
+    """Register a story: it yields the call to cancel, then checks the effect. A canary checks the connection then."""
 
     def add(told: Story) -> Story:
         STORIES[told.__name__] = told, limits, config, is_common

@@ -1,4 +1,4 @@
-"""Is a connection a session as muxkit means it, over every link, and what do its common channels do?"""
+"""Connections as common sessions over every link, and their common channels."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ async def test_opening_waits_while_as_many_channels_live_as_are_allowed(autojump
                     break
 
 
-async def test_channels_that_nobody_takes_hold_up_their_opener_and_nobody_else(autojump_clock: MockClock) -> None:
+async def test_channels_that_are_not_taken_block_their_opener_and_no_other_task(autojump_clock: MockClock) -> None:
     async with rough(limits=TINY) as pair, background() as nursery:
         opened = 0
 

@@ -1,4 +1,4 @@
-"""What if a peer breaks the rules, or sends more than anybody can use? One typed error each, and bounded memory."""
+"""Peers that break the rules or flood a connection: one typed error each, and bounded memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from muxkit import Limits, LinkLost, RemoteProtocolError
 from muxkit.core import encode_varint
 from muxkit.protocols import aqueduct
 from muxkit.protocols.aqueduct import AckReliable, Config, MessageFrame, RouteTo, encode_frame
-from muxkit.protocols.aqueduct._carrier import DATA, DATAGRAM, HELLO, LAST, RESET
-from muxkit.protocols.aqueduct._frames import VERSION
+from muxkit.protocols.aqueduct.carrier import DATA, DATAGRAM, HELLO, LAST, RESET
+from muxkit.protocols.aqueduct.frames import VERSION
 from muxkit.runtime import background
 from muxkit_adapters import memory
 from tests.protocols.aqueduct._session_pairs import at_rest, payloads
@@ -30,7 +30,7 @@ MIB = 1024 * 1024
 FEW = Limits(channels=10, backlog=8, resets_per_second=5, resets_burst=20, tombstones=8, message=100_000)
 NARROW = Config(streams=10)
 GREETING = VERSION + b"\x01\x02\x00"  # and ACK_VERSION, and CONNECTION_HEADERS without any
-MOST = 20_000  # turns of a flood; reached only if nobody puts an end to it
+MOST = 20_000  # turns of a flood; reached only if nothing ends it
 
 
 def chunk(tag: int, stream: int, data: bytes = b"") -> bytes:
@@ -49,7 +49,7 @@ def ours(index: int) -> int:
 
 @attrs.frozen
 class Attack:
-    """What is said after the greeting, turn by turn, and what the server says to it."""
+    """What is sent after the handshake, turn by turn, and the error of the server."""
 
     turns: Callable[[], Iterator[bytes]]
     expected: str
@@ -61,13 +61,13 @@ def each(make: Callable[[int], bytes]) -> Callable[[], Iterator[bytes]]:
 
 
 def stream_of(make: Callable[[int], bytes]) -> Callable[[], Iterator[bytes]]:
-    """Each in a stream of its own."""
+    """Send each in a stream of its own."""
     return each(lambda turn: chunk(LAST, turn, make(turn)))
 
 
 ATTACKS = {
     "attachments in one message": Attack(stream_of(lambda _: message(0, *map(ours, range(1, 12)))), "channels"),
-    "attachments that nobody takes": Attack(
+    "attachments that are not taken": Attack(
         each(lambda turn: chunk(DATA, 1, b"\x03\x00" if turn == 1 else message(0, ours(turn), number=turn - 2)[2:])),
         "backlog",
     ),
@@ -113,7 +113,7 @@ def datagram(data: bytes) -> bytes:
 async def attacked(
     *, limits: Limits = FEW, config: Config = NARROW
 ) -> AsyncIterator[tuple[aqueduct.Server, memory.MemoryStream]]:
-    """A server, and the bare link to it; what the server says is read and thrown away."""
+    """Run a server; give the bare link to it, from which everything is read and ignored."""
     here, there = memory.pair()
 
     async def listen() -> None:
@@ -136,7 +136,7 @@ async def test_a_peer_that_breaks_a_rule_or_a_limit_meets_one_typed_error(
 ) -> None:
     attack = ATTACKS[name]
     async with attacked():
-        pass  # so that what is made once is not counted
+        pass  # so that what is allocated once is not counted
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -149,7 +149,7 @@ async def test_a_peer_that_breaks_a_rule_or_a_limit_meets_one_typed_error(
                         await link.send_all(turn)
                 await at_rest()
                 with pytest.raises(LinkLost) as caught:
-                    await payloads(server.entrypoint)  # what came before the fault can be read
+                    await payloads(server.entrypoint)  # what came before the violation can be read
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -163,9 +163,7 @@ async def test_a_peer_that_breaks_a_rule_or_a_limit_meets_one_typed_error(
 
 @pytest.mark.clause("aqueduct-V06")
 @pytest.mark.parametrize("first", [chunk(LAST, 0, b"\x01"), datagram(b"\x03\x00")], ids=["stream", "datagram"])
-async def test_whoever_does_not_begin_with_his_version_is_not_listened_to(
-    first: bytes, autojump_clock: MockClock
-) -> None:
+async def test_a_peer_that_does_not_begin_with_its_version_is_refused(first: bytes, autojump_clock: MockClock) -> None:
     async with attacked() as (server, link):
         await link.send_all(HELLO + first)
         with pytest.raises(LinkLost, match="aqueduct-V06"):
@@ -182,7 +180,7 @@ async def test_what_comes_before_the_handshake_is_bounded(autojump_clock: MockCl
             await link.send_all(early)
         await at_rest()
         engine = server.core.engine
-        assert engine._datagrams._early_size <= 50_000
+        assert engine._datagrams._early_bytes <= 50_000
         assert engine.statistics().dropped_datagrams > 1900
         assert not engine.over
 
@@ -225,7 +223,7 @@ async def test_a_flood_of_empty_messages_from_a_peer_without_manners_is_bounded(
             held, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        crowd = server.core.engine._channels.crowd
+        crowd = server.core.engine._registry.unread_limit
         assert server.entrypoint.unread == 64 * 1024 // 256
         assert crowd.unread <= MIB // 256 + 20
         assert held - before < 1.5 * 2 * MIB + 64 * 1024

@@ -1,4 +1,4 @@
-"""And over real QUIC? The same bad peers and more, as a client of bare aioquic that says what it likes."""
+"""Peers that break the rules or flood a connection over real QUIC: a client of bare aioquic that sends any bytes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from muxkit.protocols.aqueduct import (
     SentUnreliable,
     encode_frame,
 )
-from muxkit.protocols.aqueduct._carrier import DATA, DATAGRAM, LAST, RESET
-from muxkit.protocols.aqueduct._frames import VERSION, Frame
+from muxkit.protocols.aqueduct.carrier import DATA, DATAGRAM, LAST, RESET
+from muxkit.protocols.aqueduct.frames import VERSION, Frame
 from muxkit.runtime import background
 from muxkit_adapters import quic
 from tests.adapters._quic import FILES
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct import Server
 
 MIB = 1024 * 1024
-# A channel that only datagrams speak of must not be dropped before the others come, however busy the machine is.
+# A channel that only datagrams mention must not be dropped before the others come, however busy the machine is.
 PATIENT = attrs.evolve(NARROW, receipt_deadline=60.0)
 MOST = 150  # turns; the limits are far below that
 
@@ -66,7 +66,7 @@ def routed(channel: int, *frames: Frame) -> bytes:
     return encode_frame(RouteTo(channel)) + b"".join(map(encode_frame, frames))
 
 
-MESSAGE_BEGUN = b"\x04\x01\x00\x00" + encode_varint(90_000)  # so much is allowed; its payload is to come
+MESSAGE_BEGUN = b"\x04\x01\x00\x00" + encode_varint(90_000)  # this is allowed; its payload is missing
 COUNT = SentUnreliable(2**50)
 
 MORE = {
@@ -90,8 +90,8 @@ HARMLESS: dict[str, Callable[[int], bytes]] = {
 }
 
 
-class Rude:
-    """A client of aioquic alone, on a socket; it takes the frames of the carrier and says them in QUIC."""
+class Attacker:
+    """A client of aioquic alone, on a socket, which translates frames of the carrier to QUIC."""
 
     def __init__(self, port: int) -> None:
         configuration = QuicConfiguration(
@@ -102,7 +102,7 @@ class Rude:
         self._quic = QuicConnection(configuration=configuration)
         self._socket = trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM)
         self._port = port
-        self._streams: dict[int, int] = {}  # theirs by those of the carrier, without gaps
+        self._streams: dict[int, int] = {}  # by the stream numbers of the carrier, without gaps
         self._wake = trio.Event()
         self.ready, self.over = trio.Event(), trio.Event()
 
@@ -142,7 +142,7 @@ class Rude:
             await self._socket.sendto(data, address)
         await trio.lowlevel.checkpoint()
 
-    async def say(self, frames: bytes) -> None:
+    async def send(self, frames: bytes) -> None:
         cursor = Cursor(frames)
         while cursor.remaining:
             tag = cursor.byte()
@@ -159,8 +159,8 @@ class Rude:
 
 
 @asynccontextmanager
-async def attacked(*, config: Config = NARROW) -> AsyncIterator[tuple[Server, Rude]]:
-    """A server of ours over QUIC, and the client that attacks it; it takes no longer than it should."""
+async def attacked(*, config: Config = NARROW) -> AsyncIterator[tuple[Server, Attacker]]:
+    """Run a server over QUIC and the client that attacks it, within a time limit."""
     servers: list[Server] = []
     arrived, is_over = trio.Event(), trio.Event()
 
@@ -178,17 +178,17 @@ async def attacked(*, config: Config = NARROW) -> AsyncIterator[tuple[Server, Ru
     with trio.fail_after(60):
         async with background() as nursery:
             (address,) = await nursery.start(listen)
-            rude = Rude(int(address.rpartition(":")[2]))
-            nursery.start_soon(rude.run)
-            await rude.ready.wait()
+            attacker = Attacker(int(address.rpartition(":")[2]))
+            nursery.start_soon(attacker.run)
+            await attacker.ready.wait()
             await arrived.wait()
-            yield servers[0], rude
+            yield servers[0], attacker
             is_over.set()
 
 
 @contextmanager
 def cheap() -> Iterator[None]:
-    """What is held meanwhile, by the client as well, is bounded."""
+    """The memory held meanwhile, by the client as well, is bounded."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -203,34 +203,34 @@ def cheap() -> Iterator[None]:
 @pytest.mark.parametrize("name", [*(name for name in ATTACKS if name not in OF_THE_CARRIER), *MORE])
 async def test_a_bad_peer_over_quic_meets_one_typed_error(name: str) -> None:
     attack = (ATTACKS | MORE)[name]
-    async with attacked(config=PATIENT) as (server, rude):
-        await rude.say(chunk(LAST, 0, GREETING))
+    async with attacked(config=PATIENT) as (server, attacker):
+        await attacker.send(chunk(LAST, 0, GREETING))
         assert await server.peer_headers() == ()
         with cheap():
             for turn in islice(attack.turns(), MOST):
-                await rude.say(turn)
-                if rude.over.is_set():
+                await attacker.send(turn)
+                if attacker.over.is_set():
                     break
             with pytest.raises(LinkLost) as caught:
-                await payloads(server.entrypoint)  # what came before the fault can be read
+                await payloads(server.entrypoint)  # what came before the violation can be read
         assert caught.value.by == "peer"
         error = caught.value.__cause__
         assert isinstance(error, RemoteProtocolError)
         assert attack.expected == error.limit or attack.expected in str(error)
-        await rude.over.wait()  # the client has been told, too
+        await attacker.over.wait()  # the client learns it, too
 
 
 @pytest.mark.requirement("R-10", "R-12")
 @pytest.mark.parametrize("name", HARMLESS)
 async def test_what_breaks_no_rule_costs_next_to_nothing_however_much_of_it_comes(name: str) -> None:
-    async with attacked() as (server, rude):
-        await rude.say(chunk(LAST, 0, GREETING))
+    async with attacked() as (server, attacker):
+        await attacker.send(chunk(LAST, 0, GREETING))
         await server.peer_headers()
         engine = server.core.engine
         with cheap():
             for turn in range(1, MOST):
-                await rude.say(HARMLESS[name](turn))
-            await rude.say(chunk(LAST, MOST, message(0, payload=b"sane")))
+                await attacker.send(HARMLESS[name](turn))
+            await attacker.send(chunk(LAST, MOST, message(0, payload=b"sane")))
             assert (await server.entrypoint.receive()).payload == b"sane"
             held = engine.statistics()
         assert (held.channels, held.outbox) == (1, 0)
@@ -239,20 +239,20 @@ async def test_what_breaks_no_rule_costs_next_to_nothing_however_much_of_it_come
 
 @pytest.mark.clause("aqueduct-V06")
 @pytest.mark.parametrize("first", [chunk(LAST, 0, b"\x01"), datagram(b"\x03\x00")], ids=["stream", "datagram"])
-async def test_whoever_does_not_begin_with_his_version_over_quic_is_not_listened_to(first: bytes) -> None:
-    async with attacked() as (server, rude):
-        await rude.say(first)
+async def test_a_peer_that_does_not_begin_with_its_version_over_quic_is_refused(first: bytes) -> None:
+    async with attacked() as (server, attacker):
+        await attacker.send(first)
         with pytest.raises(LinkLost, match="aqueduct-V06"):
             await server.peer_headers()
 
 
 @pytest.mark.requirement("R-13")
 async def test_datagrams_before_the_headers_are_bounded_over_quic() -> None:
-    async with attacked(config=attrs.evolve(NARROW, early_bytes=50_000)) as (server, rude):
+    async with attacked(config=attrs.evolve(NARROW, early_bytes=50_000)) as (server, attacker):
         engine = server.core.engine
-        await rude.say(chunk(LAST, 0, VERSION))
+        await attacker.send(chunk(LAST, 0, VERSION))
         early = datagram(VERSION + message(0, payload=bytes(900)))
         while engine.statistics().dropped_datagrams < 200:
-            await rude.say(early)
-            assert engine._datagrams._early_size <= 50_000
+            await attacker.send(early)
+            assert engine._datagrams._early_bytes <= 50_000
         assert not engine.over

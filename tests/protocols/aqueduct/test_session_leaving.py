@@ -1,4 +1,4 @@
-"""How does a connection end? Left in order or by an error, lost, or with a peer that does not say goodbye."""
+"""The end of a connection: left in order or by an error, lost, or with a peer that does not close it."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def rough_server(link: trio.abc.Stream) -> _Rough:
 
 
 class _Rough:
-    """A server whose loss is no news."""
+    """Run a server whose loss is expected."""
 
     def __init__(self, link: trio.abc.Stream) -> None:
         self._manager = aqueduct.connection(link, role="server", linger=0.1)
@@ -170,7 +170,7 @@ async def test_leaving_ends_within_its_time_whatever_the_peer_does_not_do(autoju
             await client.entrypoint.send(b"x")
     assert trio.current_time() == began + 3
     async with aqueduct.connection(memory.pair()[0], linger=3.0):
-        pass  # nothing was said, so nothing can be lost
+        pass  # nothing was sent, so nothing can be lost
     assert trio.current_time() == began + 6
 
 
@@ -223,5 +223,5 @@ async def test_channels_leave_nothing_behind_in_a_connection_that_goes_on(autoju
         await trio.sleep(2)
         assert leftovers(pair) == []
         for side in (pair.client, pair.server):
-            assert len(side.core._kept) == 0
+            assert len(side.core._unsent) == 0
             assert side.core.engine.statistics().streams_out <= 3

@@ -1,4 +1,4 @@
-"""Does it work over real connections? Each link, each mode, by URL as well."""
+"""Aqueduct over each real link, in each mode, and by URL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.protocols.aqueduct._session_pairs import MakeLinks
 
 COUNT = 10_000
-FEW = 500  # on the links that the normal run only looks at
+FEW = 500  # on the links that the normal run covers briefly
 LINGER = 60.0  # s; reached only when something hangs
 
 
@@ -57,14 +57,14 @@ async def test_ten_thousand_messages_of_each_mode_arrive_over_each_link(link: st
 
 
 async def send_many(make_links: MakeLinks, mode: Mode, count: int) -> None:
-    """Each arrives once, or its sender hears that it did not."""
+    """Each message arrives once, or its sender learns that it did not."""
     receipts: list[aqueduct.Receipt] = []
     got: list[int] = []
 
     async def send(sender: aqueduct.Sender) -> None:
         for number in range(count):
             message = b"%d" % number
-            # A receipt takes room until it is settled, so not everybody gets one.
+            # A receipt takes room until it is resolved, so not every message gets one.
             if mode is Mode.UNRELIABLE or number % 16 == 0:
                 receipts.append(await sender.send_tracked(message, mode=mode))
             else:

@@ -1,4 +1,4 @@
-"""Does everybody get on when somebody does not read, and does it stay within its bounds?"""
+"""Channels that are not read: the others go on, and memory stays within its limits."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ QUIET = 0.05  # s without any task running, over links that are real
 
 
 def unused_credit(side: Server, receiver: Receiver) -> int:
-    """What the peer may still send on the streams of this receiver, by the books of the carrier, or of the link."""
-    streams = [stream for stream, it in side.core.engine._reader.incoming.items() if it.half is receiver.machine]
+    """Give the credit that the peer has on the streams of this receiver, as the carrier or the link counts it."""
+    streams = [stream for stream, it in side.core.engine._incoming.open.items() if it.half is receiver.machine]
     pump: Any = side.core.pump
     if isinstance(pump, StreamPump):
         carrier: Any = pump._engine
-        return sum(carrier._arriving[stream].window.credit for stream in streams)
+        return sum(carrier._incoming[stream].window.credit for stream in streams)
     granted = pump._link._quic.incoming._arriving
     return sum(granted[stream].granted - granted[stream].delivered for stream in streams)
 
 
 def held(side: Server, receiver: Receiver) -> int:
-    """Bytes that came for this receiver and that nobody has read."""
-    incoming = side.core.engine._reader.incoming.values()
+    """Give the bytes that came for this receiver and were not read."""
+    incoming = side.core.engine._incoming.open.values()
     return sum(each.unconsumed for each in incoming if each.half is receiver.machine)
 
 
@@ -77,10 +77,10 @@ async def test_a_stalled_receiver_holds_its_sender_at_exactly_the_credit_that_it
             before = held(pair.server, receiver)
             assert before <= pair.server.limits.channel_bytes
             assert sender.machine.queued <= pair.client.limits.channel_bytes
-            await canary(pair)  # and nobody else
+            await canary(pair)  # and no other task
             await at_rest(QUIET)
             assert (unused_credit(pair.server, receiver), held(pair.server, receiver)) == (0, before)
-            # Who reads gets the next ones, which its sender could not send before.
+            # Reading lets the next ones come, which could not be sent before.
             await take(receiver, sender.sent + 1)
 
 
@@ -105,7 +105,7 @@ async def send_64_mib(make_links: MakeLinks, size: int) -> None:
         async def send_all() -> None:
             for _ in range(64 * MIB // size):
                 await sender.send(message)
-            raise AssertionError("64 MiB were taken from the sender, and nobody read")
+            raise AssertionError("64 MiB were taken from the sender and not read")
 
         async with background() as nursery:
             tracemalloc.start()
@@ -172,7 +172,7 @@ async def test_a_flood_of_empty_messages_is_bounded_by_count(mode: Mode, autojum
 
 
 @pytest.mark.requirement("R-05", "R-07")
-async def test_messages_that_nobody_reads_hold_back_nobody_who_reads(autojump_clock: MockClock) -> None:
+async def test_unread_messages_hold_back_no_channel_that_is_read(autojump_clock: MockClock) -> None:
     limits = Limits(connection_bytes=256 * KIB, channel_bytes=64 * KIB)  # 1024 messages may wait, 256 of one channel
     async with rough(limits=limits) as pair:
         stalled = [await carried_receiver(pair) for _ in range(6)]
@@ -181,12 +181,12 @@ async def test_messages_that_nobody_reads_hold_back_nobody_who_reads(autojump_cl
             for sender, _ in stalled:
                 nursery.start_soon(_until_lost, partial(send_on, sender, b""))
                 await at_rest(0.1)
-            # Who has nothing to be read may have one message whatever the others do.
+            # A receiver without unread messages may have one message whatever the others have.
             assert 1024 <= sum(receiver.unread for _, receiver in stalled) <= 1024 + len(stalled)
             for number in range(300):
                 await reading_sender.send(b"%d" % number)
                 assert (await reading.receive()).payload == b"%d" % number
-            # And those who were held back by others go on when these read.
+            # And receivers that were held back by others go on when those are read.
             waiting = [receiver for _, receiver in stalled if receiver.unread < 256]
             assert waiting
             before = [receiver.unread for receiver in waiting]
@@ -223,7 +223,7 @@ async def test_unreliable_messages_never_wait_and_the_oldest_give_way(autojump_c
 async def test_large_unreliable_messages_to_a_peer_that_does_not_read_give_way_as_well(
     autojump_clock: MockClock,
 ) -> None:
-    # Only one such message can be put together at a time, so the others stay here.
+    # Only one such message can be reassembled at a time, so the others are not sent.
     limits = Limits(channel_bytes=100_000, channel_first=1000, outbox=200_000, message=30_000, reassembly=30_000)
     async with rough(limits=limits) as pair:
         sender, _receiver = await carried_receiver(pair)
@@ -234,7 +234,7 @@ async def test_large_unreliable_messages_to_a_peer_that_does_not_read_give_way_a
         assert sender.machine.datagram_bytes <= 100_000
 
 
-async def test_a_sender_whose_turn_came_waits_again_when_a_datagram_that_was_too_large_takes_his_room(
+async def test_a_sender_whose_turn_came_waits_again_when_a_datagram_that_was_too_large_takes_the_room(
     autojump_clock: MockClock,
 ) -> None:
     limits = Limits(channel_bytes=100_000, channel_first=1000, outbox=200_000, message=30_000, reassembly=30_000)
@@ -244,7 +244,7 @@ async def test_a_sender_whose_turn_came_waits_again_when_a_datagram_that_was_too
             await sender.send(bytes(20_000))
             await at_rest()
         queued, sent = sender.machine.queued, sender.sent
-        assert 71_000 < queued < 82_000  # nobody reads, so they stay
+        assert 71_000 < queued < 82_000  # they are not read, so they stay
         async with background() as nursery:
             first = trio.CancelScope()
             nursery.start_soon(_within, first, lambda: sender.send(bytes(29_000)))
@@ -252,7 +252,7 @@ async def test_a_sender_whose_turn_came_waits_again_when_a_datagram_that_was_too
             nursery.start_soon(sender.send, b"second".ljust(size := 99_000 - queued))
             await at_rest()
             assert sender.sent == sent
-            first.cancel()  # wakes the second, who has not run yet when the datagram leaves the queue
+            first.cancel()  # wakes the second task, which has not run when the datagram leaves the queue
             await sender.send(b"datagram".ljust(17_000), mode=Mode.UNRELIABLE)
             assert pair.client.core.engine.datagram_to_send(Config().datagram) is None
             assert sender.sent == sent + 1

@@ -1,4 +1,4 @@
-"""Every row of the collected vectors, as its `expect` says."""
+"""Every row of the collected vectors has the result that its `expect` says."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_row_of_an_unknown_kind_fails(expect: str) -> None:
 
 
 def test_a_chanid_behind_forget_channel_is_no_part_of_it() -> None:
-    """What the reference program wrote by mistake: the tag is the whole frame."""
+    """A mistake of the reference program: the tag is the whole frame."""
     data = bytes.fromhex("0b08")
     cursor = Cursor(data)
     parse_frame(cursor)

@@ -1,4 +1,4 @@
-"""Every violation: one Failed that says which rule, where and how much; nothing goes out, nothing has changed."""
+"""Every violation: one `Failed` with the rule, the place and the numbers; nothing is written or changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from muxkit._limits import Limits
 from muxkit.core import Cursor
 from muxkit.protocols.aqueduct import Arrived, Config, Engine, Failed, Mode, Role, encode_frame, parse_frame
-from tests.protocols.aqueduct._helpers import EMPTY, Talk, V, client, entry, fresh, hexed, server
+from tests.protocols.aqueduct._helpers import EMPTY, ScriptedPeer, V, client, entry, fresh, hexed, server
 
 clause = pytest.mark.clause
 ENTRY = "03 00"
@@ -20,7 +20,7 @@ ENTRY = "03 00"
 
 @attrs.frozen
 class Case:
-    """What is fine, and behind it in the same stream one frame that is not."""
+    """Correct bytes, and after them in the same stream one frame that breaks a rule."""
 
     name: str
     before: str
@@ -98,11 +98,11 @@ CASES = [
 
 
 def state_of(engine: Engine) -> tuple[object, ...]:
-    """What a refused frame must not change."""
-    channels = engine._channels
+    """Give what a refused frame must not change."""
+    registry, connection = engine._registry, engine._connection
     return (
-        sorted(engine.senders), sorted(engine.receivers), channels.outbox, channels.unread_datagrams,
-        channels.table.census.theirs, channels.table.census.waiting, channels.reassembly.left,
+        sorted(engine.senders), sorted(engine.receivers), connection.outbox, connection.unread_datagrams,
+        registry.table.census.theirs, registry.table.census.waiting, engine._incoming.reassembly.left,
         [(list(one.reliable.got), one.reliable.total, one.unreliable.known) for one in engine.receivers.values()],
         [(len(one.reliable), one.sent_reliable, one.reported) for one in engine.senders.values()],
     )  # fmt: skip
@@ -119,23 +119,23 @@ def state_of(engine: Engine) -> tuple[object, ...]:
 @pytest.mark.requirement("R-17", "R-19", "R-21", "R-23")
 @pytest.mark.parametrize("row", CASES)
 def test_a_violation_is_told_exactly_and_changes_nothing(row: Case) -> None:
-    talk = server() if row.role is Role.SERVER else client()
-    talk.say(row.before, stream=50)
-    assert not talk.engine.over
-    before = state_of(talk.engine)
-    error = talk.violation(row.frame, stream=50, fin=row.fin)
+    peer = server() if row.role is Role.SERVER else client()
+    peer.send(row.before, stream=50)
+    assert not peer.engine.over
+    before = state_of(peer.engine)
+    error = peer.violation(row.frame, stream=50, fin=row.fin)
     assert error.rule == row.rule
     assert row.says in str(error)
     assert error.offset == len(bytes.fromhex(row.before))
     assert "stream 50" in str(error)
-    assert state_of(talk.engine) == before
+    assert state_of(peer.engine) == before
 
 
 @clause("aqueduct-S08")
 def test_a_number_above_the_declared_total_is_a_violation() -> None:
-    talk = server()
-    talk.say("03 08 06 02")
-    error = talk.violation("03 08 04 02 00 00 00")
+    peer = server()
+    peer.send("03 08 06 02")
+    error = peer.violation("03 08 04 02 00 00 00")
     assert error.rule == "aqueduct-S08"
     assert "message 2 on a channel that finished with 2" in str(error)
 
@@ -151,9 +151,9 @@ def test_a_number_above_the_declared_total_is_a_violation() -> None:
     ],
 )
 def test_the_end_stands_alone_across_streams_too(first: str, then: str, rule: str) -> None:
-    talk = server()
-    talk.say(first)
-    assert talk.violation(then).rule == rule
+    peer = server()
+    peer.send(first)
+    assert peer.violation(then).rule == rule
 
 
 @clause("aqueduct-F09", "aqueduct-S09", "aqueduct-S10", "aqueduct-S13", "aqueduct-A08", "aqueduct-L11")
@@ -182,33 +182,33 @@ def test_a_datagram_brings_messages_and_nothing_else(text: str, rule: str) -> No
 
 @clause("aqueduct-T04")
 def test_another_version_is_not_acked() -> None:
-    talk = fresh(Role.SERVER)
-    assert talk.violation(V[:-2] + "53").rule == "aqueduct-T04"
-    assert talk.written() == []
+    peer = fresh(Role.SERVER)
+    assert peer.violation(V[:-2] + "53").rule == "aqueduct-T04"
+    assert peer.written() == []
 
 
 @clause("aqueduct-L24")
 def test_what_is_said_of_a_channel_that_just_ended_is_not_judged() -> None:
-    talk = server()
-    talk.say("03 08 07")
-    talk.written()
-    assert talk.say("03 08 07 ff ff", fin=True) == []
-    assert talk.say("03 08 06 00") == []
-    assert not talk.engine.over
+    peer = server()
+    peer.send("03 08 07")
+    peer.written()
+    assert peer.send("03 08 07 ff ff", fin=True) == []
+    assert peer.send("03 08 06 00") == []
+    assert not peer.engine.over
 
 
 # ---------------------------------------------------------------------------- garbage
 
 
-def rich() -> Talk:
-    talk = server()
-    talk.say("03 00 04 00 00 04 08 00 02 00 00", stream=6)
-    talk.say("03 08" + EMPTY + "05 02", stream=10)
-    talk.engine.send(talk.engine.senders[2], b"x" * 20, mode=Mode.UNORDERED)
-    talk.engine.send(talk.engine.senders[2], b"y", mode=Mode.UNRELIABLE)
-    talk.written()
-    talk.datagrams()
-    return talk
+def rich() -> ScriptedPeer:
+    peer = server()
+    peer.send("03 00 04 00 00 04 08 00 02 00 00", stream=6)
+    peer.send("03 08" + EMPTY + "05 02", stream=10)
+    peer.engine.send(peer.engine.senders[2], b"x" * 20, mode=Mode.UNORDERED)
+    peer.engine.send(peer.engine.senders[2], b"y", mode=Mode.UNRELIABLE)
+    peer.written()
+    peer.datagrams()
+    return peer
 
 
 @pytest.mark.requirement("R-21", "R-23")
@@ -216,21 +216,21 @@ def rich() -> Talk:
 def test_any_bytes_give_events_and_at_most_one_failure_and_then_silence(
     pieces: list[tuple[int, bytes, bool]],
 ) -> None:
-    talk = rich()
+    peer = rich()
     failures = 0
     for kind, data, fin in pieces:
         if kind == 5:
-            talk.engine.receive_datagram(data, talk.now)
+            peer.engine.receive_datagram(data, peer.now)
         elif kind == 4:
-            talk.engine.receive_reset(6, talk.now)
+            peer.engine.receive_reset(6, peer.now)
         else:
-            talk.engine.receive_stream(14 + 4 * kind, b"\x03\x08" * (kind == 1) + data, fin, talk.now)
-        talk.later(0.1)
-        events = talk.engine.events()
+            peer.engine.receive_stream(14 + 4 * kind, b"\x03\x08" * (kind == 1) + data, fin, peer.now)
+        peer.later(0.1)
+        events = peer.engine.events()
         failures += sum(isinstance(event, Failed) for event in events)
     assert failures <= 1
-    if talk.engine.over:
-        assert not talk.engine.has_output(True)
+    if peer.engine.over:
+        assert not peer.engine.has_output(True)
 
 
 @pytest.mark.requirement("R-21")
@@ -238,45 +238,45 @@ def test_any_bytes_give_events_and_at_most_one_failure_and_then_silence(
 def test_a_good_conversation_that_was_damaged_raises_nothing(seed: int) -> None:
     dice = random.Random(seed)
     frames = [ENTRY + EMPTY, "03 08 04 00 00 04 10 00 0a 00 01 61 05 01 06 01", "03 02 0a", "03 18 07", "03 20 06 00"]
-    talk = rich()
+    peer = rich()
     for number, text in enumerate(dice.choices(frames, k=4)):
         data = bytearray(bytes.fromhex(text))
         for _ in range(dice.randrange(3)):
             data[dice.randrange(len(data))] = dice.randrange(256)
-        talk.engine.receive_stream(100 + 4 * number, bytes(data), dice.random() < 0.5, talk.now)
-        talk.engine.receive_datagram(bytes(data), talk.now)
-        talk.later(dice.choice((0.0, 0.03, 1.2)))
-        talk.written()
-    talk.engine.handle_deadline(talk.now + 100)
+        peer.engine.receive_stream(100 + 4 * number, bytes(data), dice.random() < 0.5, peer.now)
+        peer.engine.receive_datagram(bytes(data), peer.now)
+        peer.later(dice.choice((0.0, 0.03, 1.2)))
+        peer.written()
+    peer.engine.handle_deadline(peer.now + 100)
 
 
 def test_after_the_end_commands_are_refused_and_consuming_is_harmless() -> None:
-    talk = server()
-    (message,) = talk.messages(ENTRY + EMPTY, stream=2)
-    talk.engine.receive_closed(0.0)
-    assert talk.heard() == [("HungUp", True)]
-    talk.engine.consumed(message)
-    talk.engine.consumed(message)
-    assert (talk.engine.control_to_run(), talk.written(), talk.datagrams()) == ((), [], [])
+    peer = server()
+    (message,) = peer.messages(ENTRY + EMPTY, stream=2)
+    peer.engine.receive_closed(0.0)
+    assert peer.events() == [("HungUp", True)]
+    peer.engine.consumed(message)
+    peer.engine.consumed(message)
+    assert (peer.engine.control_to_run(), peer.written(), peer.datagrams()) == ((), [], [])
     for command in (
-        lambda: talk.engine.channel(sends=True),
-        lambda: talk.engine.close(talk.engine.receivers[0], 0.0),
+        lambda: peer.engine.channel(sends=True),
+        lambda: peer.engine.close(peer.engine.receivers[0], 0.0),
     ):
         with pytest.raises(Exception, match="the connection is over"):
             command()
 
 
 def test_a_link_that_goes_with_channels_alive_is_not_a_clean_end() -> None:
-    talk = server()
-    talk.say("03 08" + EMPTY)
-    talk.engine.receive_closed(0.0)
-    assert talk.heard() == [("HungUp", False)]
+    peer = server()
+    peer.send("03 08" + EMPTY)
+    peer.engine.receive_closed(0.0)
+    assert peer.events() == [("HungUp", False)]
 
 
 def test_a_client_and_a_server_may_say_all_of_this_at_once() -> None:
-    talk = client(config=Config(), limits=Limits())
-    talk.engine.send(entry(talk), b"", attachments=[talk.engine.channel(sends=False)[1]])
-    ((_, data, _),) = talk.written()
+    peer = client(config=Config(), limits=Limits())
+    peer.engine.send(entry(peer), b"", attachments=[peer.engine.channel(sends=False)[1]])
+    ((_, data, _),) = peer.written()
     frame = encode_frame(parse_frame(_cursor(data[4:])))
     assert frame.hex() == hexed("04 00 00 02 02 00 00")
     assert isinstance(server().messages(data)[0], Arrived)

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from muxkit import LocalProtocolError
-from muxkit.runtime._send import YIELD_BYTES, YIELD_CALLS
+from muxkit.runtime import YIELD_BYTES, YIELD_CALLS
 from tests.protocols.bpmux._pairs import at_rest, cut, next_duplex, next_request, rough_sessions, sessions
 
 if TYPE_CHECKING:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
-from muxkit import ChannelCancelled, ChannelStopped, Limits, LinkLost, LocalProtocolError
+from muxkit import Channel, ChannelCancelled, ChannelStopped, Limits, LinkLost, LocalProtocolError
 from muxkit.protocols import e3x
 from muxkit.runtime import background
 from muxkit.testing import PacketWeather, SessionPair
@@ -376,3 +377,32 @@ async def test_several_may_receive_and_each_message_goes_to_one(autojump_clock: 
                 await here.send(b"%d" % number)
             await here.finish()
     assert sorted(got, key=int) == [b"%d" % number for number in range(100)]
+
+
+@pytest.mark.requirement("R-41")
+async def test_many_channels_that_wait_for_the_same_room_send_one_after_the_other(autojump_clock: MockClock) -> None:
+    """All are told that the outbox has room, and those that come too late wait again."""
+    count, each, size = 40, 10, 4096
+    got, has_all = 0, trio.Event()
+    async with on_packets(limits=Limits(outbox=16 * 1024)) as pair, background() as nursery:
+
+        async def take(channel: Channel) -> None:
+            nonlocal got
+            async for _ in channel:
+                got += 1
+                if got == count * each:
+                    has_all.set()
+
+        async def accept() -> None:
+            async for channel in pair.other:
+                nursery.start_soon(take, channel)
+
+        async def send(channel: Channel) -> None:
+            for _ in range(each):
+                await channel.send(bytes(size))
+
+        nursery.start_soon(accept)
+        async with AsyncExitStack() as stack, trio.open_nursery() as senders:
+            for _ in range(count):
+                senders.start_soon(send, await stack.enter_async_context(pair.one.open()))
+        await has_all.wait()

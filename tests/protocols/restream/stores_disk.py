@@ -1,7 +1,7 @@
-"""A disk that can lose its power, be full, or fail: files in memory behind SQLite's own interface to the system.
+"""A disk that can lose its power, be full, or fail: files in memory behind SQLite's interface to the system.
 
-Only what was synced is sure to be there after a cut. Of everything else each sector of 512 bytes may have reached the
-disk or not, and a file that was deleted without a sync of its directory may be back.
+After a power cut only synced bytes are certain. Each other sector of 512 bytes may have reached the disk or not, and a
+file that was deleted without a sync of its directory may be back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import apsw
 import attrs
 
-from muxkit.protocols.restream._stores._sqlite_connection import ERROR, FULL, IOERR, SqliteFault, Value, Version
+from muxkit.storage.sqlite import ERROR, FULL, IOERR, SqliteFault, Value, Version
 
 if TYPE_CHECKING:
     import random
@@ -26,7 +26,7 @@ _names = count(1)
 
 @attrs.define
 class _Content:
-    """One file: what programs see, what is sure, and what was written since."""
+    """One file: what programs see, what is synced, and what was written since."""
 
     seen: bytearray = attrs.field(factory=bytearray)
     durable: bytearray = attrs.field(factory=bytearray)
@@ -45,7 +45,7 @@ class _Content:
         self.pending.clear()
 
     def survive(self, luck: random.Random) -> _Content:
-        """What a cut leaves of it."""
+        """Return what a power cut leaves of the file."""
         left = bytearray(self.durable)
         for offset, data in self.pending:
             if data is None:
@@ -59,7 +59,7 @@ class _Content:
 
 
 class Disk:
-    """Files by name. `fails` is asked before each operation that changes something, and may raise."""
+    """Files by name. `fails` is called before each operation that changes something, and may raise."""
 
     def __init__(self, fails: Callable[[str], None] = lambda operation: None) -> None:
         self.files: dict[str, _Content] = {}
@@ -69,11 +69,11 @@ class Disk:
         self._vfs = _System(self)
 
     def connect(self, path: Path) -> ApswConnection:
-        """What a store takes for opening a file."""
+        """Return the function with which a store opens a file."""
         return ApswConnection(str(path), self.name, self.deleted.clear)
 
     def survive(self, luck: random.Random) -> Disk:
-        """The disk after the power has come back."""
+        """Return the disk after the power is back."""
         after = Disk()
         for name, content in self.deleted.items():
             if name not in self.files and luck.random() < 0.5:
@@ -83,12 +83,12 @@ class Disk:
         return after
 
     def unplug(self) -> None:
-        """Forget the interface; no connection may be open."""
+        """Unregister the interface; no connection may be open."""
         self._vfs.unregister()
 
 
 class PowerCut:
-    """Lets so many operations through, and none after that."""
+    """Allows this many operations, and none after them."""
 
     def __init__(self, operations: int) -> None:
         self.left = operations
@@ -128,7 +128,7 @@ class _System(apsw.VFS):
 
 
 class _File:
-    """What SQLite does with one open file. Locks are nobody's business: there is one connection."""
+    """One open file of SQLite. Locks do nothing, as there is one connection."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -179,7 +179,7 @@ class _File:
 
 
 class ApswConnection:
-    """A connection of the newest SQLite, which the standard library's seldom is, on any disk."""
+    """A connection of the newest SQLite (the standard library's is often older), on any disk."""
 
     def __init__(self, path: str, vfs: str | None = None, sync_names: Callable[[], None] = lambda: None) -> None:
         self.sync_names = sync_names
@@ -219,7 +219,7 @@ def _write(content: bytearray, offset: int, data: bytes) -> None:
 
 
 def _fault(error: apsw.Error) -> SqliteFault:
-    # What the disk above raised comes through as it was, without a code.
+    # An error that the disk above raised comes without a code.
     own = {apsw.FullError: FULL, apsw.IOError: IOERR}.get(type(error), ERROR)
     return SqliteFault(getattr(error, "result", own), str(error))
 

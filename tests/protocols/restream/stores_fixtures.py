@@ -1,4 +1,4 @@
-"""An empty place for a store, of each kind; a plugin of the test files that name it, never imported by them."""
+"""Fixtures with an empty place for a store of each kind; a pytest plugin of the test files that name it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def quick_path() -> Iterator[Path]:
-    """A file that there is not yet."""
+    """The path of a file that does not exist yet."""
     with quick_directory() as directory:
         yield directory / "sessions.db"
 

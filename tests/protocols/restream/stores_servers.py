@@ -1,4 +1,4 @@
-"""Two servers on one database, and what the tests do to it behind their backs."""
+"""Two servers on one database, and statements of the tests beside them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from muxkit.protocols.restream._stores._protocol import StoreLimits
+    from muxkit.protocols.restream.store import StoreLimits
     from tests.protocols.restream.stores import NumberStore, Place
 
 
@@ -27,7 +27,7 @@ def ask(where: str, sql: str) -> list[tuple[object, ...]]:
 
 
 def break_connections(where: str) -> int:
-    """All of this library's: the server is not shared with anybody. How many there were."""
+    """Close all connections of this library, and return how many there were."""
     return len(
         ask(
             where,

@@ -1,4 +1,4 @@
-"""The applications as pure functions, and the client's side of them."""
+"""Applications as pure functions, and their verifiers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.protocols.restream import Doubling, Fed, Numbers, NumbersVerifier, Permutation, Unverified
-from muxkit.protocols.restream._crc import roll
-from muxkit.protocols.restream._twister import next_value
+from muxkit.protocols.restream.applications import next_value, roll
 from tests.protocols.restream._helpers import EXAMPLE, EXAMPLE_CRC
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def test_the_next_value_is_the_first_of_a_twister(seed: int, value: int) -> None
 @pytest.mark.clause("restream-N06")
 @given(U32)
 def test_the_next_value_is_that_of_the_whole_twister(seed: int) -> None:
-    """Compared with Python's own generator, seeded word by word as the document's library does."""
+    """Compared with Python's own generator, seeded word by word as in the specification's library."""
     words = [seed]
     for step in range(1, 624):
         words.append((1812433253 * (words[-1] ^ words[-1] >> 30) + step) & 0xFFFFFFFF)
@@ -164,7 +163,7 @@ def test_the_default_stateless_stream_does_not_come_back_soon() -> None:
 
 @given(st.integers(0, 2**64 - 1))
 def test_the_default_stateless_stream_is_a_permutation(value: int) -> None:
-    """It can be undone, so no two values have the same one after them."""
+    """The step can be inverted, so no two values have the same next value."""
     undone = (Permutation().next(value) - 1442695040888963407) * pow(6364136223846793005, -1, 2**64) % 2**64
     assert undone == value
 

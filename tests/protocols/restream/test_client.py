@@ -1,4 +1,4 @@
-"""Is a stream read as it was sent, over one connection after another, and is the server told how far we are?"""
+"""A client reads a stream as it was sent, over several connections, and acknowledges it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 HOLD: Final = "hold"
 """Say nothing more until the client hangs up."""
-REFUSED: Final = ConnectionRefusedError(errno.ECONNREFUSED, "nobody is there")
+REFUSED: Final = ConnectionRefusedError(errno.ECONNREFUSED, "no server answers")
 
 Play = Exception | list[object]
 """An attempt that fails; or what to say when the client has asked: objects, bytes, seconds of silence, `HOLD`."""
@@ -35,7 +35,7 @@ Play = Exception | list[object]
 
 @attrs.define
 class Script:
-    """A server that says what it is told to, one play for each connection; the last one is repeated."""
+    """A server that plays one script for each connection; the last one is repeated."""
 
     nursery: trio.Nursery
     plays: Sequence[Play]
@@ -104,7 +104,7 @@ class Script:
 
 
 def messages(first: int, last: int) -> list[object]:
-    """Numbers that never end."""
+    """Play numbers without an end."""
     return [{"id": id, "data": {"value": id}} for id in range(first, last + 1)]
 
 

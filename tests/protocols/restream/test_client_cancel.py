@@ -1,4 +1,4 @@
-"""May any call of a client be cancelled at any of its steps? Nothing is lost, repeated or left behind."""
+"""Any call of a client may be cancelled at any of its steps: nothing is lost, repeated or left behind."""
 
 from __future__ import annotations
 

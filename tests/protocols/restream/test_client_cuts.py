@@ -1,4 +1,4 @@
-"""Does a stream survive a real server, over every transport, through a relay that cuts, and in the worst weather?"""
+"""A stream survives cuts and bad links between a client and a real server, over every transport."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import trio.testing
 from muxkit import Limits
 from muxkit.protocols import restream
 from muxkit.protocols.restream import ClientConfig, ClientPolicy, Served, ServerConfig, StreamRefused
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._twister import next_value
+from muxkit.protocols.restream.applications import next_value
+from muxkit.protocols.restream.store import open_store
 from muxkit.runtime import Backoff
 from muxkit.testing import ChaosPlan, Way, chaos_dial
 from muxkit.testing._chaos_plan import BOTH_WAYS
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from muxkit.protocols.restream._stores._protocol import SessionStore
+    from muxkit.protocols.restream.store import SessionStore
 
 SEED = 4711
 
 
 def chain(count: int) -> list[int]:
-    """What a server with this seed makes."""
+    """Return the numbers that a server with this seed makes."""
     values = [next_value(SEED)]
     while len(values) < count:
         values.append(next_value(values[-1]))
@@ -45,7 +45,7 @@ def chain(count: int) -> list[int]:
 
 @attrs.define
 class Running:
-    """A real server, and its store."""
+    """A real server and its store."""
 
     served: Served
     store: SessionStore[object, object]
@@ -57,7 +57,7 @@ class Running:
 
 @asynccontextmanager
 async def serving(url: str = "restream+tcp://127.0.0.1:0", **options: Any) -> AsyncIterator[Running]:
-    """Its clock is Trio's, so that sessions expire on a virtual one as well."""
+    """Serve with Trio's clock, so that sessions expire in virtual time."""
     async with open_store("memory:", now=trio.current_time) as store, trio.open_nursery() as nursery:
 
         async def serve(task_status: trio.TaskStatus[Served]) -> None:
@@ -97,8 +97,8 @@ async def test_in_any_weather_every_number_comes_once(seed: int, autojump_clock:
         ahead=dice.choice((1, 3, 64)), backoff=Backoff(first=1.0, least=5.0, random=random.Random(seed))
     )
     name = f"weather-{seed}"
-    # In this weather a client may be away for more than 30 s, and its first line stalled while the server can be heard:
-    # the errors about either would be the end.
+    # On such a link a client may be absent for more than 30 s, and its first line stalled while the server is heard.
+    # The errors about either would end the stream.
     patient = Limits(handshake=100.0, stall=100.0)
     async with (
         serving(f"restream+mem://{name}", limits=patient, expiry=600.0),

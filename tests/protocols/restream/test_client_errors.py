@@ -1,4 +1,4 @@
-"""What if the server says an error, or lies? One typed error behind all that came before it, and no more dialling."""
+"""An error or a violation of the server is one typed error after all earlier messages, and ends the dialling."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ async def test_a_status_that_is_refused_is_told(nursery: trio.Nursery, autojump_
 
 
 class Notes:
-    """An observer that keeps what matters here."""
+    """An observer that records events."""
 
     def __init__(self) -> None:
         self.out = b""

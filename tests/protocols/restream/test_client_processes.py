@@ -1,4 +1,4 @@
-"""Can another process go on with a stream? One is killed at any message; the next has what was saved, and each once."""
+"""Another process continues a stream after one was killed at any message, and gets each message once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.protocols.restream.test_client_cuts import chain, serving
 ROOT = Path(__file__).resolve().parents[3]
 COUNT = 120
 
-# What was received and how far the stream is are saved as one; only then the server may forget it.
+# The messages and the snapshot are saved as one; only then the server may delete them.
 PROGRAM = """
 import json, os, sys, trio
 from muxkit.protocols import restream

@@ -1,4 +1,4 @@
-"""How far is a reader? What it acknowledges, what waits for the application, and what is saved for another process."""
+"""The position of a reader: what it acknowledges, what waits for the application, and what is saved."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_what_waits_for_the_application_is_bounded(nursery: trio.Nursery, 
 
 async def test_a_line_is_not_late_while_we_do_not_read(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     half = line({"id": 3, "data": {"value": 3}})
-    begun = b"".join(map(line, messages(1, 2))) + half[:9]  # it is held when reading stops
+    begun = b"".join(map(line, messages(1, 2))) + half[:9]  # an unfinished line is held when reading stops
     script = Script(nursery, [[begun, 1.0, half[9:], HOLD]])
     policy = ClientPolicy(ahead=1, silence=None)
     async with restream.numbers(script.dial, count=9, policy=policy, limits=Limits(stall=5.0)) as numbers:
@@ -212,7 +212,7 @@ async def test_the_client_keeps_one_id_and_no_messages(nursery: trio.Nursery, au
 
 
 class Mute(trio.abc.Stream):
-    """What is received comes from another stream; after so many writes no more are possible."""
+    """A stream whose received bytes come from another one, and which fails after a number of writes."""
 
     def __init__(self, inner: memory.MemoryStream, writes: int) -> None:
         self._inner = inner
@@ -244,7 +244,7 @@ async def test_a_request_that_cannot_be_written_is_a_drop(nursery: trio.Nursery,
                 yield stream
             return
         ours, theirs = memory.pair()
-        streams.append(theirs)  # nobody reads it, and nobody closes it
+        streams.append(theirs)  # the other end is neither read nor closed
         async with Mute(ours, 0) as stream:
             yield stream
 

@@ -1,4 +1,4 @@
-"""How long does a client wait until it dials again, and what is known when its caller gives up?"""
+"""The pauses of a client between attempts to connect, and the errors when its caller gives up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.requirement("R-51")
 
 
 class Least(random.Random):
-    """Draws the least that it may."""
+    """A source of randomness that draws the smallest value."""
 
     def uniform(self, a: float, b: float) -> float:
         return a
@@ -132,7 +132,7 @@ async def test_it_gives_up_by_the_callers_deadline_and_says_why_there_was_no_con
 ) -> None:
     script = Script(nursery, [REFUSED])
     async with restream.numbers(script.dial, count=5) as numbers:
-        with pytest.raises(trio.TooSlowError, match=r"not within 3600 s.*nobody is there") as caught:
+        with pytest.raises(trio.TooSlowError, match=r"not within 3600 s.*no server answers") as caught:
             with numbers.fail_after(3600):
                 await numbers.receive()
         assert caught.value.__cause__ is REFUSED

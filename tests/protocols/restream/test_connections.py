@@ -39,7 +39,7 @@ NO_CUT = 10**9
 
 @attrs.define
 class Conversation:
-    """One client and one plain server, joined by one link after another that each break behind a number of bytes."""
+    """One client and one plain server over one link after another, each of which breaks after a number of bytes."""
 
     dice: random.Random
     client: ClientEngine
@@ -58,7 +58,7 @@ class Conversation:
     steps: int = 0
 
     def run(self, cuts: Sequence[int]) -> None:
-        """A connection for each cut, then whole ones until the stream is over."""
+        """Run a connection for each cut, then whole ones until the stream is over."""
         for cut in cuts:
             if not self.finished:
                 self._connect(cut)
@@ -70,7 +70,7 @@ class Conversation:
             self._live()
 
     def run_values(self, cuts: Sequence[int]) -> None:
-        """A connection for each cut, of a stream that has no end."""
+        """Run a connection for each cut, of a stream without an end."""
         for cut in cuts:
             self._connect(cut)
             self._live()
@@ -95,7 +95,7 @@ class Conversation:
             self._hear()
             self._live()
             if self.finished:
-                # What the application takes now is acknowledged before the connection ends.
+                # Messages that the application takes now are acknowledged before the connection ends.
                 self._take(len(self.waiting))
                 connection.feed((there + b"".join(map(bytes, client.buffers_to_send())))[:left])
                 break
@@ -113,7 +113,7 @@ class Conversation:
                     raise AssertionError(event)
 
     def _live(self) -> None:
-        """The application takes some of what waits, and now and then its clock makes it acknowledge."""
+        """Let the application take some messages, and sometimes acknowledge by time."""
         if self.dice.random() > self.pause:
             self._take(self.dice.randrange(len(self.waiting) + 1))
         client = self.client
@@ -141,7 +141,7 @@ class Conversation:
 
 
 def _some(dice: random.Random, data: bytes, left: int) -> tuple[bytes, bytes]:
-    """What arrives of this, and what is still on its way."""
+    """Return the bytes that arrive, and those still on the way."""
     size = min(left, dice.choice((0, 1, 7, 60, 400)))
     return data[:size], data[size:]
 
@@ -158,7 +158,7 @@ def talk(seed: int, cuts: Sequence[int], server: PlainServer, config: ClientConf
 @pytest.mark.clause("restream-S16", "restream-S26", "restream-S32", "restream-S36", "restream-S37", "restream-S39")
 @pytest.mark.requirement("R-51")
 def test_a_client_keeps_the_order_of_states_and_acks_wherever_its_connection_is_cut() -> None:
-    """The first connection is cut at each of its bytes in turn, two more at random ones."""
+    """Cut the first connection at each of its bytes in turn, two more at random ones."""
     longest = len(b"".join(_whole_stream())) + 200
     for cut in range(longest):
         dice = random.Random(cut)
@@ -181,7 +181,7 @@ def test_a_client_keeps_the_order_over_many_connections(seed: int) -> None:
 @pytest.mark.clause("restream-S26", "restream-S37", "restream-G01")
 @pytest.mark.seeds(20, soak=10_000)
 def test_a_client_that_goes_back_to_what_it_saved_keeps_the_order_of_acks(seed: int) -> None:
-    """Its state may be lower then than one before, never lower than an ack."""
+    """A state may then be lower than an earlier one, but not lower than an ack."""
     dice = random.Random(seed)
     cuts = [dice.choice((90, 300, 900)) + dice.randrange(200) for _ in range(dice.randrange(3, 12))]
     client = ClientEngine.stateful(UUID, {"count": COUNT}, config=ClientConfig(ack_every=dice.choice((None, 2, 16))))
@@ -194,7 +194,7 @@ def test_a_client_that_goes_back_to_what_it_saved_keeps_the_order_of_acks(seed: 
 @pytest.mark.clause("restream-S31", "restream-S38")
 @pytest.mark.seeds(20, soak=5_000)
 def test_a_server_that_is_full_until_an_ack_comes_is_not_left_waiting_after_a_cut(seed: int) -> None:
-    """The ack that would make room may be lost with its connection; no message comes then that would cause another."""
+    """The ack that would make room may be lost with its connection, and then no message causes another ack."""
     dice = random.Random(seed)
     cuts = [dice.choice((90, 600, 900)) + dice.randrange(200) for _ in range(dice.randrange(3, 8))]
     dice = random.Random(seed)
@@ -262,7 +262,7 @@ async def _serve(stream: memory.MemoryStream, connection: PlainConnection) -> No
 async def test_a_reader_keeps_the_order_over_many_connections(
     seed: int, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    """Default settings: acks by count and by time, decided while an application lags behind what was received."""
+    """With default settings: acks by count and by time, while the application lags behind."""
     dice = random.Random(seed)
     server = PlainServer(room=dice.choice((16, 2**32)))
     count = 200

@@ -1,4 +1,4 @@
-"""A client's stream over its connections: what it asks for, what it takes, and when it is over."""
+"""The client's engine over its connections: requests, messages, and the end of the stream."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from muxkit.protocols.restream import (
     ReceivedValue,
     Refused,
     Silent,
-    Standing,
     Status,
     StatusReceived,
+    StreamState,
     Unverified,
 )
 from muxkit.testing._pair import drain
@@ -112,7 +112,7 @@ def test_what_nobody_took_is_asked_for_again_after_a_rewind() -> None:
     assert isinstance(seven, ReceivedValue)
     client.taken(seven)
     client.receive_bytes(line({"data": "9"}), 0.0)
-    with pytest.raises(LocalProtocolError, match="joined"):
+    with pytest.raises(LocalProtocolError, match="connected"):
         client.rewind()
     client.connection_lost(0.0)
     client.rewind()
@@ -140,7 +140,7 @@ def test_the_stream_of_the_document_is_taken_and_verified() -> None:
     assert [data["value"] for _, data in numbers(messages) if isinstance(data, dict)] == EXAMPLE
     assert [message.final for message in messages if isinstance(message, Received)] == [False] * 4 + [True]
     assert end == Finished()
-    assert client.standing is Standing.FINISHED
+    assert client.state is StreamState.FINISHED
     assert not client.may_resume
     with pytest.raises(LocalProtocolError, match="finished"):
         client.connection_made(1.0)
@@ -152,11 +152,11 @@ def test_a_wrong_checksum_is_told_and_ends_the_stream() -> None:
     hear(client, *example()[:4])
     error = broken(client, [{"id": 5, "data": {"value": EXAMPLE[-1], "crc": 1}}], "S15")
     assert "3848541339" in str(error)
-    assert client.standing is Standing.FAILED
+    assert client.state is StreamState.FAILED
 
 
 def test_a_checksum_of_zero_is_one() -> None:
-    """Known by its presence: a value whose four bytes have the CRC 0."""
+    """Its presence marks the last message: a value whose four bytes have the CRC 0."""
     client = reader(1)
     assert hear(client, {"id": 1, "data": {"value": 0x9D0AD96D, "crc": 0}})[-1:] == [Finished()]
 
@@ -220,7 +220,7 @@ def test_ids_may_leave_gaps_where_that_is_allowed() -> None:
 def test_an_error_of_the_server_ends_the_stream(client: ClientEngine) -> None:
     joined(client)
     assert hear(client, {"error": "x"}, {"data": "1"}) == [Refused("x")]
-    assert client.standing is Standing.REFUSED
+    assert client.state is StreamState.REFUSED
     assert not client.may_resume
     is_silent(client)
     client.connection_lost(0.0)
@@ -267,7 +267,7 @@ def test_a_message_without_its_end_is_none() -> None:
     *messages, end = client.events()
     assert [id for id, _ in numbers(messages)] == [1]
     assert end == HungUp()
-    assert client.standing is Standing.APART
+    assert client.state is StreamState.DISCONNECTED
     assert joined(client) == [{"uuid": UUID, "state": 1}]
     assert hear(client, *example()[1:])[-1] == Finished()
 
@@ -296,7 +296,7 @@ def test_a_line_that_dies_in_the_middle_is_silence_and_no_broken_rule() -> None:
     client.handle_deadline(1030.0)
     assert [*client.events()] == [Silent(30.0)]
     assert not client.over
-    assert client.standing is Standing.APART
+    assert client.state is StreamState.DISCONNECTED
 
 
 @pytest.mark.clause("restream-G07")

@@ -1,4 +1,4 @@
-"""What a pump, a redialling client and an observer count on."""
+"""The promises of the engines to a pump, a reconnecting client and an observer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Diary:
-    """An observer that keeps everything."""
+    """An observer that records everything."""
 
     def __init__(self) -> None:
         self.frames: list[str] = []
@@ -105,7 +105,7 @@ def test_an_observer_of_a_server_is_told_every_line_and_no_content() -> None:
     sizes = [len(each) - 1 for each in data.splitlines(keepends=True)]
     assert diary.frames == [
         f"in restream asking {sizes[0]}",
-        f"in restream judging {sizes[1]}",
+        f"in restream opening {sizes[1]}",
         "out restream messages 27",
         "out restream messages 60",
     ]
@@ -136,7 +136,7 @@ def test_an_observer_of_a_client_is_told_every_line_and_no_content() -> None:
 
 
 def test_a_status_is_answered_after_what_it_is_about() -> None:
-    """Client and server together, since no other implementation knows the question."""
+    """Tested with both engines, as the status request is an extension."""
     server, client = ServerEngine(ServerConfig(status=True)), ClientEngine.status(UUID)
     client.connection_made(0.0)
     server.receive_bytes(b"".join(map(bytes, client.buffers_to_send())), 0.0)
@@ -167,7 +167,7 @@ def test_a_line_has_room_for_the_longest_integer() -> None:
 
 @pytest.mark.requirement("R-25")
 def test_the_longest_integers_do_not_hold_up_an_engine() -> None:
-    """They pass as text, whose cost is that of any line; a number is made of them elsewhere."""
+    """They pass as text, at the cost of any line; `parse_integer` is called elsewhere."""
     digits = "7" * 100_000
     best = 9.0
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""What a client has taken: how it is acknowledged, saved, restored, and gone back to."""
+"""The position of a client's application: acknowledged, saved, restored and rewound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muxkit.protocols.restream import (
     Received,
     ReceivedValue,
     Refused,
-    Standing,
+    StreamState,
 )
 from tests.protocols.restream._helpers import (
     UUID,
@@ -79,7 +79,7 @@ def test_the_final_message_is_acknowledged_at_once() -> None:
 
 @pytest.mark.clause("restream-S37", "restream-S39", "restream-S16")
 def test_an_ack_below_the_state_of_a_connection_is_never_written_on_it() -> None:
-    """The original server takes a state for an ack of the same id, and refuses a lower one behind it."""
+    """The original server counts a state as an ack of the same id, and refuses a lower one after it."""
     client = reader(config=ClientConfig(ack_every=3))
     events = hear(client, *example()[:4])
     take_all(client, events[:3])
@@ -133,7 +133,7 @@ def test_an_ack_that_is_decided_before_the_first_line_is_written_keeps_the_order
 
 @pytest.mark.clause("restream-S30")
 def test_without_a_connection_there_is_nothing_to_write() -> None:
-    """Also the end of a stream is not acknowledged on a connection that is gone, and no other will come."""
+    """The end of a stream is not acknowledged after its connection is lost, and no other follows."""
     client = reader()
     events = hear(client, *example())
     client.connection_lost(0.0)
@@ -182,7 +182,7 @@ def test_nothing_can_be_taken_that_was_not_received() -> None:
     with pytest.raises(LocalProtocolError, match="2"):
         client.taken(Received(3, {}, None, False, None))
     take_all(client, events)
-    take_all(client, events[:1])  # what is taken covers all before it, so this is nothing new
+    take_all(client, events[:1])  # a later message was taken, which covers this one
     assert client.snapshot()["id"] == 2
 
 
@@ -211,11 +211,11 @@ def test_a_restored_session_goes_on_after_what_was_taken(taken: int) -> None:
     other = ClientEngine.restore(saved(client), config=ClientConfig(ack_every=2))
     assert saved(other) == saved(client)
     if taken == 5:
-        assert other.standing is Standing.FINISHED
+        assert other.state is StreamState.FINISHED
         is_silent(other)
         return
     first: list[object] = [{"uuid": UUID, "state": taken} if taken else OPENED]
-    # An ack that was written may not have arrived: it is said again.
+    # An ack that was written may be lost: it is written again.
     assert joined(other) == first + [{"uuid": UUID, "ack": taken}] * (client.acknowledged > 0)
     events = hear(other, *example()[taken:])
     assert events[-1] == Finished()

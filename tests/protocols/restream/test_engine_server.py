@@ -1,4 +1,4 @@
-"""One connection as a server sees it: what it is asked, what it may answer, and when it gives up."""
+"""The server's engine on one connection: requests, answers, and violations."""
 
 from __future__ import annotations
 

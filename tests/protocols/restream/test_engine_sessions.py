@@ -1,4 +1,4 @@
-"""One connection of a session as a server sees it: where it begins, what is sent, and what is acknowledged."""
+"""The server's engine in a session: where it begins, what is sent, and what is acknowledged."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_acknowledgement_of_the_final_message_is_still_heard() -> None:
     server.send_message(5, {}, final=True)
     said(server)
     assert tell(server, ack(5)) == [Acknowledged(UUID, 5)]
-    assert tell(server, {}) != ()  # a violation, but the last line is out: there is no other after it
+    assert tell(server, {}) != ()  # a violation, but the last line is written: no other follows it
     assert not server.has_output()
     is_silent(server)
 
@@ -197,7 +197,7 @@ def test_acks_must_not_go_back() -> None:
 
 @pytest.mark.clause("restream-S37", "restream-S39", "restream-S16")
 def test_an_ack_must_not_go_back_behind_the_state_of_its_connection() -> None:
-    """A state names what the client has acknowledged, in the document's words."""
+    """A state is what the client has acknowledged, in the specification's words."""
     server = registered(state=5, head=9)
     assert "ack 4 after state 5" in str(violation(server, [ack(4)], "S37"))
     server = registered(state=5, head=9)
@@ -207,7 +207,7 @@ def test_an_ack_must_not_go_back_behind_the_state_of_its_connection() -> None:
 
 @pytest.mark.clause("restream-S37", "restream-G05")
 def test_the_state_of_an_earlier_connection_does_not_bind_a_later_one() -> None:
-    """A client may have to go back to what it has saved, as long as it has not acknowledged more."""
+    """A client may go back to a snapshot, unless it has acknowledged more."""
     server = registered(state=2, head=9)
     assert tell(server, ack(3)) == [Acknowledged(UUID, 3)]
 
@@ -274,9 +274,9 @@ def test_a_session_is_accepted_once_and_only_if_it_was_asked_for() -> None:
     server = asked(RESUMED)
     with pytest.raises(LocalProtocolError, match="head=2"):
         server.accept(acknowledged=3, head=2)
-    with pytest.raises(LocalProtocolError, match="judging"):
+    with pytest.raises(LocalProtocolError, match="opening"):
         server.send_message(1, {})
-    assert server.phase is Phase.JUDGING
+    assert server.phase is Phase.OPENING
 
 
 def test_a_session_that_comes_too_late_is_not_accepted() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit.protocols.restream import INLINE_DIGITS, format_integer, parse_integer
-from muxkit.protocols.restream._integers import count_digits, is_canonical
+from muxkit.protocols.restream.wire.integers import count_digits, is_canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ def test_a_number_is_written_and_read_as_python_would(value: int) -> None:
 @pytest.mark.parametrize("sign", ["", "-"])
 @pytest.mark.parametrize("count", [1, 511, 512, 513, 1023, 1024, 1025, 4300, 4301, 20_000, 100_000])
 def test_any_number_of_digits_survives(count: int, sign: str) -> None:
-    """Whatever the interpreter's own limit is, even the lowest that can be set."""
+    """It works with any limit of the interpreter, even the lowest."""
     text = sign + digits_of(count)
     with limit_of_python(640):
         value = parse_integer(text)
@@ -83,7 +83,7 @@ def test_a_sign_is_no_digit() -> None:
 
 @pytest.mark.requirement("R-25")
 def test_what_is_converted_in_place_is_over_soon() -> None:
-    """Ten milliseconds are the most that a loop may stall."""
+    """A loop may stall for at most ten milliseconds."""
     text = digits_of(INLINE_DIGITS)
     best = 9.0
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""One line of JSON: what is taken, what is refused, and that nothing but our own error ever comes out."""
+"""A line of JSON: what is accepted, what is refused, and that no other error is raised."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.protocols.restream._json import MOST_DEPTH, encode_line, parse_json, parse_object
+from muxkit.protocols.restream.wire.json import MAX_DEPTH, encode_line, parse_json, parse_object
 
 if TYPE_CHECKING:
     from muxkit.protocols.restream import Json
@@ -142,7 +142,7 @@ def test_what_another_implementation_writes_is_read_as_it_was(value: Json) -> No
 @pytest.mark.requirement("R-21", "R-24")
 @given(st.binary(max_size=60) | st.text('{}[]":,\\u0d8ae1-. \n\x00é', max_size=60).map(str.encode))
 def test_no_line_brings_any_other_error(line: bytes) -> None:
-    """And nothing is taken that the standard library, made strict, refuses; nor the other way round."""
+    """The standard library, made strict, accepts the same lines."""
     try:
         value = parse_json(line)
     except RemoteProtocolError:
@@ -192,7 +192,7 @@ def test_a_null_is_written_and_is_no_lost_number() -> None:
 
 def test_nothing_is_written_that_would_be_too_deep_to_read() -> None:
     value: Json = 1
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         value = [value]
     assert parse_json(encode_line(value)[:-1]) == value
     with pytest.raises(LocalProtocolError, match="32"):
@@ -224,7 +224,7 @@ HARD = {
 @pytest.mark.requirement("R-24")
 @pytest.mark.parametrize("line", HARD.values(), ids=HARD)
 def test_the_time_for_a_line_grows_with_its_length_only(line: bytes) -> None:
-    """64 KiB of the worst take a fraction of what a quadratic way would: that would be seconds."""
+    """The worst 64 KiB take a fraction of a second; in quadratic time they would take seconds."""
     best = 9.0
     for _ in range(3):
         begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Where lines end, however they come, and what is held meanwhile."""
+"""Lines from pieces of any size, and the bytes that are held meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxkit.protocols.restream._lines import Lines
+from muxkit.protocols.restream.wire.lines import Lines
 
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def cut(
     data: bytes, pieces: list[int], limit: int = 1000
 ) -> tuple[list[tuple[int, bytes]], RemoteProtocolError | None]:
-    """The lines with their offsets, and the violation."""
+    """Return the lines with their offsets, and the violation."""
     lines = Lines(limit, "a test")
     found: list[tuple[int, bytes]] = []
     position = 0
@@ -79,7 +79,7 @@ def test_lines_that_come_together_can_be_taken_a_few_at_a_time(sizes: list[int],
 
 @pytest.mark.requirement("R-24", "R-29")
 def test_a_long_line_in_small_pieces_costs_its_length_only() -> None:
-    """A quadratic way would copy 50 GB here."""
+    """Quadratic time would copy 50 GB here."""
     lines, found = Lines(10_000_000, "a test"), list[bytes]()
     begun = time.perf_counter()
     for _ in range(100_000):

@@ -1,4 +1,4 @@
-"""Messages from a line and back: each as a value, with its rules and its limits."""
+"""Messages parsed and encoded, each with its rules and limits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.protocols.restream import Status, new_uuid
-from muxkit.protocols.restream._integers import format_integer
-from muxkit.protocols.restream._messages import (
+from muxkit.protocols.restream.wire.integers import format_integer
+from muxkit.protocols.restream.wire.messages import (
     Ack,
     AskStatus,
     Error,
@@ -62,7 +62,7 @@ def request(value: object, *, digits: int = 100_000, status: bool = False) -> Re
 
 
 def with_unknown(data: bytes, unknown: dict[str, Json]) -> bytes:
-    """The same message as another implementation writes it, with fields that we do not know."""
+    """Return the message as another implementation writes it, with unknown fields."""
     return line({**unknown, **json.loads(data)})
 
 
@@ -148,14 +148,14 @@ def test_the_requests_of_the_document_are_written() -> None:
 UNUSABLE: dict[str, tuple[object, str]] = {
     "params without uuid": ({"params": {"count": 3}}, "M03"),
     "uuid alone": ({"uuid": UUID}, "M03"),
-    "uuid and what nobody knows": ({"uuid": UUID, "zzz": 1}, "M03"),
+    "uuid and an unknown field": ({"uuid": UUID, "zzz": 1}, "M03"),
     "params and state": ({"uuid": UUID, "params": {"count": 3}, "state": 1}, "M03"),
     "params and ack": ({"uuid": UUID, "params": {"count": 3}, "ack": 1}, "M03"),
     "state and ack": ({"uuid": UUID, "state": 3, "ack": 1}, "M03"),
     "ack without uuid": ({"ack": 1}, "M03"),
     "state and params without uuid": ({"state": "1", "params": {}}, "M03"),
     "ack first": ({"uuid": UUID, "ack": 1}, "S32"),
-    "status where nobody answers it": ({"uuid": UUID, "status": True}, "M03"),
+    "status without the extension": ({"uuid": UUID, "status": True}, "M03"),
     "params of null": ({"uuid": UUID, "params": None}, "S01"),
     "params of an array": ({"uuid": UUID, "params": [5]}, "S01"),
 }

@@ -1,4 +1,4 @@
-"""What does the door say about a protocol without channels?"""
+"""`muxkit.connect` refuses a protocol without channels with a hint."""
 
 import pytest
 import trio

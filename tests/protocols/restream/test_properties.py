@@ -1,4 +1,4 @@
-"""What must hold whatever happens: any cut, any bytes, any number of broken connections."""
+"""Properties of the engines for any cut, any bytes, and any number of broken connections."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ BROKEN: list[bytes] = [
 
 
 class Accepting(ServerEngine):
-    """A server whose application accepts every session at once; it has three messages."""
+    """A server engine whose application accepts every session at once, with three messages."""
 
     def events(self) -> list[ServerEvent]:
         events = list(super().events())
@@ -170,7 +170,7 @@ def test_whatever_comes_a_client_fails_at_most_once(data: bytes, cut: int, mode:
 @pytest.mark.requirement("R-21")
 @pytest.mark.seeds(60, soak=5000)
 def test_a_session_over_broken_links_has_no_gap_and_no_repeat(seed: int) -> None:
-    """The client restarts and goes back now and then; the verifier has checked the CRC when it is finished."""
+    """The client restarts and rewinds sometimes; the verifier has checked the CRC when it is finished."""
     dice = random.Random(seed)
     count = dice.choice((1, 2, 10, 100, 300))
     uuid = new_uuid()

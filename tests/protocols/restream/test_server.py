@@ -1,4 +1,4 @@
-"""What does a client see of a server? Both modes, over a byte stream by hand."""
+"""A server as a client sees it: both modes, over a byte stream."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream._twister import next_value
+from muxkit.protocols.restream.applications import next_value
 from tests.protocols.restream._server_clients import U1, U2, ack, begin, place, resume, stored_ids
 
-WAIT = 0.5  # s of virtual time in which everything that can happen has happened
+WAIT = 0.5  # s of virtual time, after which nothing more happens
 
 
 # --- both modes

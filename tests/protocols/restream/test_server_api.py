@@ -1,4 +1,4 @@
-"""What does a server ask of an object with the document's five methods, and when?"""
+"""The calls of a server to an object with the specification's five methods."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream import _session_server_sessions
-from muxkit.protocols.restream._stores._protocol import Message
+from muxkit.protocols.restream.server import backend
+from muxkit.protocols.restream.store import Message
 from tests.protocols.restream._server_clients import U1, ack, begin, place, resume
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """The five methods and nothing else, with a note of each call."""
+    """The five methods and nothing else, with a record of the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -47,7 +47,7 @@ class Recorder:
 
     async def put(self, uuid: str, transform: Callable[[Any], tuple[Any, Any]]) -> Message[Any]:
         await self._note("put", uuid)
-        transform(self.state)  # it is pure: a store may try and try again
+        transform(self.state)  # it is pure: a store may repeat it
         data, self.state = transform(self.state)
         message = Message(len(self.messages) + 1, data)
         await self.gate.wait()
@@ -200,7 +200,7 @@ async def test_what_was_acknowledged_counts_on_later_connections_whatever_the_ob
         assert await client.hear_ids(1) == [4]
         await client.say(ack(2))
         assert "ack 2 after ack 3" in (await client.rest())[-1]["error"]
-        # What an earlier connection was sent may be acknowledged on a later one.
+        # Messages of an earlier connection may be acknowledged on a later one.
         client = await there.ask(resume(4), ack(6))
         assert await client.hear_ids(1) == [5]
         newer = await there.ask(resume(5))
@@ -210,7 +210,7 @@ async def test_what_was_acknowledged_counts_on_later_connections_whatever_the_ob
 
 @pytest.mark.clause("restream-S39")
 async def test_an_object_alone_knows_how_long_its_sessions_live(autojump_clock: MockClock) -> None:
-    """The server remembers an absent session no longer than a client may be away."""
+    """The server remembers an absent session no longer than a client may be absent."""
     sessions = Recorder()
     async with place(sessions, pace=100.0) as there:
         await _read_acknowledge_and_leave(there, U1, 6, 3)
@@ -221,7 +221,7 @@ async def test_an_object_alone_knows_how_long_its_sessions_live(autojump_clock: 
 async def test_absent_sessions_of_such_an_object_are_remembered_up_to_a_number(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_session_server_sessions, "MOST_REMEMBERED", 1)
+    monkeypatch.setattr(backend, "MAX_ABSENT", 1)
     other = restream.new_uuid()
     async with place(Recorder(), pace=100.0) as there:
         for uuid in (U1, other):

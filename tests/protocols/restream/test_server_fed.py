@@ -1,4 +1,4 @@
-"""What does a server do with sessions whose messages somebody appends?"""
+"""A server with sessions whose messages are appended to the store."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._stores._protocol import StoreLimits
+from muxkit.protocols.restream.store import StoreLimits, open_store
 from tests.protocols.restream._server_clients import U1, ack, begin, place, resume
 
 if TYPE_CHECKING:

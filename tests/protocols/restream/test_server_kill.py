@@ -12,7 +12,7 @@ from tests.soak import restream_kills, restream_two_servers
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(400)  # each of the programs waits for 120 s by itself
+pytestmark = pytest.mark.timeout(400)  # each of the programs has a time limit of 120 s
 pytest_plugins = ["tests.protocols.restream._postgres"]
 
 

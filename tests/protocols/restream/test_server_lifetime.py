@@ -1,4 +1,4 @@
-"""When does a connection of a server end, and when a session? Takeover, absence, deadlines, shutdown."""
+"""The ends of a server's connections and sessions: takeover, absence, deadlines, shutdown."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from muxkit import Limits
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._errors import StoreFailed
-from muxkit.protocols.restream._stores._open import open_store
+from muxkit.protocols.restream.store import open_store
+from muxkit.storage import StoreFailed
 from tests.protocols.restream._server_clients import U1, U2, Client, begin, place, resume
 
 if TYPE_CHECKING:

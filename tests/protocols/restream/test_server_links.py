@@ -1,4 +1,4 @@
-"""Does a server work on real transports, and on sockets that somebody else has bound?"""
+"""A server on real transports, and on sockets that the program has bound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import trustme
 from muxkit import Limits
 from muxkit._plugins import TRANSPORTS, PluginError, load
 from muxkit.protocols import restream
-from muxkit.protocols.restream._stores._open import open_store
+from muxkit.protocols.restream.store import open_store
 from tests.protocols.restream._server_clients import Client, begin, resume
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Two servers on one PostgreSQL: who owns a session, and how does the other one learn that it does not any more?"""
+"""Two servers on one PostgreSQL: the owner of a session, and how the other server learns of a takeover."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import trio
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream import _session_server_connection, _session_server_sessions
-from muxkit.protocols.restream._stores._open import open_store
+from muxkit.protocols.restream.server import connection
+from muxkit.protocols.restream.server.backend import StoreBackend
+from muxkit.protocols.restream.store import open_store
 from tests.protocols.restream._server_clients import U1, Place, ack, begin, place, resume
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ async def two_servers(schema: str, **options: Any) -> AsyncIterator[tuple[Place,
 
 @pytest.mark.clause("restream-T02", "restream-S20")
 async def test_a_client_that_comes_to_the_other_server_takes_its_session_along(schema: str) -> None:
-    # Alone the first one would need 40 s for its stream, and the second one's client may be slow to hang up.
+    # The stream takes the first server 40 s, and the client of the second may hang up late.
     async with open_store(schema) as store, open_store(schema) as another:
         async with place(store, pace=10.0) as here, place(another, linger=60.0) as there:
             old = await here.ask(begin(400))
@@ -59,7 +60,7 @@ async def test_a_stale_owner_that_waits_for_appends_is_told_at_once(schema: str)
 async def test_a_stale_owner_whose_client_does_not_read_is_found_out_too(
     schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_session_server_connection, "BLOCKED", 0.05)
+    monkeypatch.setattr(connection, "BLOCKED_TIMEOUT", 0.05)
     async with two_servers(schema, linger=0.2) as (here, there):
         old = await here.ask(begin(60_000), capacity=100)
         await old.hear_ids(1)
@@ -93,13 +94,13 @@ async def test_a_takeover_by_somebody_who_leaves_at_once_is_undone(
     schema: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    has_left, reclaim = trio.Event(), _session_server_sessions._Stored.reclaim
+    has_left, reclaim = trio.Event(), StoreBackend.reclaim
 
     async def reclaim_then(books: Any, claim: Any) -> None:  # noqa: ANN401
-        await has_left.wait()  # "at once" is before anybody looks, however slow the database is
+        await has_left.wait()  # "at once" is before the next look, however slow the database is
         await reclaim(books, claim)
 
-    monkeypatch.setattr(_session_server_sessions._Stored, "reclaim", reclaim_then)
+    monkeypatch.setattr(StoreBackend, "reclaim", reclaim_then)
     async with two_servers(schema, application=application, pace=20.0) as (here, there):
         client = await here.ask(begin(2000))  # for 100 s
         await _is_registered(here)
@@ -118,7 +119,7 @@ async def test_a_takeover_by_somebody_who_leaves_at_once_is_undone(
 
 @pytest.mark.clause("restream-S31")
 async def test_an_ack_that_came_during_such_a_takeover_is_not_forgotten(autojump_clock: trio.testing.MockClock) -> None:
-    """The client has no reason to say it again on this connection, and a full session would wait for it."""
+    """The client does not repeat it on this connection, and a full session would wait for it."""
     async with open_store("memory:", now=trio.current_time) as store, place(store, pace=10.0) as here:
         client = await here.ask(begin(50))
         await client.hear_ids(3)
@@ -146,7 +147,7 @@ async def test_an_absence_begins_only_when_the_newest_owner_s_client_is_gone(sch
 
 
 async def _is_blocked(here: Place) -> None:
-    """Until nothing more is made."""
+    """Wait until no message is made."""
     before, made = -1, 0
     with trio.fail_after(60):
         while before != made:

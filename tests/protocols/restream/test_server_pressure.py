@@ -1,4 +1,4 @@
-"""How much does a client cost that reads slowly, or asks for a lot? Bounded memory, bounded turns, fair shares."""
+"""Clients that read slowly or request a lot: bounded memory, bounded turns, fair shares."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from muxkit import Limits
 from muxkit.protocols import restream
-from muxkit.protocols.restream._session_server_connection import BATCH, MARK
-from muxkit.protocols.restream._session_server_turns import IN_THE_LOOP, Turns
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._stores._protocol import Message
+from muxkit.protocols.restream.server.backend import MAX_MADE_IN_LOOP, MakeQuota
+from muxkit.protocols.restream.server.connection import BATCH, HIGH_WATER
+from muxkit.protocols.restream.store import Message, open_store
 from tests.protocols.restream._server_clients import U1, begin, place
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ LINE = 60  # bytes, at most, of a message of numbers
 
 
 class Blobs:
-    """Messages of one size, without end."""
+    """An application with messages of one size, without end."""
 
     generates = True
 
@@ -54,7 +53,7 @@ async def test_no_more_is_made_than_the_link_and_the_outbox_hold(autojump_clock:
         await client.hear_ids(3)
         await trio.sleep(3600.0)
         made = (await there.store.status(U1)).head
-        assert made * 40 <= 1000 + 2 * MARK + BATCH * LINE
+        assert made * 40 <= 1000 + 2 * HIGH_WATER + BATCH * LINE
         assert await client.hear_ids(2 * made) == list(range(4, 2 * made + 4))
 
 
@@ -71,7 +70,7 @@ async def test_the_outbox_limit_of_a_connection_is_kept(autojump_clock: MockCloc
 @pytest.mark.parametrize("kind", ["stateless", "small", "large", "replay"])
 async def test_a_client_that_does_not_read_costs_a_bounded_amount(kind: str, autojump_clock: MockClock) -> None:
     application = Blobs(20 if kind == "small" else 20 * KIB)
-    clients = 5  # each with an outbox, and as much that the transport has not taken
+    clients = 5  # each with an outbox, and as many bytes that the transport has not taken
     forgetful = Silent() if kind in ("small", "large") else None
     async with place(forgetful, application=application) as there:
         if kind == "replay":
@@ -95,7 +94,7 @@ async def test_a_client_that_does_not_read_costs_a_bounded_amount(kind: str, aut
 
 
 class Silent:
-    """Sessions that forget what they made, so that only what the server holds is counted."""
+    """Sessions that store nothing, so that only the server's memory is counted."""
 
     def __init__(self) -> None:
         self.states: dict[str, Any] = {}
@@ -139,7 +138,7 @@ async def test_a_stream_at_full_speed_leaves_the_others_their_turns(autojump_clo
             while (await there.store.sessions())[0].head < 2000:
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
-        assert turns > 2000 / IN_THE_LOOP
+        assert turns > 2000 / MAX_MADE_IN_LOOP
 
 
 @pytest.mark.requirement("R-60")
@@ -166,14 +165,14 @@ async def test_a_store_in_the_loop_makes_few_messages_a_turn_however_many_ask(au
             await there.ask(begin(500, f"bf575c35-c25b-4386-8430-{number:012d}"))
         await wait_all_tasks_blocked()
     assert sum(made_in_turn) == 10_001
-    assert max(made_in_turn) <= 2 * IN_THE_LOOP
+    assert max(made_in_turn) <= 2 * MAX_MADE_IN_LOOP
 
 
 async def test_turns_are_given_in_the_order_in_which_they_are_asked_for(autojump_clock: MockClock) -> None:
-    turns, order = Turns(100), []
+    turns, order = MakeQuota(100), []
 
     async def ask(name: str, most: int) -> None:
-        async with turns.turn(most) as count:
+        async with turns.borrow(most) as count:
             order.append((name, count, trio.current_time()))
             await trio.sleep(1.0)
 
@@ -186,13 +185,13 @@ async def test_turns_are_given_in_the_order_in_which_they_are_asked_for(autojump
 
 @pytest.mark.requirement("R-31")
 async def test_whoever_gives_up_waiting_for_a_turn_holds_nobody_up(autojump_clock: MockClock) -> None:
-    turns = Turns(10)
-    async with turns.turn(10):
+    turns = MakeQuota(10)
+    async with turns.borrow(10):
         with trio.move_on_after(1.0):
-            async with turns.turn(1):
+            async with turns.borrow(1):
                 raise AssertionError("there was no room")
     with trio.fail_after(1.0):
-        async with turns.turn(10) as count:
+        async with turns.borrow(10) as count:
             assert count == 10
 
 

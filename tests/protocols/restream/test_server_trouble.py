@@ -1,4 +1,4 @@
-"""What if the store fails, or the application, or a client says odd things? One connection ends, the others go on."""
+"""A failure of the store, the application or a client ends one connection; the others continue."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pytest
 import trio
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream._session_server_log import shown
-from muxkit.protocols.restream._stores._errors import StoreFailed, StoreFull
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._stores._protocol import StoreLimits
+from muxkit.protocols.restream.server.connection import shown
+from muxkit.protocols.restream.store import StoreLimits, open_store
+from muxkit.storage import StoreFailed, StoreFull
 from muxkit_adapters import memory
 from tests.protocols.restream._server_clients import U1, U2, Client, ack, begin, place, resume
 

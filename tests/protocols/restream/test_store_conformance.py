@@ -1,24 +1,25 @@
-"""What every store does, as the document says it: one suite over all of them."""
+"""What the specification requires of every store: one suite over all kinds."""
 
 from __future__ import annotations
 
 import pytest
 import trio
 
-from muxkit.protocols.restream._stores._errors import (
+from muxkit.protocols.restream.store import (
+    LAST_ID,
     IdsExhausted,
+    Message,
     MessageGone,
     NotJson,
     OutOfOrderAck,
     SessionExists,
     SessionFinished,
-    StoreClosed,
-    StoreFull,
+    StoreLimits,
     UnknownMessage,
     UnknownSession,
+    open_store,
 )
-from muxkit.protocols.restream._stores._open import open_store
-from muxkit.protocols.restream._stores._protocol import LAST_ID, Message, StoreLimits
+from muxkit.storage import StoreClosed, StoreFull
 from tests.protocols.restream.stores import (
     U1,
     U2,
@@ -319,5 +320,5 @@ async def test_a_cancelled_put_is_whole_or_not_there(store: NumberStore) -> None
             for _ in range(moment % 8):
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
-    last = await store.put(U1, next_number)  # behind whatever is still under way
+    last = await store.put(U1, next_number)  # after all queued work
     assert await store.replay(U1, 0, 1000) == numbers(*range(1, last.id + 1))

@@ -1,4 +1,4 @@
-"""What every store does beyond the document: owners, absence, fed sessions, sleepers, pages."""
+"""What every store does beyond the specification: owners, absence, fed sessions, waiting tasks, pages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from muxkit.protocols.restream._stores._errors import (
+from muxkit.protocols.restream.store import (
+    Message,
     SessionBusy,
     SessionExpired,
     SessionFinished,
-    StoreFull,
+    Status,
+    StoreLimits,
     Superseded,
     UnknownSession,
 )
-from muxkit.protocols.restream._stores._protocol import Message, Status, StoreLimits
+from muxkit.storage import StoreFull
 from tests.protocols.restream.stores import (
     U1,
     U2,

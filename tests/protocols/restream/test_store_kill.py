@@ -1,4 +1,4 @@
-"""What is left when the process that stores is killed at any moment? Everything that it said was stored."""
+"""After the storing process is killed at any moment, all that it confirmed is there."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SESSIONS = 8
 
 SERVER = """
 import sys, trio
-from muxkit.protocols.restream._stores._errors import SessionExists
-from muxkit.protocols.restream._stores._open import open_store
+from muxkit.protocols.restream.store import SessionExists
+from muxkit.protocols.restream.store import open_store
 from tests.protocols.restream.stores import Numbers, Number, next_number
 
 async def main():
@@ -78,7 +78,7 @@ def run_and_kill(where: str, lines: int, told: dict[str, int]) -> None:
 
 
 def until_nobody_works_for_the_dead(where: str) -> None:
-    """What the database was told before the kill it still does: it must not come between two looks."""
+    """Wait until the database has done what it received before the kill."""
     while ask(where, "SELECT pid FROM pg_stat_activity WHERE application_name = 'muxkit restream'"):
         time.sleep(0.01)
 
@@ -92,7 +92,7 @@ def note(line: str, told: dict[str, int]) -> None:
 
 async def look(where: str, told: dict[str, int]) -> None:
     clock = Clock()
-    clock.now = 0  # the killed process used the real one: long before anything expires
+    clock.now = 0  # the killed process used the real clock: nothing expires for a long time
     async with Place(where, clock).open() as store:
         for uuid, head in told.items():
             status = await store.status(uuid)

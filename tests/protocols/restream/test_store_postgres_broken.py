@@ -1,8 +1,7 @@
-"""What happens when connections to PostgreSQL break, or never come about?"""
+"""The store when connections to PostgreSQL break, or cannot be made."""
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 
 import psycopg
@@ -10,10 +9,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from muxkit.protocols.restream._stores._errors import (
-    StoreFailed,
-)
-from muxkit.protocols.restream._stores._postgres_rows import PostgresRows
+from muxkit.protocols.restream.store.postgres import PostgresRows
+from muxkit.storage import StoreFailed
 from tests.protocols.restream.stores import U1, Clock, Number, Numbers, NumberStore, Place, next_number, numbers
 from tests.protocols.restream.stores_servers import break_connections, two
 
@@ -109,36 +106,3 @@ async def test_nothing_is_lost_or_repeated_while_connections_break(seed: int, pl
             kept = await stores[seed % 2].replay(uuid, 0, 1000)
             assert len(kept) >= head
             assert kept == numbers(*range(1, len(kept) + 1))
-
-
-async def test_a_database_that_cannot_be_reached_is_a_clear_error(tmp_path: object) -> None:
-    where = f"postgresql://somebody:secret-canary@/sessions?host={tmp_path}"
-    with pytest.raises(StoreFailed, match="the database cannot be reached") as refused:
-        async with Place(where, Clock()).open():
-            pytest.fail("it was opened")
-    assert "secret-canary" not in str(refused.value)
-    assert str(tmp_path) not in refused.value.for_client
-
-
-async def test_giving_up_does_not_wait_for_a_database_that_is_silent() -> None:
-    silent = trio.socket.socket()
-    await silent.bind(("127.0.0.1", 0))
-    silent.listen(1)
-    port = silent.getsockname()[1]
-    with silent, trio.move_on_after(0.2) as scope:
-        async with Place(f"postgresql://somebody@127.0.0.1:{port}/sessions", Clock()).open():
-            pytest.fail("it was opened")
-    assert scope.cancelled_caught
-
-
-async def test_what_is_no_address_is_refused() -> None:
-    with pytest.raises(ValueError, match="no address of a database"):
-        async with Place("postgresql://[", Clock()).open():
-            pytest.fail("it was opened")
-
-
-async def test_without_psycopg_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(StoreFailed, match=r"pip install 'muxkit\[postgres\]'"):
-        async with Place("postgresql:///sessions", Clock()).open():
-            pytest.fail("it was opened")

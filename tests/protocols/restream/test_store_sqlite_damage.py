@@ -1,4 +1,4 @@
-"""What does the store make of a file that is not what was written? An error, and never something else."""
+"""A damaged file is an error, and never other data."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from muxkit.protocols.restream._stores._errors import (
-    StoreCorrupt,
-    StoreError,
-    StoreVersion,
-)
-from muxkit.protocols.restream._stores._sqlite import open_sqlite
+from muxkit.protocols.restream.store.sqlite import open_sqlite
+from muxkit.storage import StoreCorrupt, StoreError, StoreVersion
 from tests.protocols.restream.stores import U1, U2, Clock, Number, Numbers, NumberStore, next_number, rules
 
 pytest_plugins = ["tests.protocols.restream.stores_fixtures"]
@@ -35,7 +31,7 @@ async def fill(path: Path) -> None:
         for n, uuid in enumerate((U1, U2)):
             await store.register(uuid, Numbers(10**9), params={"n": n}, keep=3600)
             await store.put_many(uuid, next_number, 60)
-            await store.append_many(uuid, [Number(10**1500)] * 4, time=5.0)  # some that need pages of their own
+            await store.append_many(uuid, [Number(10**1500)] * 4, time=5.0)  # some need pages of their own
             await store.append_many(uuid, [Number(10**4200)] * 2)
             await store.disconnect(uuid)
         await store.ack(U1, 50)
@@ -64,7 +60,7 @@ async def test_a_flipped_byte_is_harmless_or_an_error_and_never_something_else(s
     for n in range(20):
         path = root / f"{n}" / "sessions.db"
         shutil.copytree(whole.parent, path.parent)
-        # Half of them where SQLite keeps its own books, at the beginnings of pages.
+        # Half of them in SQLite's own data, at the beginnings of pages.
         place = luck.randrange(len(content))
         if n % 2:
             place = place // 4096 * 4096 + luck.randrange(120)
@@ -92,7 +88,7 @@ async def open_and_compare(path: Path, expected: list[object]) -> StoreError | N
 
 
 def check_what_is_left(path: Path, error: StoreError) -> None:
-    if isinstance(error, StoreVersion):  # the flipped byte was the one that says whose file it is
+    if isinstance(error, StoreVersion):  # the flipped byte is in the application id
         assert path.stat().st_size
     else:
         assert isinstance(error, StoreCorrupt)

@@ -1,4 +1,4 @@
-"""What does the store make of a disk that is full, fails, or refuses to be written?"""
+"""The store on a disk that is full, fails, or cannot be written."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ import attrs
 import pytest
 import trio
 
-from muxkit.protocols.restream._stores._errors import (
-    StoreError,
-    StoreFailed,
-    StoreFull,
-)
-from muxkit.protocols.restream._stores._sqlite import open_sqlite
+from muxkit.protocols.restream.store.sqlite import open_sqlite
+from muxkit.storage import StoreError, StoreFailed, StoreFull
 from tests.protocols.restream.stores import U1, Clock, Numbers, NumberStore, next_number, numbers, rules
 from tests.protocols.restream.stores_disk import ApswConnection, Disk
 
 if TYPE_CHECKING:
-    from muxkit.protocols.restream._stores._sqlite_file import Journal
+    from muxkit.storage.sqlite import Journal
 
 
 pytest_plugins = ["tests.protocols.restream.stores_fixtures"]
@@ -36,7 +32,7 @@ def path(quick_path: Path) -> Path:
 
 @attrs.define
 class Spell:
-    """A time of trouble, counted in operations of the disk."""
+    """An interval of failures, counted in operations of the disk."""
 
     error: type[apsw.Error]
     start: int = 0
@@ -66,7 +62,7 @@ async def test_the_store_is_consistent_after_trouble_and_recovers_by_itself(seed
         spell.come(luck.randrange(300), luck.choice([1, 1, 2, 10, 60]))
         told, acked = await work_through(store, luck)
         assert spell.met
-        # Whatever happened, this store is usable now, and it says what the file says.
+        # After any failure this store is usable, and agrees with the file.
         await check(store, told, acked)
     async with open_sqlite(path, rules(Clock()), connect=disk.connect, journal=journal) as store:
         await check(store, told, acked)
@@ -87,7 +83,7 @@ async def work_through(store: NumberStore, luck: random.Random) -> tuple[int, in
             else:
                 told = (await store.put_many(U1, next_number, luck.randint(1, 5)))[-1].id
         except (StoreFull, StoreFailed):
-            if not is_registered:  # it may have been stored or not, and a repetition would say so
+            if not is_registered:  # it may have been stored or not; a repetition shows which
                 is_registered = bool(await store_tries(store))
     assert is_registered
     return told, acked
@@ -135,8 +131,8 @@ async def test_after_an_io_error_the_file_is_asked_what_was_stored(path: Path) -
 
 FILE_SIZE = """
 import resource, sys, trio
-from muxkit.protocols.restream._stores._errors import StoreError
-from muxkit.protocols.restream._stores._open import open_store
+from muxkit.storage import StoreError
+from muxkit.protocols.restream.store import open_store
 
 async def main():
     async with open_store("sqlite:" + sys.argv[1]) as store:
@@ -181,9 +177,9 @@ async def make(path: Path) -> None:
 
 READ_ONLY = """
 import os, sys, trio
-import muxkit.protocols.restream._stores._sqlite
-from muxkit.protocols.restream._stores._errors import StoreError
-from muxkit.protocols.restream._stores._open import open_store
+import muxkit.protocols.restream.store.sqlite
+from muxkit.storage import StoreError
+from muxkit.protocols.restream.store import open_store
 
 if os.getuid() == 0:
     os.setgid(65534)

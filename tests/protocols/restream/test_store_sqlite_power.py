@@ -1,4 +1,4 @@
-"""What is left of a store when the power goes at any moment? Everything that anybody was told was stored."""
+"""After a power cut at any moment, all that the store confirmed is there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import attrs
 import pytest
 import trio
 
-from muxkit.protocols.restream._stores._errors import StoreError, UnknownSession
-from muxkit.protocols.restream._stores._sqlite import open_sqlite
+from muxkit.protocols.restream.store import UnknownSession
+from muxkit.protocols.restream.store.sqlite import open_sqlite
+from muxkit.storage import StoreError
 from tests.protocols.restream.stores import Clock, Numbers, NumberStore, next_number, numbers, rules
 from tests.protocols.restream.stores_disk import Disk, PowerCut
 
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from muxkit.protocols.restream._stores._sqlite_connection import Connection, Value
+    from muxkit.storage.sqlite import Connection, Value
 
 Journal = Literal["wal", "delete"]
 
 SESSIONS = 4
-OPERATIONS = 500  # of the disk: more than the busiest of these runs gets to
+OPERATIONS = 500  # of the disk: more than the longest of these runs needs
 
 
 @attrs.define
 class Told:
-    """What the store said was stored."""
+    """What the store confirmed."""
 
     sessions: set[str] = attrs.field(factory=set)
     heads: dict[str, int] = attrs.field(factory=dict)
@@ -66,7 +67,7 @@ async def work_until_the_lights_go_out(store: NumberStore, seed: int, told: Told
 async def cut_and_look(
     seed: int, journal: Journal, path: Path, connection: Callable[[Connection], Connection]
 ) -> list[str]:
-    """One run with one cut: what was lost, in words."""
+    """Run once with one cut; return what was lost, in words."""
     luck = random.Random(seed)
     disk = Disk(PowerCut(luck.randrange(OPERATIONS)))
     told = Told()
@@ -120,7 +121,7 @@ def plain(connection: Connection) -> Connection:
 
 
 def with_a_short_log(connection: Connection) -> Connection:
-    """Its log begins again every few commits, so that cuts meet that too."""
+    """A connection whose log starts again every few commits, so that cuts happen there too."""
     connection.run("PRAGMA wal_autocheckpoint = 12")
     return connection
 

@@ -1,4 +1,4 @@
-"""Every row of the collected vectors, as its `expect` says."""
+"""Every row of the collected vectors, with its `expect`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from muxkit.protocols.restream import (
     StatelessRequested,
     parse_integer,
 )
-from muxkit.protocols.restream._crc import roll
-from muxkit.protocols.restream._twister import next_value
+from muxkit.protocols.restream.applications import next_value, roll
 from tests.protocols import _vectors as vectors
 from tests.protocols.restream._helpers import said
 
@@ -57,7 +56,7 @@ def check_doubling(row: Row) -> None:
 
 
 def check_transcript(row: Row) -> None:
-    """The same replies, with the numbers of the reference."""
+    """Return the same replies, with the numbers of the reference."""
     request, text = bytes.fromhex("".join(row["hex"])), "".join(row["received"])
     if "params" not in json.loads(request) and "uuid" not in json.loads(request):
         # The reference doubles, so its first number is enough to know what has to follow.
@@ -80,14 +79,14 @@ def check_transcript(row: Row) -> None:
 
 
 def check_overruled(row: Row) -> None:
-    """Where the reference did otherwise: an error line and the end, or a replay of what it would not replay."""
+    """The rows in which the reference differs: an error line and the end, or a replay that it refused."""
     request = bytes.fromhex("".join(row["hex"]))
     theirs = "".join(row["received"]).splitlines()
     ours, is_closing = answered(request)
     if "error" in ours[-1]:
         assert len(ours) == 1
         assert is_closing
-        # The reference says nothing, goes on, or says it in other words.
+        # The reference is silent, continues, or uses other words.
         assert json.dumps(ours[0], separators=(",", ":")) not in theirs
     else:
         assert [line["id"] for line in ours] == [*range(1, len(ours) + 1)]
@@ -112,7 +111,7 @@ def doubled(request: bytes, *, seed: int, count: int) -> list[str]:
 
 
 def answered(request: bytes) -> tuple[list[Line], bool]:
-    """What a server of ours says, which has the sessions of the transcripts, none of them acknowledged."""
+    """Return the replies of this library's server, which has the sessions of the transcripts, none acknowledged."""
     server = ServerEngine()
     server.receive_bytes(request, 0.0)
     (event,) = server.events()
@@ -121,7 +120,7 @@ def answered(request: bytes) -> tuple[list[Line], bool]:
         if stored is None or stored == event.params:
             try:
                 state = Numbers().initial(event.params, 0)
-            except Exception as error:  # whatever the application has against its parameters
+            except Exception as error:  # any error of the application about its params
                 server.fail(str(error))
             else:
                 replay(server, state, known=0)

@@ -16,11 +16,11 @@ from muxkit._errors import LocalProtocolError
 from muxkit.core import NO_QUEUE, Sending, queue_of
 from muxkit.protocols.relink._session.errors import cancelled, refused, stopped
 from muxkit.protocols.relink.frames import OVERHEAD, PART_OVERHEAD
-from muxkit.runtime import ByteStream, ReceiveHalf, SendHalf
+from muxkit.runtime import ByteStream, Mailbox, ReceiveHalf, SendHalf
 from muxkit.runtime import Channel as CommonChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from muxkit.protocols.relink._session.core import Core, ErrorMaker
     from muxkit.protocols.relink.frames import Parts
@@ -408,25 +408,27 @@ class Sink(SendHalf):
         return f"<relink.Sink {self._channel.id} {self.state.value}>"
 
 
-class Source(ReceiveHalf):
+class Source(ReceiveHalf[bytes]):
     """The receiving half."""
 
-    __slots__ = ("_channel", "_core", "_taken", "_taken_bytes")
+    __slots__ = ("_channel", "_core", "_taken_bytes", "_taken_calls")
+
+    _new_storage = Mailbox
 
     def __init__(self, core: Core, channel: Channel) -> None:
         super().__init__(core.request_write)
         self._core = core
         self._channel = channel
-        self._taken = 0  # calls since the engine was told
+        self._taken_calls = 0  # calls since the engine was told
         self._taken_bytes = 0
 
-    def _consumed(self, size: int) -> bool:
+    def _taken(self, messages: Sequence[bytes], size: int) -> bool:
         # What is unread comes before anything that the peer could be waiting to send, so the ack can wait for more.
-        self._taken += 1
+        self._taken_calls += 1
         self._taken_bytes += size
-        if self.unread and self._taken < TOLD_CALLS and self._taken_bytes < TOLD_BYTES:
+        if self.unread and self._taken_calls < TOLD_CALLS and self._taken_bytes < TOLD_BYTES:
             return False
-        self._taken = self._taken_bytes = 0
+        self._taken_calls = self._taken_bytes = 0
         self._channel.consume()
         return False  # the channel has rung
 

@@ -32,7 +32,7 @@ from muxkit.protocols.relink.engine.events import (
     Uncommitted,
     Writable,
 )
-from muxkit.runtime import LinkLost, OutboxBudget, StreamPump, background
+from muxkit.runtime import LinkLost, OutboxBudget, StreamPump, background, turns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -320,10 +320,11 @@ class Core:
         self.successors.clear()
         self.ins.clear()
         self.peer_channels.clear()
-        for one in outs:
-            one.lost(error)
-        for other in ins:
-            other.in_lost(error)
+        with turns().spreading():
+            for one in outs:
+                one.lost(error)
+            for other in ins:
+                other.in_lost(error)
 
     async def connected(self) -> None:
         """Wait for a connection on which messages can be sent."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.runtime import run_interruptible
+from muxkit.runtime import run_interruptible, turns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -241,7 +241,8 @@ class Receiver:
     def in_lost(self, error: ErrorMaker) -> None:
         self._error = self._error or error
         self._ready.clear()
-        self._lot.unpark_all()
+        if self._lot:
+            turns().wake(self._lot.unpark_all)
 
     # --- inside
 

@@ -1,0 +1,114 @@
+"""Queues of what is to be sent: fair order, the count of queued bytes, and a queue that is free while it is empty."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+
+if TYPE_CHECKING:
+    from muxkit.core._engine import Buffer
+
+
+QUANTUM = 64 * 1024  # bytes a turn
+FEW = 4  # sources among which nobody should wait for more than a turn
+
+
+class Source(Protocol):
+    """Something with frames to write. The scheduler owns `deficit` and `scheduled`."""
+
+    deficit: int
+    scheduled: bool
+
+    def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
+        """Append frames up to `budget` bytes, none with more than `piece` bytes of payload; give their size.
+
+        0 means that nothing can be written now.
+        """
+
+    def is_ready(self) -> bool:
+        """Is there more to write?"""
+
+
+class Scheduler:
+    """The line of ready sources."""
+
+    __slots__ = ("line", "quantum")
+
+    def __init__(self, quantum: int = QUANTUM) -> None:
+        self.quantum = quantum
+        self.line: deque[Source] = deque()
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def add(self, source: Source) -> None:
+        """The source has something to write; harmless when it is in line already.
+
+        One that is gone by its turn writes nothing and drops out of the line.
+        """
+        if not source.scheduled:
+            source.scheduled = True
+            if source.deficit > 0:
+                source.deficit = 0
+            self.line.append(source)
+
+    def pull(self, limit: int, out: list[Buffer]) -> int:
+        """Append about `limit` bytes in fair order; give their number. A few ready sources share one quantum.
+
+        With many, whoever comes has to wait for the turns of all of them anyway, so more is taken at once.
+        """
+        line = self.line
+        taken = 0
+        while line and taken < limit:
+            if 1 < len(line) <= FEW and limit > self.quantum:
+                limit = self.quantum
+                if taken >= limit:
+                    break
+            taken += self._turn(line[0], limit, limit - taken, out)
+        return taken
+
+    def _turn(self, source: Source, limit: int, room: int, out: list[Buffer]) -> int:
+        if len(self.line) == 1:
+            written = source.write(room, limit, out)
+            source.deficit = 0
+        else:
+            if source.deficit <= 0:
+                source.deficit += self.quantum
+            if source.deficit <= 0:  # still paying for a large frame
+                self.line.rotate(-1)
+                return 0
+            written = source.write(min(source.deficit, room), limit, out)
+            source.deficit -= written
+        if not source.is_ready() or written == 0:
+            source.scheduled = False
+            self.line.popleft()
+        elif source.deficit <= 0:
+            self.line.rotate(-1)
+        return written
+
+
+class Queued(Protocol):
+    """Something that knows how many bytes are queued for the transport."""
+
+    @property
+    def used(self) -> int: ...
+
+
+class Outbox:
+    """Shared by an engine, which counts, and whoever asks for room; an object, so that asking costs no call."""
+
+    __slots__ = ("used",)
+
+    def __init__(self) -> None:
+        self.used = 0
+
+
+ItemT = TypeVar("ItemT")
+
+NO_QUEUE: Final = cast("deque[Any]", ())
+"""Stands for an empty deque: it is false, has no length and no items, and nothing can be put into it by mistake."""
+
+
+def queue_of(queue: deque[ItemT]) -> deque[ItemT]:
+    """The same queue, or a new one for `NO_QUEUE`: `self.queue = queue = queue_of(self.queue)` before an append."""
+    return queue if queue is not NO_QUEUE else deque()

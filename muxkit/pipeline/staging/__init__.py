@@ -1,0 +1,1 @@
+"""Staging: transactions of a Spark sink that a server keeps until they are committed."""

@@ -1,0 +1,349 @@
+"""Aqueduct over one byte stream: frames that carry streams with their own credit, resets, stops and datagrams.
+
+docs/reference/aqueduct-carrier.md describes the framing.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from muxkit._errors import RemoteProtocolError
+from muxkit.core import (
+    Buffer,
+    Consumed,
+    Credit,
+    Cursor,
+    Lent,
+    NeedMore,
+    ReceiveBudget,
+    ReceiveWindow,
+    Reset,
+    Stop,
+    encode_varint,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from muxkit.core import StreamId
+    from muxkit.protocols.aqueduct.engine import Engine
+
+HELLO: Final = b"AQUEDUX1"
+DATA: Final = 0
+LAST: Final = 1
+RESET: Final = 2
+STOP: Final = 3
+CREDIT: Final = 4
+STREAMS: Final = 5
+DATAGRAM: Final = 6
+
+FIRST_CREDIT: Final = 4096  # bytes that may be sent on each stream before any CREDIT
+FIRST_STREAMS: Final = 16  # streams that may be opened before any STREAMS
+LARGEST_DATAGRAM: Final = 65_536  # bytes
+LARGEST_CHUNK: Final = 64 * 1024  # bytes of one stream at a time
+# Bytes handed to the engine at once while parsing is bounded, unless a frame is known to be longer.
+SLICE: Final = 1024
+PIECES_A_FRAME: Final = 4  # carrier frames and slices that may come with each frame of the engine
+MOST_STREAMS: Final = 2**60
+
+
+@attrs.define
+class _IncomingStream:
+    """A stream that the peer writes."""
+
+    window: ReceiveWindow
+    over: bool = False  # its last byte has come
+
+
+class Carrier:
+    """One end of a connection over a byte stream; a `StreamEngine` around a `MultistreamEngine`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        engine.keeps_order()
+        self.frames_at_once = sys.maxsize
+        self.offset = 0  # bytes received and understood
+        limits = engine.limits
+        self._budget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
+        self._now = 0.0
+        # Our streams
+        self._hello_sent = False
+        self._opened = 0
+        self._may_open = FIRST_STREAMS  # in all
+        self._credit: dict[StreamId, Credit] = {}
+        # Control frames to write
+        self._grants: dict[StreamId, int] = {}
+        self._resets: dict[StreamId, None] = {}
+        self._stops: dict[StreamId, None] = {}
+        # The peer's streams
+        self._hello_received = False
+        self._incoming: dict[StreamId, _IncomingStream] = {}
+        self._peer_opened = 0
+        self._peer_done = 0  # over and consumed
+        self._peer_may_open = FIRST_STREAMS  # in all, as it was told
+        self._most = max(FIRST_STREAMS, engine.most_streams)
+        self._held = b""  # received and not parsed, from `_held_from` on
+        self._held_from = 0
+        self._is_bounded = False  # parsing stopped because of `frames_at_once`
+        self._chunk_left = 0  # bytes of the chunk that is being received
+        self._chunk_stream: StreamId = 0
+        self._chunk_is_last = False
+        # Parts of a `StreamEngine` that the engine itself does
+        self.events = engine.events
+        self.next_deadline = engine.next_deadline
+
+    # --- the stream
+
+    @property
+    def unparsed(self) -> int:
+        """Bytes kept because of `frames_at_once`; they may hold more frames."""
+        return len(self._held) - self._held_from if self._is_bounded else 0
+
+    def receive_bytes(self, data: bytes, now: float) -> None:
+        if self.engine.over:
+            return
+        self._now = now
+        start = 0
+        if self._held:
+            if data:
+                data = self._held[self._held_from :] + data
+            else:  # keep the position: each step of a turn would copy the rest otherwise
+                data, start = self._held, self._held_from
+        cursor = Cursor(data, start)
+        self._is_bounded = False
+        most, pieces = self.frames_at_once + self.engine.frames, PIECES_A_FRAME * self.frames_at_once
+        try:
+            while cursor.remaining and not self.engine.over:
+                if self.engine.frames >= most or not pieces:
+                    self._is_bounded = True
+                    break
+                start = cursor.position
+                self._take(cursor)
+                pieces -= 1
+                self.offset += cursor.position - start
+        except NeedMore:
+            cursor.position = start
+        except RemoteProtocolError as error:
+            error.offset = self.offset
+            self.engine.fail(error)
+        if cursor.position < len(data):
+            self._held, self._held_from = data, cursor.position
+        else:
+            self._held, self._held_from = b"", 0
+
+    def receive_eof(self, now: float) -> None:
+        self.engine.receive_closed(now, clean=not self._held and not self._chunk_left)
+
+    def handle_deadline(self, now: float) -> None:
+        self._now = now
+        self.engine.handle_deadline(now)
+
+    def has_output(self) -> bool:
+        if self.engine.over:
+            return False
+        self._run_control()
+        return (
+            not self._hello_sent
+            or bool(self._grants or self._resets or self._stops)
+            or self._renewable > 0
+            or self.engine.has_output(self._opened < self._may_open)
+        )
+
+    def buffers_to_send(self, limit: int) -> list[Buffer]:
+        """Give control frames first, then datagrams up to half of the limit, then the streams in turn."""
+        out: list[Buffer] = []
+        if self.engine.over:
+            return out
+        self._run_control()
+        size = 0
+        for frame in self._control():
+            out.append(frame)
+            size += len(frame)
+            if size >= limit:
+                return out
+        half = size + max(1, (limit - size) // 2)
+        while size < half and (datagram := self.engine.datagram_to_send(self.engine.config.datagram)) is not None:
+            out += [_frame(DATAGRAM, len(datagram)), datagram]
+            size += len(datagram) + 4
+        while size < limit and (stream := self.engine.next_stream(self._opened < self._may_open)) is not None:
+            size += self._write(stream, min(LARGEST_CHUNK, limit - size), out)
+        return out
+
+    # --- writing
+
+    def _write(self, stream: StreamId, room: int, out: list[Buffer]) -> int:
+        credit = self._credit.get(stream)
+        if credit is None:
+            credit = self._credit[stream] = Credit(FIRST_CREDIT)
+            self._opened += 1
+        data, last = self.engine.stream_to_send(stream, min(room, credit.available))
+        if not data and not last:
+            return 0
+        credit.spend(len(data))
+        if last:
+            del self._credit[stream]
+        elif not credit.available:
+            self.engine.stream_to_send(stream, 0)  # parked until CREDIT comes
+        head = _frame(LAST if last else DATA, stream >> 2, len(data))
+        out += [head, data] if data else [head]
+        return len(head) + len(data)
+
+    def _control(self) -> Iterator[bytes]:
+        if not self._hello_sent:
+            self._hello_sent = True
+            yield HELLO
+        if self._renewable:
+            renewed = self._renewable
+            self._peer_may_open += renewed
+            yield _frame(STREAMS, renewed)
+        for tag, owed in ((RESET, self._resets), (STOP, self._stops)):
+            while owed:
+                stream, _ = owed.popitem()
+                yield _frame(tag, stream >> 2)
+        while self._grants:
+            stream, amount = self._grants.popitem()
+            yield _frame(CREDIT, stream >> 2, amount)
+
+    @property
+    def _renewable(self) -> int:
+        """Streams that the peer may open beyond what it was told; 0 while a STREAMS frame is not worth it."""
+        renewable = self._peer_done + self._most - self._peer_may_open
+        return renewable if renewable >= max(1, self._most // 4) else 0
+
+    def _run_control(self) -> None:
+        for control in self.engine.control_to_run():
+            match control:
+                case Reset(stream):
+                    # A stream that was written to its end cannot be taken back on an ordered link.
+                    if self._credit.pop(stream, None) is not None:
+                        self._resets[stream] = None
+                case Stop(stream):
+                    incoming = self._incoming.get(stream)
+                    if incoming is not None and not incoming.over:
+                        self._stops[stream] = None
+                case Lent(stream, amount):
+                    incoming = self._incoming.get(stream)
+                    if incoming is not None and not incoming.over:
+                        incoming.window.lend(amount)
+                        self._grant(stream, amount)
+                case Consumed(stream, amount):
+                    incoming = self._incoming.get(stream)
+                    if incoming is not None:
+                        grant, _ = incoming.window.consumed(amount, self._now)
+                        self._grant(stream, grant)
+                        self._release(stream, incoming)
+
+    def _grant(self, stream: StreamId, amount: int) -> None:
+        if amount:
+            self._grants[stream] = self._grants.get(stream, 0) + amount
+
+    def _release(self, stream: StreamId, incoming: _IncomingStream) -> None:
+        if incoming.over and not incoming.window.held:
+            del self._incoming[stream]
+            self._peer_done += 1
+
+    # --- reading
+
+    def _take(self, cursor: Cursor) -> None:
+        """Parse one frame, or one piece of a chunk."""
+        if self._chunk_left:
+            most = self._chunk_left
+            if self.frames_at_once < sys.maxsize:
+                most = min(most, max(SLICE, self.engine.missing(self._chunk_stream)))
+            data = cursor.exact(min(most, cursor.remaining))
+            self._chunk_left -= len(data)
+            is_last = self._chunk_is_last and not self._chunk_left
+            if is_last:
+                self._end_stream(self._chunk_stream)
+            self.engine.receive_stream(self._chunk_stream, data, is_last, self._now)
+            return
+        if not self._hello_received:
+            hello = cursor.exact(len(HELLO))
+            if hello != HELLO:
+                raise RemoteProtocolError(f"the stream begins with {hello!r}, not with {HELLO!r}")
+            self._hello_received = True
+            return
+        tag = cursor.byte()
+        if tag == DATAGRAM:
+            size = cursor.varint()
+            if size > LARGEST_DATAGRAM:
+                raise RemoteProtocolError(f"a datagram of {size} bytes against {LARGEST_DATAGRAM}")
+            self.engine.receive_datagram(cursor.exact(size), self._now)
+        elif tag == STREAMS:
+            more = cursor.varint()
+            if self._may_open + more > MOST_STREAMS:
+                raise RemoteProtocolError(f"{more} streams on top of {self._may_open}, more than {MOST_STREAMS}")
+            self._may_open += more
+        elif tag in (DATA, LAST):
+            index, size = cursor.varint(), cursor.varint()
+            self._begin_chunk(index, size, last=tag == LAST)
+        elif tag == RESET:
+            stream = self._theirs(cursor.varint())
+            self._end_stream(stream)
+            self.engine.receive_reset(stream, self._now)
+        elif tag == STOP:
+            self.engine.receive_stopped(self._ours(cursor.varint()), self._now)
+        elif tag == CREDIT:
+            stream, amount = self._ours(cursor.varint()), cursor.varint()
+            credit = self._credit.get(stream)
+            if credit is not None:
+                credit.grant(amount)
+                self.engine.stream_writable(stream)
+        else:
+            raise RemoteProtocolError(f"no frame of the carrier begins with {tag:#04x}")
+
+    def _ours(self, index: int) -> StreamId:
+        if index >= self._opened:
+            raise RemoteProtocolError(f"stream {index} of ours, {self._opened} were opened")
+        return index << 2 | 2 | self.engine.role
+
+    def _theirs(self, index: int) -> StreamId:
+        """Give the id of a stream that the peer has opened and not ended."""
+        stream = index << 2 | 2 | self.engine.role.peer
+        if index >= self._peer_opened:
+            raise RemoteProtocolError(f"stream {index} of the peer, {self._peer_opened} were opened")
+        incoming = self._incoming.get(stream)
+        if incoming is None or incoming.over:
+            raise RemoteProtocolError(f"stream {index} has ended")
+        return stream
+
+    def _begin_chunk(self, index: int, size: int, *, last: bool) -> None:
+        if not size and not last:
+            raise RemoteProtocolError(f"an empty chunk on stream {index}")
+        if index == self._peer_opened:
+            if self._peer_opened >= self._peer_may_open:
+                raise RemoteProtocolError(
+                    f"stream {index} opened, {self._peer_may_open} are allowed; "
+                    "raise Config(streams=…) if this peer is right"
+                )
+            window = ReceiveWindow(self.engine.limits.channel_bytes, self._budget)
+            window.start(self._now, FIRST_CREDIT)
+            stream = index << 2 | 2 | self.engine.role.peer
+            incoming = _IncomingStream(window)
+        else:
+            stream = self._theirs(index)
+            incoming = self._incoming[stream]
+        incoming.window.arrived(size)
+        if index == self._peer_opened:
+            self._incoming[stream] = incoming
+            self._peer_opened += 1
+        self._chunk_stream, self._chunk_left, self._chunk_is_last = stream, size, last
+        if not size:
+            self._end_stream(stream)
+            self.engine.receive_stream(stream, b"", True, self._now)
+
+    def _end_stream(self, stream: StreamId) -> None:
+        """End a stream; what came of it counts until it is consumed."""
+        incoming = self._incoming[stream]
+        incoming.over = True
+        incoming.window.retire()
+        self._grants.pop(stream, None)
+        self._stops.pop(stream, None)
+        self._release(stream, incoming)
+
+
+def _frame(tag: int, *numbers: int) -> bytes:
+    return bytes([tag]) + b"".join(map(encode_varint, numbers))

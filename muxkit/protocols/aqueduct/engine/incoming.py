@@ -1,0 +1,558 @@
+"""The streams and datagrams of the peer: cut into frames, held back where they must wait, and lent credit."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from muxkit._errors import RemoteProtocolError
+from muxkit.core import Consumed, Cursor, Lent, NeedMore, Pieces, Reassembly, StallWatch, Stop
+from muxkit.protocols.aqueduct.engine.dispatch import RoutedStream
+from muxkit.protocols.aqueduct.engine.halves import DATAGRAM_COST, ReceiverMachine, SenderMachine, SingleMessage
+from muxkit.protocols.aqueduct.engine.registry import Timer
+from muxkit.protocols.aqueduct.frames import (
+    CONNECTION_TAGS,
+    TAG_VERSION,
+    AckNackUnreliable,
+    AckReliable,
+    CancelSender,
+    CloseReceiver,
+    FinishSender,
+    ForgetChannel,
+    MessageFrame,
+    RouteTo,
+    SentUnreliable,
+    Unfinished,
+    parse_frame,
+)
+
+if TYPE_CHECKING:
+    from muxkit.core import StreamControl, StreamId
+    from muxkit.protocols.aqueduct.engine.dispatch import Dispatcher
+    from muxkit.protocols.aqueduct.engine.registry import Registry
+
+NOTHING: Final = Pieces()  # shared; nothing is ever put into it
+
+# These frames belong in a stream, by these rules.
+IN_STREAMS: Final[dict[type[object], str]] = {
+    SentUnreliable: "aqueduct-S09",
+    FinishSender: "aqueduct-S10",
+    CancelSender: "aqueduct-S13",
+    AckReliable: "aqueduct-A01",
+    AckNackUnreliable: "aqueduct-A08",
+    CloseReceiver: "aqueduct-L11",
+    ForgetChannel: "aqueduct-L02",
+}
+
+
+class Phase(Enum):
+    """The position of a sequence in the pattern of section 2.1."""
+
+    START = "start"
+    CONNECTION = "connection"
+    """VERSION, ACK_VERSION and CONNECTION_HEADERS."""
+    ROUTED = "routed"
+    """After ROUTE_TO."""
+    IGNORED = "ignored"
+
+
+class IncomingStream(RoutedStream):
+    """One stream that the peer writes: the bytes of its unfinished frame, and the credit lent for the rest.
+
+    `unconsumed` counts the bytes that the link may not renew yet. A frame that does not fit a window borrows the
+    rest of it as a whole, so that no two half-lent frames wait for each other.
+    """
+
+    __slots__ = (
+        "_borrows_later", "_dispatcher", "_held_back", "_later", "_lent", "_lent_at", "_missing", "_partial",
+        "_reserved", "_streams", "_wanted", "_whole", "fin", "frames", "offset", "phase", "unconsumed",
+    )  # fmt: skip
+
+    def __init__(self, id: StreamId, streams: IncomingStreams) -> None:
+        super().__init__(id)
+        self.phase = Phase.START
+        self.frames = 0  # of channels
+        self.fin = False
+        self.unconsumed = 0
+        self.offset = 0  # bytes parsed
+        self._partial = Pieces()  # of the unfinished frame
+        self._wanted = 0  # size of the held bytes from which parsing can go on
+        # While held back: the bytes in which parsing stopped, with the position, and what came after them.
+        self._held_back: tuple[bytes, int] | None = None
+        self._later = NOTHING
+        self._missing = 0
+        self._whole = True
+        self._borrows_later = False  # it will borrow when less is unread in this stream
+        self._reserved = 0  # borrowed from the budget for the held frame
+        self._lent = 0  # of this the peer was told
+        self._lent_at = 0
+        self._streams = streams
+        self._dispatcher = streams.dispatcher
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it waits for the connection headers or for messages to be read."""
+        return self._held_back is not None
+
+    @property
+    def missing(self) -> int:
+        """Bytes until parsing can go on, if a frame has begun; 0 otherwise."""
+        return max(0, self._wanted - self._partial.size) if self._partial.size else 0
+
+    @property
+    def waits_for_peer(self) -> bool:
+        """Whether a frame is unfinished and the peer has the credit to go on with it."""
+        if not self._partial.size or self._held_back is not None or self.fin:
+            return False
+        is_small = self._wanted <= self._streams.largest_unlent and self.unconsumed == self._partial.size
+        return is_small or self._reserved > 0
+
+    def receive(self, data: bytes) -> None:
+        """Parse more bytes, by whose size `unconsumed` was raised."""
+        if self.phase is Phase.IGNORED:
+            self.consume(len(data))
+            return
+        if self._held_back is not None:
+            if self._later is NOTHING:
+                self._later = Pieces()
+            self._later.append(data)
+            return
+        if self._partial.size:
+            self._partial.append(data)
+            if self._partial.size < self._wanted:
+                return
+            data = self._partial.join()
+        self._parse(data, 0)
+
+    def resume(self) -> None:
+        """Parse what was held back. It may be held back again; costs what it parses, however much there is."""
+        if self._held_back is not None:
+            (data, position), self._held_back = self._held_back, None
+            self._parse(data, position)
+            if not self.is_held_back and self._later.size:
+                later, self._later = self._later, NOTHING
+                self.receive(later.join())
+            if self.fin:
+                self.check_end()
+        self._streams.release(self)
+
+    def check_end(self) -> None:
+        """Check that the stream does not end inside a frame."""
+        if self.is_held_back or self.phase is Phase.IGNORED:
+            return
+        if self._partial.size:
+            error = RemoteProtocolError(
+                f"the stream ends {self._partial.size} bytes into a frame that needs {self._missing} more at least",
+                rule="aqueduct-F09",
+            )
+            error.offset = self.offset
+            raise error
+        if self.frames == 0 and self.phase in (Phase.START, Phase.ROUTED):
+            self._streams.registry.check_stream_churn("a stream was opened for nothing")
+
+    def reset(self) -> None:
+        """End the stream and drop its unfinished frame."""
+        if self.frames == 0:
+            self._streams.registry.check_stream_churn("a stream was reset before it brought a frame")
+        self.ignore()
+        self.fin = True
+
+    def ignore(self) -> None:
+        """Drop what is held and whatever follows."""
+        self.phase = Phase.IGNORED
+        self._wanted = 0
+        held = self._partial.size + self._later.size
+        if self._held_back is not None:
+            data, position = self._held_back
+            held += len(data) - position
+        self._partial, self._later, self._held_back = Pieces(), NOTHING, None
+        self._streams.repay(self._keep_loan())
+        self.consume(held)
+
+    def consume(self, amount: int) -> None:
+        """Let the link renew credit for these bytes."""
+        if amount:
+            self.unconsumed -= amount
+            if self._borrows_later:
+                self._borrow()
+            consumed = self._streams.consumed
+            consumed[self.id] = consumed.get(self.id, 0) + amount
+
+    # --- frames
+
+    def _parse(self, data: bytes, position: int) -> None:
+        size = len(data)
+        while position < size:
+            # After the last word of a channel only a violation or FORGET_CHANNEL can come.
+            if self.phase is Phase.IGNORED or (self.half is not None and self.half.gone and self.last_word is None):
+                self.ignore()
+                self.consume(size - position)
+                return
+            if self.phase is not Phase.ROUTED and self._must_wait(data[position]):
+                self._held_back = data, position
+                return
+            cursor = Cursor(data, position)
+            try:
+                frame = parse_frame(cursor, self._dispatcher.bounds)
+                half = self.half if isinstance(frame, MessageFrame) and self.last_word is None else None
+                if isinstance(half, ReceiverMachine) and self._streams.unread_limit.is_full(half):
+                    self._streams.unread_limit.hold_back(half, self.id, self.resume)
+                    self._held_back = data, position
+                    return
+                length = cursor.position - position
+                loan = self._keep_loan()
+                self._dispatcher.frames += 1
+                if isinstance(frame, MessageFrame) and self.phase is Phase.ROUTED:
+                    self.frames += 1
+                    is_delivered = self._dispatcher.stream_message(frame, self, length, loan)
+                else:
+                    is_delivered = False
+                    self._apply(frame)
+            except NeedMore as need:
+                self._partial.append(data[position:])
+                self._want(need)
+                return
+            except RemoteProtocolError as error:
+                if error.offset is None:
+                    error.offset = self.offset
+                raise
+            if not is_delivered:  # else the application consumes it
+                self.consume(length)
+                self._streams.repay(loan)
+            self.offset += length
+            position = cursor.position
+
+    def _must_wait(self, tag: int) -> bool:
+        """Until the peer's connection headers have come, everything after the first part waits (H04)."""
+        if self.phase is Phase.START and tag != TAG_VERSION and not self._dispatcher.sent_ack_version:
+            raise RemoteProtocolError(
+                f"a sequence begins with {tag:#04x} before any VERSION came", rule="aqueduct-V06", offset=0
+            )
+        return tag not in CONNECTION_TAGS and not self._dispatcher.is_connected
+
+    def _apply(self, frame: object) -> None:
+        """Apply a frame that is not a message of the channel."""
+        dispatcher = self._dispatcher
+        if self.phase is Phase.ROUTED:
+            self.frames += 1
+            dispatcher.channel_frame(frame, self)
+            if isinstance(frame, ForgetChannel):
+                self.ignore()
+            return
+        dispatcher.check_unrouted(frame)
+        if not isinstance(frame, RouteTo):
+            self.phase = Phase.CONNECTION
+            dispatcher.connection_frame(frame, on_stream=True)
+            return
+        self.channel = frame.channel
+        is_heard, self.half = dispatcher.route(self.channel)
+        if is_heard:
+            self.phase = Phase.ROUTED
+            return
+        self.ignore()
+        if not self.fin:
+            self._streams.stops[self.id] = Stop(self.id)
+
+    # --- loans
+
+    def _want(self, need: NeedMore) -> None:
+        """Note how much of the frame is missing, and borrow credit for it if it may not fit the window."""
+        self._missing = need.missing
+        self._wanted = self._partial.size + need.missing
+        self._whole = not isinstance(need, Unfinished) or need.whole
+        if self._wanted <= self._streams.largest_unlent:
+            return
+        if self._reserved:
+            if self._whole:
+                self._trim(self._lent + self._shortfall())
+            self._lend()
+        elif self._streams.reassembly.waits(self):
+            self._streams.serve_loans()
+        else:
+            self._borrow()
+
+    def _borrow(self) -> None:
+        """Borrow for the frame, unless too much is unread: an unread stream must not grow loan by loan."""
+        self._borrows_later = self.unconsumed - self._partial.size >= self._streams.most_unread_to_lend
+        if not self._borrows_later and self._streams.reassembly.borrow(self, self.loan_size()):
+            self.borrowed(self.loan_size())
+
+    def loan_size(self) -> int:
+        """What the frame may still need; of a message with an incomplete head, as much as any message may."""
+        rest = self._missing if self._whole else self._streams.largest_frame - self._partial.size
+        return min(max(rest, self._missing), self._streams.reassembly.total)
+
+    def borrowed(self, amount: int) -> None:
+        self._reserved, self._lent, self._lent_at = amount, 0, self._partial.size
+        self._lend()
+
+    def _shortfall(self) -> int:
+        """What the frame needs beyond what was lent already, as far as is known."""
+        return max(0, self._partial.size + self._missing - self._lent_at - self._lent)
+
+    def _lend(self) -> None:
+        amount = min(self._shortfall(), self._reserved - self._lent)
+        if amount > 0:
+            self._lent += amount
+            self._streams.lent.append(Lent(self.id, amount))
+
+    def _trim(self, needed: int) -> None:
+        """Give back what is reserved beyond `needed`."""
+        if needed < self._reserved:
+            surplus, self._reserved = self._reserved - needed, needed
+            self._streams.repay(surplus)
+
+    def _keep_loan(self) -> int:
+        """End borrowing for the frame; give the amount to be repaid when it is consumed."""
+        if self._streams.reassembly.waits(self):
+            self._streams.reassembly.leave(self)
+            self._streams.serve_loans()
+        self._borrows_later = False
+        self._trim(self._lent)
+        loan, self._reserved, self._lent = self._reserved, 0, 0
+        return loan
+
+
+class IncomingStreams:
+    """The streams of the peer that are open or not consumed, and what the link is to do about them."""
+
+    def __init__(self, registry: Registry, dispatcher: Dispatcher, most: int) -> None:
+        limits = registry.limits
+        self.registry = registry
+        self.dispatcher = dispatcher
+        self.unread_limit = registry.unread_limit
+        self.open: dict[StreamId, IncomingStream] = {}
+        self.reassembly: Reassembly[IncomingStream] = Reassembly(limits.reassembly)
+        # A frame of up to half of the smallest window needs no loan.
+        self.largest_unlent = min(limits.channel_floor, limits.channel_first) // 2
+        self.most_unread_to_lend = max(1, limits.channel_bytes // 2)  # unread bytes of the same stream
+        self.largest_frame = limits.message + 64  # tag, number and lengths
+        self.bytes_received = 0  # of streams and datagrams
+        # For the link
+        self.consumed: dict[StreamId, int] = {}
+        self.lent: list[Lent] = []
+        self.stops: dict[StreamId, Stop] = {}
+        self._most = most
+        self._early_bytes = 0  # in streams that wait for the connection headers
+        self._has_resumed = False
+        self._stall = StallWatch(registry.deadlines, Timer.STALL, seconds=limits.stall, least=limits.stall_bytes)
+
+    def receive(self, stream: StreamId, data: bytes, fin: bool) -> bool:
+        """Take in bytes of a stream; True once, when datagrams that came before the handshake can be received."""
+        self.bytes_received += len(data)
+        incoming = self.open.get(stream) or self._open(stream)
+        if incoming.fin:
+            return False  # a link should bring nothing after the end
+        incoming.unconsumed += len(data)
+        incoming.fin = fin
+        if data:
+            incoming.receive(data)
+        if incoming.waits_for_peer:
+            self._watch_for_stall()
+        if incoming.is_held_back:
+            if not self.dispatcher.is_connected:
+                self._count_early(len(data))
+        elif fin:
+            incoming.check_end()
+        if fin:
+            self.release(incoming)
+        if self._has_resumed or not self.dispatcher.is_connected:
+            return False
+        self._has_resumed = True
+        for waiting in [*self.open.values()]:
+            if waiting.is_held_back:
+                waiting.resume()
+        return True
+
+    def missing(self, stream: StreamId) -> int:
+        """Bytes until the frame that has begun may end; fewer are only collected."""
+        incoming = self.open.get(stream)
+        return incoming.missing if incoming is not None else 0
+
+    def reset(self, stream: StreamId) -> None:
+        incoming = self.open.get(stream)
+        if incoming is not None and not incoming.fin:
+            incoming.reset()
+            self.release(incoming)
+
+    def stopped(self, stream: StreamId) -> None:
+        """Reset a stream of ours that the peer has stopped, and end the sender that depends on it."""
+        streams = self.registry.streams
+        out = streams.streams.get(stream)
+        if out is None:
+            return
+        self.registry.check_stream_churn("a stream was stopped")
+        source = out.source
+        streams.drop(out)
+        if isinstance(source, SingleMessage):
+            source = source.sender
+        if isinstance(source, SenderMachine):
+            self.registry.sender_stopped(source)
+
+    def release(self, incoming: IncomingStream) -> None:
+        """Remove a stream if it has ended and is consumed."""
+        if incoming.fin and incoming.unconsumed == 0:
+            self.open.pop(incoming.id, None)
+
+    def has_control(self) -> bool:
+        return bool(self.consumed or self.lent or self.stops)
+
+    def take_control(self) -> list[StreamControl]:
+        """Give what the link is to do about these streams: stop, lend, renew credit."""
+        control: list[StreamControl] = [*self.stops.values(), *self.lent]
+        control += [Consumed(stream, amount) for stream, amount in self.consumed.items()]
+        self.stops.clear()
+        self.lent.clear()
+        self.consumed.clear()
+        return control
+
+    def _open(self, stream: StreamId) -> IncomingStream:
+        if len(self.open) >= self._most:
+            raise RemoteProtocolError(
+                f"{len(self.open) + 1} streams at once against {self._most}; "
+                "raise Config(streams=…) if this peer is right"
+            )
+        incoming = self.open[stream] = IncomingStream(stream, self)
+        return incoming
+
+    def _count_early(self, size: int) -> None:
+        most = self.registry.limits.connection_bytes
+        self._early_bytes += size
+        if self._early_bytes > most:
+            raise RemoteProtocolError(
+                f"{self._early_bytes} bytes before the connection headers against {most}",
+                limit="connection_bytes",
+                rule="aqueduct-H05",
+            )
+
+    # --- loans for frames larger than a window
+
+    def repay(self, loan: int) -> None:
+        if loan:
+            self.reassembly.repay(loan)
+            self.serve_loans()
+
+    def serve_loans(self) -> None:
+        """Lend to the waiting streams, in order, as far as the budget reaches."""
+        while (borrower := self.reassembly.next_waiting()) is not None:
+            amount = borrower.loan_size()
+            if not self.reassembly.serve(borrower, amount):
+                return
+            borrower.borrowed(amount)
+
+    # --- stalls
+
+    def _watch_for_stall(self) -> None:
+        self._stall.watch(self.registry.connection.now, self.bytes_received, self.reassembly.served)
+
+    def check_stall(self) -> bool:
+        """End a stall interval: True if nothing came, as over a broken link; `RemoteProtocolError` if too little came.
+
+        The peer is not blamed while a stream waits for a loan or much is unread: then it may lack credit.
+        """
+        came = self._stall.shortfall(self.bytes_received, self.reassembly.served)
+        if not any(incoming.waits_for_peer for incoming in self.open.values()):
+            return False
+        unread = sum(incoming.unconsumed for incoming in self.open.values())
+        if came is None or 2 * unread > self.registry.limits.connection_bytes:
+            self._watch_for_stall()
+            return False
+        if came:
+            raise self._stall.error(came, "frame")
+        return True
+
+
+class IncomingDatagrams:
+    """The datagrams of the peer: each is a whole sequence, with messages in number spaces of their own."""
+
+    def __init__(self, registry: Registry, dispatcher: Dispatcher) -> None:
+        self.dropped = 0  # repeated, too early, or without room
+        self._registry = registry
+        self._dispatcher = dispatcher
+        self._early: list[bytes] = []
+        self._early_bytes = 0
+
+    def receive(self, data: bytes) -> None:
+        """Parse a datagram, or keep it until the connection headers have come."""
+        if data and data[0] != TAG_VERSION and not self._dispatcher.sent_ack_version:
+            raise RemoteProtocolError(
+                f"a datagram begins with {data[0]:#04x} before any VERSION came", rule="aqueduct-V06", offset=0
+            )
+        cursor = Cursor(data)
+        channel: int | None = None
+        start = 0
+        try:
+            while cursor.remaining and data[cursor.position] in CONNECTION_TAGS:
+                start = cursor.position
+                self._dispatcher.connection_frame(self._next(cursor), on_stream=False)
+            while cursor.remaining:
+                if not self._dispatcher.is_connected:
+                    self._keep_early(data)
+                    return
+                start = cursor.position
+                frame = self._next(cursor)
+                if channel is None:
+                    self._dispatcher.check_unrouted(frame)
+                    assert isinstance(frame, RouteTo)  # nothing else is left
+                    is_heard, _ = self._dispatcher.route(frame.channel)
+                    if not is_heard:
+                        return
+                    channel = frame.channel
+                elif not self._channel_frame(frame, channel, cursor.position - start):
+                    return
+        except RemoteProtocolError as error:
+            error.offset = start
+            raise
+
+    def receive_early(self) -> None:
+        """Parse the datagrams that were kept."""
+        early, self._early = self._early, []
+        self._early_bytes = 0
+        for data in early:
+            self.receive(data)
+
+    def _next(self, cursor: Cursor) -> object:
+        try:
+            frame = parse_frame(cursor, self._dispatcher.bounds)
+        except NeedMore as need:
+            raise RemoteProtocolError(
+                f"a datagram ends at least {need.missing} bytes before its frame", rule="aqueduct-F09"
+            ) from None
+        self._dispatcher.frames += 1
+        return frame
+
+    def _channel_frame(self, frame: object, channel: int, size: int) -> bool:
+        """Apply a frame after ROUTE_TO; False if the rest is to be ignored."""
+        self._dispatcher.check_direction(channel, frame)
+        rule = IN_STREAMS.get(type(frame))
+        if rule is not None:
+            raise RemoteProtocolError(f"{type(frame).__name__} in a datagram", rule=rule)
+        assert isinstance(frame, MessageFrame)  # nothing else is left
+        receiver = self._dispatcher.half_of(channel)
+        if not isinstance(receiver, ReceiverMachine):
+            return False
+        receiver.check_message(frame.number, unreliable=True)
+        if frame.attachments:
+            self._dispatcher.check_attachments(receiver, frame)
+        if channel not in self._registry.table:
+            self._dispatcher.adopt(receiver)
+            self._registry.add_stray(receiver)
+        cost = size + DATAGRAM_COST
+        is_beyond = receiver.reliable.total is not None and frame.number >= receiver.unreliable.known
+        # A repeated datagram may bring back a channel that has long ended; its attachments must not come back as well.
+        is_doubtful = bool(frame.attachments) and not receiver.attached
+        if is_beyond or is_doubtful or not receiver.has_room(cost) or not receiver.unreliable.arrived(frame.number):
+            self.dropped += 1
+            return True
+        receiver.unread += cost
+        self._registry.connection.unread_datagrams += cost
+        self._dispatcher.deliver(receiver, frame, cost, 0, None)
+        return True
+
+    def _keep_early(self, data: bytes) -> None:
+        cost = len(data) + DATAGRAM_COST
+        if self._early_bytes + cost > self._registry.config.early_bytes:
+            self.dropped += 1
+            return
+        self._early_bytes += cost
+        self._early.append(data)

@@ -1,0 +1,796 @@
+"""The halves of channels as Trio objects, and the connection that moves their messages between engine and pump."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, TypeVar
+from weakref import WeakSet
+
+import trio
+
+from muxkit._errors import LocalProtocolError, MuxError
+from muxkit.core import Receiving, Sending, Step, advance
+from muxkit.protocols.aqueduct.carrier import Carrier
+from muxkit.protocols.aqueduct.engine import (
+    Acked,
+    Arrived,
+    Connected,
+    Ended,
+    Engine,
+    Failed,
+    HungUp,
+    Mode,
+    Nacked,
+    Outcome,
+    SenderMachine,
+    Silent,
+    Ticket,
+    Unclaimed,
+    Writable,
+)
+from muxkit.protocols.aqueduct.frames import label
+from muxkit.runtime import (
+    YIELD_BYTES,
+    YIELD_LEAST,
+    ChannelCancelled,
+    ChannelStopped,
+    Inbox,
+    MultistreamLink,
+    MultistreamPump,
+    OutboxBudget,
+    SendHalf,
+    StreamPump,
+    as_bytes,
+    turns,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+
+    from muxkit._limits import Limits
+    from muxkit._observer import Observer
+    from muxkit.protocols.aqueduct.config import Config
+    from muxkit.protocols.aqueduct.engine import Event, Half, Promise, ReceiverMachine
+    from muxkit.protocols.aqueduct.frames import Headers, Role
+    from muxkit.runtime import ErrorMaker
+
+    Pairs = Sequence[tuple[bytes, bytes]]
+
+NO_HEADERS_SIZE = 1  # byte, what the headers of a message without any take
+WORTH_A_GRANT = 1024  # bytes; half of the smallest window
+
+_log = logging.getLogger("muxkit")
+
+
+# --- errors
+
+
+class Finished(MuxError, trio.EndOfChannel):
+    """The clean end: the sender finished, and everything that it sent was received."""
+
+
+class Cancelled(ChannelCancelled):
+    """The sender gave up; messages may be missing."""
+
+
+class NoReceiver(ChannelStopped):
+    """The receiver was closed: what is sent will not be read, and perhaps not all that was sent before."""
+
+
+class LostInTransit(MuxError, trio.BrokenResourceError):
+    """The message that carried the other half did not arrive, so the channel has only one end.
+
+    The side that made the channel detects it, and tells the other side in case it knows of the channel after all.
+    """
+
+
+def finished() -> Exception:
+    return Finished("the sender finished, and everything was received")
+
+
+def closed() -> Exception:
+    return trio.ClosedResourceError("this half was closed on our side")
+
+
+def refused() -> Exception:
+    return ChannelStopped("no channel can be opened any more: the peer is closing the connection")
+
+
+ERRORS: Final[dict[Outcome, ErrorMaker]] = {
+    Outcome.FINISHED: finished,
+    Outcome.CANCELLED: lambda: Cancelled("the sender gave up before it was done"),
+    Outcome.NO_RECEIVER: lambda: NoReceiver("the receiver was closed"),
+    Outcome.LOST_IN_TRANSIT: lambda: LostInTransit("the message that carried the other half did not arrive"),
+    Outcome.FORGOTTEN: lambda: LostInTransit("the peer, which made this channel, has discarded it"),
+}
+
+
+# --- sending
+
+
+class Receipt:
+    """Tells whether one message arrived."""
+
+    __slots__ = ("_core", "_known", "_promise")
+
+    def __init__(self, core: Core, promise: Promise) -> None:
+        self._core = core
+        self._promise = promise
+        self._known: trio.Event | None = None
+        promise.owner = self
+
+    @property
+    def known(self) -> bool | None:
+        """True if it arrived, False if not, None while that is unknown."""
+        return self._promise.arrived
+
+    async def arrived(self) -> bool:
+        """Wait until it is known; False as well if that will never be known, though the connection lives.
+
+        That it arrived does not say that it was read. Raises `LinkLost` if the connection is lost first.
+        """
+        await trio.lowlevel.checkpoint()
+        if self._promise.arrived is None:
+            self._core.raise_if_lost()
+            if self._known is None:
+                self._known = trio.Event()
+            self._core.receipts[self] = None
+            await self._known.wait()
+        if self._promise.arrived is None:
+            self._core.raise_if_lost()
+        return bool(self._promise.arrived)
+
+    def resolve(self) -> None:
+        """For the connection: end all waiting."""
+        self._core.receipts.pop(self, None)
+        if self._known is not None:
+            self._known.set()
+
+    def __repr__(self) -> str:
+        state = {None: "not known yet", True: "arrived", False: "lost"}[self.known]
+        return f"<aqueduct.Receipt: {state}>"
+
+
+class Sender(SendHalf):
+    """Sends messages; as a block it finishes when it is left, without waiting for the peer."""
+
+    __slots__ = ("__weakref__", "_core", "_engine", "_ticket", "headers", "machine", "sent")
+
+    def __init__(
+        self, core: Core, machine: SenderMachine, *, headers: Headers = (), ticket: Ticket | None = None
+    ) -> None:
+        super().__init__(core.budget, core.after_command)
+        self._core = core
+        self._engine = core.engine
+        self._ticket = ticket  # of the other half, until it is sent
+        self.machine = machine
+        self.headers = headers
+        """Headers of the channel, set by the side that made it."""
+        self.sent = 0
+        """Messages that the connection has taken."""
+        machine.owner = self
+
+    # --- for the application
+
+    async def send(
+        self,
+        message: bytes,
+        *,
+        headers: Pairs = (),
+        attachments: Sequence[Ticket] = (),
+        mode: Mode = Mode.ORDERED,
+    ) -> None:
+        """Send one message; returns when the connection has it.
+
+        Cancelled means not sent, and the tickets can be used again. Waits while too much of this channel is unsent or
+        unanswered, behind earlier senders; with `Mode.UNRELIABLE` it never waits, and the oldest messages are dropped.
+        Checks for cancellation in every call, yields at the latest on every 64th call or 16 KiB, and always when it
+        had to wait.
+
+        Raises `trio.ClosedResourceError` after `finish`, `cancel` or `aclose`, `NoReceiver` when the receiver was
+        closed, `LostInTransit` when the other half did not arrive, `LinkLost` when the connection is gone, and
+        `LocalProtocolError` for what cannot be sent, or when the other half was not sent yet.
+        """
+        await self._transmit(message, headers, attachments, mode, receipt=False)
+
+    async def send_tracked(
+        self,
+        message: bytes,
+        *,
+        headers: Pairs = (),
+        attachments: Sequence[Ticket] = (),
+        mode: Mode = Mode.ORDERED,
+    ) -> Receipt:
+        """The same as `send`, with a receipt that tells whether the message arrived."""
+        promise = await self._transmit(message, headers, attachments, mode, receipt=True)
+        assert promise is not None  # since one was asked for
+        return Receipt(self._core, promise)
+
+    def cancel(self) -> None:
+        """Give up: what has not arrived may be lost, and the receiver learns that. Too late once all was finished."""
+        self.abort()
+
+    def abort(self) -> None:
+        """The same as `cancel`."""
+        super().abort()
+        if self.machine.id is None:
+            self.confirmed()
+
+    def __repr__(self) -> str:
+        return f"<aqueduct.Sender {name_of(self.machine)}: {self.state.value}>"
+
+    # --- for the connection
+
+    def push(self, message: bytes, attachments: Sequence[Ticket]) -> None:
+        """Hand a message to the engine at once; there must be room for it."""
+        self._engine.send(self.machine, message, attachments=attachments)
+        self._count()
+        self._core.handed_over(attachments)
+
+    def machine_ended(self, outcome: Outcome) -> None:
+        """The engine reports the end of this half."""
+        if outcome in (Outcome.FINISHED, Outcome.CANCELLED) and self.state is not Sending.OPEN:
+            self.confirmed()
+        else:
+            self.stopped(ERRORS[outcome])
+
+    def admits(self, size: int) -> bool:
+        return self._engine.admits(self.machine, size + NO_HEADERS_SIZE)
+
+    def watch(self, size: int) -> None:
+        # A half whose other half was not sent has nothing on its way, so it admits everything and is never watched.
+        self._engine.watch(self.machine, size + NO_HEADERS_SIZE)
+
+    def check_size(self, size: int) -> None:
+        if size > self._engine.limits.message:
+            raise LocalProtocolError(f"a message of {size} bytes against Limits(message={self._engine.limits.message})")
+
+    # --- inside
+
+    async def _transmit(
+        self, message: bytes, headers: Pairs, attachments: Sequence[Ticket], mode: Mode, *, receipt: bool
+    ) -> Promise | None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        payload = message if type(message) is bytes else as_bytes(message)
+        for ticket in attachments:
+            if not isinstance(ticket, Ticket):
+                raise LocalProtocolError(f"only the ticket of a new channel can be sent, not a {type(ticket).__name__}")
+        if self.state is not Sending.OPEN:
+            await self._refuse()
+        size = len(payload) + NO_HEADERS_SIZE
+        if headers or attachments:
+            size = self._engine.size_of(payload, headers, attachments)
+        has_turn = False
+        if mode is not Mode.UNRELIABLE and not self.may_send(size):
+            while not has_turn:
+                await self.wait_turn(size)
+                has_turn = self.admits(size)
+                if not has_turn:  # a message too large for a datagram took the room
+                    self.end_turn()
+        try:
+            promise = self._engine.send(
+                self.machine, payload, headers=headers, attachments=attachments, mode=mode, receipt=receipt
+            )
+            self._count()
+            self._core.handed_over(attachments)
+        finally:
+            if has_turn:
+                self.end_turn()
+        self._core.after_command()
+        self._since_yield += max(size, YIELD_LEAST)
+        if self._since_yield >= YIELD_BYTES:
+            await self._yield()
+        return promise
+
+    def _push(self, message: bytes) -> None:
+        self._engine.send(self.machine, message)
+        self._count()
+
+    def _count(self) -> None:
+        self.sent += 1
+        self._core.messages_sent += 1
+        if self.machine.oneshot:
+            self.state = advance(self.state, Step.FINISH)
+            self._close_gate(closed)
+
+    def _close(self, payload: bytes) -> None:
+        super()._close(payload)
+        if self.machine.id is None:
+            self.confirmed()
+
+    def _finish(self, payload: bytes) -> None:
+        if payload:
+            raise LocalProtocolError("an end says nothing in Aqueduct: send a message before it")
+        if self.machine.id is None:
+            self._void_ticket()
+        else:
+            self._engine.finish(self.machine)
+
+    def _abort(self) -> None:
+        if self.machine.id is None:
+            self._void_ticket()
+        elif self.machine.is_cancellable:
+            self._engine.cancel(self.machine, trio.current_time())
+
+    def _void_ticket(self) -> None:
+        """Let the other half be sent no more."""
+        if self._ticket is not None:
+            self._ticket.spent = True
+
+
+# --- receiving
+
+HalfT = TypeVar("HalfT", "Sender", "Receiver")
+
+
+class Message:
+    """A message that came. As a block it owns the halves that came with it: at its end those that were not taken are
+    closed, or aborted if it ends by an error. A message without attachments needs no block.
+    """
+
+    __slots__ = ("_taken", "attachments", "headers", "is_unreliable", "number", "payload")
+
+    def __init__(self, arrived: Arrived, attachments: tuple[Sender | Receiver, ...]) -> None:
+        self.payload = arrived.payload
+        self.headers: Headers = arrived.headers
+        self.number = arrived.number
+        """Counted from 0, those in streams and those in datagrams each by themselves."""
+        self.is_unreliable = arrived.unreliable
+        """It came in a datagram."""
+        self.attachments = attachments
+        """To look at; to use one, take it."""
+        self._taken: set[int] = set()
+
+    def take(self, index: int = 0) -> Sender | Receiver:
+        """Take an attachment, which the block does not close then."""
+        if not 0 <= index < len(self.attachments):
+            raise LocalProtocolError(f"attachment {index} of a message that has {len(self.attachments)}")
+        if index in self._taken:
+            raise LocalProtocolError(f"attachment {index} was taken before")
+        self._taken.add(index)
+        return self.attachments[index]
+
+    def sender(self, index: int = 0) -> Sender:
+        """Take an attachment to send on; `LocalProtocolError` if it is none."""
+        return self._take_as(Sender, index)
+
+    def receiver(self, index: int = 0) -> Receiver:
+        """Take an attachment to receive from; `LocalProtocolError` if it is none."""
+        return self._take_as(Receiver, index)
+
+    def _take_as(self, kind: type[HalfT], index: int) -> HalfT:
+        if 0 <= index < len(self.attachments) and not isinstance(self.attachments[index], kind):
+            what = type(self.attachments[index]).__name__
+            raise LocalProtocolError(f"attachment {index} is a {what}, not a {kind.__name__}")
+        half = self.take(index)
+        assert isinstance(half, kind)  # was checked
+        return half
+
+    def close(self) -> None:
+        """Close the attachments that were not taken."""
+        for half in self._take_rest():
+            half.close()
+
+    async def aclose(self) -> None:
+        """`close`, with a checkpoint."""
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    async def __aenter__(self) -> Message:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            for half in self._take_rest():
+                half.abort()
+
+    def _take_rest(self) -> list[Sender | Receiver]:
+        return [self.take(index) for index in range(len(self.attachments)) if index not in self._taken]
+
+    def __repr__(self) -> str:
+        attached = f", {len(self.attachments)} attached" if self.attachments else ""
+        return f"<aqueduct.Message {self.number}, {len(self.payload)} bytes{attached}>"
+
+
+class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
+    """Receives messages; several tasks may, and get them in the order in which they began to wait.
+
+    Iterating ends when the sender has finished.
+    """
+
+    __slots__ = ("__weakref__", "_consumed", "_core", "_redirect", "_ticket", "headers", "machine", "taken")
+
+    _size_of = staticmethod(lambda arrived: len(arrived.payload))
+
+    def __init__(
+        self, core: Core, machine: ReceiverMachine, *, headers: Headers = (), ticket: Ticket | None = None
+    ) -> None:
+        super().__init__(core.after_command)
+        self._core = core
+        self._ticket = ticket  # of the other half, until it is sent
+        self._redirect: Callable[[Arrived | None], None] | None = None
+        self._consumed = 0  # bytes for which no grant was asked for
+        self.machine = machine
+        self.headers = headers
+        """Headers of the channel, set by the side that made it."""
+        self.taken = 0
+        """Messages that the application has received."""
+        machine.owner = self
+
+    # --- for the application
+
+    async def receive(self) -> Message:
+        """Receive the next message. Cancelled means that none was taken.
+
+        Checks for cancellation in every call, yields at the latest on every 64th call or 16 KiB, and always when it
+        had to wait. What came before the end is given first. May be waited for before the other half was sent.
+
+        Raises `Finished`, a `trio.EndOfChannel`, at the clean end, `Cancelled` when the sender gave up, `LostInTransit`
+        when the other half did not arrive, `LinkLost` when the connection is gone, `trio.ClosedResourceError` after
+        `aclose`.
+        """
+        arrived = await self._next_item()
+        return Message(arrived, self._core.attachments_of(arrived) if arrived.attachments else ())
+
+    async def receive_many(self, limit: int | None = None) -> list[Message]:
+        """Wait for at least one message, then give all that have come, at most `limit`; one checkpoint."""
+        return [Message(each, self._core.attachments_of(each)) for each in await self._next_items(limit)]
+
+    async def aclose(self) -> None:
+        """Accept no more: what has come is dropped, its attachments are closed, and the peer is told to stop."""
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        """`aclose` without the checkpoint."""
+        super().close()
+        self._error = closed
+
+    def abort(self) -> None:
+        """The same as `close`."""
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<aqueduct.Receiver {name_of(self.machine)}: {self.state.value}, {self.unread} unread>"
+
+    # --- for the connection
+
+    next_arrived = Inbox[Arrived]._next_item
+    next_all = Inbox[Arrived]._next_items
+
+    def redirect(self, to: Callable[[Arrived | None], None]) -> None:
+        """Pass messages to a function from now on, those that are stored first, and None at the end."""
+        self._redirect = to
+        for arrived in self._stored.take_all(None):
+            to(arrived)
+        if self.state is not Receiving.OPEN:
+            to(None)
+
+    def deliver(self, arrived: Arrived) -> None:
+        if self.state is not Receiving.OPEN:
+            self._core.dispose(arrived)
+        elif self._redirect is not None:
+            self._redirect(arrived)
+        else:
+            super().deliver(arrived)
+
+    def machine_ended(self, outcome: Outcome) -> None:
+        """The engine reports the end of this half."""
+        self.ended(ERRORS[outcome])
+
+    def lost(self, error: ErrorMaker) -> None:
+        """The connection is gone."""
+        self.ended(error)
+
+    def refuse_more(self) -> None:
+        """Tell the peer to send no more; what has come can still be received."""
+        if self.state is Receiving.OPEN:
+            self._stop()
+            self.ended(finished)
+            self._core.after_command()
+
+    def ended(self, error: ErrorMaker) -> None:
+        if self.state is Receiving.OPEN:
+            super().ended(error)
+            if self._redirect is not None:
+                self._redirect(None)
+
+    def discard_unread(self) -> None:
+        """Drop the messages that are stored and close what came with them."""
+        self._took((), self._discard())
+
+    # --- inside
+
+    def _taken(self, items: Sequence[Arrived], size: int) -> bool:
+        if not items:
+            return False
+        self.taken += len(items)
+        now = trio.current_time()
+        may_open = False
+        for arrived in items:
+            self._consumed += arrived.cost
+            may_open |= self._core.engine.consumed(arrived, now)
+        if may_open or not self._stored.count or self._consumed >= WORTH_A_GRANT:
+            self._consumed = 0
+            return True
+        return False
+
+    def _discard(self) -> int:
+        for arrived in self._stored.take_all(None):
+            self._core.dispose(arrived)
+        return 0
+
+    def _stop(self) -> None:
+        core = self._core
+        if self.machine.id is None:
+            if self._ticket is not None:
+                self._ticket.spent = True
+        elif not (core.pump.is_lost or core.engine.over or self.machine.gone):
+            core.engine.close(self.machine, trio.current_time())
+
+
+# --- the connection
+
+
+class Core:
+    """An engine with its pump, and the Trio objects of its halves."""
+
+    def __init__(
+        self,
+        link: trio.abc.Stream | MultistreamLink,
+        role: Role,
+        *,
+        headers: Pairs,
+        config: Config,
+        limits: Limits,
+        observer: Observer | None,
+    ) -> None:
+        self.engine = Engine(role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time())
+        self.limits = self.engine.limits
+        self.budget = OutboxBudget()
+        self.pump = self._make_pump(link, observer)
+        self.round_trip: Callable[[], float | None] | None = None
+        if isinstance(link, MultistreamLink):
+            self.round_trip = lambda: link.round_trip
+        self.changed = trio.lowlevel.ParkingLot()  # tasks that wait for channels to come or end
+        self.receipts: dict[Receipt, None] = {}  # those that tasks wait for
+        self.messages_sent = 0
+        self.messages_received = 0
+        self.is_leaving = False
+        self.on_end: Callable[[ErrorMaker | None], None] = lambda error: None
+        self.reserved: set[Half] = {self.engine.entrypoint}  # halves that are not the application's
+        self.peer_headers: Headers | None = None
+        self.connected = trio.Event()  # the peer's headers have come, or never will
+        self._unsent: WeakSet[Sender | Receiver] = WeakSet()  # halves whose other half was not sent yet
+        self._is_dispatching = False
+
+    def _make_pump(
+        self, link: trio.abc.Stream | MultistreamLink, observer: Observer | None
+    ) -> MultistreamPump[Event] | StreamPump[Event]:
+        if isinstance(link, MultistreamLink):
+            return MultistreamPump(
+                link,
+                self.engine,
+                on_events=self._dispatch,
+                on_written=self._on_written,
+                on_lost=self._on_lost,
+                queued=lambda: self.engine.outbox,
+                observer=observer,
+            )
+        return StreamPump(
+            link,
+            Carrier(self.engine),
+            on_events=self._dispatch,
+            on_written=self._on_written,
+            on_lost=self._on_lost,
+            queued=lambda: self.engine.outbox,
+            observer=observer,
+        )
+
+    # --- halves
+
+    def new_sender(self, *, oneshot: bool = False, headers: Pairs = ()) -> tuple[Sender, Ticket]:
+        """Make a channel whose receiver is to be sent to the peer."""
+        machine, ticket = self.engine.channel(sends=True, oneshot=oneshot, headers=headers)
+        half = Sender(self, machine, headers=tuple(headers), ticket=ticket)
+        self._unsent.add(half)
+        return half, ticket
+
+    def new_receiver(self, *, oneshot: bool = False, headers: Pairs = ()) -> tuple[Receiver, Ticket]:
+        """Make a channel whose sender is to be sent to the peer."""
+        machine, ticket = self.engine.channel(sends=False, oneshot=oneshot, headers=headers)
+        half = Receiver(self, machine, headers=tuple(headers), ticket=ticket)
+        self._unsent.add(half)
+        return half, ticket
+
+    def handed_over(self, tickets: Sequence[Ticket]) -> None:
+        """Note that the other halves of channels were sent."""
+        for ticket in tickets:
+            half = ticket.half.owner
+            if isinstance(half, Sender | Receiver):
+                self._unsent.discard(half)
+
+    def half_of(self, machine: Half) -> Sender | Receiver:
+        """Give the Trio object of a half; it is made when it is first asked for."""
+        owner = machine.owner
+        if isinstance(owner, Sender | Receiver):
+            return owner
+        half = Sender(self, machine) if isinstance(machine, SenderMachine) else Receiver(self, machine)
+        if machine.outcome is not None and not machine.is_told:  # else the event comes, behind the messages
+            half.machine_ended(machine.outcome)
+        elif self.pump.is_lost:
+            half.lost(self.pump.loss)
+        return half
+
+    def sender_of(self, machine: Half) -> Sender:
+        half = self.half_of(machine)
+        assert isinstance(half, Sender)  # as is the machine
+        return half
+
+    def receiver_of(self, machine: Half) -> Receiver:
+        half = self.half_of(machine)
+        assert isinstance(half, Receiver)  # as is the machine
+        return half
+
+    def attachments_of(self, arrived: Arrived) -> tuple[Sender | Receiver, ...]:
+        """Give the halves that came with a message, which the application is to have."""
+        if not arrived.attachments:
+            return ()
+        halves = []
+        for attachment in arrived.attachments:
+            half = self.half_of(attachment.half)
+            half.headers = attachment.headers
+            self.engine.accept(attachment.half)
+            halves.append(half)
+        return tuple(halves)
+
+    # --- commands
+
+    def dispose(self, arrived: Arrived) -> None:
+        """Consume a message without using it, and close what came with it."""
+        if self.engine.consumed(arrived, trio.current_time()):
+            self.after_command()
+        for half in self.attachments_of(arrived):
+            half.close()
+
+    def after_command(self) -> None:
+        """Let the pump dispatch events, set its timer and write, after commands to the engine."""
+        if self._is_dispatching or self.pump.is_lost:
+            return
+        self.pump.dispatch_events()
+        self.pump.rearm()
+        self.pump.request_write()
+
+    # --- the end
+
+    def raise_if_lost(self) -> None:
+        if self.pump.is_lost:
+            raise self.pump.loss()
+
+    @property
+    def live(self) -> int:
+        """Live halves of the application's channels."""
+        return len(self.engine.halves) - sum(not half.gone for half in self.reserved)
+
+    def _halves(self) -> Iterator[Sender | Receiver]:
+        for machine in self.engine.halves:
+            yield self.half_of(machine)
+        yield from [*self._unsent]
+
+    async def leave(self, linger: float) -> None:
+        """Finish everything, wait until the peer has heard it, hang up; at most `linger` seconds.
+
+        A violation by the peer is raised here at the latest: after an orderly end no other call raises it.
+        """
+        used = [sender for half in self._halves() if isinstance(sender := half, Sender) and sender.sent]
+        with trio.move_on_after(linger) as scope:
+            self.close_all()
+            while not self.pump.is_lost and any(not sender.given_up for sender in self._live_senders()):
+                await self.changed.park()
+            await self.pump.flushed()
+            if not any(sender.is_unheard for sender in used):
+                await self.pump.hang_up()
+        if scope.cancelled_caught:
+            self.pump.lose(f"the peer did not take leave within {linger} s", by="peer")
+        if self.pump.is_violated or any(sender.is_unheard for sender in used):
+            raise self.pump.loss()
+
+    def _live_senders(self) -> list[Sender]:
+        return [self.sender_of(machine) for machine in self.engine.senders.values()]
+
+    def close_all(self) -> None:
+        """Finish all senders and close all receivers."""
+        if self.pump.is_lost:
+            return
+        self.is_leaving = True
+        self.on_end(None)
+        for half in [*self._halves()]:
+            half.close()
+        self.after_command()
+
+    def abort_all(self) -> None:
+        """Abort every live channel of the application."""
+        for machine in self.engine.halves:
+            if machine not in self.reserved:
+                self.half_of(machine).abort()
+        self.after_command()
+
+    # --- called by the pump
+
+    def _on_written(self) -> None:
+        self.pump.rearm()  # what was written may have to be announced to the peer after a delay
+
+    def _on_lost(self) -> None:
+        loss = self.pump.loss
+        with turns().spreading():
+            for half in self._halves():
+                half.lost(loss)
+        self.engine.receive_closed(trio.current_time(), clean=False)
+        for receipt in [*self.receipts]:
+            receipt.resolve()
+        self.connected.set()
+        self.on_end(loss)
+        self.changed.unpark_all()
+
+    def _dispatch(self, events: Sequence[Event]) -> None:
+        before, self._is_dispatching = self._is_dispatching, True
+        try:
+            for event in events:
+                if isinstance(event, Arrived):
+                    self.messages_received += 1
+                    receiver = event.receiver.owner
+                    if not isinstance(receiver, Receiver):
+                        receiver = self.receiver_of(event.receiver)
+                    if self.is_leaving:
+                        receiver.close()
+                    receiver.deliver(event)
+                else:
+                    self._on_event(event)
+        finally:
+            self._is_dispatching = before
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case Ended(half, outcome):
+                self._on_ended(half, outcome)
+            case Unclaimed(half):
+                if isinstance(half.owner, Receiver):
+                    half.owner.discard_unread()
+            case Acked(promise) | Nacked(promise):
+                if isinstance(promise.owner, Receipt):
+                    promise.owner.resolve()
+            case Writable(sender):
+                if isinstance(sender.owner, Sender) and sender.owner.state is Sending.OPEN:
+                    sender.owner.window_changed()
+            case Connected(headers):
+                self.peer_headers = headers
+                self.connected.set()
+            case HungUp(clean):
+                if clean:
+                    self.on_end(None)
+                what = "" if clean else f" while {self.live} halves were open" if self.live else " in mid-message"
+                self.pump.lose(f"the peer hung up{what}", by="peer")
+            case Silent(seconds):
+                self.pump.lose(f"nothing was heard for {seconds:.0f} s", by="network")
+            case Failed(error):
+                # The protocol has no error frame: over a byte stream only this log can say why.
+                _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", error)
+                self.pump.lose(str(error), by="peer", cause=error)
+
+    def _on_ended(self, machine: Half, outcome: Outcome) -> None:
+        half = self.half_of(machine)
+        half.machine_ended(outcome)
+        # A receiver whose attachment did not come, of a channel that is forgotten, will never be taken.
+        if isinstance(half, Receiver) and not machine.attached and outcome is Outcome.FORGOTTEN:
+            half.discard_unread()
+        if self.changed:
+            self.changed.unpark_all()
+
+
+def name_of(machine: Half) -> str:
+    return "not sent yet" if machine.id is None else label(machine.id)

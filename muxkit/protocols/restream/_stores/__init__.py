@@ -1,1 +1,0 @@
-"""Where sessions live: the protocol of a store, and the three that come with muxkit."""

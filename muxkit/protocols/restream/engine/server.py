@@ -1,0 +1,365 @@
+"""The engine of a server: one connection, requests and acknowledgements in, messages out."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit.protocols.restream.engine.config import ServerConfig
+from muxkit.protocols.restream.engine.events import (
+    Acknowledged,
+    Failed,
+    HungUp,
+    Registered,
+    Resumed,
+    ServerEvent,
+    Silent,
+    StatelessRequested,
+    StatusRequested,
+)
+from muxkit.protocols.restream.engine.timers import LineEngine, LineTimers
+from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
+from muxkit.protocols.restream.wire.lines import Lines
+from muxkit.protocols.restream.wire.messages import (
+    AskStatus,
+    OpenStateful,
+    OpenStateless,
+    ResumeStateful,
+    ResumeStateless,
+    Status,
+    encode_error,
+    encode_message,
+    encode_status,
+    encode_value,
+    parse_later,
+    parse_request,
+)
+
+if TYPE_CHECKING:
+    from muxkit._observer import Observer
+    from muxkit.core import Buffer
+    from muxkit.protocols.restream.wire import Json
+
+WRITE_BYTES = 64 * 1024
+
+
+class Phase(Enum):
+    """The phase of a connection."""
+
+    ASKING = "asking"
+    """The first line has not come."""
+    VALUES = "values"
+    """A stateless stream."""
+    OPENING = "opening"
+    """A session was requested; `accept` or `fail` has to follow."""
+    MESSAGES = "messages"
+    """The stream of a session."""
+    STATUS = "status"
+    """The progress of a session was requested; `send_status` or `fail` has to follow."""
+    CLOSING = "closing"
+    """The last line is queued or written: flush, then close."""
+    OVER = "over"
+    """The client hung up, or the connection is lost."""
+
+
+class ServerEngine(LineEngine[ServerEvent]):
+    """A server's end of one connection; a `StreamEngine`.
+
+    An event says what the client requests, and commands answer it. A command either does all of its work or raises
+    `LocalProtocolError` and changes nothing. After a violation there is one `Failed`, the error line is queued, and no
+    event follows: as soon as `closing` is true, flush and close.
+    """
+
+    def __init__(
+        self, config: ServerConfig | None = None, *, limits: Limits | None = None, observer: Observer | None = None
+    ) -> None:
+        self.config = config or ServerConfig()
+        self.limits = limits or Limits()
+        self.phase = Phase.ASKING
+        self.uuid = ""
+        """The uuid of the session, in lower case; empty for a stateless stream."""
+        self.acknowledged = 0
+        """The highest id that the client has acknowledged."""
+        self.sent = 0
+        """The highest id that left the engine, on this connection or, as `accept` was told, on an earlier one."""
+        self.outbox = 0
+        """Bytes that are queued for the transport."""
+        self._observer = observer
+        self._events: list[ServerEvent] = []
+        self._queue: deque[tuple[int, bytes]] = deque()  # (id, line); id 0 for lines that are no messages
+        self._lines = Lines(self.config.first_line, f"ServerConfig(digits={self.config.digits})")
+        self._timers = LineTimers(self._lines, self.limits, observer)
+        self._started = False
+        self._failed = False
+        self._queued = 0  # the highest id that was queued or skipped
+        self._state = 0  # the id of the first line
+        self._early = 0  # the last ack before `accept`
+
+    # --- state
+
+    @property
+    def closing(self) -> bool:
+        """True when the last line is queued: flush, then close the connection."""
+        return self.phase is Phase.CLOSING
+
+    @property
+    def over(self) -> bool:
+        """True when the client hung up, or after `connection_lost`."""
+        return self.phase is Phase.OVER
+
+    # --- commands
+
+    def accept(self, *, acknowledged: int = 0, head: int = 0) -> bool:
+        """Stream the requested session, from the message after the id of the request.
+
+        `head` is its last id, `acknowledged` the last acknowledged one on any connection. Returns False if the request
+        does not fit them: then a `Failed` has the reason, and the connection is closing. Also returns False if the
+        connection is ending already.
+        """
+        if self.closing or self.over:
+            return False
+        if self.phase is not Phase.OPENING:
+            raise LocalProtocolError(f"there is no session to accept, the connection is {self.phase.value}")
+        if not 0 <= acknowledged <= head:
+            raise LocalProtocolError(f"acknowledged={acknowledged} is not within 0 and head={head}")
+        error = self._violation_of(acknowledged, head)
+        if error is not None:
+            self._refuse(error)
+            return False
+        self.phase = Phase.MESSAGES
+        self.acknowledged, self.sent = acknowledged, head
+        if self._early > acknowledged:
+            self.acknowledged = self._early
+            self._events.append(Acknowledged(self.uuid, self._early))
+        return True
+
+    def send_value(self, value: int | str) -> None:
+        """Queue the next value of a stateless stream; text has to be canonical."""
+        if self.phase is not Phase.VALUES:
+            raise self._wrong_phase("a value")
+        text = value if isinstance(value, str) else format_integer(value)
+        if not is_canonical(text):
+            raise LocalProtocolError("a value has to be a decimal integer without leading zeros")
+        if len(text) > self.config.digits and count_digits(text) > self.config.digits:
+            raise LocalProtocolError(
+                f"a value of {count_digits(text)} digits; ServerConfig(digits={self.config.digits}) allows no more"
+            )
+        self._push(encode_value(text))
+
+    def send_message(self, id: int, data: Json, time: float | None = None, *, final: bool = False) -> None:
+        """Queue a message of the session, which must be durable. After the final one the connection is closing."""
+        if self.phase is not Phase.MESSAGES:
+            raise self._wrong_phase("a message")
+        if id <= self._queued:
+            raise LocalProtocolError(f"message {id} after message {self._queued}: ids have to ascend")
+        line = encode_message(id, data, time)
+        self._queued = id
+        self._queue.append((id, line))
+        self.outbox += len(line)
+        if self._observer is not None:
+            self._observer.frame("out", "restream", self.phase.value, len(line) - 1)
+        if final:
+            self.finish()
+
+    def send_status(self, status: Status) -> None:
+        """Answer a status request; the connection is closing then."""
+        if self.phase is not Phase.STATUS:
+            raise self._wrong_phase("a status")
+        self._push(encode_status(status))
+        self.finish()
+
+    def fail(self, text: str) -> None:
+        """Queue an error line and close. Harmless if the connection is ending already."""
+        if self.phase is not Phase.CLOSING and self.phase is not Phase.OVER:
+            self._push(encode_error(text))
+            self.phase = Phase.CLOSING
+            self._stop_reading()
+
+    def finish(self) -> None:
+        """Close when everything queued is written. Harmless if the connection is ending already.
+
+        Acknowledgements of a session are still handled until the client hangs up.
+        """
+        if self.phase is Phase.CLOSING or self.phase is Phase.OVER:
+            return
+        if self.phase is not Phase.MESSAGES:
+            self._stop_reading()
+        self.phase = Phase.CLOSING
+
+    def connection_lost(self, now: float) -> None:
+        """End the connection: no event follows, and nothing is written. Earlier events can still be fetched."""
+        self._end()
+
+    # --- the stream engine
+
+    def receive_bytes(self, data: bytes, now: float) -> None:
+        """Parse received bytes; never raises."""
+        if not self._started:
+            self._start(now)
+        if self._lines.stopped:
+            return
+        if self._observer is not None and data:
+            self._observer.transport("in", data)
+        error = self._lines.feed(data, self._take)
+        if error is not None:
+            self._refuse(error)
+        else:
+            self._timers.received(now)
+
+    def receive_eof(self, now: float) -> None:
+        """Handle the end of the client's bytes. An unfinished line is no message."""
+        if self.phase is not Phase.OVER:
+            self._end()
+            if not self._failed:
+                self._events.append(HungUp())
+
+    def has_output(self) -> bool:
+        return bool(self._queue)
+
+    def buffers_to_send(self, limit: int = WRITE_BYTES) -> list[Buffer]:
+        """Remove queued lines of about `limit` bytes; they count as sent."""
+        queue, size, last = self._queue, 0, 0
+        lines: list[Buffer] = []
+        while queue and size < limit:
+            id, line = queue.popleft()
+            last = id or last
+            size += len(line)
+            lines.append(line)
+        self.outbox -= size
+        if last > self.sent:
+            self.sent = last
+        return lines
+
+    def next_deadline(self) -> float | None:
+        """Return the next deadline; at once before the engine was told the time."""
+        return self._timers.next() if self._started else float("-inf")
+
+    def handle_deadline(self, now: float) -> None:
+        if not self._started:
+            self._start(now)
+        found = self._timers.handle(now)
+        if isinstance(found, Silent):
+            self._fail_with(f"nothing came for {found.seconds:g} s while a line is unfinished", found)
+        elif found is not None:
+            self._refuse(found)
+
+    # --- the lines of the client
+
+    def _take(self, line: bytes) -> None:
+        if self.phase is Phase.ASKING:
+            self._take_request(line)
+            return
+        if self._observer is not None:
+            self._observer.frame("in", "restream", self.phase.value, len(line))
+        ack = parse_later(line, stateful=bool(self.uuid), status=self.config.status)
+        if ack is None:
+            return
+        id = ack.id
+        is_early = self.phase is Phase.OPENING  # `accept` says later what was sent and acknowledged before
+        before = self._early if is_early else self.acknowledged
+        if ack.uuid != self.uuid:
+            raise RemoteProtocolError("an ack for another session than this connection's", rule="restream-S40")
+        if id < before:
+            raise _out_of_order(id, f"ack {before}")
+        if id < self._state:
+            raise _out_of_order(id, f"state {self._state}")
+        if is_early:
+            self._early = id
+        elif id > self.sent:
+            raise _not_sent(id, self.sent)
+        elif id > before:
+            self.acknowledged = id
+            self._events.append(Acknowledged(self.uuid, id))
+
+    def _take_request(self, line: bytes) -> None:
+        if self._observer is not None:
+            self._observer.frame("in", "restream", self.phase.value, len(line))
+        request = parse_request(line, digits=self.config.digits, status=self.config.status)
+        self._lines.limit = self.config.line
+        self._lines.limit_name = f"ServerConfig(line={self.config.line})"
+        self._timers.first_line_came()
+        if type(request) is OpenStateful and len(line) > self.config.opening:  # its params are stored with the session
+            raise RemoteProtocolError(
+                f"a request of {len(line)} bytes for a session against {self.config.opening} allowed",
+                rule="restream-S01",
+            )
+        match request:
+            case OpenStateless():
+                self.phase = Phase.VALUES
+                self._events.append(StatelessRequested(None))
+            case ResumeStateless(state):
+                self.phase = Phase.VALUES
+                self._events.append(StatelessRequested(state))
+            case OpenStateful(uuid, params):
+                self.phase, self.uuid = Phase.OPENING, uuid
+                self._events.append(Registered(uuid, params))
+            case ResumeStateful(uuid, state):
+                self.phase, self.uuid, self._queued, self._state = Phase.OPENING, uuid, state, state
+                self._events.append(Resumed(uuid, state))
+            case AskStatus(uuid):
+                self.phase, self.uuid = Phase.STATUS, uuid
+                self._events.append(StatusRequested(uuid))
+
+    def _violation_of(self, acknowledged: int, head: int) -> RemoteProtocolError | None:
+        """Return the violation of a request that does not fit the session."""
+        state = self._queued
+        if state < acknowledged:
+            return RemoteProtocolError(
+                f"state {state} is before message {acknowledged}, which was acknowledged", rule="restream-S26"
+            )
+        if state > head:
+            return RemoteProtocolError(f"state {state} is beyond the last message, {head}", rule="restream-S27")
+        if self._early > head:
+            return _not_sent(self._early, head)
+        return None  # an early ack is not below the state, which is not below what was acknowledged
+
+    # --- inside
+
+    def _start(self, now: float) -> None:
+        self._started = True
+        if self.phase is Phase.ASKING:
+            self._timers.expect_first_line(now)
+
+    def _wrong_phase(self, what: str) -> LocalProtocolError:
+        return LocalProtocolError(f"{what} cannot be sent, the connection is {self.phase.value}")
+
+    def _push(self, line: bytes) -> None:
+        self._queue.append((0, line))
+        self.outbox += len(line)
+        if self._observer is not None:
+            self._observer.frame("out", "restream", self.phase.value, len(line) - 1)
+
+    def _refuse(self, error: RemoteProtocolError) -> None:
+        self._fail_with(error.message, Failed(error))
+
+    def _fail_with(self, why: str, last: Failed | Silent) -> None:
+        """Queue the last event, and the error line unless the last line is written and the transport perhaps closed."""
+        if self.phase is not Phase.CLOSING or self._queue:
+            self._push(encode_error(why))
+        self.phase = Phase.CLOSING
+        self._failed = True
+        self._stop_reading()
+        self._events.append(last)
+
+    def _stop_reading(self) -> None:
+        """Ignore all that the client sends from now on."""
+        self._lines.stop()
+        self._timers.stop()
+        self._started = True
+
+    def _end(self) -> None:
+        self.phase = Phase.OVER
+        self._stop_reading()
+        self._queue.clear()
+        self.outbox = 0
+
+
+def _out_of_order(id: int, before: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"ack {id} after {before}: acknowledgements have to ascend", rule="restream-S37")
+
+
+def _not_sent(id: int, sent: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"ack {id} for a message that was not sent, the last one is {sent}", rule="restream-S36")

@@ -1,0 +1,43 @@
+"""restream under its name among the protocols, and the URLs of its servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from muxkit._plugins import load_transport
+from muxkit.runtime import Unsupported
+
+if TYPE_CHECKING:
+    import trio
+
+    from muxkit.runtime import Transport
+
+PROTOCOL: Final = "restream"
+FORM: Final = "restream+transport://address, such as restream+tcp://127.0.0.1:7000"
+
+
+class _Protocol:
+    """The plugin. restream has one stream from the server to the client and no channels, so no session."""
+
+    options: frozenset[str] = frozenset()
+
+    def session(self, stream: trio.abc.Stream, **_: Any) -> NoReturn:
+        raise Unsupported(
+            "restream has no channels: use restream.serve, and restream.numbers, stream or integers "
+            "(from muxkit.protocols import restream)"
+        )
+
+
+protocol = _Protocol()
+
+
+def transport_of(url: str) -> tuple[Transport, str]:
+    """Return the transport and the address of a URL.
+
+    Raises ValueError for an invalid URL, `PluginError` for an unknown transport.
+    """
+    scheme, separator, address = url.partition("://")
+    protocol, _, name = scheme.partition("+")
+    if not separator or protocol != PROTOCOL or not name:
+        raise ValueError(f"{url!r} is no URL of the form {FORM}")
+    return load_transport(name, PROTOCOL), address

@@ -1,0 +1,67 @@
+"""Open the session store that an address names."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from muxkit.protocols.restream.store.rows import KEEP, StoreLimits
+from muxkit.protocols.restream.store.rules import Codec, Rules
+from muxkit.runtime import protect_package
+from muxkit.storage import Kind, kind_of
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from muxkit.protocols.restream.store.rows import Data, Now, State
+    from muxkit.protocols.restream.store.store import SessionStore
+
+LIMITS = StoreLimits()
+
+
+@overload
+def open_store(
+    where: str, *, keep: float = KEEP, limits: StoreLimits = ..., now: Now = ...
+) -> AbstractAsyncContextManager[SessionStore[object, object]]: ...
+
+
+@overload
+def open_store(
+    where: str, state: type[State], data: type[Data], *, keep: float = KEEP, limits: StoreLimits = ..., now: Now = ...
+) -> AbstractAsyncContextManager[SessionStore[State, Data]]: ...
+
+
+def open_store(
+    where: str,
+    state: type[object] = object,
+    data: type[object] = object,
+    *,
+    keep: float = KEEP,
+    limits: StoreLimits = LIMITS,
+    now: Now = time.time,
+) -> AbstractAsyncContextManager[object]:
+    """Open `memory:`, `sqlite:PATH` or `postgresql://…`; leaving the context stores everything and closes it.
+
+    `state` and `data` are the types that the application stores, any that msgspec can decode into; without them
+    it gets back dicts, lists, strings and numbers. `keep` is how many seconds a session outlives its connection.
+    """
+    if not keep >= 0:
+        raise ValueError(f"keep {keep} is not a number of seconds")
+    rules = Rules(Codec(state, data), limits, keep, now)
+    kind, place = kind_of(where)
+    # Imported where needed: most programs use one of them.
+    if kind is Kind.MEMORY:
+        from muxkit.protocols.restream.store.memory import open_memory
+
+        return open_memory(rules)
+    if kind is Kind.SQLITE:
+        from muxkit.protocols.restream.store.sqlite import open_sqlite
+
+        return open_sqlite(Path(place), rules)
+    from muxkit.protocols.restream.store.postgres import open_postgres
+
+    return open_postgres(place, rules)
+
+
+protect_package("muxkit.protocols.restream")

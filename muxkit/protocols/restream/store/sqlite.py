@@ -1,0 +1,199 @@
+"""A session store in one SQLite file.
+
+The key of a message is the number of its session times 2³² plus its id, so that the messages of a session lie together
+and in order without an index. Each row carries a checksum as a seal: SQLite has none of its own, and a flipped bit
+would be sent to a client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+from zlib import crc32
+
+from muxkit.protocols.restream.store.rows import Row, Session, Wanted
+from muxkit.protocols.restream.store.store import SessionStore
+from muxkit.runtime import protect_package, protected_manager
+from muxkit.storage import Schema, StoreCorrupt, Waiters
+from muxkit.storage.sqlite import Connect, Journal, SqliteBackend, SqliteFile, StandardConnection, give_back_pages
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    from muxkit.protocols.restream.store.rows import Data, State
+    from muxkit.protocols.restream.store.rules import Rules
+    from muxkit.storage.sqlite import Connection, Value
+
+COLUMNS = "uuid, params, state, head, acknowledged, final, fed, epoch, keep, due"
+MIN_UNUSED_PAGES = 8  # fewer are not given back
+
+MIGRATIONS = (
+    (
+        "CREATE TABLE sessions (sid INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE, params BLOB NOT NULL, "
+        "state BLOB NOT NULL, head INTEGER NOT NULL, acknowledged INTEGER NOT NULL, final INTEGER NOT NULL, "
+        "fed INTEGER NOT NULL, epoch INTEGER NOT NULL, keep REAL, due REAL, seal INTEGER NOT NULL)",
+        "CREATE INDEX sessions_due ON sessions (due) WHERE due IS NOT NULL",
+        "CREATE TABLE messages (key INTEGER PRIMARY KEY, time REAL, data BLOB NOT NULL, seal INTEGER NOT NULL)",
+    ),
+)
+SCHEMA = Schema(0x6D787273, "a store", MIGRATIONS)  # "mxrs"
+
+
+@protected_manager
+async def open_sqlite(
+    path: Path, rules: Rules[State, Data], *, connect: Connect = StandardConnection, journal: Journal = "auto"
+) -> AsyncIterator[SessionStore[State, Data]]:
+    """Open a store in this file, which is made if there is none.
+
+    The absence of sessions whose clients were connected when the last process ended begins now.
+    """
+    waiters = Waiters()
+    file = SqliteFile(path, SCHEMA, connect, journal=journal, most_bytes=rules.limits.bytes, limit_name="StoreLimits")
+    backend = SqliteBackend(file, _Rows, waiters, thread_name=f"muxkit store {path.name}")
+
+    def detach_all(rows: _Rows) -> None:
+        for session in rows.attached():
+            rules.detach(rows, session)
+
+    try:
+        await backend.open(detach_all)
+        yield SessionStore(backend, rules, waiters)
+    finally:
+        await backend.close()
+
+
+class _Rows:
+    """The rows behind one connection. Reading a row checks its seal."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._run = connection.run
+        self._run_many = connection.run_many
+        self._sids: dict[str, int] = {}  # the numbers of the sessions that this unit of work has read
+        self._changed: dict[str, None] = {}
+
+    def begin(self) -> None:
+        """Start another unit of work."""
+        self._sids.clear()
+
+    def session(self, uuid: str) -> Session | None:
+        found = self._run(f"SELECT sid, seal, {COLUMNS} FROM sessions WHERE uuid = ?", (uuid,))
+        return self._session(found[0]) if found else None
+
+    def save(self, session: Session) -> None:
+        columns = _columns(session)
+        seal = crc32(repr(columns).encode())
+        sid = self._sids.get(session.uuid)
+        if sid is None:
+            self._run(f"INSERT INTO sessions ({COLUMNS}, seal) VALUES (?,?,?,?,?,?,?,?,?,?,?)", (*columns, seal))
+        else:
+            self._run(
+                "UPDATE sessions SET state=?, head=?, acknowledged=?, final=?, fed=?, epoch=?, keep=?, due=?, seal=? "
+                "WHERE sid=?",
+                (*columns[2:], seal, sid),
+            )
+
+    def remove(self, uuid: str) -> None:
+        sid = self._sids.pop(uuid, None)
+        if sid is None:
+            sid = cast("int", self._run("SELECT sid FROM sessions WHERE uuid = ?", (uuid,))[0][0])
+        self._run("DELETE FROM messages WHERE key BETWEEN ? AND ?", (sid << 32, (sid + 1 << 32) - 1))
+        self._run("DELETE FROM sessions WHERE sid = ?", (sid,))
+
+    def add(self, uuid: str, messages: Sequence[Row]) -> None:
+        base = self._sids[uuid] << 32
+        self._run_many(
+            "INSERT INTO messages (key, time, data, seal) VALUES (?,?,?,?)",
+            [(base + row.id, row.time, row.data, _seal(base + row.id, row.time, row.data)) for row in messages],
+        )
+
+    def messages(self, wanted: Wanted) -> list[Row]:
+        base = self._sids[wanted.uuid] << 32
+        after, most = wanted.after, wanted.most
+        found: list[Row] = []
+        size = 0
+        while len(found) < most and (not found or size < wanted.most_bytes):
+            # In steps, as the size of a message is not known before it is read.
+            step = min(most - len(found), 32)
+            rows = self._run(
+                "SELECT key, time, data, seal FROM messages WHERE key > ? AND key < ? ORDER BY key LIMIT ?",
+                (base + after, base + (1 << 32), step),
+            )
+            for key, time, data, seal in rows:
+                if type(key) is not int or type(data) is not bytes or seal != _seal(key, time, data):
+                    raise StoreCorrupt(f"session {wanted.uuid}: a message is not what was written")
+                size += len(data)
+                if found and size > wanted.most_bytes:
+                    return found
+                after = key - base
+                found.append(Row(after, cast("float | None", time), data))
+            if len(rows) < step:
+                break
+        return found
+
+    def trim(self, uuid: str, above: int, upto: int) -> None:
+        base = self._sids[uuid] << 32
+        self._run("DELETE FROM messages WHERE key > ? AND key <= ?", (base + above, base + upto))
+
+    def count(self) -> int:
+        return cast("int", self._run("SELECT count(*) FROM sessions")[0][0])
+
+    def page(self, after: str, most: int, now: float) -> list[Session]:
+        found = self._run(
+            f"SELECT sid, seal, {COLUMNS} FROM sessions WHERE uuid > ? AND (due IS NULL OR due > ?) "
+            "ORDER BY uuid LIMIT ?",
+            (after, now, most),
+        )
+        return [self._session(row) for row in found]
+
+    def overdue(self, now: float, most: int) -> list[str]:
+        found = self._run("SELECT uuid FROM sessions WHERE due IS NOT NULL AND due <= ? LIMIT ?", (now, most))
+        return [cast("str", uuid) for (uuid,) in found]
+
+    def attached(self) -> list[Session]:
+        """Return the sessions that are attached."""
+        return [self._session(row) for row in self._run(f"SELECT sid, seal, {COLUMNS} FROM sessions WHERE due IS NULL")]
+
+    def changed(self, uuid: str, *, everywhere: bool) -> None:
+        self._changed[uuid] = None
+
+    def take_changed(self) -> list[str]:
+        """Return the sessions whose waiters are to be woken, and forget them."""
+        changed = list(self._changed)
+        self._changed.clear()
+        return changed
+
+    def shrink(self) -> bool:
+        return give_back_pages(self._connection, least=MIN_UNUSED_PAGES)
+
+    def _session(self, row: tuple[Value, ...]) -> Session:
+        sid, seal, *columns = row
+        if seal != crc32(repr(tuple(columns)).encode()) or type(sid) is not int:
+            raise StoreCorrupt("a session is not what was written")
+        # The seal fits, so these are the types that were written.
+        session = Session(*columns)  # type: ignore[arg-type]
+        session.final, session.fed = bool(session.final), bool(session.fed)
+        self._sids[session.uuid] = sid
+        return session
+
+
+def _columns(session: Session) -> tuple[Value, ...]:
+    return (
+        session.uuid,
+        session.params,
+        session.state,
+        session.head,
+        session.acknowledged,
+        int(session.final),
+        int(session.fed),
+        session.epoch,
+        None if session.keep is None else float(session.keep),
+        None if session.due is None else float(session.due),
+    )
+
+
+def _seal(key: int, time: Value, data: bytes) -> int:
+    return crc32(data, crc32(repr((key, time)).encode()))
+
+
+protect_package("muxkit.protocols.restream")

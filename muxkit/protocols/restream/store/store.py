@@ -1,0 +1,269 @@
+"""A session store over any backend: the specification's five methods, owners, batches and fed sessions.
+
+Every method is a checkpoint. When one returns, its effect is durable (as durable as the store is). A call that is
+cancelled may have taken effect or not, but never half of it: ask `status`, or go on with `replay`.
+
+**Owners.** `attach` increments the session's epoch and returns it. A later call with an older `epoch` raises
+`Superseded` and changes nothing, also when the new owner is on another server. Without `epoch` there is no check.
+
+**Transformers** are called in another thread while the store works, perhaps several times: they must be pure and short.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from muxkit.protocols.restream.store.errors import IdsExhausted, SessionFinished, Superseded, UnknownSession
+from muxkit.protocols.restream.store.rows import (
+    LAST_ID,
+    MOST,
+    Data,
+    IsFinal,
+    Message,
+    State,
+    Status,
+    Transform,
+    Wanted,
+)
+from muxkit.storage import StoreFull
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from muxkit.protocols.restream.store.rows import Rows
+    from muxkit.protocols.restream.store.rules import Rules
+    from muxkit.storage import Waiters
+
+T = TypeVar("T")
+
+SWEPT_AT_ONCE = 100  # sessions that one unit of work deletes, so that other work is not delayed
+LONGEST_UUID = 255
+
+
+class Backend(Protocol):
+    """What holds the rows and runs units of work on them."""
+
+    async def work(self, uuid: str, act: Callable[[Rows], T]) -> T:
+        """Run a unit of work that may write; return when it is durable. `uuid` is its session, "" for all."""
+
+    async def look(self, uuid: str, act: Callable[[Rows], T], wants: Wanted | None = None) -> T:
+        """Run a unit of work that only reads. `wants` are the messages that it will read."""
+
+
+class SessionStore(Generic[State, Data]):
+    """A store of sessions, over any backend. Several tasks may use one at once."""
+
+    def __init__(self, backend: Backend, rules: Rules[State, Data], waiters: Waiters) -> None:
+        self._backend = backend
+        self._rules = rules
+        self._waiters = waiters
+        self._codec = rules.codec
+        self._limits = rules.limits
+
+    # ------------------------------------------------------------------------ the specification's own
+
+    async def register(
+        self,
+        uuid: str,
+        state: State,
+        *,
+        params: object = None,
+        attached: bool = True,
+        keep: float | None = None,
+        head: int = 0,
+    ) -> Status:
+        """Make a session. Raises `SessionExists`, with the status of the session that has the uuid.
+
+        `attached`: the caller is its owner, of epoch 1. Otherwise (a fed session whose client will connect later) its
+        absence begins now. `keep` is how many seconds of absence it survives: `math.inf` for no limit, the store's own
+        number if None. Ids begin above `head`.
+        """
+        if not 0 <= head <= LAST_ID:
+            raise ValueError(f"head {head} is not between 0 and {LAST_ID}")
+        if keep is not None and not keep >= 0:
+            raise ValueError(f"keep {keep} is not a number of seconds")
+        if not _is_storable(uuid):
+            raise ValueError(f"a uuid is 1 to {LONGEST_UUID} printable ASCII characters")
+        stored, asked = self._encode(state), self._encode(params)
+        return await self._backend.work(
+            uuid,
+            lambda rows: self._rules.register(rows, uuid, stored, asked, attached=attached, keep=keep, head=head),
+        )
+
+    async def disconnect(self, uuid: str, *, epoch: int | None = None) -> None:
+        """Begin the absence of the client. Harmless from an owner that was superseded."""
+        _check(uuid)
+        await self._backend.work(uuid, partial(self._rules.disconnect, uuid=uuid, epoch=epoch))
+
+    async def put(
+        self,
+        uuid: str,
+        transform: Transform[State, Data],
+        *,
+        epoch: int | None = None,
+        is_final: IsFinal[Data] | None = None,
+    ) -> Message[Data]:
+        """Make the next message from the state, and store both at once.
+
+        Raises `SessionFinished` after a final message, `IdsExhausted`, `StoreFull`, and any error of the transformer;
+        nothing has changed then.
+        """
+        return (await self.put_many(uuid, transform, 1, epoch=epoch, is_final=is_final))[0]
+
+    async def after(self, uuid: str, id: int) -> Message[Data] | None:
+        """Return the stored message after `id` (0: the first), or None if there is none yet.
+
+        Raises `MessageGone` below what was acknowledged and `UnknownMessage` above the last message.
+        """
+        found = await self.replay(uuid, id, 1)
+        return found[0] if found else None
+
+    async def ack(self, uuid: str, id: int, *, epoch: int | None = None) -> None:
+        """Delete the messages up to `id`, which the client has.
+
+        Raises `OutOfOrderAck` below an earlier one and `UnknownMessage` for 0 and above the last message.
+        """
+        _check(uuid)
+        await self._backend.work(uuid, partial(self._rules.ack, uuid=uuid, id=id, epoch=epoch))
+
+    # ------------------------------------------------------------------------ owners and batches
+
+    async def attach(self, uuid: str, *, takeover: bool = True) -> Status:
+        """Become the owner, with the epoch in the answer; an attached session does not expire.
+
+        The last owner is superseded, and its tasks in `wait` wake. With `takeover=False` an attached session raises
+        `SessionBusy` instead.
+        """
+        _check(uuid)
+        return await self._backend.work(uuid, partial(self._rules.attach, uuid=uuid, takeover=takeover))
+
+    async def put_many(
+        self,
+        uuid: str,
+        transform: Transform[State, Data],
+        most: int = MOST,
+        *,
+        epoch: int | None = None,
+        is_final: IsFinal[Data] | None = None,
+    ) -> list[Message[Data]]:
+        """Make from one to `most` messages as one unit; fewer if one is final or the session has no more room."""
+        _check_most(most)
+        _check(uuid)
+        return await self._backend.work(
+            uuid, partial(self._rules.put, uuid=uuid, transform=transform, most=most, epoch=epoch, is_final=is_final)
+        )
+
+    async def replay(
+        self, uuid: str, after: int, most: int = MOST, *, most_bytes: int = 1 << 20
+    ) -> list[Message[Data]]:
+        """Return the stored messages after `after`, in order; empty if there are none yet. Raises like `after`.
+
+        It returns at least one if there is one, then as many as fit into `most` and `most_bytes` of JSON.
+        """
+        _check_most(most)
+        _check(uuid)
+        wanted = Wanted(uuid, after, most, most_bytes)
+        found = await self._backend.look(uuid, lambda rows: self._rules.replay(rows, wanted), wanted)
+        decode = self._codec.data
+        return [Message(row.id, decode(row.data), row.time) for row in found]
+
+    # ------------------------------------------------------------------------ fed sessions
+
+    async def append(self, uuid: str, data: Data, *, time: float | None = None) -> Message[Data]:
+        """Store a message that the caller made, and wake the tasks that wait for it, in any process."""
+        return (await self.append_many(uuid, (data,), time=time))[0]
+
+    async def append_many(self, uuid: str, data: Sequence[Data], *, time: float | None = None) -> list[Message[Data]]:
+        """Store all of these messages as one unit, or none."""
+        stored = [self._encode(each) for each in data]
+        if time is not None:
+            time = float(time) + 0.0  # no negative zero
+            if not math.isfinite(time):
+                raise ValueError(f"{time} is no time")
+        if not stored:
+            await self.status(uuid)
+            return []
+        _check(uuid)
+        first = await self._backend.work(uuid, partial(self._rules.append, uuid=uuid, data=stored, time=time))
+        return [Message(id, each, time) for id, each in enumerate(data, first)]
+
+    async def finish(self, uuid: str) -> Status:
+        """Add no more messages: later puts and appends raise `SessionFinished`. Harmless when repeated."""
+        _check(uuid)
+        return await self._backend.work(uuid, partial(self._rules.finish, uuid=uuid))
+
+    async def wait(self, uuid: str, after: int, *, epoch: int | None = None) -> Status:
+        """Sleep until there is a message after `after`, or the session is finished.
+
+        Raises `Superseded` as soon as a newer owner than `epoch` attaches, `UnknownSession` when it expires.
+        """
+        while True:
+            with self._waiters.watching(uuid) as changed:
+                status = await self.status(uuid)
+                if epoch is not None and epoch != status.epoch:
+                    raise Superseded(uuid, held=epoch, current=status.epoch)
+                if status.head > after or status.final:
+                    return status
+                await changed.wait()
+
+    async def wait_room(self, uuid: str, count: int = 1) -> Status:
+        """Sleep until `count` more messages may be added; acknowledgements make room."""
+        if count > self._limits.messages:
+            raise StoreFull(f"{count:,} messages never fit into StoreLimits(messages={self._limits.messages})")
+        while True:
+            with self._waiters.watching(uuid) as changed:
+                status = await self.status(uuid)
+                if status.final:
+                    raise SessionFinished(uuid, status.head)
+                if status.head + count > LAST_ID:
+                    raise IdsExhausted(uuid)
+                if status.waiting + count <= self._limits.messages:
+                    return status
+                await changed.wait()
+
+    # ------------------------------------------------------------------------ status and expiry
+
+    async def status(self, uuid: str) -> Status:
+        """Return the progress of the session."""
+        _check(uuid)
+        return await self._backend.look(uuid, lambda rows: self._rules.status(rows, uuid))
+
+    async def sessions(self, after: str = "", most: int = MOST) -> list[Status]:
+        """Return one page of the sessions that have not expired, ordered by uuid, after the uuid `after`."""
+        _check_most(most)
+        return await self._backend.look("", lambda rows: self._rules.page(rows, after, most))
+
+    async def expire(self, now: float | None = None) -> int:
+        """Delete the expired sessions and return how many there were; call it every few seconds.
+
+        An expired session is refused even before it is deleted. `now` is the store's own clock if None.
+        """
+        moment = self._rules.now() if now is None else now
+        total = 0
+        swept = SWEPT_AT_ONCE
+        while swept == SWEPT_AT_ONCE:
+            swept = await self._backend.work("", lambda rows: self._rules.expire(rows, moment, SWEPT_AT_ONCE))
+            total += swept
+        while await self._backend.work("", lambda rows: rows.shrink()):
+            pass
+        return total
+
+    def _encode(self, value: object) -> bytes:
+        return self._codec.encode(value, self._limits.message_bytes)
+
+
+def _check(uuid: str) -> None:
+    """Refuse a uuid that cannot have been registered: a database may fail on it in its own way."""
+    if not _is_storable(uuid):
+        raise UnknownSession(ascii(uuid[:LONGEST_UUID])[1:-1])
+
+
+def _is_storable(uuid: str) -> bool:
+    return 0 < len(uuid) <= LONGEST_UUID and uuid.isascii() and uuid.isprintable()
+
+
+def _check_most(most: int) -> None:
+    if most < 1:
+        raise ValueError(f"most is {most}, and must be at least 1")

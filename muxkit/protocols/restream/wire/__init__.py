@@ -1,0 +1,10 @@
+"""The lines of restream: strict JSON, integers of any size, and the messages of both sides; no state."""
+
+from muxkit.protocols.restream.wire.integers import INLINE_DIGITS as INLINE_DIGITS
+from muxkit.protocols.restream.wire.integers import format_integer as format_integer
+from muxkit.protocols.restream.wire.integers import parse_integer as parse_integer
+from muxkit.protocols.restream.wire.json import Json as Json
+from muxkit.protocols.restream.wire.json import JsonObject as JsonObject
+from muxkit.protocols.restream.wire.messages import Status as Status
+from muxkit.protocols.restream.wire.messages import encode_message as encode_message
+from muxkit.protocols.restream.wire.messages import new_uuid as new_uuid

@@ -1,0 +1,344 @@
+"""The messages of both sides as values: parsed from lines, and encoded as lines."""
+
+from __future__ import annotations
+
+import math
+import re
+import uuid as uuids
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
+from muxkit.protocols.restream.wire.json import encode_line, parse_object
+
+if TYPE_CHECKING:
+    from muxkit.protocols.restream.wire.json import Json, JsonObject
+
+U32_MAX: Final = 0xFFFFFFFF
+MAX_NUMBER_DIGITS: Final = 4000  # of a `state` that is a JSON number instead of a string
+MAX_ERROR_TEXT: Final = 4000  # characters of an error that a server sends
+
+_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+ACK_FIELDS: Final = {"uuid", "ack"}
+
+# ---------------------------------------------------------------------------- the first message of a client
+
+
+@attrs.frozen
+class OpenStateless:
+    """Request a new stateless stream."""
+
+
+@attrs.frozen
+class ResumeStateless:
+    """Request a stateless stream from the value after `state`, which is canonical decimal text."""
+
+    state: str
+
+
+@attrs.frozen
+class OpenStateful:
+    """Request a new session; only the application reads `params`."""
+
+    uuid: str
+    params: JsonObject
+
+
+@attrs.frozen
+class ResumeStateful:
+    """Request a session from the message after `state`; 0 for the first."""
+
+    uuid: str
+    state: int
+
+
+@attrs.frozen
+class AskStatus:
+    """Request the progress of a session: an extension, which other servers refuse."""
+
+    uuid: str
+
+
+Request = OpenStateless | ResumeStateless | OpenStateful | ResumeStateful | AskStatus
+
+# ---------------------------------------------------------------------------- later messages of a client
+
+
+@attrs.define
+class Ack:
+    """Acknowledge all messages up to this id."""
+
+    uuid: str
+    id: int
+
+
+# ---------------------------------------------------------------------------- messages of a server
+
+
+@attrs.define
+class Message:
+    """One message of a session. `time`, in seconds since 1970, is an extension."""
+
+    id: int
+    data: Json
+    time: float | None = None
+
+
+@attrs.frozen
+class Status:
+    """The progress of a session: the last id, the last acknowledged id, and whether the last message is final.
+
+    `epoch` counts the owners; None if the server does not count them.
+    """
+
+    head: int
+    acknowledged: int
+    final: bool
+    epoch: int | None = None
+
+
+@attrs.frozen
+class Error:
+    """The server ends the stream, with the reason."""
+
+    text: str
+
+
+# ---------------------------------------------------------------------------- parsing a client's messages
+
+
+def parse_request(line: bytes, *, digits: int, status: bool) -> Request:
+    """Parse the first line of a connection. `digits` limits an integer in it, `status` allows status requests."""
+    fields = parse_object(line)
+    known = known_fields(fields, status=status)
+    if "uuid" not in fields:
+        if not known:
+            return OpenStateless()
+        if known == ["state"]:
+            return ResumeStateless(_value_of_state(fields["state"], digits))
+        raise _unusable(known, first=True)
+    uuid = read_uuid(fields["uuid"])
+    if known == ["uuid", "params"]:
+        params = fields["params"]
+        if type(params) is not dict:
+            raise RemoteProtocolError("params has to be an object", rule="restream-S01")
+        return OpenStateful(uuid, params)
+    if known == ["uuid", "state"]:
+        return ResumeStateful(uuid, _id_of_state(fields["state"]))
+    if known == ["uuid", "status"] and fields["status"] is True:
+        return AskStatus(uuid)
+    raise _unusable(known, first=True)
+
+
+def parse_later(line: bytes, *, stateful: bool, status: bool) -> Ack | None:
+    """Parse a line after the first; None for one with unknown fields only."""
+    fields = parse_object(line)
+    if stateful and fields.keys() == ACK_FIELDS:
+        return Ack(read_uuid(fields["uuid"]), _id_of_ack(fields["ack"]))
+    known = known_fields(fields, status=status)
+    if stateful and known == ["uuid", "ack"]:
+        return Ack(read_uuid(fields["uuid"]), _id_of_ack(fields["ack"]))
+    if fields and not known:
+        return None
+    raise _unusable(known, first=False, stateful=stateful)
+
+
+def known_fields(fields: JsonObject, *, status: bool) -> list[str]:
+    """Return the names of the known fields, in a fixed order."""
+    known = [name for name in ("uuid", "params", "state", "ack") if name in fields]
+    return [*known, "status"] if status and "status" in fields else known
+
+
+def read_uuid(value: Json) -> str:
+    """Return a UUID as text of five groups, in lower case."""
+    if type(value) is str:
+        text = value.lower()
+        if _UUID.fullmatch(text):
+            return text
+    raise RemoteProtocolError("uuid has to be text of 8-4-4-4-12 hexadecimal digits", rule="restream-S02")
+
+
+def new_uuid() -> str:
+    """Return a UUID of 122 random bits, which cannot be guessed."""
+    return str(uuids.uuid4())
+
+
+def _value_of_state(state: Json, digits: int) -> str:
+    if type(state) is str:
+        if not is_canonical(state):
+            raise RemoteProtocolError("state has to be a decimal integer", rule="restream-L14")
+        if count_digits(state) > digits:
+            raise RemoteProtocolError(
+                f"state of {count_digits(state)} digits; ServerConfig(digits={digits}) allows no more",
+                rule="restream-L04",
+            )
+        return state
+    if type(state) is int:
+        text = format_integer(state)
+        if count_digits(text) > min(digits, MAX_NUMBER_DIGITS):
+            raise RemoteProtocolError(
+                f"state is a number of {count_digits(text)} digits; more than {min(digits, MAX_NUMBER_DIGITS)} "
+                "have to come as a string",
+                rule="restream-L14",
+            )
+        return text
+    raise RemoteProtocolError("state has to be a string of decimal digits", rule="restream-L14")
+
+
+def _id_of_state(state: Json) -> int:
+    if type(state) is not int:
+        raise RemoteProtocolError("state of a session has to be an integer", rule="restream-S28")
+    if not 0 <= state <= U32_MAX:
+        raise RemoteProtocolError(f"state {shown(state)} is not within 0 and {U32_MAX}", rule="restream-S28")
+    return state
+
+
+def _id_of_ack(ack: Json) -> int:
+    if type(ack) is not int:
+        raise RemoteProtocolError("ack has to be an integer", rule="restream-S30")
+    if not 1 <= ack <= U32_MAX:
+        raise RemoteProtocolError(f"ack {shown(ack)} is not within 1 and {U32_MAX}", rule="restream-S38")
+    return ack
+
+
+def _unusable(known: list[str], *, first: bool, stateful: bool = False) -> RemoteProtocolError:
+    names = ", ".join(known) or "no field at all"
+    if first:
+        rule = "restream-S32" if known == ["uuid", "ack"] else "restream-M03"
+        return RemoteProtocolError(f"a first message cannot hold this: {names}", rule=rule)
+    if stateful:
+        rule = "restream-M03" if "ack" in known else "restream-S35"
+        return RemoteProtocolError(f"only uuid and ack may come after the first message, not {names}", rule=rule)
+    return RemoteProtocolError(f"nothing may come after the first message, and this did: {names}", rule="restream-L15")
+
+
+# ---------------------------------------------------------------------------- parsing a server's messages
+
+
+def parse_value(line: bytes, *, digits: int) -> str | Error:
+    """Parse a line of a stateless stream; the value is canonical decimal text."""
+    fields = parse_object(line)
+    value = fields.get("data")
+    if "error" in fields:
+        return _error_in(fields)
+    if type(value) is not str or not is_canonical(value):
+        raise RemoteProtocolError("data has to be a string of decimal digits", rule="restream-L03")
+    if len(value) > digits and count_digits(value) > digits:
+        raise RemoteProtocolError(
+            f"a value of {count_digits(value)} digits; ClientConfig(digits={digits}) allows no more",
+            rule="restream-L04",
+        )
+    return value
+
+
+def parse_message(line: bytes) -> Message | Error:
+    """Parse a line of a session."""
+    fields = parse_object(line)
+    if "error" in fields:
+        return _error_in(fields)
+    id = fields.get("id")
+    if type(id) is not int:
+        raise RemoteProtocolError("id has to be an integer", rule="restream-S08")
+    if not 0 <= id <= U32_MAX:
+        raise RemoteProtocolError(f"id {shown(id)} is not within 0 and {U32_MAX}", rule="restream-S08")
+    if "data" not in fields:
+        raise RemoteProtocolError(f"message {id} has no data", rule="restream-S07")
+    time = fields.get("time")
+    return Message(id, fields["data"], None if time is None else _read_time(time))
+
+
+def parse_status(line: bytes) -> Status | Error:
+    """Parse the answer to a status request."""
+    fields = parse_object(line)
+    if "error" in fields:
+        return _error_in(fields)
+    status = fields.get("status")
+    if type(status) is dict:
+        head, acknowledged, final = status.get("head"), status.get("acknowledged"), status.get("final")
+        epoch = status.get("epoch")
+        if (
+            type(head) is int
+            and type(acknowledged) is int
+            and 0 <= acknowledged <= head <= U32_MAX
+            and type(final) is bool
+            and (epoch is None or (type(epoch) is int and 0 <= epoch < 1 << 63))
+        ):
+            return Status(head, acknowledged, final, epoch)
+    raise RemoteProtocolError("the answer to a status request holds no status")
+
+
+def _error_in(fields: JsonObject) -> Error:
+    text = fields["error"]
+    if type(text) is not str:
+        raise RemoteProtocolError("error has to be a string", rule="restream-F08")
+    return Error(text)
+
+
+def _read_time(time: Json) -> float | None:
+    """Return the time, or None for a value that is no number: the specification ignores unknown fields."""
+    if type(time) is float and math.isfinite(time):
+        return time
+    if type(time) is int and abs(time) <= 1 << 53:
+        return float(time)
+    return None
+
+
+# ---------------------------------------------------------------------------- writing
+
+
+def encode_request(request: Request) -> bytes:
+    """The first line of a connection."""
+    match request:
+        case OpenStateless():
+            return encode_line({})
+        case ResumeStateless(state):
+            return encode_line({"state": state})
+        case OpenStateful(uuid, params):
+            return encode_line({"uuid": uuid, "params": params})
+        case ResumeStateful(uuid, state):
+            return encode_line({"uuid": uuid, "state": state})
+        case AskStatus(uuid):
+            return encode_line({"uuid": uuid, "status": True})
+
+
+def encode_ack(ack: Ack) -> bytes:
+    return encode_line({"uuid": ack.uuid, "ack": ack.id})
+
+
+def encode_value(value: str) -> bytes:
+    """`value` is canonical decimal text."""
+    return b'{"data":"%b"}\n' % value.encode("ascii")
+
+
+def encode_message(id: int, data: Json, time: float | None = None) -> bytes:
+    if type(id) is not int or not 0 <= id <= U32_MAX:
+        raise LocalProtocolError(f"id {id} is not within 0 and {U32_MAX}")
+    if time is None:
+        return encode_line({"id": id, "data": data})
+    return encode_line({"id": id, "data": data, "time": time})
+
+
+def encode_status(status: Status) -> bytes:
+    return encode_line({
+        "status": {
+            "head": status.head,
+            "acknowledged": status.acknowledged,
+            "final": status.final,
+            "epoch": status.epoch,
+        }
+    })  # fmt: skip
+
+
+def encode_error(text: str) -> bytes:
+    """Return the error line for any text; an empty one gets a general reason."""
+    told = text[:MAX_ERROR_TEXT].encode("utf-8", "replace").decode("utf-8") or "the server gives no reason"
+    return encode_line({"error": told})
+
+
+def shown(number: int) -> str:
+    """Return a number for an error text, or its size if it is long."""
+    bits = number.bit_length()
+    return str(number) if bits <= 64 else f"of {bits} bits"

@@ -1,0 +1,1 @@
+"""Halves: the sending and the receiving side of a channel, and what opens channels."""

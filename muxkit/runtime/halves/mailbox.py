@@ -1,0 +1,231 @@
+"""Storage for what came on a channel and the application has not taken, bounded by the credit that paid for it.
+
+Credit counts bytes, but a Python object costs more than a short message. So `Mailbox` keeps runs of empty messages as
+one counter, and packs short ones together behind the first few waiting messages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, Protocol, TypeVar, cast
+
+ItemT = TypeVar("ItemT")
+
+PACK_BEHIND = 16  # messages waiting before packing begins
+PACK_BELOW = 32  # bytes; the objects around a larger message cost about as much as the message, or less
+RUN = PACK_BELOW  # in a pack: this code means one empty message, the next two of them, and so on
+LONG_RUN = 0  # in a pack: the next eight bytes count empty messages
+COMPACT = 256  # places of taken items, given back once they are half of all places
+PACK_SIZE = 32 * 1024  # bytes in one pack, so that memory is freed while packs are read
+
+
+class _Empties:
+    """A run of empty messages."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 1
+
+
+class _Pack:
+    """Short messages, each behind a byte with its length; a run of empty ones is one byte, a long run nine."""
+
+    __slots__ = ("count", "data", "position", "run")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.position = 0
+        self.count = 0
+        self.run = -1  # where the run of empty messages at the end begins
+
+    def put(self, message: bytes) -> None:
+        self.count += 1
+        if message:
+            self.run = -1
+            self.data.append(len(message))
+            self.data += message
+        elif self.run < self.position:
+            self.run = len(self.data)
+            self.data.append(RUN)
+        else:
+            self._lengthen()
+
+    def _lengthen(self) -> None:
+        code = self.data[self.run]
+        if code == LONG_RUN:
+            self._set_long(self.run, self._get_long(self.run) + 1)
+        elif code < 255:
+            self.data[self.run] = code + 1
+        else:
+            self.data[self.run :] = bytes((LONG_RUN, *bytes(8)))
+            self._set_long(self.run, 255 - RUN + 2)
+
+    def take(self) -> bytes:
+        position, code = self.position, self.data[self.position]
+        self.count -= 1
+        if code == LONG_RUN:
+            left = self._get_long(position) - 1
+            self._set_long(position, left)
+            self.position += 0 if left else 9
+        elif code > RUN:
+            self.data[position] = code - 1
+        elif code == RUN:
+            self.position += 1
+        else:
+            self.position += 1 + code
+            return bytes(self.data[position + 1 : self.position])
+        return b""
+
+    def size(self) -> int:
+        """Return the bytes of the messages that are left."""
+        size, position = 0, self.position
+        while position < len(self.data):
+            code = self.data[position]
+            short = LONG_RUN < code < RUN
+            size += code if short else 0
+            position += 1 + code if short else 9 if code == LONG_RUN else 1
+        return size
+
+    def _get_long(self, position: int) -> int:
+        return int.from_bytes(self.data[position + 1 : position + 9], "big")
+
+    def _set_long(self, position: int, count: int) -> None:
+        self.data[position + 1 : position + 9] = count.to_bytes(8, "big")
+
+
+class Storage(Protocol[ItemT]):
+    """What an `Inbox` keeps its items in, in order."""
+
+    count: int
+    """How many items there are; a plain attribute, as it is asked for with each item."""
+
+    def put(self, item: ItemT, /) -> None:
+        """Append an item."""
+
+    def take(self) -> ItemT:
+        """Remove and return the oldest item; there must be one."""
+
+    def take_all(self, limit: int | None = None) -> list[ItemT]:
+        """Remove and return the oldest items, at most `limit`."""
+
+    def clear(self) -> int:
+        """Drop everything, and return the bytes that it had; 0 if the storage does not count bytes."""
+
+
+class ItemQueue(Generic[ItemT]):
+    """Items of any kind in order."""
+
+    __slots__ = ("_items", "count")
+
+    def __init__(self) -> None:
+        self._items: deque[ItemT] = deque()
+        self.count = 0
+
+    def put(self, item: ItemT) -> None:
+        self._items.append(item)
+        self.count += 1
+
+    def take(self) -> ItemT:
+        self.count -= 1
+        return self._items.popleft()
+
+    def take_all(self, limit: int | None = None) -> list[ItemT]:
+        count = self.count if limit is None else min(limit, self.count)
+        self.count -= count
+        return [self._items.popleft() for _ in range(count)]
+
+    def clear(self) -> int:
+        self._items.clear()
+        self.count = 0
+        return 0
+
+
+class Mailbox:
+    """Messages in order, short ones packed."""
+
+    # A list with the place of the oldest in it, since a deque takes 760 bytes also when it is empty.
+    __slots__ = ("_items", "_oldest", "_packed", "count")
+
+    def __init__(self) -> None:
+        self._items: list[bytes | _Empties | _Pack] = []
+        self._oldest = 0
+        self.count = 0
+        self._packed = 0  # items that are not messages themselves
+
+    def put(self, message: bytes) -> None:
+        self.count += 1
+        if message and (self.count <= PACK_BEHIND or len(message) >= PACK_BELOW):
+            self._items.append(message)
+        else:
+            self._put_small(message)
+
+    def take(self) -> bytes:
+        item = self._items[self._oldest]
+        self.count -= 1
+        if type(item) is bytes:
+            self._advance()
+            return item
+        return self._take_small(item)
+
+    def take_all(self, limit: int | None = None) -> list[bytes]:
+        count = self.count if limit is None else min(limit, self.count)
+        if count == self.count and not self._packed and not self._oldest:
+            messages, self._items, self.count = self._items, [], 0
+            return cast("list[bytes]", messages)  # as none is packed
+        take = self.take
+        return [take() for _ in range(count)]
+
+    def clear(self) -> int:
+        items, self._items = self._items[self._oldest :], []
+        self._oldest = self.count = self._packed = 0
+        size = 0
+        for item in items:
+            if isinstance(item, bytes):
+                size += len(item)
+            elif isinstance(item, _Pack):
+                size += item.size()
+        return size
+
+    def _advance(self) -> None:
+        """Drop the oldest item, which is used up."""
+        items = self._items
+        items[self._oldest] = b""  # frees it
+        self._oldest += 1
+        if self._oldest == len(items):
+            items.clear()
+            self._oldest = 0
+        elif self._oldest >= COMPACT and self._oldest * 2 >= len(items):
+            del items[: self._oldest]
+            self._oldest = 0
+
+    def _put_small(self, message: bytes) -> None:
+        last = self._items[-1] if self._items else None
+        if not message:
+            if isinstance(last, _Empties):
+                last.count += 1
+            elif isinstance(last, _Pack):
+                last.put(message)
+            else:
+                self._items.append(_Empties())
+                self._packed += 1
+            return
+        if not isinstance(last, _Pack) or len(last.data) > PACK_SIZE:
+            last = _Pack()
+            self._items.append(last)
+            self._packed += 1
+        last.put(message)
+
+    def _take_small(self, item: bytes | _Empties | _Pack) -> bytes:
+        message = b""
+        is_used_up = False
+        if isinstance(item, _Pack):
+            message = item.take()
+            is_used_up = item.count == 0
+        elif isinstance(item, _Empties):
+            item.count -= 1
+            is_used_up = item.count == 0
+        if is_used_up:
+            self._packed -= 1
+            self._advance()
+        return message

@@ -1,0 +1,159 @@
+"""Opening of channels: the block that opens one, the line for slots under a limit, and the channels the peer opened."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from itertools import count, takewhile
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+
+    from muxkit.runtime.halves.turn import ErrorMaker
+
+
+class Openable(Protocol):
+    """What an `Opening` can close."""
+
+    async def aclose(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+OpenedT = TypeVar("OpenedT", bound=Openable)
+ItemT = TypeVar("ItemT")
+
+
+class Opening(Generic[OpenedT]):
+    """The context manager that opens a channel: it closes it when the block is left normally, aborts it by an error.
+
+    It is kept as long as its channel, so it does without `AbstractAsyncContextManager` and that class's `__dict__`.
+    """
+
+    __slots__ = ("_open", "_opened")
+
+    def __init__(self, open: Callable[[], Awaitable[OpenedT]]) -> None:
+        self._open: Callable[[], Awaitable[OpenedT]] | None = open
+        self._opened: OpenedT | None = None
+
+    async def __aenter__(self) -> OpenedT:
+        if self._open is None:
+            raise RuntimeError("this block was entered before; open another channel")
+        open, self._open = self._open, None  # frees what it refers to
+        self._opened = await open()
+        return self._opened
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._opened is None:
+            return
+        if kind is None:
+            await self._opened.aclose()
+        else:
+            self._opened.abort()
+
+
+class SlotQueue:
+    """Tasks that wait for one of a number of slots, which the caller counts, first come, first served.
+
+    `free` returns how many slots there are now. When there will be none any more it returns more than the tasks that
+    wait, so that all of them wake and find out.
+    """
+
+    __slots__ = ("_free", "_numbers", "_waiting", "_woken")
+
+    def __init__(self, free: Callable[[], int]) -> None:
+        self._free = free
+        self._waiting: OrderedDict[trio.lowlevel.Task, int] = OrderedDict()
+        self._numbers = count()  # in the order in which the tasks came
+        self._woken = 0  # tasks that were woken for a slot and have not run yet
+
+    async def wait_for_slot(self) -> None:
+        """Wait for a slot that no earlier task waits for; take it before the next checkpoint, then `wake_waiters`.
+
+        Checks for cancellation and yields only if it has to wait.
+        """
+        if self._free() > self._woken + len(self._waiting):
+            return
+        number = next(self._numbers)
+        self._waiting[trio.lowlevel.current_task()] = number
+        while True:
+            await self._sleep()
+            self._woken -= 1
+            if self._free() > 0:
+                return
+            self._return(number)  # a task that did not wait was quicker
+
+    def wake_waiters(self) -> None:
+        """Slots were freed, taken or given up: wake as many tasks as there are slots."""
+        if not self._waiting:
+            return
+        for _ in range(min(len(self._waiting), self._free() - self._woken)):
+            task, _number = self._waiting.popitem(last=False)
+            self._woken += 1
+            trio.lowlevel.reschedule(task)
+
+    async def _sleep(self) -> None:
+        task = trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            del self._waiting[task]
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _return(self, number: int) -> None:
+        """Go back to the place that this task had, behind the earlier tasks that were woken in vain as well."""
+        task = trio.lowlevel.current_task()
+        earlier = list(takewhile(lambda other: self._waiting[other] < number, self._waiting))
+        self._waiting[task] = number
+        for each in (task, *reversed(earlier)):
+            self._waiting.move_to_end(each, last=False)
+
+
+class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
+    """What the peer opened and the application has not taken yet, to iterate over; the protocol bounds it.
+
+    `taken` is called with each item that the application gets. Iterating ends when the backlog has been ended and is
+    empty, or raises what `ended` was given.
+    """
+
+    __slots__ = ("_error", "_is_over", "_items", "_lot", "_taken")
+
+    def __init__(self, taken: Callable[[ItemT], None]) -> None:
+        self._taken = taken
+        self._items: deque[ItemT] = deque()
+        self._lot = trio.lowlevel.ParkingLot()
+        self._is_over = False
+        self._error: ErrorMaker | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: ItemT) -> None:
+        self._items.append(item)
+        self._lot.unpark()
+
+    def ended(self, error: ErrorMaker | None = None) -> None:
+        """No more will come; `error` makes what to raise, None stands for an orderly end."""
+        if not self._is_over:
+            self._is_over = True
+            self._error = error
+            self._lot.unpark_all()
+
+    async def __anext__(self) -> ItemT:
+        if self._items or self._is_over:
+            await trio.lowlevel.checkpoint()
+        while not self._items:
+            if self._error is not None:
+                raise self._error()
+            if self._is_over:
+                raise StopAsyncIteration
+            await self._lot.park()
+        item = self._items.popleft()
+        self._taken(item)
+        return item

@@ -1,0 +1,249 @@
+"""The receiving half of a channel: a queue of what came, and the tasks that wait for it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import trio
+
+from muxkit.core import Receiving, Step, advance
+from muxkit.runtime.halves.mailbox import ItemQueue
+from muxkit.runtime.halves.turn import YIELD_BYTES, YIELD_LEAST
+from muxkit.runtime.pumps.turns import turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from muxkit.runtime.halves.mailbox import Storage
+    from muxkit.runtime.halves.turn import ErrorMaker
+    from muxkit.runtime.pumps.reading import Reading
+
+ItemT = TypeVar("ItemT")
+
+DRAINING = Receiving.DRAINING  # looked up for each item
+
+
+class _Waiter(Generic[ItemT]):
+    __slots__ = ("is_called", "items", "reading", "task")
+
+    def __init__(self) -> None:
+        self.items: tuple[ItemT, ...] = ()  # the item that was handed over: then a cancellation comes too late
+        self.is_called = False
+        self.task: trio.lowlevel.Task | None = None  # while it sleeps
+        self.reading: Reading | None = None  # while it reads the connection, and must not be rescheduled
+
+    def call(self) -> None:
+        """Wake it: it has its item, or will get none."""
+        self.is_called = True
+        if self.task is not None:
+            trio.lowlevel.reschedule(self.task)
+        elif self.reading is not None and self.reading.borrower_sleeps:
+            self.reading.wake_borrower()
+
+
+# What most halves have most of the time. Nothing is ever put into these two.
+EMPTY: Storage[Any] = ItemQueue()
+NO_WAITERS: list[_Waiter[Any]] = []
+
+
+class Inbox(ABC, Generic[ItemT]):
+    """What came on one channel and was not taken, with the tasks that wait for it, first come, first served.
+
+    A protocol subclasses it, names its `_next_item` and `_next_items` as its applications know them (`ReceiveHalf` does
+    that), fills in `_taken` and `_stop`, and calls `deliver` and `ended`.
+    """
+
+    __slots__ = ("_error", "_request_write", "_since_yield", "_stored", "_waiters", "state")
+
+    _new_storage: ClassVar[type[Storage[Any]]] = ItemQueue
+    """Made when the first item has to wait; `Mailbox` packs short messages."""
+    _size_of: staticmethod[[Any], int] = staticmethod(len)
+    """Bytes of one item, which decide when a call yields, and which `_taken` is told."""
+
+    def __init__(self, request_write: Callable[[], None]) -> None:
+        self._request_write = request_write
+        self._stored: Storage[ItemT] = EMPTY
+        self._waiters: list[_Waiter[ItemT]] = NO_WAITERS
+        self._error: ErrorMaker = trio.EndOfChannel
+        self._since_yield = 0  # bytes
+        self.state = Receiving.OPEN
+
+    # --- for the application
+
+    async def _next_item(self) -> ItemT:
+        """The next item. Cancelled means that none was taken.
+
+        Checks for cancellation in every call, yields at the latest on every 64th call or 16 KiB of this half,
+        and always when it had to wait. What came before the end or the loss of the connection is given first.
+
+        Raises `trio.EndOfChannel` at the clean end, `ChannelCancelled` when the peer gave up before it was done,
+        `LinkLost` when the connection is gone, `trio.ClosedResourceError` after `aclose`.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if not self._stored.count:
+            item = await self._wait()
+            self._took((item,), self._size_of(item))
+            return item
+        item = self._stored.take()
+        size = self._size_of(item)
+        self._took((item,), size)
+        self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
+        if self._since_yield >= YIELD_BYTES:
+            await self._yield()
+        return item
+
+    async def _next_items(self, limit: int | None = None) -> list[ItemT]:
+        """Wait for at least one item, then give all that have come, at most `limit`; one checkpoint.
+
+        Cancelled means that none was taken.
+        """
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit={limit}: must be at least 1")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        has_waited = not self._stored.count
+        items = [await self._wait()] if has_waited else []
+        items += self._stored.take_all(None if limit is None else limit - len(items))
+        self._took(items, sum(map(self._size_of, items)))
+        if not has_waited:
+            await self._yield()
+        return items
+
+    def close(self) -> None:
+        """Stop receiving without a checkpoint: what came is dropped, and the peer is told to send no more."""
+        if self.state is Receiving.OPEN:
+            self._stop()
+        if self.state is not Receiving.CLOSED:
+            self.state = advance(self.state, Step.STOP)
+        self._error = trio.ClosedResourceError
+        self._took((), self._discard())
+        self._request_write()
+        self._wake_all()
+
+    @property
+    def unread(self) -> int:
+        """Items that wait to be taken."""
+        return self._stored.count
+
+    # --- for the session
+
+    def deliver(self, item: ItemT) -> None:
+        """Hand an item that came to the task that waits longest, or store it."""
+        if self.state is Receiving.CLOSED:
+            self._taken((), self._size_of(item))
+            return
+        if self._waiters:  # then nothing is stored
+            waiter = self._waiters.pop(0)
+            if not self._waiters:
+                self._waiters = NO_WAITERS
+            waiter.items = (item,)
+            waiter.call()
+        else:
+            if self._stored is EMPTY:
+                self._stored = self._new_storage()
+            self._stored.put(item)
+
+    def ended(self, error: ErrorMaker) -> None:
+        """No more will come; `error` makes what is raised once everything stored was taken."""
+        if self.state is Receiving.OPEN:
+            self.state = advance(self.state, Step.ENDED)
+            self._error = error
+            self._drain()
+            if self._waiters:
+                turns().wake(self._wake_all)
+
+    # --- what a protocol fills in
+
+    @abstractmethod
+    def _taken(self, items: Sequence[ItemT], size: int) -> bool:
+        """Tell the engine that the application has taken these items, of `size` bytes together.
+
+        Without items, so many bytes were dropped. Returns True if the engine may have something to write.
+        """
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Tell the engine that the application wants no more."""
+
+    def _discard(self) -> int:
+        """Drop what is stored and return its bytes, for `_taken`; a protocol whose items own something overrides it."""
+        return self._stored.clear()
+
+    def _reading(self) -> Reading | None:
+        """Return the reader of the connection if a task that waits here may read in its place."""
+        return None
+
+    # --- inside
+
+    async def _wait(self) -> ItemT:
+        """Return the next item, in the order in which the waiting tasks came."""
+        if self.state is not Receiving.OPEN:
+            await trio.lowlevel.cancel_shielded_checkpoint()  # a loop around this call must let other tasks run
+            raise self._error()
+        waiter = _Waiter[ItemT]()
+        if self._waiters is NO_WAITERS:
+            self._waiters = []
+        self._waiters.append(waiter)
+        reading = self._reading()
+        if reading is not None and reading.can_borrow():
+            waiter.reading = reading
+            try:
+                await reading.read_for(waiter)
+            except BaseException:
+                if not waiter.is_called:
+                    self._waiters.remove(waiter)
+                raise
+            finally:
+                waiter.reading = None
+        if not waiter.is_called:
+            await self._sleep(waiter)
+        self._since_yield = 0
+        if not waiter.items:
+            raise self._error()
+        return waiter.items[0]
+
+    async def _sleep(self, waiter: _Waiter[ItemT]) -> None:
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._waiters.remove(waiter)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        waiter.task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _took(self, items: Sequence[ItemT], size: int) -> None:
+        if not self._stored.count:
+            self._stored = EMPTY
+        if self._taken(items, size):
+            self._request_write()
+        if self.state is DRAINING:
+            self._drain()
+
+    def _drain(self) -> None:
+        if not self._stored.count:
+            self.state = advance(self.state, Step.DRAINED)
+
+    def _wake_all(self) -> None:
+        waiters, self._waiters = self._waiters, NO_WAITERS
+        for waiter in waiters:
+            waiter.call()
+
+    async def _yield(self) -> None:
+        self._since_yield = 0
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+
+class ReceiveHalf(Inbox[ItemT], trio.abc.ReceiveChannel[ItemT]):
+    """An `Inbox` that is a `trio.abc.ReceiveChannel` of its items.
+
+    Several tasks may receive at once: items go to them in the order in which they came to wait.
+    """
+
+    __slots__ = ()
+
+    receive = Inbox._next_item
+    receive_many = Inbox._next_items
+
+    async def aclose(self) -> None:
+        """`close`, with a checkpoint."""
+        self.close()
+        await trio.lowlevel.checkpoint()

@@ -1,0 +1,318 @@
+"""The pump for an engine on a link that carries streams and datagrams side by side.
+
+The link never makes the writer wait: it says how much room a stream has, and the writer takes no more than that out
+of the engine, so that what waits can still be chosen, dropped or counted. A stream without room is parked in the
+engine until the link has some again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from muxkit._errors import RemoteProtocolError
+from muxkit.core import CloseAware, Consumed, FrameCounting, Lent, MissingBytes, Reset, RoundTripAware, Stop
+from muxkit.runtime._links import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
+from muxkit.runtime.pumps.pump import EventT, Pump, keep_freed_memory
+from muxkit.runtime.pumps.turns import LONG_TURN, turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from muxkit._observer import Observer
+    from muxkit.core import MultistreamEngine, StreamId
+    from muxkit.runtime._errors import Side
+    from muxkit.runtime._links import Arrival
+
+TURN_BYTES = 64 * 1024  # to feed before other sessions get their turn
+TURN_ARRIVALS = 128
+TURN_FRAMES = 1024  # the same, if the engine counts them
+STEP_FRAMES = 32  # frames to parse before their events are handed out
+CHUNK_BYTES = 64 * 1024  # of one stream at a time
+SLICE_BYTES = 4 * 1024  # of an arrival to feed at once, so that frames are counted often enough
+WRITE_BYTES = 256 * 1024  # to pull before other tasks run
+WRITE_DATAGRAMS = 64  # to pull before the streams get their turn
+
+
+class MultistreamPump(Pump[EventT]):
+    """Runs a `MultistreamEngine` over a `MultistreamLink`.
+
+    An engine that is `CloseAware` hears that the peer ended the connection in order, before `on_lost` is called; one
+    that is `RoundTripAware` is told the link's round trip.
+    """
+
+    _engine: MultistreamEngine[EventT]
+
+    def __init__(
+        self,
+        link: MultistreamLink,
+        engine: MultistreamEngine[EventT],
+        *,
+        on_events: Callable[[Sequence[EventT]], None],
+        on_written: Callable[[], None],
+        on_lost: Callable[[], None],
+        queued: Callable[[], int],
+        observer: Observer | None = None,
+    ) -> None:
+        super().__init__(
+            peer=link.peer,
+            next_deadline=engine.next_deadline,
+            on_events=on_events,
+            on_written=on_written,
+            on_lost=on_lost,
+            queued=queued,
+            observer=observer,
+        )
+        keep_freed_memory()
+        self._link = link
+        self._engine = engine
+        self._wants_round_trip = engine if isinstance(engine, RoundTripAware) else None
+        self._frame_counter = engine if isinstance(engine, FrameCounting) else None
+        self._collector = engine if isinstance(engine, MissingBytes) else None
+        self._turns = turns()
+        self._is_heavy = False  # the last turn was long, so the next one waits for its place
+        self._parked: set[StreamId] = set()  # streams that wait for room
+        self._next: StreamId = 2 if link.role == "client" else 3  # of ours, not opened yet
+        self.bytes_received = 0
+
+    # --- the life of the connection
+
+    def _stop(self, cause: BaseException | None) -> None:
+        """Tell the peer which rule it broke, if it did."""
+        if isinstance(cause, RemoteProtocolError):
+            self._link.close(error=cause.message)
+        elif not self._hanging_up:
+            self._link.close(error="the other side hung up")
+
+    async def _close_link(self) -> None:
+        await trio.aclose_forcefully(self._link)
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds, as the link has measured it."""
+        return self._link.round_trip
+
+    async def flushed(self) -> None:
+        """Wait until the engine is silent, no stream waits for room, and the peer has all that was written."""
+        while not self.is_lost:
+            if not self._is_silent():
+                await self._idle.park()
+                continue
+            try:
+                await self._link.wait_delivered()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return  # the reader says so in a moment
+            if self._is_silent():
+                return
+
+    def _is_silent(self) -> bool:
+        return self._sleeper is not None and not self._parked and not self._has_output()
+
+    async def hang_up(self) -> None:
+        """Say goodbye. What is under way is lost, in both directions: there is no half of a link to close."""
+        if self.is_lost:
+            return
+        self._hanging_up = True  # nothing is written from here on, whatever the peer may ask for
+        self._link.close()
+        try:
+            await self._link.aclose()
+        finally:
+            self.lose("we hung up", by="local")
+
+    # --- writing
+
+    def request_write(self) -> None:
+        if self._sleeper is not None and not self._hanging_up and self._has_output():
+            self._wake_writer()
+
+    def _has_output(self) -> bool:
+        return self._engine.has_output(self._link.may_open())
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                if self._pull():
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await self._sleep_until_requested()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.lose("the connection broke while writing", by="network", cause=error)
+
+    async def _make_room(self) -> None:
+        """Wake the writer when streams have room, one more may be opened, or the queue of datagrams has emptied."""
+        try:
+            while True:
+                for stream in await self._link.wait_writable():
+                    self._parked.discard(stream)
+                    self._engine.stream_writable(stream)
+                self._wake_writer()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the reader says why, after it has brought what came before
+
+    def _pull(self) -> bool:
+        """Hand the link what it takes; return True if there may be more, and only the bytes of a turn were used up."""
+        has_moved = self._run_control() | self._pull_datagrams()
+        until = self.bytes_sent + WRITE_BYTES
+        while self.bytes_sent < until:
+            stream = self._engine.next_stream(self._link.may_open())
+            if stream is None:
+                break
+            self._pull_stream(stream)
+            has_moved = True
+        self.dispatch_events()
+        if has_moved:
+            self._on_written()
+        return has_moved and self._has_output()
+
+    def _pull_stream(self, stream: StreamId) -> None:
+        if stream >= self._next:
+            self._next = self._link.open() + 4
+        room = self._link.room(stream)
+        data, is_last = self._engine.stream_to_send(stream, min(CHUNK_BYTES, max(0, room)))
+        if data or is_last:
+            self.bytes_sent += len(data)
+            if self._observer is not None:
+                self._observer.transport("out", data)
+            self._link.write(stream, data, is_last)
+        if is_last or len(data) < room:
+            return
+        if room > 0:
+            if self._link.room(stream) > 0:
+                return
+            self._engine.stream_to_send(stream, 0)  # takes it out of the line until the link has room
+        self._parked.add(stream)
+
+    def _pull_datagrams(self) -> bool:
+        limit = self._link.datagram_limit
+        for count in range(WRITE_DATAGRAMS):
+            # Asked before it is pulled: the engine numbers what it returns, and may still drop what it keeps.
+            datagram = self._engine.datagram_to_send(limit) if self._link.may_send_datagram() else None
+            if datagram is None:
+                return count > 0
+            self.bytes_sent += len(datagram)
+            if self._observer is not None:
+                self._observer.transport("out", datagram)
+            self._link.send_datagram(datagram)
+        return True
+
+    def _run_control(self) -> bool:
+        controls = self._engine.control_to_run()
+        for control in controls:
+            match control:
+                case Consumed(stream, amount):
+                    self._link.consumed(stream, amount)
+                case Lent(stream, amount):
+                    self._link.lend(stream, amount)
+                case Reset(stream):
+                    self._parked.discard(stream)
+                    self._link.reset(stream)
+                case Stop(stream):
+                    self._link.stop(stream)
+        return bool(controls)
+
+    # --- reading
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        nursery.start_soon(self._make_room)
+        try:
+            while not self.is_lost:
+                arrivals = await self._link.receive()
+                if not arrivals:
+                    self._end()
+                    return
+                if self._wants_round_trip is not None and (round_trip := self._link.round_trip) is not None:
+                    self._wants_round_trip.set_rtt(round_trip)
+                await self._feed(arrivals)
+                arrivals = ()  # not kept while waiting for more
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._broke(error)
+
+    def _broke(self, error: Exception) -> None:
+        """Lose the connection; the link may know which rule its peer broke, or that it was the peer that ended it."""
+        if isinstance(error.__cause__, RemoteProtocolError):
+            if self._observer is not None:
+                self._observer.error(error.__cause__)
+            self.lose(str(error.__cause__), by="peer", cause=error.__cause__)
+        else:
+            by: Side = "peer" if getattr(error, "by", "network") == "peer" else "network"
+            self.lose("the connection broke while reading", by=by, cause=error)
+
+    def _end(self) -> None:
+        if isinstance(self._engine, CloseAware):
+            self._engine.receive_closed(trio.current_time())
+            self._dispatch()
+        self.lose("the peer hung up", by="peer")
+
+    async def _feed(self, arrivals: Sequence[Arrival]) -> None:
+        """Take in what came, in turns: a flood of tiny frames must not keep other connections waiting."""
+        clock = self._turns.now
+        if self._is_heavy:
+            await self._turns.wait()
+        began = clock()
+        size = count = 0
+        frames = handed_out = self._frames()
+        for arrival in arrivals:
+            if self.is_lost:
+                return
+            for part in _slices(arrival, self._collector):
+                size += self._feed_one(part)
+                counted = self._frames()
+                if counted - handed_out >= STEP_FRAMES:  # the time of a turn counts what is done about its events
+                    handed_out = counted
+                    self.dispatch_events()
+                if (
+                    size >= TURN_BYTES
+                    or count >= TURN_ARRIVALS
+                    or counted - frames >= TURN_FRAMES
+                    or clock() - began >= self._turns.allowance
+                ):
+                    self._dispatch()
+                    await self._turns.wait()
+                    if self.is_lost:
+                        return
+                    began = clock()
+                    size = count = 0
+                    frames = handed_out = self._frames()
+            count += 1
+        self._dispatch()
+        self._is_heavy = clock() - began > LONG_TURN
+
+    def _feed_one(self, arrival: Arrival) -> int:
+        now = trio.current_time()
+        match arrival:
+            case StreamData(stream, data, is_last):
+                self._count(data)
+                self._engine.receive_stream(stream, data, is_last, now)
+                return len(data)
+            case Datagram(data):
+                self._count(data)
+                self._engine.receive_datagram(data, now)
+                return len(data)
+            case StreamReset(stream):
+                self._engine.receive_reset(stream, now)
+            case StreamStopped(stream):
+                self._parked.discard(stream)
+                self._idle.unpark_all()
+                self._engine.receive_stopped(stream, now)
+        return 0
+
+    def _count(self, data: bytes) -> None:
+        self.bytes_received += len(data)
+        if self._observer is not None:
+            self._observer.transport("in", data)
+
+    def _frames(self) -> int:
+        return self._frame_counter.frames if self._frame_counter is not None else 0
+
+
+def _slices(arrival: Arrival, engine: MissingBytes | None) -> Iterator[Arrival]:
+    """Yield the pieces of an arrival, each cut when the one before was fed: small, except where no frame can end."""
+    if not isinstance(arrival, StreamData) or len(arrival.data) <= SLICE_BYTES:
+        yield arrival
+        return
+    stream, data, start, end = arrival.stream, arrival.data, 0, len(arrival.data)
+    while start < end:
+        stop = start + max(SLICE_BYTES, engine.missing(stream) if engine is not None else 0)
+        yield StreamData(stream, data[start:stop], arrival.is_last and stop >= end)
+        start = stop

@@ -1,0 +1,277 @@
+"""The pump for an engine on a link of packets, which may be lost, repeated or late.
+
+As with byte streams the reader never waits for the writer. An error about one packet, because it is too large or
+because the network reported that no peer is there, costs that packet and no more: such reports can be forged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import trio
+
+from muxkit.runtime._links import Described, NowaitPackets, PacketLink
+from muxkit.runtime.pumps.pump import INLINE_PAUSE, EventT, Pump
+from muxkit.runtime.pumps.turns import LONG_TURN, turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from muxkit._observer import Observer
+    from muxkit.core import DatagramEngine
+    from muxkit.runtime._errors import Side
+
+TURN_PACKETS = 64  # to take in before other sessions get their turn
+STEP_PACKETS = 8  # to take in before their events are handed out, and the clock is asked whether the turn is over
+MAX_FAILURES = 1000  # errors in a row, without a packet in between: then the link itself is broken
+
+
+class DatagramPump(Pump[EventT]):
+    """Runs a `DatagramEngine` over a packet link: any `trio.abc.Channel[bytes]`, faster if it is `NowaitPackets`.
+
+    `on_limit` is told the link's `packet_limit` when a packet was above it. An OSError whose errno is in `fatal` ends
+    the link; all others cost one packet.
+    """
+
+    _engine: DatagramEngine[EventT]
+
+    def __init__(
+        self,
+        link: PacketLink,
+        engine: DatagramEngine[EventT],
+        *,
+        on_events: Callable[[Sequence[EventT]], None],
+        on_written: Callable[[], None],
+        on_lost: Callable[[], None],
+        queued: Callable[[], int],
+        on_limit: Callable[[int], None] | None = None,
+        fatal: Iterable[int] = (),
+        observer: Observer | None = None,
+    ) -> None:
+        super().__init__(
+            peer=link.peer if isinstance(link, Described) else "",
+            next_deadline=self._next_deadline,
+            on_events=on_events,
+            on_written=on_written,
+            on_lost=on_lost,
+            queued=queued,
+            observer=observer,
+        )
+        self._link = link
+        self._engine = engine
+        self._on_limit = on_limit
+        self._fatal = frozenset(fatal)
+        self._turns = turns()
+        self._is_heavy = False  # the last turn was long, so the next one waits for its place
+        self._kept: deque[bytes] = deque()  # packets that came and were not taken in when the turn's time was used up
+        self._nowait = link if isinstance(link, NowaitPackets) else None
+        self._carry: list[bytes] = []  # pulled, and not taken by the link yet
+        self._wrote_at = float("-inf")
+        self._parting: Sequence[bytes] = ()
+        self.too_large = 0
+        """Packets that were larger than the link takes."""
+        self.refused = 0
+        """Errors of the link that cost a packet, or that told of one."""
+
+    # --- the life of the link
+
+    def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, parting: Sequence[bytes] = ()) -> None:
+        """The link is over; the first reason counts. `parting` is sent to the peer if that can be done at once."""
+        if not self.is_lost:
+            self._parting = parting
+        super().lose(reason, by=by, cause=cause)
+
+    def _stop(self, cause: BaseException | None) -> None:
+        self._carry = []
+
+    async def _close_link(self) -> None:
+        with suppress(OSError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError):
+            for packet in self._parting:
+                await self._link.send(packet)
+        await self._link.aclose()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that have left the engine and that the link has not taken."""
+        return sum(map(len, self._carry))
+
+    async def flushed(self) -> None:
+        """Wait until what the engine may send now has left, and the writer is idle."""
+        self.request_write()
+        while not self.is_lost and (self._sleeper is None or self._carry):
+            await self._idle.park()
+
+    async def hang_up(self) -> None:
+        """Close the link; packets have no orderly end, so what must be said before is the protocol's business."""
+        await self.flushed()
+        self.lose("we hung up", by="local")
+
+    # --- writing
+
+    def request_write(self) -> None:
+        if self._sleeper is None or self.is_lost:  # the writer is awake, and looks again
+            return
+        if self._nowait is None or perf_counter() - self._wrote_at < INLINE_PAUSE:
+            self._wake_writer()
+            return
+        try:
+            self._carry = self._pull()
+            if self._carry:
+                self._send_burst(self._nowait)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.lose("the link broke while sending", by="network", cause=error)
+        if self._carry:
+            self._wake_writer()
+
+    @property
+    def _is_writing(self) -> bool:
+        """True while the writer is awake: then a deadline that is due because something may be sent means nothing."""
+        return self._sleeper is None
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                self._carry = self._carry or self._pull()
+                if not self._carry:
+                    await self._sleep_until_requested()
+                    continue
+                if self._nowait is not None:
+                    self._send_burst(self._nowait)
+                if self._carry:
+                    await self._send_one()
+                else:
+                    await trio.lowlevel.checkpoint()  # bounded work at a time: that was a burst
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.lose("the link broke while sending", by="network", cause=error)
+
+    def _pull(self) -> list[bytes]:
+        packets = [*self._engine.datagrams_to_send(trio.current_time())]
+        self.bytes_sent += sum(map(len, packets))
+        if self._observer is not None:
+            for packet in packets:
+                self._observer.transport("out", packet)
+        self.dispatch_events()
+        self._on_written()
+        return packets
+
+    def _send_burst(self, link: NowaitPackets) -> None:
+        """Send what the kernel takes of the carried packets, and keep the rest."""
+        while self._carry:
+            try:
+                taken = link.send_nowait(self._carry)
+            except ValueError:
+                self._drop_large(link.packet_limit)
+                continue
+            except OSError as error:
+                self._judge(error)
+                taken = 1
+            if not taken:
+                break
+            del self._carry[:taken]
+        self._wrote_at = perf_counter()
+
+    async def _send_one(self) -> None:
+        """Send the next packet, waiting until the link takes it."""
+        packet = self._carry[0]
+        try:
+            await self._link.send(packet)
+        except ValueError:
+            self._drop_large(None if self._nowait is None else self._nowait.packet_limit)
+            await trio.lowlevel.checkpoint()
+            return
+        except OSError as error:
+            self._judge(error)
+            await trio.lowlevel.checkpoint()
+        if self._carry:  # nothing is left of it if the link was lost meanwhile
+            del self._carry[0]
+
+    def _drop_large(self, limit: int | None) -> None:
+        """Drop the packets above the limit, or the first one if the link does not say which one was."""
+        fitting = [packet for packet in self._carry if limit is None or len(packet) <= limit]
+        if limit is None or len(fitting) == len(self._carry):
+            fitting = self._carry[1:]
+        self.too_large += len(self._carry) - len(fitting)
+        self._carry = fitting
+        if limit is not None and self._on_limit is not None:
+            self._on_limit(limit)
+
+    async def _sleep_until_requested(self) -> None:
+        self._sleeper = trio.lowlevel.current_task()  # before the clock looks whether the writer is awake
+        self.rearm()
+        await super()._sleep_until_requested()
+
+    # --- reading
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        failures = 0
+        try:
+            while not self.is_lost:
+                if self._kept:
+                    await self._turns.wait()
+                    self._take_in(None)
+                    continue
+                try:
+                    packet = await self._link.receive()
+                except OSError as error:
+                    failures += 1
+                    self._judge(error)
+                    if failures > MAX_FAILURES:
+                        self.lose(f"the link failed {failures} times in a row", by="network", cause=error)
+                    await trio.lowlevel.checkpoint()
+                    continue
+                failures = 0
+                if self._is_heavy:
+                    await self._turns.wait()
+                self._take_in(packet)
+        except trio.EndOfChannel:
+            self.lose("the peer hung up", by="peer")
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.lose("the link broke while receiving", by="network", cause=error)
+
+    def _take_in(self, packet: bytes | None) -> None:
+        """Take in a packet and those that came after it, or those that were kept; no more than a turn's worth."""
+        clock = self._turns.now
+        began = clock()
+        now = trio.current_time()
+        if packet is not None:
+            self._receive(packet, now)
+            if self._nowait is not None:
+                try:
+                    self._kept.extend(self._nowait.receive_nowait(TURN_PACKETS - 1))
+                except OSError as error:
+                    self._judge(error)
+        if self._kept:
+            self._take_in_kept(now, began + self._turns.allowance)
+        self._dispatch()
+        self._is_heavy = clock() - began > LONG_TURN
+
+    def _take_in_kept(self, now: float, until: float) -> None:
+        kept = self._kept
+        while kept and not self.is_lost:
+            for _ in range(min(STEP_PACKETS, len(kept))):
+                self._receive(kept.popleft(), now)
+            if self._turns.now() >= until:
+                break
+            if kept:
+                self.dispatch_events()
+
+    def _receive(self, packet: bytes, now: float) -> None:
+        if self._observer is not None:
+            self._observer.transport("in", packet)
+        self._engine.receive_datagram(packet, now)
+
+    def _judge(self, error: OSError) -> None:
+        self.refused += 1
+        if error.errno in self._fatal:
+            self.lose(f"the network refused a packet: {error.strerror}", by="network", cause=error)
+
+    # --- time
+
+    def _next_deadline(self) -> float | None:
+        deadline = self._engine.next_deadline()
+        if deadline is None or (self._is_writing and deadline <= trio.current_time()):
+            return None  # the writer rearms the clock before it sleeps
+        return deadline

@@ -1,0 +1,215 @@
+"""What the pumps share: the life and the loss of a connection, its clock, its events, and the sleep of its writer."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from functools import cache
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+
+import trio
+
+from muxkit._errors import RemoteProtocolError
+from muxkit.runtime._errors import LossRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from muxkit._observer import Observer
+    from muxkit.core import Engine
+    from muxkit.runtime._errors import Side
+
+EventT = TypeVar("EventT")
+
+CLOSE_TIMEOUT = 1.0  # s, for closing a link without goodbye
+INLINE_PAUSE = 30e-6  # s; senders that come faster than this are served together, by the writer
+BLOCK = 8 * 1024 * 1024  # bytes; larger than what one connection's windows hold at a time
+
+
+class Clock:
+    """Calls `on_due` with the time whenever `next_deadline` has come; None means that there is none."""
+
+    __slots__ = ("_alarm", "_due", "_next_deadline", "_on_due")
+
+    def __init__(self, next_deadline: Callable[[], float | None], on_due: Callable[[float], None]) -> None:
+        self._next_deadline = next_deadline
+        self._on_due = on_due
+        self._due = math.inf
+        self._alarm = trio.CancelScope()
+
+    async def run(self) -> NoReturn:
+        while True:
+            deadline = self._next_deadline()
+            self._due = math.inf if deadline is None else deadline
+            self._alarm = trio.CancelScope(deadline=self._due)
+            with self._alarm:
+                await trio.sleep_forever()
+            self._on_due(trio.current_time())
+
+    def rearm(self) -> None:
+        """Wake earlier if the deadline has come nearer; a later one is noticed at the wake-up."""
+        deadline = self._next_deadline()
+        if deadline is not None and deadline < self._due:
+            self._alarm.deadline = self._due = deadline
+
+
+class Pump(ABC, Generic[EventT]):
+    """One reader, one writer and one clock that run an engine on a link until the connection is over.
+
+    `on_events` gets the engine's events, `on_written` is called when bytes have left the engine, `on_lost` once when
+    the connection is over, whatever the reason. `queued` returns the bytes that the engine still holds, for the error.
+    A subclass knows one kind of link.
+    """
+
+    _engine: Engine[EventT]
+
+    def __init__(
+        self,
+        *,
+        peer: str,
+        next_deadline: Callable[[], float | None],
+        on_events: Callable[[Sequence[EventT]], None],
+        on_written: Callable[[], None],
+        on_lost: Callable[[], None],
+        queued: Callable[[], int],
+        observer: Observer | None,
+    ) -> None:
+        self._on_events = on_events
+        self._on_written = on_written
+        self._on_lost = on_lost
+        self._queued = queued
+        self._observer = observer
+        self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
+        self._idle = trio.lowlevel.ParkingLot()  # of tasks that wait until everything is written
+        self._tasks = trio.CancelScope()
+        self._hanging_up = False  # then nothing is written any more
+        self._clock = Clock(next_deadline, self._on_due)
+        self.rearm = self._clock.rearm
+        """To be called after a command that may have set a deadline while the clock sleeps."""
+        self.peer = peer
+        self._loss_record = LossRecord(peer)
+        self.is_lost = False
+        self.loss = self._loss_record.error
+        """Makes an error that says why the connection is over; each task that raises it needs one of its own."""
+        self.hung_up = trio.Event()
+        """Set when the connection is over."""
+        self.bytes_sent = 0
+
+    # --- the life of the connection
+
+    async def run(self) -> None:
+        """Move bytes until the connection is over; raises nothing that a connection may expect."""
+        try:
+            with self._tasks:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    nursery.start_soon(self._clock.run)
+                    await self._read(nursery)
+        finally:
+            self.lose("we hung up", by="local")
+            # Shielded, though briefly: a cancellation from outside would take the place of an error.
+            with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
+                await self._close_link()
+
+    def lose(self, reason: str, *, by: Side, cause: BaseException | None = None) -> None:
+        """The connection is over; the first reason counts."""
+        if self.is_lost:
+            return
+        if self._hanging_up and not isinstance(cause, RemoteProtocolError):
+            reason, by, cause = "we hung up", "local", None
+        self.is_lost = True
+        self._loss_record.record(reason, by=by, cause=cause, unsent=self.unsent + self._queued())
+        self._stop(cause)
+        self._tasks.cancel()
+        self.hung_up.set()
+        self._idle.unpark_all()
+        if self._observer is not None and by == "network":
+            self._observer.error(self.loss())
+        self._on_lost()
+
+    @property
+    def is_violated(self) -> bool:
+        """True if the connection is over because the peer broke a rule."""
+        return self._loss_record.is_violation
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that have left the engine and that the link has not taken."""
+        return 0
+
+    # --- events and time
+
+    def dispatch_events(self) -> None:
+        """Hand out what a command made the engine tell, and what follows from that."""
+        while events := self._engine.events():
+            self._on_events(events)
+
+    def _dispatch(self) -> None:
+        """Hand out what a read or a deadline made the engine tell, then write what it answers."""
+        self.dispatch_events()
+        self.request_write()
+        self.rearm()
+
+    def _on_due(self, now: float) -> None:
+        self._engine.handle_deadline(now)
+        self._dispatch()
+
+    # --- the writer's sleep
+
+    def _wake_writer(self) -> None:
+        if self._sleeper is not None and not self.is_lost and not self._hanging_up:
+            task, self._sleeper = self._sleeper, None
+            trio.lowlevel.reschedule(task)
+
+    async def _sleep_until_requested(self) -> None:
+        self._sleeper = trio.lowlevel.current_task()
+        if self._idle:
+            self._idle.unpark_all()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._sleeper = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    # --- what depends on the link
+
+    @abstractmethod
+    def request_write(self) -> None:
+        """The engine may have something to write: write it now, or wake the writer."""
+
+    @abstractmethod
+    async def flushed(self) -> None:
+        """Wait until everything that the engine may send now has left."""
+
+    @abstractmethod
+    async def hang_up(self) -> None:
+        """End the connection in the orderly way that the link has."""
+
+    @abstractmethod
+    async def _read(self, nursery: trio.Nursery) -> None:
+        """Read until the connection is over."""
+
+    @abstractmethod
+    async def _write(self) -> None:
+        """Write until the connection is over."""
+
+    @abstractmethod
+    def _stop(self, cause: BaseException | None) -> None:
+        """The connection is over: drop what was not written, and let go of the link."""
+
+    @abstractmethod
+    async def _close_link(self) -> None:
+        """Close the link without waiting for the peer."""
+
+
+@cache  # once is enough, and later the block would have to be cleared
+def keep_freed_memory() -> None:
+    """Let the process keep freed memory up to twice `BLOCK`, which makes bulk transfers faster with glibc.
+
+    glibc returns what is free at the end of its heap to the kernel as soon as that is more than 128 KiB, and each page
+    costs a fault when it is wanted again: a few messages of 64 KiB in flight then cost 20 times as much to make as to
+    copy. It raises that bound to twice the size of the largest block that was ever freed. The pages of this block are
+    never touched, so this is quick; with other C libraries it does nothing.
+    """
+    bytes(BLOCK)

@@ -1,0 +1,247 @@
+"""Reading of a stream by the pump's own task, or by a receiver that waits for a message anyway.
+
+A reader that delivers to another task has to wake it, and Trio's loop makes one more pass before the answer can leave.
+So a receiver that finds nothing may borrow the reader's place while that is free, and returns it when it has what it
+waits for. The reader offers its place, if a receiver asked, after reads that brought little: bulk it serves better
+itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from muxkit.runtime._links import WaitableLink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from muxkit.core import BoundedParsing
+    from muxkit.runtime.pumps.turns import Turns
+
+READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
+READ_LARGE = 256 * 1024  # and while they bring half of that
+LITTLE_BYTES = 4 * 1024  # a task that got more is busy with it for a while
+
+
+class BorrowingReader(Protocol):
+    """A task that waits for something which only reading can bring."""
+
+    is_called: bool
+    """True once it has what it waits for, or an error."""
+
+
+class Reading:
+    """Reads a stream until `stop`, one task at a time.
+
+    `take_in` parses and hands out what came, b"" if that is only the rest of what came before; it returns True if few
+    tasks were woken, which will call receive() again soon. `on_taken` is for what no task waits for: it is called soon
+    after, when a borrower has gone on with its item. Any of them may call `stop`.
+    """
+
+    __slots__ = (
+        "_failure",
+        "_is_behind",
+        "_is_borrowed",
+        "_is_free",
+        "_is_over",
+        "_is_running",
+        "_is_wanted",
+        "_link",
+        "_may_hold_more",
+        "_on_broken",
+        "_on_end",
+        "_on_taken",
+        "_parser",
+        "_reader",
+        "_size",
+        "_stream",
+        "_take_in",
+        "_turns",
+        "borrower_sleeps",
+        "is_heavy",
+    )
+
+    def __init__(
+        self,
+        stream: trio.abc.ReceiveStream,
+        parser: BoundedParsing | None,
+        turns: Turns,
+        *,
+        take_in: Callable[[bytes], bool],
+        on_taken: Callable[[], None],
+        on_end: Callable[[], None],
+        on_broken: Callable[[Exception], None],
+    ) -> None:
+        self._stream = stream
+        self._link = stream if isinstance(stream, WaitableLink) else None
+        self._parser = parser
+        self._turns = turns
+        self.is_heavy = False
+        """True if what was taken in last took long: then the next read waits for a turn."""
+        self._take_in = take_in
+        self._on_taken = on_taken
+        self._on_end = on_end
+        self._on_broken = on_broken
+        self._size = READ_SMALL
+        self._may_hold_more = False  # the last read brought all that it had asked for
+        self._reader: trio.lowlevel.Task | None = None  # while it waits for its place
+        self._is_borrowed = False
+        self.borrower_sleeps = False
+        self._failure: BaseException | None = None  # of what a borrower's read caused; the reader raises it
+        self._is_over = False
+        self._is_running = False
+        self._is_behind = False  # something is left to parse, by the reader, which lets other sessions have their turns
+        self._is_free = False
+        self._is_wanted = False
+
+    def stop(self) -> None:
+        """The connection is over, and will be closed, which wakes the task that reads."""
+        self._is_over = True
+        self._is_free = False
+
+    # --- the reader
+
+    async def run(self) -> None:
+        self._is_running = True
+        try:
+            if self._link is None:
+                await self._receive(self._stream)
+            else:
+                await self._wait_and_read(self._link)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._on_broken(error)
+        finally:
+            self._is_running = False
+            if self._failure is not None:  # before a cancellation, which it may have caused
+                raise self._failure
+
+    async def _receive(self, stream: trio.abc.ReceiveStream) -> None:
+        while not self._is_over:
+            data = await stream.receive_some(self._size)
+            if self.is_heavy:
+                await self._turns.wait()
+            self._took(data if type(data) is bytes else bytes(data))
+            self._on_taken()
+            data = b""  # not kept while waiting for more
+            if self._is_behind:
+                await self._catch_up()
+
+    async def _wait_and_read(self, link: WaitableLink) -> None:
+        while not self._is_over:
+            self._on_taken()  # also after what a borrower read that was gone before the reader ran
+            while self._is_borrowed:
+                await self._wait_for_return()
+                self._on_taken()
+            if self._failure is not None:
+                return
+            if self._is_behind:
+                await self._catch_up()
+            self._is_free = False
+            if self._may_hold_more:
+                await trio.lowlevel.checkpoint()
+            else:
+                await link.wait_readable()
+            if self.is_heavy:
+                await self._turns.wait()
+            if self._read_now(link) and self._is_wanted:
+                self._offer()
+                await trio.lowlevel.checkpoint()
+
+    async def _catch_up(self) -> None:
+        """Parse the rest in turns: a flood of tiny frames must not keep other connections waiting."""
+        while self._is_behind and not self._is_over:
+            await self._turns.wait()
+            if self._is_over:
+                return
+            self._take_in(b"")
+            self._on_taken()
+            self._is_behind = self._parser is not None and self._parser.unparsed > 0
+
+    async def _wait_for_return(self) -> None:
+        """Sleep until the borrower returns the place."""
+        self._reader = trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._reader = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    # --- the borrower
+
+    def can_borrow(self) -> bool:
+        """Return True if a task may read in the reader's place now; else the place is offered when it is free."""
+        self._is_wanted = True
+        return self._is_free
+
+    async def read_for(self, borrower: BorrowingReader) -> None:
+        """Read in the reader's place, if `can_borrow`, until the borrower is called or has to return the place.
+
+        Cancelled means that nothing was read which did not reach its receiver.
+        """
+        assert self._link is not None
+        self._is_free = False
+        self._is_borrowed = True
+        try:
+            while not (borrower.is_called or self._is_over or self._is_behind or self.is_heavy or self._failure):
+                self.borrower_sleeps = True
+                await self._link.wait_readable()
+                self.borrower_sleeps = False
+                self._read_as_borrower(self._link)
+                if not borrower.is_called:  # otherwise the reader comes next
+                    self._on_taken()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._on_broken(error)
+        finally:
+            self.borrower_sleeps = self._is_borrowed = False
+            self._offer()
+            if self._reader is not None:
+                task, self._reader = self._reader, None
+                trio.lowlevel.reschedule(task)
+
+    def _read_as_borrower(self, link: WaitableLink) -> None:
+        """Read, and leave an error on the way to the reader: it concerns items of other receivers."""
+        try:
+            try:
+                self._read_now(link)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self._on_broken(error)
+        except BaseException as error:
+            if self._is_running:
+                self._failure = error
+            if not self._is_running or not isinstance(error, Exception):
+                raise
+
+    def wake_borrower(self) -> None:
+        """Called while `borrower_sleeps`; at other times it is reading, and looks whether it was called."""
+        if self._link is not None:
+            self.borrower_sleeps = False
+            self._link.stop_waiting()
+
+    # --- what both do
+
+    def _offer(self) -> None:
+        self._is_wanted = False
+        self._is_free = not (self._is_over or self._failure or self._is_behind or self.is_heavy)
+
+    def _read_now(self, link: WaitableLink) -> bool:
+        """Take in what has come, if anything has; return True if another task should have the place."""
+        # Once this connection is over the protocol may have gone on to another one.
+        data = None if self._is_over else link.receive_nowait(self._size)
+        if data is None:
+            self._may_hold_more = False
+            return False
+        return self._took(data)
+
+    def _took(self, data: bytes) -> bool:
+        size, asked = len(data), self._size
+        self._may_hold_more = size == asked
+        self._size = READ_LARGE if size >= READ_SMALL // 2 else READ_SMALL
+        if not size:
+            self._on_end()
+            return False
+        wakes_few = self._take_in(data)
+        self._is_behind = self._parser is not None and self._parser.unparsed > 0
+        return wakes_few and size < LITTLE_BYTES and not self.is_heavy

@@ -1,0 +1,301 @@
+"""The pump for an engine on an ordered byte stream.
+
+The reader never waits for the writer: replies that the engine owes are merged state inside it, so both ends can
+push at once over a link that blocks. The writer is the only task in `send_all`, and a sender's cancellation never
+reaches it, so no frame is ever cut. When nothing is queued a sender writes at once, on the link's own nowait path.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import trio
+
+from muxkit.core import BoundedParsing, SeparateTimers
+from muxkit.runtime._links import Described, NowaitLink
+from muxkit.runtime.pumps.pump import INLINE_PAUSE, EventT, Pump, keep_freed_memory
+from muxkit.runtime.pumps.reading import Reading
+from muxkit.runtime.pumps.turns import LONG_TURN, turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from muxkit._observer import Observer
+    from muxkit.core import Buffer, Queued, StreamEngine
+
+TURN_FRAMES = 1024  # frames to parse in one turn at most, however cheap they are
+STEP_FRAMES = 128  # frames to parse before their events are handed out, and the clock is asked whether the turn is over
+BRIEF_BYTES = 256  # a read of so few takes no longer than asking the clock is worth
+WRITE_BYTES = 256 * 1024  # to pull at most for one write
+JOIN_BELOW = 4 * 1024  # bytes a buffer on average: join smaller ones, hand over larger ones as they are
+BURST = 2  # events of one read from which the replies to them are written together
+LARGE_BYTES = 48 * 1024  # queued: two such messages cost a third less with one write than with two
+LARGE_PAIR_BYTES = 128 * 1024
+LATE_SECONDS = 250e-6  # a writer woken so long ago has not run, as other tasks took long: a sender writes in its place
+
+
+class StreamPump(Pump[EventT]):
+    """Runs a `StreamEngine` over a `trio.abc.Stream`.
+
+    `outbox` says how much waits for the transport: with it, large messages go out in pairs.
+    """
+
+    _engine: StreamEngine[EventT]
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        engine: StreamEngine[EventT],
+        *,
+        on_events: Callable[[Sequence[EventT]], None],
+        on_written: Callable[[], None],
+        on_lost: Callable[[], None],
+        queued: Callable[[], int],
+        outbox: Queued | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self._stream = stream
+        self._engine = engine
+        self._timers = engine if isinstance(engine, SeparateTimers) else None
+        super().__init__(
+            peer=stream.peer if isinstance(stream, Described) else "",
+            next_deadline=engine.next_deadline if self._timers is None else self._next_deadline,
+            on_events=on_events,
+            on_written=on_written,
+            on_lost=on_lost,
+            queued=queued,
+            observer=observer,
+        )
+        keep_freed_memory()
+        self._outbox = outbox
+        self._nowait = stream if isinstance(stream, NowaitLink) else None
+        self._is_writing = False
+        self._was_requested = False  # to write, during a write
+        self._is_burst = False  # the last read woke several tasks: their replies are written together
+        self._pulled = 0  # bytes that left the engine the last time
+        self._carry: list[Buffer] = []  # pulled, and not taken by the transport yet
+        self._wrote_at = perf_counter()
+        self._time = trio.lowlevel.current_clock().current_time  # `trio.current_time` asks for the clock each time
+        self._parser = engine if isinstance(engine, BoundedParsing) else None
+        if self._parser is not None:
+            self._parser.frames_at_once = STEP_FRAMES
+        self._turns = turns()
+        self.reading = Reading(
+            stream,
+            self._parser,
+            self._turns,
+            take_in=self._take_in,
+            on_taken=self.rearm,
+            on_end=self._ended,
+            on_broken=self._broke_while_reading,
+        )
+        """The reader, in whose place a receiver may read."""
+
+    # --- the life of the connection
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        await self.reading.run()
+
+    async def _close_link(self) -> None:
+        await trio.aclose_forcefully(self._stream)
+
+    def _stop(self, cause: BaseException | None) -> None:
+        self._carry = []
+        self.reading.stop()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that have left the engine and that the transport has not taken."""
+        return sum(map(len, self._carry))
+
+    async def flushed(self) -> None:
+        """Wait until the engine is silent and the writer idle."""
+        while not self.is_lost and (self._sleeper is None or self._carry or self._engine.has_output()):
+            await self._idle.park()
+
+    async def hang_up(self) -> None:
+        """End our side, then wait until the peer has ended its side: what is under way still arrives."""
+        if self.is_lost:
+            return
+        self._hanging_up = True  # nothing is written from here on, whatever the peer may ask for
+        try:
+            if isinstance(self._stream, trio.abc.HalfCloseableStream):
+                await self._stream.send_eof()
+                await self.hung_up.wait()
+            else:
+                await self._stream.aclose()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        self.lose("we hung up", by="local")
+
+    # --- writing
+
+    def request_write(self) -> None:
+        if self._is_writing or self._carry:  # that write looks again when it is done, and what is left of it goes first
+            self._was_requested = True
+            return
+        if self._sleeper is None:  # it is awake; but other tasks may let it wait
+            if perf_counter() - self._wrote_at < LATE_SECONDS:
+                return
+        elif not self._engine.has_output():
+            return
+        if self._nowait is None or self.is_lost or self._hanging_up:
+            self._wake_writer()
+        elif self._sleeper is not None and (
+            self._is_burst or self._grows() or perf_counter() - self._wrote_at < INLINE_PAUSE
+        ):
+            self._wake_writer()  # other tasks may have something to write in this turn, too
+        else:
+            self._write_now(self._nowait)
+
+    def _grows(self) -> bool:
+        """Return True while one large message is queued: its sender yields now, and its next message can go with it."""
+        return self._outbox is not None and LARGE_BYTES <= self._outbox.used < LARGE_PAIR_BYTES
+
+    def _write_now(self, link: NowaitLink) -> None:
+        """Write in the place of the writer, which sleeps or has not run yet."""
+        try:
+            self._write_once(link)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.lose("the connection broke while writing", by="network", cause=error)
+        finally:
+            if self._carry or self._engine.has_output():
+                self._wake_writer()
+
+    def _write_once(self, link: NowaitLink) -> bool:
+        """Write what the kernel takes, and carry the rest; return False if there was nothing to write."""
+        self._is_writing = True
+        try:
+            buffers = self._carry = self._pull()
+            if not buffers:
+                return False
+            taken = link.send_nowait(buffers)
+            self._carry = _rest(buffers, taken) if taken < self._pulled else []
+            self._wrote_at = perf_counter()
+            return True
+        finally:
+            try:
+                self._pulled_out()  # after the write, which it must not delay
+            finally:
+                self._is_writing = False
+                if self._timers is not None:
+                    self.rearm()  # its timers begin when something leaves
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                self._was_requested = False
+                if self._carry:
+                    self._is_writing = True
+                    await self._hand_over(self._carry)
+                    self._is_writing = False
+                    self._carry = []
+                    self._wrote_at = perf_counter()
+                    if self._timers is not None:
+                        self.rearm()
+                if self._grows():
+                    await trio.lowlevel.checkpoint()
+                    if self._carry:  # a sender wrote meanwhile, and not everything was taken
+                        continue
+                if not self._engine.has_output():
+                    is_idle = True
+                elif self._nowait is None:
+                    self._is_writing = True
+                    self._carry = self._pull()
+                    self._pulled_out()
+                    self._is_writing = False
+                    is_idle = not self._carry
+                else:
+                    is_idle = not self._write_once(self._nowait)
+                if is_idle and not self._was_requested:
+                    await self._sleep_until_requested()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.lose("the connection broke while writing", by="network", cause=error)
+
+    def _pull(self) -> list[Buffer]:
+        buffers = self._engine.buffers_to_send(WRITE_BYTES)
+        self._pulled = size = sum(map(len, buffers))
+        self.bytes_sent += size
+        if self._observer is not None:
+            for buffer in buffers:
+                self._observer.transport("out", buffer)
+        return buffers if size >= JOIN_BELOW * len(buffers) else [b"".join(buffers)]
+
+    def _pulled_out(self) -> None:
+        """Bytes left the engine: hand out its events about that, and let senders use what is free."""
+        self.dispatch_events()
+        self._on_written()
+
+    async def _hand_over(self, buffers: list[Buffer]) -> None:
+        if len(buffers) == 1:
+            await self._stream.send_all(buffers[0])
+        elif self._nowait is not None:
+            await self._nowait.send_buffers(buffers)
+        else:
+            await self._stream.send_all(b"".join(buffers))
+
+    # --- reading
+
+    def _take_in(self, data: bytes) -> bool:
+        """Parse what came, or a turn's worth of it; return True if only few tasks will answer."""
+        parser = self._parser
+        if len(data) <= BRIEF_BYTES and (parser is None or (data and not parser.unparsed)):
+            self._engine.receive_bytes(data, self._time())
+            self._dispatch()
+            self.reading.is_heavy = False
+            return not self._is_burst
+        clock = self._turns.now
+        began = clock()
+        self._engine.receive_bytes(data, self._time())
+        if parser is not None and parser.unparsed:
+            self._take_in_steps(parser, began)
+        else:
+            self._dispatch()
+        self.reading.is_heavy = clock() - began > LONG_TURN
+        return not self._is_burst
+
+    def _take_in_steps(self, parser: BoundedParsing, began: float) -> None:
+        """Parse in steps, and hand out the events of each: the time of the turn counts what is done about them."""
+        clock, engine, now = self._turns.now, self._engine, self._time()
+        until = began + self._turns.allowance
+        for _ in range(TURN_FRAMES // STEP_FRAMES - 1):
+            self._hand_out(engine.events())
+            if clock() >= until or self.is_lost or not parser.unparsed:
+                break
+            engine.receive_bytes(b"", now)
+        self._dispatch()
+        self._is_burst = True
+
+    def _ended(self) -> None:
+        self._engine.receive_eof(self._time())
+        self._dispatch()
+        self.lose("the peer hung up", by="peer")
+
+    def _broke_while_reading(self, error: Exception) -> None:
+        self.lose("the connection broke while reading", by="network", cause=error)
+
+    def _dispatch(self) -> None:
+        events = self._engine.events()
+        self._is_burst = len(events) >= BURST
+        self._hand_out(events)
+        self.request_write()
+
+    def _hand_out(self, events: Sequence[EventT]) -> None:
+        while events:  # handling one may cause another
+            self._on_events(events)
+            events = self._engine.events()
+
+    def _next_deadline(self) -> float | None:
+        if self._timers is not None and (self._is_writing or self._carry or self._hanging_up):
+            return self._timers.next_timer()
+        return self._engine.next_deadline()
+
+
+def _rest(buffers: list[Buffer], taken: int) -> list[Buffer]:
+    """Return what is left of the buffers after `taken` bytes."""
+    for index, buffer in enumerate(buffers):
+        if taken < len(buffer):
+            return [memoryview(buffer)[taken:], *buffers[index + 1 :]] if taken else buffers[index:]
+        taken -= len(buffer)
+    return []

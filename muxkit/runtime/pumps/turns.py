@@ -1,0 +1,165 @@
+"""Turns of processor time: a busy session works in turns, one turn of one session in each pass of Trio's loop.
+
+What a session takes in within one turn costs no wait. A session that has more to take in, or whose last turn was long,
+queues for the next one, and the queue gives out one turn in each pass of Trio's loop. So the delay that floods add to a
+pass is one turn, however many sessions flood, and accept loops and quiet sessions run in every pass.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TURN_MOST: Final = 1e-3  # s that a turn may take while the passes of the loop are short
+TURN_LEAST: Final = 0.2e-3  # s; and while they are long, because of the tasks that turns wake
+LONG_TURN: Final = 0.5e-3  # s; a session whose turn was longer queues for the next one
+LONG_PASS: Final = 3e-3  # s
+REST_MOST: Final = 4  # passes without a turn after a long one
+NEW: Final = 0.05  # s after a connection came, in which turns are short: its handshake takes many passes
+WAKES: Final = 32  # tasks that the end of a session wakes in one turn
+
+
+class Turns:
+    """The turns of one Trio run; `clock` returns seconds."""
+
+    __slots__ = (
+        "_handed_at",
+        "_is_handed",
+        "_is_waking",
+        "_queue",
+        "_short_until",
+        "_spread",
+        "_wakes",
+        "allowance",
+        "given",
+        "now",
+    )
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self.now = clock
+        self._queue: deque[trio.lowlevel.Task] = deque()
+        self._is_handed = False  # a task that waited goes on in the next pass
+        self._handed_at = 0.0
+        self.allowance = TURN_MOST
+        """Seconds that a turn may take now."""
+        self.given = 0
+        self._short_until = 0.0
+        self._spread: list[Callable[[], object]] | None = None  # within `spreading`
+        self._wakes: deque[Callable[[], object]] = deque()
+        self._is_waking = False
+
+    async def wait(self) -> None:
+        """Return when the caller may work for `allowance` seconds, in the next pass of the loop at the earliest."""
+        is_first = not self._is_handed
+        if is_first:
+            self._is_handed = True
+            self._handed_at = self.now()
+        else:
+            await self._queue_up()
+        try:
+            if is_first:
+                await trio.lowlevel.checkpoint()
+            await self._rest()
+            self.given += 1
+        finally:
+            self._hand_on()
+
+    def connection_came(self) -> None:
+        """Shorten the turns for a while: the handshake of a new connection takes many passes of the loop."""
+        self._short_until = self.now() + NEW
+
+    async def _queue_up(self) -> None:
+        task = trio.lowlevel.current_task()
+        self._queue.append(task)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._queue.remove(task)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _hand_on(self) -> None:
+        """Let the task that waits longest go on in the next pass."""
+        if self._queue:
+            self._handed_at = self.now()
+            trio.lowlevel.reschedule(self._queue.popleft())
+        else:
+            self._is_handed = False
+
+    async def _rest(self) -> None:
+        """After a long pass make turns shorter and further apart: the tasks that turns wake take long."""
+        now = self.now()
+        if now - self._handed_at < LONG_PASS:
+            self.allowance = TURN_LEAST if now < self._short_until else min(TURN_MOST, 1.5 * self.allowance)
+            return
+        self.allowance = max(TURN_LEAST, self.allowance / 2)
+        for _ in range(REST_MOST):
+            await trio.lowlevel.checkpoint()
+            before, now = now, self.now()
+            if now - before < LONG_PASS:
+                break
+
+    # --- the end of a session with very many channels
+
+    @contextmanager
+    def spreading(self) -> Iterator[None]:
+        """Spread what `wake` is given in this block, which must not wait, over turns: the tasks wake in groups."""
+        spread: list[Callable[[], object]] = []
+        self._spread = spread
+        try:
+            yield
+        finally:
+            self._spread = None
+            for call in spread[:WAKES]:
+                call()
+            self._wakes += spread[WAKES:]
+            if self._wakes and not self._is_waking:
+                self._is_waking = True
+                # A task of Trio's own, since the session may be left before it is through.
+                trio.lowlevel.spawn_system_task(self._wake_the_rest)
+
+    def wake(self, call: Callable[[], object]) -> None:
+        """Call a function that wakes tasks: now, or within `spreading` in a later turn.
+
+        The caller has changed all that the tasks will look at, so that the delay is all that they can notice.
+        """
+        if self._spread is None:
+            call()
+        else:
+            self._spread.append(call)
+
+    async def _wake_the_rest(self) -> None:
+        try:
+            while self._wakes:
+                await self.wait()
+                for _ in range(min(WAKES, len(self._wakes))):
+                    self._wakes.popleft()()
+        finally:
+            self._is_waking = False
+            while self._wakes:  # the run is being cancelled
+                self._wakes.popleft()()
+
+
+_TURNS: Final = trio.lowlevel.RunVar[Turns]("muxkit turns")
+
+
+def turns() -> Turns:
+    """Return the turns that all sessions of this run share."""
+    try:
+        return _TURNS.get()
+    except LookupError:
+        made = Turns()
+        _TURNS.set(made)
+        return made
+
+
+def share_turns(made: Turns) -> None:
+    """Make the sessions that begin from now on share these; for tests, with a clock of their own."""
+    _TURNS.set(made)

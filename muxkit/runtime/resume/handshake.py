@@ -1,0 +1,205 @@
+"""Read the handshake of each new connection, within limits, and give back what was read behind it."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import trio
+
+from muxkit._errors import RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit.runtime._errors import LinkLost
+from muxkit.runtime._links import Described, NowaitLink, WaitableLink
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from muxkit.runtime._errors import Side
+
+
+LearntT = TypeVar("LearntT")
+LearntT_co = TypeVar("LearntT_co", covariant=True)
+
+READ_BYTES = 4096  # to ask for at once
+LARGEST_HANDSHAKE = 16 * 1024  # bytes
+
+
+class HandshakeReader(Protocol[LearntT_co]):
+    """A small engine for the handshake of one connection: its first bytes."""
+
+    def receive_bytes(self, data: bytes, /) -> LearntT_co | None:
+        """Take bytes; return what was learnt once they are enough, None before.
+
+        Raises `RemoteProtocolError` for bytes that are no handshake.
+        """
+
+    def bytes_to_send(self) -> bytes:
+        """Return what must be sent before the peer goes on, b"" if nothing.
+
+        Asked at the start and after each `receive_bytes`.
+        """
+
+    def leftover(self) -> bytes:
+        """Return what came behind the handshake, once that is complete."""
+
+
+class HandshakeQueue:
+    """Reads handshakes: each within `Limits.handshake` seconds and `most` bytes, `Limits.half_open` of them at once.
+
+    When full, drop the oldest handshake, so that idle peers cannot block new ones.
+    """
+
+    def __init__(self, limits: Limits | None = None, *, most: int = LARGEST_HANDSHAKE) -> None:
+        self._limits = limits or Limits()
+        self._most = most
+        self._waiting: dict[trio.CancelScope, None] = {}  # oldest first
+        self.dropped = 0
+        """Handshakes that were dropped for a newer one."""
+
+    def __len__(self) -> int:
+        """Return how many handshakes are under way."""
+        return len(self._waiting)
+
+    async def read_handshake(
+        self, stream: trio.abc.Stream, reader: HandshakeReader[LearntT]
+    ) -> tuple[LearntT, trio.abc.Stream]:
+        """Return what the handshake says, and the stream, which first gives what was read behind it.
+
+        Raises `RemoteProtocolError` if the peer sent something wrong, too much, or not enough in time; `LinkLost` if
+        it hung up, or was dropped for a newer connection. The caller has to close the stream, and may still answer on
+        it after a `RemoteProtocolError`.
+        """
+        handshake = _Handshake(stream, reader, self._most)
+        within = self._limits.handshake
+        scope = trio.CancelScope(deadline=trio.current_time() + within)
+        self._waiting[scope] = None
+        self._make_room()
+        try:
+            with scope:
+                return await handshake.read()
+            was_dropped = scope not in self._waiting
+        finally:
+            self._waiting.pop(scope, None)
+        if was_dropped:
+            most = self._limits.half_open
+            raise handshake.lost(f"more than Limits(half_open={most}) connections were in their handshake", by="local")
+        raise RemoteProtocolError(
+            f"no complete handshake within {within:g} s: {handshake.received} bytes came", limit="handshake"
+        )
+
+    def _make_room(self) -> None:
+        while len(self._waiting) > self._limits.half_open:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.cancel()
+            self.dropped += 1
+
+
+class _Handshake(Generic[LearntT]):
+    """The handshake of one connection."""
+
+    def __init__(self, stream: trio.abc.Stream, reader: HandshakeReader[LearntT], most: int) -> None:
+        self._stream = stream
+        self._reader = reader
+        self._most = most
+        self._began = trio.current_time()
+        self.received = 0
+
+    async def read(self) -> tuple[LearntT, trio.abc.Stream]:
+        try:
+            await self._send_owed()
+            while True:
+                if self.received >= self._most:
+                    raise RemoteProtocolError(f"{self.received} bytes came and the handshake is not complete")
+                data = await self._stream.receive_some(min(READ_BYTES, self._most - self.received))
+                if not data:
+                    raise self.lost(f"the peer hung up after {self.received} bytes of its handshake", by="peer")
+                self.received += len(data)
+                learnt = self._reader.receive_bytes(bytes(data))
+                await self._send_owed()
+                if learnt is not None:
+                    return learnt, prefixed(self._stream, self._reader.leftover())
+        except LinkLost:
+            raise
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise self.lost("the connection broke during its handshake", by="network") from error
+
+    async def _send_owed(self) -> None:
+        data = self._reader.bytes_to_send()
+        if data:
+            await self._stream.send_all(data)
+
+    def lost(self, reason: str, *, by: Side) -> LinkLost:
+        peer = self._stream.peer if isinstance(self._stream, Described) else ""
+        return LinkLost(reason, by=by, peer=peer, after=trio.current_time() - self._began)
+
+
+def prefixed(stream: trio.abc.Stream, data: bytes) -> trio.abc.Stream:
+    """Return the stream with `data` before what it has yet to receive; half-closeable, nowait and waitable if it is."""
+    if not data:
+        return stream
+    return _HalfCloseable(stream, data) if isinstance(stream, trio.abc.HalfCloseableStream) else _Prefixed(stream, data)
+
+
+class _Prefixed(trio.abc.Stream):
+    # Only there when the stream below has them: that is how a pump finds out.
+    send_nowait: Callable[[Sequence[bytes | memoryview]], int]
+    send_buffers: Callable[[Sequence[bytes | memoryview]], Awaitable[None]]
+    wait_readable: Callable[[], Awaitable[None]]
+    receive_nowait: Callable[[int], bytes | None]
+    stop_waiting: Callable[[], None]
+
+    def __init__(self, stream: trio.abc.Stream, data: bytes) -> None:
+        self._stream = stream
+        self._rest = data
+        self.peer = stream.peer if isinstance(stream, Described) else ""
+        if isinstance(stream, NowaitLink):
+            self.send_nowait = stream.send_nowait
+            self.send_buffers = stream.send_buffers
+        if isinstance(stream, WaitableLink):
+            link: WaitableLink = stream
+
+            async def wait_readable() -> None:
+                if self._rest:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await link.wait_readable()
+
+            self.wait_readable = wait_readable
+            self.receive_nowait = lambda size: self._take(size) if self._rest else link.receive_nowait(size)
+            self.stop_waiting = link.stop_waiting
+
+    def __repr__(self) -> str:
+        return f"<{len(self._rest)} bytes, then {self._stream!r}>"
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        if not self._rest:
+            return await self._stream.receive_some(max_bytes)
+        if max_bytes is not None and operator.index(max_bytes) < 1:
+            raise ValueError(f"max_bytes={max_bytes}: must be at least 1")
+        await trio.lowlevel.checkpoint()
+        if not self._rest:  # closed, or taken by another task
+            return await self._stream.receive_some(max_bytes)
+        return self._take(len(self._rest) if max_bytes is None else max_bytes)
+
+    def _take(self, size: int) -> bytes:
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        self._rest = b""
+        await self._stream.aclose()
+
+
+class _HalfCloseable(_Prefixed, trio.abc.HalfCloseableStream):
+    _stream: trio.abc.HalfCloseableStream
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()

@@ -1,0 +1,209 @@
+"""PostgreSQL as a store: a connection, its errors, and a thread that hears what other servers changed."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import trio
+
+from muxkit.runtime import protect_package
+from muxkit.storage.errors import (
+    StoreCorrupt,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    StoreReadOnly,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+
+DEFAULTS = {
+    "connect_timeout": "5",  # s
+    "tcp_user_timeout": "15000",  # ms without an answer before the connection fails
+}
+
+
+class Database:
+    """An address, and at most one connection to it; used in one thread.
+
+    `application` is the name of the connection that the database shows, unless the URL has one.
+    """
+
+    def __init__(self, url: str, application: str) -> None:
+        try:
+            import psycopg
+        except ImportError as error:
+            raise StoreFailed(
+                f"a store in PostgreSQL needs psycopg ({error}): pip install 'muxkit[postgres]'"
+            ) from error
+        self._psycopg = psycopg
+        try:
+            given = psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.Error as error:
+            raise ValueError(f"this is no address of a database: {_first_line(error)}") from error
+        self._options = {
+            "application_name": application,
+            **DEFAULTS,
+            **{name: str(value) for name, value in given.items() if value is not None},
+        }
+        self._connection: psycopg.Connection | None = None
+
+    def connection(self) -> psycopg.Connection:
+        """Return the connection; a new one if it was lost. It begins no transaction by itself."""
+        if self._connection is None or self._connection.closed:
+            self._connection = None
+            try:
+                self._connection = self._psycopg.connect("", autocommit=True, **self._options)  # type: ignore[arg-type]
+            except self._psycopg.Error as error:
+                raise StoreFailed(
+                    f"the database cannot be reached: {_first_line(error)}; is it running, and is the address right?"
+                ) from error
+        return self._connection
+
+    @property
+    def errors(self) -> type[psycopg.Error]:
+        """The base of the errors that its statements raise."""
+        return self._psycopg.Error
+
+    @property
+    def is_open(self) -> bool:
+        """Return True if there is a connection that is not known to be broken."""
+        return self._connection is not None and not self._connection.closed
+
+    def close(self) -> None:
+        """Close the connection; harmless at any time."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(self._psycopg.Error):
+                connection.close()
+
+    def recover(self) -> bool:
+        """Leave a transaction that failed; return True if the connection is lost."""
+        if self._connection is not None and not self._connection.closed:
+            with suppress(self._psycopg.Error):
+                self._connection.execute("ROLLBACK")
+                return False
+        self.close()
+        return True
+
+    def is_worth_another_try(self, error: psycopg.Error) -> bool:
+        """Return True if the transaction was undone because of another one at the same time."""
+        errors = self._psycopg.errors
+        return isinstance(error, errors.DeadlockDetected | errors.SerializationFailure | errors.UniqueViolation)
+
+    def judge(self, error: psycopg.Error) -> StoreError:
+        """Return the error as one that says what to do."""
+        errors = self._psycopg.errors
+        text = _first_line(error)
+        if isinstance(error, errors.DiskFull | errors.OutOfMemory):
+            return StoreFull(f"the database has no room: {text}; make some on its disk")
+        if isinstance(error, errors.ReadOnlySqlTransaction | errors.InsufficientPrivilege):
+            return StoreReadOnly(f"the database cannot be written: {text}; is this a standby, or another user's?")
+        if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
+            return StoreCorrupt(f"the database is not in order: {text}; restore it from a copy")
+        return StoreFailed(f"the database failed: {text}; what was under way may have been stored or not")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+# ---------------------------------------------------------------------------- notifications
+
+HEARTBEAT = 5.0  # s
+MIN_PAUSE, MAX_PAUSE = 0.1, 5.0  # s before the connection is tried again
+
+
+class Listener:
+    """A thread that listens on a channel of NOTIFY with a connection of its own.
+
+    A payload is the id of the server that sends it, a space, and the key that changed. In Trio's thread it calls
+    `on_changed` with each key that another server than `server` names, and `on_connected` each time it begins to
+    listen, since changes before that were missed. In its own thread it calls `beat` every few seconds.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        channel: str,
+        server: str,
+        *,
+        on_connected: Callable[[], None],
+        on_changed: Callable[[str], None],
+        beat: Callable[[psycopg.Connection], None],
+    ) -> None:
+        self._database = database
+        self._channel = channel
+        self._server = server
+        self._on_connected = on_connected
+        self._on_changed = on_changed
+        self._beat = beat
+        self._token = trio.lowlevel.current_trio_token()
+        self._stop_reader, self._stop_writer = socket.socketpair()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._main, name="muxkit store listener", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; it closes its connection by itself."""
+        self._is_stopping = True
+        with suppress(OSError):
+            self._stop_writer.send(b".")
+
+    # ------------------------------------------------------------------------ in the thread
+
+    def _main(self) -> None:
+        pause = MIN_PAUSE
+        with self._stop_reader, self._stop_writer:
+            while not self._is_stopping:
+                try:
+                    self._listen()
+                except (StoreError, OSError, self._database.errors):
+                    self._database.close()
+                    if not self._is_stopping:
+                        self._stop_reader.settimeout(pause)
+                        with suppress(TimeoutError):
+                            self._stop_reader.recv(1)
+                    pause = min(pause * 2, MAX_PAUSE)
+                else:
+                    pause = MIN_PAUSE
+        self._database.close()
+
+    def _listen(self) -> None:
+        connection = self._database.connection()
+        connection.add_notify_handler(lambda notify: self._notice(notify.payload))
+        connection.execute(f"LISTEN {self._channel}")
+        self._run_in_trio(self._on_connected)
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(self._stop_reader, selectors.EVENT_READ)
+            due = 0.0
+            while not self._is_stopping:
+                if time.monotonic() >= due:
+                    self._beat(connection)
+                    due = time.monotonic() + HEARTBEAT
+                # Notices that came with the answers to the statements above are not in the socket any more.
+                while notify := connection.pgconn.notifies():
+                    self._notice(notify.extra.decode("ascii", "replace"))
+                if selector.select(max(0.0, due - time.monotonic())):
+                    connection.pgconn.consume_input()
+
+    def _notice(self, payload: str) -> None:
+        server, _, key = payload.partition(" ")
+        if server != self._server:  # its own tasks were woken when the change was durable
+            self._run_in_trio(self._on_changed, key)
+
+    def _run_in_trio(self, act: Callable[..., None], *values: str) -> None:
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(act, *values)
+
+
+protect_package("muxkit.storage")

@@ -1,0 +1,506 @@
+"""A SQLite file as a store: its connection, its opening and checks, and the backend that runs jobs in transactions."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
+
+from muxkit.runtime import protect_package
+from muxkit.storage.errors import (
+    StoreCorrupt,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    StoreLocked,
+    StoreReadOnly,
+    StoreVersion,
+    copy_of,
+)
+from muxkit.storage.lock_file import LockFile
+from muxkit.storage.worker import Job, Worker
+
+if TYPE_CHECKING:
+    from muxkit.storage.schema import Schema
+    from muxkit.storage.waiters import Waiters
+
+T = TypeVar("T")
+
+# ---------------------------------------------------------------------------- the connection
+
+Value = int | float | str | bytes | None
+Version = tuple[int, int, int]
+
+# Primary result codes, https://sqlite.org/rescode.html
+ERROR, PERM, BUSY, LOCKED, READONLY, IOERR, CORRUPT, FULL, CANTOPEN, NOTADB = 1, 3, 5, 6, 8, 10, 11, 13, 14, 26
+
+
+class SqliteFault(Exception):
+    """The failure of a statement; `code` is SQLite's primary result code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code & 0xFF
+        self.text = text
+
+
+class Connection(Protocol):
+    """One connection, used from one thread, that begins no transactions by itself."""
+
+    @property
+    def version(self) -> Version:
+        """The version of the SQLite library."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open; some errors end it."""
+
+    def run(self, sql: str, values: Sequence[Value] = (), /) -> list[tuple[Value, ...]]:
+        """Run one statement and return all its rows. Raises `SqliteFault` and nothing else."""
+
+    def run_many(self, sql: str, values: Sequence[Sequence[Value]], /) -> None:
+        """Run one statement, which returns no rows, for each of these values. Raises `SqliteFault` and nothing else."""
+
+    def sync_names(self) -> None:
+        """Make the directory durable: a deleted journal must not come back after a power failure."""
+
+    def close(self) -> None:
+        """Close the connection. Raises `SqliteFault` and nothing else."""
+
+
+Connect = Callable[[Path], Connection]
+
+
+class StandardConnection:
+    """The `sqlite3` of the standard library."""
+
+    def __init__(self, path: Path) -> None:
+        self.version: Version = sqlite3.sqlite_version_info[:3]
+        self._directory = path.parent
+        try:
+            # Made here, so that other users of the machine cannot read the messages.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600))
+        except PermissionError:
+            pass  # SQLite may still read it, and says why it cannot write
+        except OSError as error:
+            raise SqliteFault(CANTOPEN, str(error)) from error
+        try:
+            self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, cached_statements=64)
+        except sqlite3.Error as error:
+            raise _fault(error) from error
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction
+
+    def run(self, sql: str, values: Sequence[Value] = (), /) -> list[tuple[Value, ...]]:
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise _fault(error) from error
+        except UnicodeDecodeError as error:  # in a column, or in the text of an error
+            raise SqliteFault(CORRUPT, str(error)) from error
+
+    def run_many(self, sql: str, values: Sequence[Sequence[Value]], /) -> None:
+        try:
+            self._connection.executemany(sql, values)
+        except sqlite3.Error as error:
+            raise _fault(error) from error
+
+    def sync_names(self) -> None:
+        with suppress(OSError):  # some systems cannot, and need not
+            directory = os.open(self._directory, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+    def close(self) -> None:
+        try:
+            self._connection.close()
+        except sqlite3.Error as error:
+            raise _fault(error) from error
+
+
+def _fault(error: sqlite3.Error) -> SqliteFault:
+    # A text column that is not UTF-8 any more raises without a code: the file was damaged, or another program wrote it.
+    code = getattr(error, "sqlite_errorcode", None)
+    return SqliteFault(CORRUPT if code is None else code, str(error))
+
+
+# ---------------------------------------------------------------------------- the file
+
+_log = logging.getLogger("muxkit")
+
+Journal = Literal["auto", "wal", "delete"]
+
+FULL_SYNC = 2  # the answer of `PRAGMA synchronous` for FULL
+INCREMENTAL = 2  # the answer of `PRAGMA auto_vacuum` for INCREMENTAL
+LAST_FORMAT = 2  # the highest format number in a file's header, https://sqlite.org/fileformat.html
+JOURNAL_BYTES = 16 << 20  # the size to which an unused journal or log is cut
+
+UNUSED_SHARE = 0.2  # of the file that may be unused before pages are given back
+PAGES_AT_ONCE = 256  # pages that one unit of work gives back
+
+_warned: set[Version] = set()
+
+
+def has_wal_reset_bug(version: Version) -> bool:
+    """Return True if this SQLite can lose commits of two connections in WAL mode (sqlite.org/wal.html#walresetbug)."""
+    return not (version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51, 0) or (3, 44, 6) <= version < (3, 45, 0))
+
+
+class SqliteFile:
+    """The file, its lock, and the one connection to it; used in one thread.
+
+    Settings are made one by one and read back. A damaged file is moved aside, and never replaced by an empty one.
+    `limit_name` is the option that holds `most_bytes`, for errors.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        connect: Connect,
+        *,
+        journal: Journal = "auto",
+        most_bytes: int,
+        limit_name: str,
+    ) -> None:
+        self.path = path
+        self._schema = schema
+        self._limit_name = limit_name
+        self._connect = connect
+        self._journal = journal
+        self._most_bytes = most_bytes
+        self._lock = LockFile(path)
+        self._connection: Connection | None = None
+        self._corrupt: tuple[str, str | None] | None = None
+
+    def open(self) -> Connection:
+        """Lock the file, check all of it, and bring its tables up to date."""
+        self._lock.acquire()
+        try:
+            return self._reconnect(thoroughly=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def connection(self) -> Connection:
+        """Return the connection; a new one after `lose`."""
+        if self._corrupt is not None:
+            raise StoreCorrupt(self._corrupt[0], aside=self._corrupt[1])
+        return self._reconnect(thoroughly=False) if self._connection is None else self._connection
+
+    def lose(self) -> None:
+        """Drop the connection: after an I/O error only the file says what was stored."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(SqliteFault):
+                connection.close()
+
+    def close(self) -> None:
+        """Close the connection and unlock the file."""
+        self.lose()
+        self._lock.release()
+
+    def quarantine(self, what: str) -> StoreCorrupt:
+        """Move the file aside, if it ever was a store; from now on `connection` raises."""
+        self.lose()
+        if self._corrupt is not None:
+            return StoreCorrupt(self._corrupt[0], aside=self._corrupt[1])
+        aside = self._move_aside() if self._lock.was_made else None
+        where = f"it was moved to {aside}" if aside else "it was left as it is"
+        self._corrupt = (
+            f"{self.path} is not in order: {what}; {where}. Restore it from a copy, or, to begin with an empty store, "
+            f"remove {self._lock.path}",
+            aside,
+        )
+        _log.error("%s", self._corrupt[0])
+        return StoreCorrupt(self._corrupt[0], aside=aside)
+
+    def judge(self, fault: SqliteFault) -> StoreError:
+        """Return the fault as an error that says what to do."""
+        if fault.code in (CORRUPT, NOTADB):
+            return self.quarantine(fault.text)
+        if fault.code == FULL:
+            return StoreFull(
+                f"{self.path}: {fault.text}; make room on its disk, or raise "
+                f"{self._limit_name}(bytes={self._most_bytes})"
+            )
+        if fault.code in (READONLY, PERM):
+            return StoreReadOnly(f"{self.path}: {fault.text}; the store needs to write it and in {self.path.parent}")
+        if fault.code in (BUSY, LOCKED):
+            return StoreLocked(str(self.path), None)
+        return StoreFailed(
+            f"{self.path}: {fault.text} (SQLite code {fault.code}); what was under way may have been stored or not"
+        )
+
+    # ------------------------------------------------------------------------ opening
+
+    def _reconnect(self, *, thoroughly: bool) -> Connection:
+        try:
+            self._connection = connection = self._connect(self.path)
+            self._prepare(connection, thoroughly=thoroughly)
+        except SqliteFault as fault:
+            # These statements are valid, so an ERROR comes from the content of the file. READONLY is the answer for a
+            # file whose header names a newer format.
+            is_damaged = thoroughly and (
+                fault.code == ERROR or (fault.code == READONLY and _has_newer_format(self.path))
+            )
+            error = self.quarantine(fault.text) if is_damaged else self.judge(fault)
+            self.lose()
+            raise error from fault
+        except StoreError:
+            self.lose()
+            raise
+        return connection
+
+    def _prepare(self, connection: Connection, *, thoroughly: bool) -> None:
+        # Before the first page is read: then the log needs no shared memory, and no other process gets in.
+        _set(connection, "locking_mode", "EXCLUSIVE", "exclusive")
+        _set(connection, "trusted_schema", "OFF", 0)
+        _set(connection, "cell_size_check", "ON", 1)
+        _set(connection, "fullfsync", "ON", 1)  # where fsync alone does not reach the disk
+        _set(connection, "checkpoint_fullfsync", "ON", 1)
+        version = self._identify(connection)
+        if not version:
+            connection.run("PRAGMA auto_vacuum = INCREMENTAL")
+        journal = self._journal_mode(connection.version)
+        _set(connection, "journal_mode", journal.upper(), journal)
+        _set(connection, "synchronous", "FULL", FULL_SYNC)
+        _set(connection, "journal_size_limit", str(JOURNAL_BYTES), JOURNAL_BYTES)
+        if thoroughly and version:
+            self._check_integrity(connection)
+        self._migrate(connection, version)
+        if _answer(connection, "auto_vacuum") != INCREMENTAL:
+            raise SqliteFault(CORRUPT, "its head says another auto_vacuum than it was made with")
+        page_bytes = _answer(connection, "page_size")
+        most = max(1, self._most_bytes // page_bytes) if type(page_bytes) is int else 1
+        connection.run(f"PRAGMA max_page_count = {min(most, 2**32 - 2)}")
+        connection.sync_names()
+        self._lock.mark_made()
+
+    def _identify(self, connection: Connection) -> int:
+        """Return the version of the tables; 0 for a file that is still empty."""
+        tables = connection.run("SELECT count(*) FROM sqlite_master")[0][0]
+        application, version = _answer(connection, "application_id"), _answer(connection, "user_version")
+        if tables == 0 and application == 0 and version == 0:
+            if self._lock.was_made:
+                raise SqliteFault(CORRUPT, "it is missing or empty, though a store was made here")
+            return 0
+        if application != self._schema.number or type(version) is not int or version < 1:
+            raise StoreVersion(f"{self.path} is a database of something else; choose another file")
+        self._schema.refuse_newer(version, f"{self.path} is")
+        return version
+
+    def _journal_mode(self, version: Version) -> str:
+        if self._journal != "auto":
+            return self._journal
+        if not has_wal_reset_bug(version):
+            return "wal"
+        if version not in _warned:
+            _warned.add(version)
+            _log.warning(
+                "SQLite %s can lose commits in WAL mode: session stores use a rollback journal, which is slower; "
+                "SQLite 3.51.3 is mended",
+                ".".join(map(str, version)),
+            )
+        return "delete"
+
+    def _check_integrity(self, connection: Connection) -> None:
+        found = connection.run("PRAGMA integrity_check(1)")
+        if found != [("ok",)]:
+            raise SqliteFault(CORRUPT, "; ".join(str(row[0]) for row in found))
+        statements = {row[0] for row in connection.run("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
+        if not statements <= self._schema.statements:
+            raise SqliteFault(CORRUPT, f"its tables are not the ones that {self._schema.noun} has")
+
+    def _migrate(self, connection: Connection, version: int) -> None:
+        connection.run("BEGIN IMMEDIATE")
+        for statements in self._schema.migrations[version:]:
+            for statement in statements:
+                connection.run(statement)
+        connection.run(f"PRAGMA application_id = {self._schema.number}")
+        # Also when the version is the same: only a write shows whether the file can be written.
+        connection.run(f"PRAGMA user_version = {self._schema.version}")
+        connection.run("COMMIT")
+
+    def _move_aside(self) -> str | None:
+        stamp = time.strftime("%Y%m%dT%H%M%S")
+        aside = self.path.with_name(f"{self.path.name}.corrupt-{stamp}")
+        moved = None
+        for suffix in ("", "-wal", "-journal"):
+            with suppress(OSError):
+                os.rename(f"{self.path}{suffix}", f"{aside}{suffix}")
+                moved = str(aside)
+        return moved
+
+
+def _set(connection: Connection, name: str, value: str, answer: Value) -> None:
+    connection.run(f"PRAGMA {name} = {value}")
+    if (got := _answer(connection, name)) != answer:
+        raise StoreFailed(f"SQLite answered {got!r} to PRAGMA {name} = {value}; the store would not be safe")
+
+
+def _answer(connection: Connection, name: str) -> Value:
+    found = connection.run(f"PRAGMA {name}")
+    return found[0][0] if found else None
+
+
+def _has_newer_format(path: Path) -> bool:
+    with suppress(OSError), path.open("rb") as file:
+        head = file.read(20)
+        return len(head) == 20 and max(head[18], head[19]) > LAST_FORMAT
+    return False
+
+
+# ---------------------------------------------------------------------------- jobs
+
+
+class SqliteRows(Protocol):
+    """The rows behind one connection, as a backend needs them."""
+
+    def begin(self) -> None:
+        """Start another unit of work."""
+
+    def take_changed(self) -> list[str]:
+        """Return the keys whose waiters are to be woken, and forget them."""
+
+
+RowsT = TypeVar("RowsT", bound=SqliteRows)
+
+
+class SqliteBackend(Worker[RowsT]):
+    """The thread of a file: a group of jobs is one transaction, each job a savepoint in it."""
+
+    def __init__(
+        self, file: SqliteFile, make_rows: Callable[[Connection], RowsT], waiters: Waiters, *, thread_name: str
+    ) -> None:
+        self._file = file
+        self._make_rows = make_rows
+        self._rows: RowsT | None = None
+        self._waiters = waiters
+        self._changed: list[str] = []  # filled in the thread before a group is delivered, emptied when it is
+        self._is_corrupt = False  # every later call will fail
+        super().__init__(thread_name, self._run_jobs, self._wake)
+
+    async def open(self, first: Callable[[RowsT], None] | None = None) -> None:
+        """Open the file, and run `first` in a transaction of its own before any job."""
+        await self.call(lambda: self._open(first))
+
+    async def close(self) -> None:
+        """Finish the queued jobs and close the file, even if cancelled."""
+        await self.stop(self._file.close)
+        self._waiters.wake_all()
+
+    def _wake(self) -> None:
+        if self._is_corrupt:
+            self._waiters.wake_all()
+        while self._changed:
+            self._waiters.wake(self._changed.pop())
+
+    # ------------------------------------------------------------------------ in the thread
+
+    def _open(self, first: Callable[[RowsT], None] | None) -> None:
+        try:
+            connection = self._file.open()
+            rows = self._make_rows(connection)
+            if first is not None:
+                connection.run("BEGIN IMMEDIATE")
+                first(rows)
+                connection.run("COMMIT")
+        except (SqliteFault, StoreCorrupt) as error:
+            judged = self._file.judge(error) if isinstance(error, SqliteFault) else self._file.quarantine(str(error))
+            self._file.close()
+            raise judged from (error if isinstance(error, SqliteFault) else None)
+        self._rows = rows
+
+    def _run_jobs(self, jobs: list[Job[RowsT]]) -> None:
+        writes = not all(job.reads for job in jobs)
+        try:
+            connection = self._file.connection()
+            if self._rows is None:
+                self._rows = self._make_rows(connection)
+            rows = self._rows
+            if writes:
+                connection.run("BEGIN IMMEDIATE")
+            for job in jobs:
+                _run_job(job, connection, rows)
+            if writes:
+                connection.run("COMMIT")
+            self._changed.extend(rows.take_changed())
+        except SqliteFault as fault:
+            self._undo()
+            error = self._file.judge(fault)
+            if not isinstance(error, StoreFull):
+                self._lose()
+            elif len(jobs) > 1:
+                # The whole group was undone, though some of its jobs may fit on the full disk: each is tried alone.
+                for job in jobs:
+                    self._run_jobs([job])
+                return
+            self._is_corrupt = isinstance(error, StoreCorrupt)
+            _fail(jobs, error)
+        except StoreCorrupt as corrupt:
+            self._undo()
+            self._rows = None
+            self._is_corrupt = True
+            _fail(jobs, self._file.quarantine(str(corrupt)))
+        except StoreError as error:  # there is no connection
+            _fail(jobs, error)
+
+    def _undo(self) -> None:
+        if self._rows is not None:
+            self._rows.take_changed()
+        try:
+            connection = self._file.connection()
+            if connection.in_transaction:
+                connection.run("ROLLBACK")
+        except (SqliteFault, StoreError):
+            self._lose()
+
+    def _lose(self) -> None:
+        self._rows = None
+        self._file.lose()
+
+
+def _run_job(job: Job[RowsT], connection: Connection, rows: RowsT) -> None:
+    job.error = None
+    rows.begin()
+    if not job.reads:
+        connection.run("SAVEPOINT job")
+    try:
+        job.result = job.act(rows)
+    except (SqliteFault, StoreCorrupt):
+        raise  # these are about the file, so all jobs of the group fail
+    except BaseException as error:  # the rules, or a function of the application
+        job.error = error
+        if not job.reads:
+            connection.run("ROLLBACK TO job")
+    if not job.reads:
+        connection.run("RELEASE job")
+
+
+def _fail(jobs: list[Job[RowsT]], error: StoreError) -> None:
+    for job in jobs:
+        job.result = None
+        job.error = copy_of(error)
+
+
+def give_back_pages(connection: Connection, *, least: int) -> bool:
+    """Return some unused pages to the disk, if at least `least` and a fifth of all are; whether there may be more."""
+    pages = cast("int", connection.run("PRAGMA page_count")[0][0])
+    unused = cast("int", connection.run("PRAGMA freelist_count")[0][0])
+    if unused < least or unused < pages * UNUSED_SHARE:
+        return False
+    connection.run(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})")
+    return True
+
+
+protect_package("muxkit.storage")
