@@ -49,7 +49,7 @@ def sources(root: Path) -> list[str]:
         str(file.relative_to(root))
         for file in files
         if file.name not in ("__init__.py", "_config.py", "config.py")
-        and not any(part.startswith("_session") for part in file.parts)
+        and not {"_session", "dial"} & {*file.parts}
         and str(file.relative_to(package)) not in NOT_COMPILED
     ]
 

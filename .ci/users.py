@@ -117,7 +117,7 @@ def compiled(reader: Reader) -> None:
     for module in (
         "core._windows",
         "protocols.bpmux.engine.engine",
-        "protocols.relink._engine",
+        "protocols.relink.engine.engine",
         "protocols.e3x.engine.engine",
     ):
         print(reader.runs(python, "-c", where.format(module), folder=reader.folder).strip())

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
     from muxkit._limits import Limits
     from muxkit.protocols.relink import Packet
-    from muxkit.protocols.relink._incoming import Incoming
-    from muxkit.protocols.relink._outgoing import Outgoing
+    from muxkit.protocols.relink.engine.state import Incoming, Outgoing
 
 EPOCH, LINK = 7, 5
 GENEROUS = Bounds(2, 2, 2**32, 2**32, 2**64)

@@ -25,7 +25,7 @@ from muxkit.protocols.relink import (
     RolledBack,
     Uncommitted,
 )
-from muxkit.protocols.relink._packets import OVERHEAD
+from muxkit.protocols.relink.frames import OVERHEAD
 from tests.protocols.relink._model import Life, Sent
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from muxkit._limits import Limits
-    from muxkit.protocols.relink._items import Item
+    from muxkit.protocols.relink.engine.state import Item
 
 EPOCH, LINK = 7, 5
 

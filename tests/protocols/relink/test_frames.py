@@ -22,7 +22,7 @@ from muxkit.protocols.relink import (
     encode_packet,
     parse_packet,
 )
-from muxkit.protocols.relink._packets import encode_ack, encode_general, encode_operation, message_size
+from muxkit.protocols.relink.frames import encode_ack, encode_general, encode_operation, message_size
 
 U32_MAX = 2**32 - 1
 

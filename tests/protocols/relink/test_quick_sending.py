@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from muxkit import Limits, LocalProtocolError
-from muxkit.protocols.relink._items import JOIN_MOST
+from muxkit.protocols.relink.engine.items import JOIN_MOST
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import connector, deliver, listener, quiet, state_of, taken
 

@@ -13,8 +13,9 @@ import trio.testing
 
 from muxkit import LinkLost
 from muxkit.protocols import relink
-from muxkit.protocols.relink import Link, LinkRefused, _session_listen
-from muxkit.protocols.relink._session_core import MOST_REFUSALS
+from muxkit.protocols.relink import Link, LinkRefused
+from muxkit.protocols.relink._session.core import MOST_REFUSALS
+from muxkit.protocols.relink.dial import listen as listening
 from muxkit.runtime import Backoff, background
 from muxkit_adapters import memory
 from tests.protocols.relink._session_world import QUIET, SOON, TRANSACTIONS, world
@@ -180,10 +181,10 @@ async def test_a_connection_that_was_made_to_wait_does_not_end_the_one_that_came
                 answer = await _exactly(stream, 16)
                 known = int.from_bytes(answer[:8], "little"), int.from_bytes(answer[8:], "little")
             await trio.testing.wait_all_tasks_blocked()
-        monkeypatch.setattr(_session_listen, "RETURNS", Backoff(least=3.0, first=3.0, most=3.0))
+        monkeypatch.setattr(listening, "RETURNS", Backoff(least=3.0, first=3.0, most=3.0))
         async with await ask(known) as first:
             await trio.testing.wait_all_tasks_blocked()
-            monkeypatch.setattr(_session_listen, "RETURNS", Backoff(most=0.0))
+            monkeypatch.setattr(listening, "RETURNS", Backoff(most=0.0))
             async with await ask(known) as second:
                 assert await _exactly(second, 16 + 8) == answer + RESUME
                 with trio.move_on_after(10) as scope:

@@ -11,8 +11,8 @@ import trio
 from muxkit import Limits
 from muxkit.protocols import relink
 from muxkit.protocols.relink import Config, Endpoint, Link
-from muxkit.protocols.relink._session_plugin import protocol
-from muxkit.protocols.relink._session_urls import place_of, split_endpoint
+from muxkit.protocols.relink.dial.plugin import protocol
+from muxkit.protocols.relink.dial.urls import place_of, split_endpoint
 from muxkit_adapters import memory
 from tests.adapters._links import Certificates
 from tests.protocols.relink._session_world import world

@@ -1,7 +1,8 @@
-"""How does an application send on a link? Messages of several parts, receipts for them, transactions."""
+"""Senders of a link: messages of several parts, receipts, transactions."""
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, NoReturn
@@ -10,23 +11,22 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Sending
-from muxkit.protocols.relink._session_errors import NotCommitted, RolledBackError
-from muxkit.protocols.relink._session_waits import Mark
+from muxkit.protocols.relink._session.errors import NotCommitted, RolledBackError
 from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, SendHalf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
-    from muxkit.protocols.relink._session_core import Core
-    from muxkit.protocols.relink._session_roles import ErrorMaker
+    from muxkit.protocols.relink._session.core import Core, ErrorMaker
+
 
 PART_ROOM = 56  # bytes that a part beside others takes in a window, at most
 PARTS_ROOM = 32  # and the head of such a message
 
 
 class Outcome(Enum):
-    """What became of a message in a transaction?"""
+    """The fate of a message in a transaction."""
 
     COMMITTED = "committed"
     UNCOMMITTED = "uncommitted"
@@ -34,7 +34,7 @@ class Outcome(Enum):
 
 
 class Receipt:
-    """For one message: wait until the peer has it, until his application is done with it, until it has processed it."""
+    """A receipt for one message: wait until the peer has received, consumed, or committed it."""
 
     __slots__ = ("_answer", "_sender", "number", "outcome")
 
@@ -55,7 +55,7 @@ class Receipt:
 
     async def consumed(self) -> None:
         """Wait until the peer's application is done with it, or until it was rolled back and dropped there."""
-        await self._sender.consumed_mark.reached(self.number)
+        await self._sender.consumption.reached(self.number)
 
     async def committed(self) -> None:
         """Wait until the peer's application has processed it; `commit` comes first, or this waits for ever.
@@ -79,12 +79,12 @@ class Receipt:
             raise RolledBackError(channel, self.number)
 
     def decide(self, outcome: Outcome) -> None:
-        """For the sender."""
+        """Set the outcome and wake the waiters; called by the sender."""
         self.outcome = outcome
         self.wake()
 
     def wake(self) -> None:
-        """For the sender: the waiting is over."""
+        """Wake the waiters; called by the sender."""
         if self._answer is not None:
             self._answer.set()
 
@@ -93,13 +93,13 @@ class Receipt:
         return f"<relink.Receipt of message {self.number} on channel {self._sender.channel}{became}>"
 
 
-class _Lane(SendHalf):
-    """Who may send now? The line of a channel's senders."""
+class SendQueue(SendHalf):
+    """The queue of tasks that wait to send on one channel."""
 
     __slots__ = ("_channel", "_core")
 
     def __init__(self, core: Core, channel: int) -> None:
-        super().__init__(core.room, core.ring)
+        super().__init__(core.room, core.request_write)
         self._core = core
         self._channel = channel
 
@@ -111,7 +111,7 @@ class _Lane(SendHalf):
         self._core.engine.watch(self._channel, size)
 
     def check_size(self, size: int) -> None:
-        """The sender has looked at it: here a size contains what the parts take."""
+        """Do nothing: the sender has checked the size, which here includes the parts' overhead."""
 
     def may_go(self, size: int) -> bool:
         return self.may_send(size)
@@ -124,17 +124,17 @@ class _Lane(SendHalf):
         return self._error
 
     def _push(self, message: bytes) -> None:
-        raise AssertionError("a lane is only waited in")
+        raise AssertionError("a queue is only waited in")
 
     def _finish(self, payload: bytes) -> None:
-        """The sender closes the channel."""
+        """Do nothing: the sender closes the channel."""
 
     def _abort(self) -> None:
-        """The same."""
+        """Do nothing: the sender closes the channel."""
 
 
 class Sender:
-    """One life of a channel of ours: from its first message until the peer has confirmed its end.
+    """Sends on one of our channels, from its first message until the peer has confirmed the close.
 
     As a block: left normally it closes the channel behind everything that was sent, left by an error as well. What is
     neither committed nor rolled back by then is rolled back.
@@ -145,9 +145,9 @@ class Sender:
         self._engine = core.engine
         self.channel = channel
         self.has_transactions = core.out_transactions
-        self.received = Mark(self.raise_if_lost)
-        self.consumed_mark = Mark(self.raise_if_lost)
-        self._lane = _Lane(core, channel)
+        self.received = Watermark(self.raise_if_lost)
+        self.consumption = Watermark(self.raise_if_lost)
+        self._queue = SendQueue(core, channel)
         self._unanswered: deque[Receipt] = deque()  # under transactions
         self._last: int | None = None
         self._decided = -1
@@ -170,20 +170,20 @@ class Sender:
         await trio.lowlevel.checkpoint_if_cancelled()
         parts = as_parts(parts)
         size = self.size_of(parts)
-        lane = self._lane
-        if lane.state is Sending.OPEN and lane.may_go(size):
+        queue = self._queue
+        if queue.state is Sending.OPEN and queue.may_go(size):
             receipt = self._push(parts)
-            self._core.ring()
+            self._core.request_write()
         else:
-            if lane.state is not Sending.OPEN:
-                await lane.refuse()
-            await lane.wait_turn(size)
+            if queue.state is not Sending.OPEN:
+                await queue.refuse()
+            await queue.wait_turn(size)
             self._since_yield = 0
             try:
                 receipt = self._push(parts, overdraw=True)
             finally:
-                lane.end_turn()
-            self._core.ring()
+                queue.end_turn()
+            self._core.request_write()
         self._since_yield += max(size, YIELD_LEAST)
         if self._since_yield >= YIELD_BYTES:
             self._since_yield = 0
@@ -203,7 +203,7 @@ class Sender:
         self._engine.commit(self.channel, through=last)
         receipt = self._unanswered[last - self._unanswered[0].number]
         self._decided = last
-        self._core.did()
+        self._core.after_command()
         return receipt
 
     def rollback(self, *, through: Receipt | int | None = None) -> None:
@@ -214,7 +214,7 @@ class Sender:
         for number in range(max(self._decided + 1, oldest), last + 1):
             self._unanswered[number - oldest].decide(Outcome.ROLLED_BACK)
         self._decided = last
-        self._core.did()
+        self._core.after_command()
 
     async def finish(self) -> None:
         """Close the channel, and wait until the peer's application is done with everything.
@@ -223,25 +223,25 @@ class Sender:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         self.close()
-        await self._lane.wait_over()
+        await self._queue.wait_over()
 
     def close(self) -> None:
         """Close the channel behind everything that was sent; does not wait."""
         if self._is_closed:
             return
         self._is_closed = True
-        lane, is_open = self._lane, self._lane.state is Sending.OPEN
-        lane.close()
+        queue, is_open = self._queue, self._queue.state is Sending.OPEN
+        queue.close()
         if not is_open:
             return
         if self._last is None:
             self._forget()
-            lane.confirmed()
+            queue.confirmed()
             return
         if self.has_transactions and self._decided < self._last:
             self.rollback()
         self._engine.close(self.channel)
-        self._core.did()
+        self._core.after_command()
 
     async def aclose(self) -> None:
         """`close`, with a checkpoint."""
@@ -258,26 +258,26 @@ class Sender:
 
     @property
     def is_unheard(self) -> bool:
-        """Was something sent that the peer's application may not have consumed?"""
-        return self._last is not None and self.consumed_mark.value < self._last
+        """True if something was sent that the peer's application may not have consumed."""
+        return self._last is not None and self.consumption.value < self._last
 
     @property
     def is_closed(self) -> bool:
-        """Was it closed on our side?"""
+        """True once it was closed on our side."""
         return self._is_closed
 
     @property
     def is_live(self) -> bool:
-        """Was something sent on it, and the end is neither confirmed nor lost?"""
-        return self._last is not None and self._lane.state is not Sending.CLOSED
+        """True if something was sent and the close is neither confirmed nor lost."""
+        return self._last is not None and self._queue.state is not Sending.CLOSED
 
     def __repr__(self) -> str:
-        return f"<relink.Sender {self.channel} {self._lane.state.value}>"
+        return f"<relink.Sender {self.channel} {self._queue.state.value}>"
 
     # --- for the link
 
     def size_of(self, parts: Sequence[bytes]) -> int:
-        """What a message takes, as `admits` counts it; raises `LocalProtocolError` for what can never be sent."""
+        """Return the size of a message as `admits` counts it; raises `LocalProtocolError` if it can never be sent."""
         size, count = sum(map(len, parts)), len(parts)
         if size > self._core.limits.message:
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={self._core.limits.message})")
@@ -288,17 +288,17 @@ class Sender:
         return size + PART_ROOM * count + PARTS_ROOM
 
     def may_go(self, size: int) -> bool:
-        return self._lane.state is Sending.OPEN and self._lane.may_go(size)
+        return self._queue.state is Sending.OPEN and self._queue.may_go(size)
 
     async def wait_for_room(self, size: int) -> None:
-        """Until a message of this size might go; no promise."""
-        if self._lane.state is not Sending.OPEN:
-            await self._lane.refuse()
-        await self._lane.wait_turn(size)
-        self._lane.end_turn()
+        """Wait until a message of this size might fit; nothing is reserved."""
+        if self._queue.state is not Sending.OPEN:
+            await self._queue.refuse()
+        await self._queue.wait_turn(size)
+        self._queue.end_turn()
 
     def sent(self, number: int) -> Receipt:
-        """The engine has this message."""
+        """Make the receipt of a message that the engine has queued."""
         receipt = Receipt(self, number)
         self._last = number
         self._core.messages_sent += 1
@@ -315,7 +315,7 @@ class Sender:
 
     def consumed(self, through: int) -> None:
         self.received.advance(through)
-        self.consumed_mark.advance(through)
+        self.consumption.advance(through)
         waiting = self._unanswered
         while waiting and waiting[0].number <= through and waiting[0].outcome is Outcome.ROLLED_BACK:
             waiting.popleft()
@@ -328,20 +328,20 @@ class Sender:
             receipt = waiting.popleft()
             if receipt.outcome is None:
                 receipt.decide(outcome)
-        self._lane.window_changed()
+        self._queue.window_changed()
 
     def closed(self) -> None:
         if self._last is not None:
             self.consumed(self._last)
-        self._lane.confirmed()
+        self._queue.confirmed()
 
     def window_changed(self) -> None:
-        self._lane.window_changed()
+        self._queue.window_changed()
 
     def lost(self, error: ErrorMaker) -> None:
         self._error = self._error or error
-        self._lane.lost(error)
-        for mark in (self.received, self.consumed_mark):
+        self._queue.lost(error)
+        for mark in (self.received, self.consumption):
             mark.wake_all()
         for receipt in self._unanswered:
             receipt.wake()
@@ -353,7 +353,7 @@ class Sender:
 
     def _number(self, through: Receipt | int | None) -> int:
         self.raise_if_lost()
-        if self._lane.error is None and self._is_closed and self._lane.state is Sending.CLOSED:
+        if self._queue.error is None and self._is_closed and self._queue.state is Sending.CLOSED:
             raise trio.ClosedResourceError("this sender was closed")
         if self._last is None:
             raise LocalProtocolError(f"channel {self.channel}: nothing was sent that could be decided")
@@ -369,7 +369,7 @@ class Sender:
 
 
 def as_parts(parts: Iterable[bytes]) -> tuple[bytes, ...]:
-    """The parts of a message, whatever kind of bytes they are."""
+    """Return the parts of a message as bytes; TypeError for anything that is not bytes-like."""
     return tuple(part if type(part) is bytes else _as_bytes(part) for part in parts)
 
 
@@ -377,3 +377,45 @@ def _as_bytes(part: object) -> bytes:
     if isinstance(part, (bytes, bytearray, memoryview)):
         return bytes(part)
     raise TypeError(f"the parts of a message are bytes, not {type(part).__name__}")
+
+
+NONE = -1  # before the first
+
+
+class Watermark:
+    """A growing number, with tasks that wait until it reaches theirs. An advance costs only what it wakes."""
+
+    __slots__ = ("_check", "_events", "_numbers", "value")
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check  # raises if the number will not grow any more
+        self._numbers: list[int] = []  # a heap
+        self._events: dict[int, trio.Event] = {}
+        self.value = NONE
+
+    async def reached(self, number: int) -> None:
+        """Wait until it is at least `number`."""
+        await trio.lowlevel.checkpoint()
+        if self.value >= number:
+            return
+        self._check()
+        event = self._events.get(number)
+        if event is None:
+            event = self._events[number] = trio.Event()
+            heapq.heappush(self._numbers, number)
+        await event.wait()
+        if self.value < number:
+            self._check()
+
+    def advance(self, number: int) -> None:
+        if number > self.value:
+            self.value = number
+            while self._numbers and self._numbers[0] <= number:
+                self._events.pop(heapq.heappop(self._numbers)).set()
+
+    def wake_all(self) -> None:
+        """Wake all waiters: the number will not grow any more."""
+        for event in self._events.values():
+            event.set()
+        self._events.clear()
+        self._numbers.clear()

@@ -1,4 +1,4 @@
-"""Where is the other side? A URL's transport and endpoint, or a function of the caller that dials."""
+"""URLs of Relink: split into transport, address and endpoint, joined again, and turned into a dial function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 import attrs
 
 from muxkit._plugins import load_transport
-from muxkit.protocols.relink._config import Config
+from muxkit.protocols.relink.config import Config
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from muxkit.runtime import Dial
 
+
 PROTOCOL: Final = "relink"
 FORM: Final = "relink+transport://address/endpoint or …?endpoint=name, such as relink+tcp://127.0.0.1:7000/jobs"
 PATHS: Final = frozenset({"unix", "ws", "wss"})  # transports whose addresses have a path of their own
@@ -24,7 +25,7 @@ PATHS: Final = frozenset({"unix", "ws", "wss"})  # transports whose addresses ha
 
 @attrs.frozen
 class Place:
-    """A URL taken apart."""
+    """The parts of a Relink URL."""
 
     scheme: str
     transport: str
@@ -32,12 +33,12 @@ class Place:
     endpoint: str | None
 
     def url(self, address: str, endpoint: str) -> str:
-        """The same with a real address, as a client needs it."""
+        """Return the URL for a client, with the address that the transport really listens on."""
         return f"{self.scheme}://{join_endpoint(self.transport, address, endpoint)}"
 
 
 def place_of(url: str) -> Place:
-    """Raises ValueError for a URL that cannot be meant."""
+    """Split a URL; ValueError if it does not have the form."""
     scheme, separator, rest = url.partition("://")
     protocol, _, transport = scheme.partition("+")
     if not separator or protocol != PROTOCOL or not transport:
@@ -47,7 +48,7 @@ def place_of(url: str) -> Place:
 
 
 def split_endpoint(transport: str, address: str) -> tuple[str, str | None]:
-    """The address as the transport knows it, and the endpoint if one is named; ValueError if that cannot be meant."""
+    """Split an address into the transport's own address and the endpoint, if one is named; ValueError if two are."""
     front, question, query = address.partition("?")
     endpoint: str | None = None
     if question:
@@ -76,7 +77,7 @@ def _name(quoted: str) -> str:
 
 
 def join_endpoint(transport: str, address: str, endpoint: str | None) -> str:
-    """The reverse."""
+    """Join what `split_endpoint` split."""
     if not endpoint:
         return address
     if transport not in PATHS:
@@ -85,7 +86,7 @@ def join_endpoint(transport: str, address: str, endpoint: str | None) -> str:
 
 
 def config_for(config: Config | None, *names: str | None) -> Config:
-    """The settings with the endpoint that was named, here or there; ValueError if they do not agree."""
+    """Return the settings with the endpoint that the URL or the caller named; ValueError if those differ."""
     settings = config or Config()
     named = {name for name in names if name is not None} | ({settings.endpoint} - {""})
     if len(named) > 1:
@@ -94,7 +95,7 @@ def config_for(config: Config | None, *names: str | None) -> Config:
 
 
 def dial_of(where: str | Dial, options: dict[str, Any]) -> tuple[Dial, str | None]:
-    """What dials `where`, and the endpoint in it."""
+    """Return a function that dials `where`, and the endpoint that `where` names."""
     if not isinstance(where, str):
         if options:
             raise TypeError(f"a dial function takes no options of a transport: {', '.join(options)}")

@@ -1,4 +1,4 @@
-"""What can be chosen for one Relink endpoint, apart from the limits?"""
+"""The settings of a Relink endpoint, apart from the limits."""
 
 from __future__ import annotations
 

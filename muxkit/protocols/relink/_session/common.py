@@ -1,4 +1,4 @@
-"""Which of the peer's channels belong to whom? The common channels of a link, or receivers; one face or the other."""
+"""The channels that the peer opens: common channels, or receivers on a link without common channels."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.relink._session_channels import Channel
-from muxkit.protocols.relink._session_receiving import Receiver
+from muxkit.protocols.relink._session.channel import Channel
+from muxkit.protocols.relink._session.receiver import Receiver
 from muxkit.runtime import Backlog, ChannelStopped, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from types import TracebackType
 
-    from muxkit.protocols.relink._session_core import Core
-    from muxkit.protocols.relink._session_roles import ErrorMaker
+    from muxkit.protocols.relink._session.core import Core, ErrorMaker
 
 
-class Faces:
-    """The channels that the peer opened and nobody asked for by number."""
+class CommonChannels:
+    """Opens common channels, and hands the peer's unclaimed channels to `incoming` or `receivers`."""
 
     def __init__(self, core: Core, on_idle: Callable[[], None]) -> None:
         self._core = core
@@ -58,7 +57,7 @@ class Faces:
         return self._receivers
 
     def use_common(self) -> None:
-        """From now on the peer's channels are common ones."""
+        """Treat the peer's channels as common ones from now on."""
         if self.is_common:
             return
         if self._receivers is not None:
@@ -73,7 +72,7 @@ class Faces:
             backlog.ended(self._end)
 
     def ended(self, error: ErrorMaker | None) -> None:
-        """The peer opens nothing more, or we want nothing more of it."""
+        """End `incoming` and `receivers`."""
         if not self._has_ended:
             self._has_ended, self._end = True, error
         for backlog in (self._channels, self._receivers):
@@ -91,7 +90,7 @@ class Faces:
             raise LocalProtocolError(f"channel {channel} is a common one")
 
     def claim(self, channel: int) -> None:
-        """Somebody asks for this one."""
+        """Remove a channel that a caller asked for by number."""
         self._unclaimed.pop(channel, None)
 
     def forget_unclaimed(self) -> None:
@@ -145,7 +144,7 @@ class Faces:
             self._next = self._parity
 
     def _closed(self) -> Exception | None:
-        """Why nothing can be opened any more, or None."""
+        """Return why no channel can be opened any more, or None."""
         core = self._core
         if core.error is not None:
             return core.error()
@@ -173,7 +172,7 @@ class Faces:
     # --- the end
 
     def refuse_unclaimed(self) -> None:
-        """Common channels that nobody will take: read and dropped, so that the link can end."""
+        """Abort common channels that no task has taken, so that the link can end."""
         if self.is_common:
             for id in [*self._unclaimed]:
                 del self._unclaimed[id]
@@ -195,7 +194,7 @@ class Faces:
     def peer_shut_down(self) -> None:
         self.ended(None)
         for channel in [*self.live.values()]:
-            channel.unanswerable()
+            channel.refuse_unanswered()
             channel.absorb()
         self._on_idle()
 
@@ -203,16 +202,16 @@ class Faces:
 class Opening(AbstractAsyncContextManager[Channel]):
     """Opens when the block is entered; closes when it is left normally, aborts when by an error."""
 
-    __slots__ = ("_channel", "_faces")
+    __slots__ = ("_channel", "_common")
 
-    def __init__(self, faces: Faces) -> None:
-        self._faces = faces
+    def __init__(self, faces: CommonChannels) -> None:
+        self._common = faces
         self._channel: Channel | None = None
 
     async def __aenter__(self) -> Channel:
         if self._channel is not None:
             raise RuntimeError("this block was entered before; open another channel")
-        self._channel = await self._faces.open()
+        self._channel = await self._common.open()
         return self._channel
 
     async def __aexit__(

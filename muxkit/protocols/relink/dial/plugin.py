@@ -1,4 +1,4 @@
-"""What is a link on a single connection? A session that ends with its stream; that is what the door opens."""
+"""Links on a single connection, which end with it, and the plugin that `muxkit.connect` and `muxkit.serve` load."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.relink._events import Refused
-from muxkit.protocols.relink._handshake import mismatch
-from muxkit.protocols.relink._session import LINGER, Link, living
-from muxkit.protocols.relink._session_connect import link
-from muxkit.protocols.relink._session_core import Core
-from muxkit.protocols.relink._session_handshake import Hello, answer, ask, unknown
-from muxkit.protocols.relink._session_ids import identity_of, new_epoch, new_link_id
-from muxkit.protocols.relink._session_listen import Endpoint, Listener, listener
-from muxkit.protocols.relink._session_urls import config_for, join_endpoint, split_endpoint
+from muxkit.protocols.relink._session.core import Core
+from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
+from muxkit.protocols.relink.dial.connect import link
+from muxkit.protocols.relink.dial.handshake import (
+    RequestReader,
+    answer,
+    ask,
+    identity_of,
+    new_epoch,
+    new_link_id,
+    unknown,
+)
+from muxkit.protocols.relink.dial.listen import Endpoint, Listener, listener
+from muxkit.protocols.relink.dial.urls import config_for, join_endpoint, split_endpoint
+from muxkit.protocols.relink.engine.events import Refused
+from muxkit.protocols.relink.handshake import mismatch
 from muxkit.runtime import HandshakeQueue, LinkLost, close_at_once, protect_package, protected_manager
 
 if TYPE_CHECKING:
@@ -24,10 +31,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
-    from muxkit.protocols.relink._config import Config
-    from muxkit.protocols.relink._session import OnChanged
-    from muxkit.protocols.relink._session_listen import Identify, Keep, LinkHandler
+    from muxkit.protocols.relink._session.link import OnChanged
+    from muxkit.protocols.relink.config import Config
+    from muxkit.protocols.relink.dial.listen import Identify, Keep, LinkHandler
     from muxkit.runtime import Backoff, Dial, OnFailed
+
 
 Role = Literal["connector", "listener"]
 
@@ -40,7 +48,7 @@ async def session(
     config: Config | None = None,
     limits: Limits | None = None,
     observer: Observer | None = None,
-    linger: float = LINGER,
+    linger: float = LEAVE_TIMEOUT,
 ) -> AsyncGenerator[Link, None]:
     """A link on a connected byte stream, which it owns from now on and with which it is lost.
 
@@ -77,9 +85,9 @@ async def _ask(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, in
 
 
 async def _answer(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, int, int]:
-    hello = Hello(core.limits, core.config.versions)
+    reader = RequestReader(core.limits, core.config.versions)
     try:
-        request, stream = await HandshakeQueue(core.limits, most=Hello.MOST).read_handshake(stream, hello)
+        request, stream = await HandshakeQueue(core.limits, most=RequestReader.MOST).read_handshake(stream, reader)
         error = unknown(request) if request.endpoint != core.config.endpoint else mismatch(request, core.config)
         if error is not None:
             raise error
@@ -87,11 +95,11 @@ async def _answer(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream,
         raise LinkLost(str(error), by="peer") from error
     epoch, link_id = new_epoch(), new_link_id()
     if request.require_link and request.link_id:
-        hello.handshake.refuse(epoch)
-        await answer(stream, hello, core.limits)
+        reader.handshake.refuse(epoch)
+        await answer(stream, reader, core.limits)
         raise LinkLost("the connector requires a link that is not known here", by="peer")
-    hello.handshake.accept(epoch, link_id)
-    if not await answer(stream, hello, core.limits):
+    reader.handshake.accept(epoch, link_id)
+    if not await answer(stream, reader, core.limits):
         raise LinkLost("the connection broke during the handshake", by="network")
     return stream, epoch, link_id
 
@@ -99,7 +107,7 @@ async def _answer(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream,
 class _Protocol:
     """What `muxkit.connect` and `muxkit.serve` find under the name `relink`.
 
-    `config` is for both; `backoff`, `patience`, `on_failed` and `on_changed` are for who connects, as `link` has
+    `config` is for both; `backoff`, `patience`, `on_failed` and `on_changed` are for clients, as `link` has
     them, `keep` and `identify` for who serves, as `listener` has them.
     """
 

@@ -1,4 +1,4 @@
-"""How does a program use Relink? A link with senders and receivers, or with the common channels."""
+"""The session of Relink: a link with senders and receivers, or with the common channels."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.relink._session_face import Faces, Opening
-from muxkit.protocols.relink._session_receiving import Receiver
-from muxkit.protocols.relink._session_sending import Receipt, Sender, as_parts
+from muxkit.protocols.relink._session.common import CommonChannels, Opening
+from muxkit.protocols.relink._session.receiver import Receiver
+from muxkit.protocols.relink._session.sender import Receipt, Sender, as_parts
 from muxkit.runtime import Session as CommonSession
 from muxkit.runtime import SessionInfo, SessionStats, background, protected_manager
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._limits import Limits
-    from muxkit.protocols.relink._events import LinkReplaced
-    from muxkit.protocols.relink._session_channels import Channel
-    from muxkit.protocols.relink._session_core import Core
-    from muxkit.protocols.relink._session_roles import ErrorMaker
+    from muxkit.protocols.relink._session.channel import Channel
+    from muxkit.protocols.relink._session.core import Core, ErrorMaker
+    from muxkit.protocols.relink.engine.events import LinkReplaced
     from muxkit.runtime import Outage
 
     OnChanged = Callable[[LinkReplaced], None]
 
-LINGER = 5.0  # s, for taking leave
+
+LEAVE_TIMEOUT = 5.0  # s, for taking leave
 
 
 @protected_manager
 async def living(link: Link, linger: float, *work: Callable[[], Awaitable[None]]) -> AsyncGenerator[Link, None]:
-    """The block of a link: `work` runs beside it; it takes leave at a normal end, and is lost at any other."""
+    """Run a link and its background `work` for a block: a normal end leaves the link in order, an error drops it."""
     async with background() as nursery:
         for task in work:
             nursery.start_soon(task)
@@ -52,7 +52,7 @@ class Link(CommonSession):
     def __init__(self, core: Core, *, on_changed: OnChanged | None = None, outage: Outage | None = None) -> None:
         self.core = core
         self._engine = core.engine
-        self._faces = Faces(core, self._shut_down_if_idle)
+        self._common = CommonChannels(core, self._shut_down_if_idle)
         self._on_changed = on_changed
         self._outage = outage
         self._is_leaving = False
@@ -68,7 +68,7 @@ class Link(CommonSession):
         core.raise_if_over()
         if not 0 <= channel < 1 << 8 * core.out_id_size:
             raise LocalProtocolError(f"channel {channel} does not fit an id of {core.out_id_size} bytes")
-        self._faces.check_free(channel)
+        self._common.check_free(channel)
         before = core.outs.get(channel)
         if before is None:
             sender = Sender(core, channel)
@@ -81,21 +81,21 @@ class Link(CommonSession):
         return sender
 
     def receiver(self, channel: int = 0) -> Receiver:
-        """To receive what the peer sends on this channel, now or once he opens it; one receiver at a time."""
+        """To receive what the peer sends on this channel, now or once the peer opens it; one receiver at a time."""
         core = self.core
         core.raise_if_over()
         if not 0 <= channel < 1 << 8 * core.in_id_size:
             raise LocalProtocolError(f"channel {channel} does not fit an id of {core.in_id_size} bytes")
-        self._faces.check_free(channel)
+        self._common.check_free(channel)
         if channel in core.ins:
             raise LocalProtocolError(f"channel {channel} has a receiver")
-        self._faces.claim(channel)
+        self._common.claim(channel)
         receiver = core.ins[channel] = Receiver(core, channel)
         return receiver
 
     def receivers(self) -> AsyncIterator[Receiver]:
-        """A receiver for each channel that the peer opens, until he says that he opens no more."""
-        return self._faces.receivers()
+        """A receiver for each channel that the peer opens, until the peer's shutdown."""
+        return self._common.receivers()
 
     async def multicast(self, senders: Sequence[Sender], *parts: bytes) -> list[Receipt]:
         """Send one message to several channels in one packet; waits until all of them have room.
@@ -118,18 +118,18 @@ class Link(CommonSession):
                 break
         numbers = engine.multicast(channels, message)
         receipts = [sender.sent(number) for sender, number in zip(senders, numbers, strict=True)]
-        self.core.ring()
+        self.core.request_write()
         await trio.lowlevel.cancel_shielded_checkpoint()
         return receipts
 
-    # --- the common face
+    # --- the common channels
 
     def open(self) -> AbstractAsyncContextManager[Channel]:
         """A channel in both directions; the peer hears of it with its first message."""
-        return Opening(self._faces)
+        return Opening(self._common)
 
     def incoming(self) -> AsyncIterator[Channel]:
-        return self._faces.incoming()
+        return self._common.incoming()
 
     async def ping(self) -> float:
         """One round trip, in seconds; it waits for a connection if there is none."""
@@ -139,7 +139,7 @@ class Link(CommonSession):
 
     @property
     def id(self) -> int:
-        """0 before there is a link. Who knows it may take the link over, so it is a secret of both sides."""
+        """0 before there is a link. It is a secret of both sides: a peer that knows it can take the link over."""
         return self._engine.link_id
 
     @property
@@ -178,17 +178,17 @@ class Link(CommonSession):
         core = self.core
         if core.error is not None:
             return
-        self._faces.ended(None)
-        self._faces.announce_all()
-        self._faces.refuse_unclaimed()
+        self._common.ended(None)
+        self._common.announce_all()
+        self._common.refuse_unclaimed()
         if not self._engine.is_shutting_down and not self._engine.over:
             self._engine.shutdown()
-            core.did()
+            core.after_command()
         with trio.move_on_after(grace):
-            while not self._is_over and (self._faces.live or any(one.is_live for one in self._senders())):
+            while not self._is_over and (self._common.live or any(one.is_live for one in self._senders())):
                 await core.moved.park()
         if not self._is_over:
-            self._faces.abort_all()
+            self._common.abort_all()
             for sender in self._senders():
                 sender.close()
 
@@ -215,31 +215,31 @@ class Link(CommonSession):
             bytes_sent=core.bytes_sent,
             messages_received=core.messages_received,
             messages_sent=core.messages_sent,
-            channels=len(self._faces.live) + len(self._senders()) + len(core.peer_channels.keys() - self._faces.live),
+            channels=len(self._common.live) + len(self._senders()) + len(core.peer_channels.keys() - self._common.live),
             queued=self._engine.outbox + (core.pump.unsent if core.pump is not None else 0),
             round_trip=core.pings.round_trip,
         )
 
     def __repr__(self) -> str:
         state = "over" if self.core.error is not None else "connected" if self.is_connected else "absent"
-        return f"<relink.Link {self.core.peer or 'to nobody yet'}: {state}>"
+        return f"<relink.Link {self.core.peer or 'without a peer yet'}: {state}>"
 
     # --- for the core
 
     def channel_opened(self, channel: int) -> None:
-        self._faces.opened(channel)
+        self._common.opened(channel)
         if self._is_leaving or self._engine.is_shutting_down:
-            self._faces.refuse_unclaimed()
+            self._common.refuse_unclaimed()
 
     def peer_shut_down(self) -> None:
-        self._faces.peer_shut_down()
+        self._common.peer_shut_down()
 
     def changed(self, change: LinkReplaced, error: ErrorMaker) -> None:
-        self._faces.forget_unclaimed()
+        self._common.forget_unclaimed()
         if self._on_changed is not None:
             self._on_changed(change)
         elif self._is_unheard:
-            self.core.untold = error
+            self.core.unreported = error
         if self._is_leaving:
             self.core.lose(error)
 
@@ -248,28 +248,28 @@ class Link(CommonSession):
 
     def over(self, error: ErrorMaker) -> None:
         orderly = self.core.is_finished or self._engine.has_peer_shut_down
-        self._faces.ended(None if orderly else error)
+        self._common.ended(None if orderly else error)
 
     def _shut_down_if_idle(self) -> None:
-        """A peer that takes no new channels is answered as soon as none is left, if all were common ones."""
-        engine, faces = self._engine, self._faces
+        """Answer the peer's shutdown once no channel is left, if all were common ones."""
+        engine, faces = self._engine, self._common
         if not (faces.is_common and engine.has_peer_shut_down) or engine.is_shutting_down or engine.over:
             return
         if not faces.live and not self._senders() and self.core.error is None:
             engine.shutdown()
-            self.core.did()
+            self.core.after_command()
 
     # --- leaving
 
     @property
     def _is_unheard(self) -> bool:
-        """Was anything sent that the peer may not have got?"""
+        """True if something was sent that the peer may not have received."""
         if any(sender.is_unheard for sender in self._senders()):
             return True
-        return any(one.sink.has_spoken and one.sink.is_unheard for one in self._faces.live.values())
+        return any(one.sink.has_sent and one.sink.is_unheard for one in self._common.live.values())
 
     async def leave(self, linger: float) -> None:
-        """Close everything, wait until the peer has heard it, shut down; at most `linger` seconds."""
+        """Close all channels, wait until the peer has received everything, shut down; at most `linger` seconds."""
         core = self.core
         self._is_leaving = True
         with trio.move_on_after(linger):
@@ -278,23 +278,23 @@ class Link(CommonSession):
                 await core.moved.park()
             if core.error is None and not self._engine.is_shutting_down:
                 self._engine.shutdown()
-                core.did()
-            while core.error is None and (self._faces.is_common or not core.owes_the_application):
+                core.after_command()
+            while core.error is None and (self._common.is_common or not core.owes_the_application):
                 await core.moved.park()
-            # What came for receivers that nobody reads any more is never consumed, so there can be no common end.
+            # Messages for receivers that are no longer read are never consumed, so the link cannot finish in order.
             if core.pump is not None and core.error is None:
                 await core.pump.flushed()
                 await core.pump.hang_up()
             while core.pump is not None:
                 await core.moved.park()
         core.lose_because(f"the peer did not take leave within {linger} s", by="local")
-        error = core.untold or (core.error if self._was_unheard or core.is_violated else None)
+        error = core.unreported or (core.error if self._was_unheard or core.is_violated else None)
         if error is not None:
             raise error()
 
     def _goodbye(self) -> None:
-        self._faces.ended(None)
-        self._faces.refuse_unclaimed()
-        self._faces.close_all()
+        self._common.ended(None)
+        self._common.refuse_unclaimed()
+        self._common.close_all()
         for sender in self._senders():
             sender.close()

@@ -1,4 +1,4 @@
-"""How does an application receive on a link? Messages that are the peer's until they are consumed or answered."""
+"""Receivers of a link, whose messages take the peer's window until they are consumed or answered."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
 
-    from muxkit.protocols.relink._packets import Parts
-    from muxkit.protocols.relink._session_core import Core
-    from muxkit.protocols.relink._session_roles import ErrorMaker
+    from muxkit.protocols.relink._session.core import Core, ErrorMaker
+    from muxkit.protocols.relink.frames import Parts
 
     Handler = Callable[["Message"], Awaitable[object]]
+
 
 YIELD_CALLS = 64
 
@@ -46,7 +46,7 @@ class Message:
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
     def consume(self) -> None:
-        """We are done with this message and those before it; under transactions the same as `committed`."""
+        """Consume this message and those before it; under transactions the same as `committed`."""
         self._receiver.consume(through=self.number)
 
     def committed(self) -> None:
@@ -126,13 +126,13 @@ class Receiver:
                 self._forget_if_over()
                 raise trio.EndOfChannel
         except BaseException:
-            await trio.lowlevel.cancel_shielded_checkpoint()  # a loop around it must not keep everybody waiting
+            await trio.lowlevel.cancel_shielded_checkpoint()  # a loop of failing calls must not starve other tasks
             raise
         self._calls = 0
         await self._lot.park()
 
     def consume(self, *, through: Message | int) -> None:
-        """We are done with the messages through this one; under transactions the same as `committed`."""
+        """Consume the messages through this one; under transactions the same as `committed`."""
         if self.has_transactions:
             self.committed(through=through)
             return
@@ -177,7 +177,7 @@ class Receiver:
                 _log.debug("in full", exc_info=error)
 
     def close(self) -> None:
-        """Let go of the channel: what was not consumed is given again to whoever opens a receiver for it."""
+        """Release the channel; messages that were not consumed go to the next receiver that is opened for it."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -186,7 +186,7 @@ class Receiver:
         if self._core.ins.get(self.channel) is self:
             del self._core.ins[self.channel]
             self._engine.rewind(self.channel)
-            self._core.settle()
+            self._core.dispatch_events()
 
     async def aclose(self) -> None:
         """`close`, with a checkpoint."""
@@ -247,7 +247,7 @@ class Receiver:
     # --- inside
 
     def _fill(self) -> None:
-        """Take what there is; taken is not consumed, so it costs the window as before."""
+        """Take the messages that wait in the engine; they stay in the peer's window until consumed."""
         if not self._is_open or self._is_closed or self._error is not None:
             return
         while True:
@@ -275,10 +275,10 @@ class Receiver:
         self._done = number
         if self._has_ended:
             self._forget_if_over()
-        self._core.did_consume()
+        self._core.after_consuming()
 
     def _forget_if_over(self) -> None:
-        """Everything of a closed channel was consumed: the peer may open it anew, for another receiver."""
+        """Remove a closed channel once all is consumed; the peer can then open it anew, for another receiver."""
         core = self._core
         if self._has_ended and not self._ready and self._done >= self._taken and core.ins.get(self.channel) is self:
             del core.ins[self.channel]

@@ -1,4 +1,4 @@
-"""What can an engine tell? What the peer did, what became of what we did, and what happened to the link."""
+"""The events of the engine: what the peer did, the fate of our messages, and changes of the link."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import attrs
 
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
+
 
 # --- the handshake
 
@@ -59,14 +60,14 @@ class Opened:
 
 @attrs.define
 class Arrived:
-    """Messages wait in `receive(channel)`. Told once; told again for what comes after `receive` has taken all."""
+    """Messages wait in `receive(channel)`. Reported once, and again only after `receive` has taken all of them."""
 
     channel: int
 
 
 @attrs.define
 class Ended:
-    """The peer closes its channel: no more comes behind what was told of. When all is consumed it is confirmed."""
+    """The peer closed its channel. The close is confirmed when all messages are consumed."""
 
     channel: int
 
@@ -125,7 +126,7 @@ class ChannelClosed:
 
 @attrs.define
 class Writable:
-    """There is room for what somebody watched a channel for."""
+    """The channel has room for the size given to `watch`."""
 
     channel: int
 
@@ -135,7 +136,7 @@ class Writable:
 
 @attrs.define
 class Ponged:
-    """The answer to a `ping()`, or a pong that nobody asked for."""
+    """The answer to a `ping()`, or a pong without a ping."""
 
 
 @attrs.define
@@ -152,12 +153,12 @@ class LinkReplaced:
     epoch: int
     link_id: int
     lost: int
-    """Messages of ours that were not answered: nobody knows what became of them."""
+    """Messages of ours that were not answered, whose fate is unknown."""
 
 
 @attrs.define
 class EpochChanged(LinkReplaced):
-    """The same, because the listener is another instance than before."""
+    """The link was replaced because the listener is another instance than before."""
 
 
 @attrs.define

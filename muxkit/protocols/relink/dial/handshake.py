@@ -1,19 +1,31 @@
-"""Who are we to each other? The handshake over a stream, as the one who asks and as the one who is asked."""
+"""The handshake over a Trio stream, for connector and listener, with the identities and keys that it needs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import hashlib
+import hmac
+import secrets
+import ssl
+import time
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.protocols.relink._events import Agreed, Failed, Refused, Requested
-from muxkit.protocols.relink._handshake import MOST_BYTES, ConnectorHandshake, ListenerHandshake
+from muxkit.protocols.relink.engine.events import Agreed, Failed, Refused, Requested
+from muxkit.protocols.relink.handshake import (
+    LARGEST_LINK_ID,
+    MOST_BYTES,
+    ConnectorHandshake,
+    ListenerHandshake,
+    epoch_of,
+)
 from muxkit.runtime import prefixed
 
 if TYPE_CHECKING:
     from muxkit._limits import Limits
-    from muxkit.protocols.relink._session_core import Core
+    from muxkit.protocols.relink._session.core import Core
+
 
 READ: Final = 64 * 1024  # bytes to ask for; packets may follow the answer at once
 
@@ -50,8 +62,8 @@ async def ask(stream: trio.abc.Stream, core: Core) -> tuple[Agreed | Refused, tr
     raise trio.TooSlowError(f"the handshake was not done within {core.limits.handshake:g} s")
 
 
-class Hello:
-    """A connector's request, for `HandshakeQueue.read_handshake`; the decision about it is made on `handshake`."""
+class RequestReader:
+    """Reads a connector's request, for `HandshakeQueue.read_handshake`; the answer is a call on `handshake`."""
 
     MOST: Final = MOST_BYTES
 
@@ -74,11 +86,11 @@ class Hello:
         return self.handshake.rest()
 
 
-async def answer(stream: trio.abc.Stream, hello: Hello, limits: Limits) -> bool:
-    """Write what was decided; whether that was possible."""
+async def answer(stream: trio.abc.Stream, reader: RequestReader, limits: Limits) -> bool:
+    """Write the listener's answer; return False if the stream is broken or too slow."""
     try:
         with trio.move_on_after(limits.handshake):
-            await stream.send_all(hello.bytes_to_send())
+            await stream.send_all(reader.bytes_to_send())
             return True
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         pass
@@ -87,3 +99,55 @@ async def answer(stream: trio.abc.Stream, hello: Hello, limits: Limits) -> bool:
 
 def unknown(request: Requested) -> RemoteProtocolError:
     return RemoteProtocolError(f"there is no endpoint {request.endpoint!r} here", rule="relink-H22")
+
+
+UNIDENTIFIED = b""
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """A stream with an authenticated peer: for TLS, the certificate whose private key the peer proved to own."""
+
+    @property
+    def identity(self) -> bytes | None: ...
+
+
+def identity_of(stream: trio.abc.Stream) -> bytes | None:
+    """`identity` of the stream, if it has that; of a `trio.SSLStream` the peer's certificate, if it was verified."""
+    if isinstance(stream, Identified):
+        return stream.identity
+    certificate = getattr(stream, "getpeercert", None)  # these two are passed on by it
+    context = getattr(stream, "context", None)
+    if certificate is None or context is None or context.verify_mode is ssl.CERT_NONE:
+        return None
+    proved: bytes | None = certificate(binary_form=True)
+    return proved
+
+
+def fingerprint(identity: bytes | None) -> bytes:
+    """Hash an identity to a fixed size, since one is kept with each link."""
+    return UNIDENTIFIED if identity is None else hashlib.sha256(identity).digest()
+
+
+def new_epoch() -> int:
+    return epoch_of(time.time())
+
+
+def new_link_id() -> int:
+    return 1 + secrets.randbelow(LARGEST_LINK_ID)
+
+
+class HiddenKeys:
+    """Maps link ids to secret table keys, so that lookup time reveals nothing about the ids in the table."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def key(self, link_id: int) -> bytes:
+        return hashlib.blake2b(link_id.to_bytes(8, "little"), key=self._secret).digest()
+
+
+def is_same(link_id: int, asked: int, owner: bytes, who: bytes) -> bool:
+    """Compare id and identity in a time that does not depend on where they differ."""
+    same_id = hmac.compare_digest(link_id.to_bytes(8, "little"), asked.to_bytes(8, "little"))
+    return hmac.compare_digest(owner, who) and same_id

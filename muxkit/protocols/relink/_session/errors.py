@@ -1,22 +1,22 @@
-"""What can go wrong with a link beside the loss of its connection."""
+"""The errors of links and their channels."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from muxkit._errors import MuxError
-from muxkit.protocols.relink._events import EpochChanged
+from muxkit.protocols.relink.engine.events import EpochChanged
 from muxkit.runtime import ChannelCancelled, ChannelStopped, LinkLost
 
 if TYPE_CHECKING:
-    from muxkit.protocols.relink._events import LinkReplaced
+    from muxkit.protocols.relink.engine.events import LinkReplaced
 
 
 class LinkChanged(LinkLost):
     """The listener no longer has our link: everything that was under way on it is gone.
 
     `change` is the engine's event, with both epochs and link ids; `lost` counts messages of ours that were not
-    answered, so that nobody knows what became of them. The session itself goes on with the new link, unless there is
+    answered, so their fate is unknown. The session itself goes on with the new link, unless there is
     none (`change.link_id` is 0, which only happens with `Config(require_link=True)`).
     """
 

@@ -1,4 +1,4 @@
-"""Links that outlive their connections: dial again, and ask for the same link each time."""
+"""Keep a link connected: dial again after each loss, and ask for the same link."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.relink._events import Refused
-from muxkit.protocols.relink._session import LINGER, Link, living
-from muxkit.protocols.relink._session_core import Core
-from muxkit.protocols.relink._session_handshake import ask
-from muxkit.protocols.relink._session_urls import config_for, dial_of
+from muxkit.protocols.relink._session.core import Core
+from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
+from muxkit.protocols.relink.dial.handshake import ask
+from muxkit.protocols.relink.dial.urls import config_for, dial_of
+from muxkit.protocols.relink.engine.events import Refused
 from muxkit.runtime import Ended, Outage, can_heal, protect_package, redial
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
-    from muxkit.protocols.relink._config import Config
-    from muxkit.protocols.relink._session import OnChanged
+    from muxkit.protocols.relink._session.link import OnChanged
+    from muxkit.protocols.relink.config import Config
     from muxkit.runtime import Backoff, Dial, OnFailed, Side
 
-BREATH = 0.1  # s; the most between short connections in a row, each of which brought something forward
+
+SHORT_PAUSE = 0.1  # s; the most between short connections in a row, each of which brought something forward
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -34,7 +35,7 @@ def link(
     config: Config | None = None,
     limits: Limits | None = None,
     observer: Observer | None = None,
-    linger: float = LINGER,
+    linger: float = LEAVE_TIMEOUT,
     backoff: Backoff | None = None,
     patience: float | None = None,
     on_failed: OnFailed | None = None,
@@ -43,7 +44,7 @@ def link(
 ) -> AbstractAsyncContextManager[Link]:
     """One link to the listener at `where`, over as many connections as it takes.
 
-    `where` is a URL, `relink+tcp://127.0.0.1:7000/jobs`, or a function that dials. Entering waits for nobody: messages
+    `where` is a URL, `relink+tcp://127.0.0.1:7000/jobs`, or a function that dials. Entering does not wait: messages
     may be sent at once, and `Link.connected` waits for a connection. Without one for `patience` seconds (None: however
     long it takes) the link is lost; a certificate that is refused or a listener that breaks the rules ends it at once.
 
@@ -68,7 +69,7 @@ def link(
 
 
 class _Dialling:
-    """Keeps a link connected."""
+    """The loop that dials, runs a connection, and dials again."""
 
     def __init__(
         self, core: Core, dial: Dial, backoff: Backoff | None, on_failed: OnFailed | None, outage: Outage
@@ -89,9 +90,9 @@ class _Dialling:
                 on_failed=self._on_failed,
                 outage=self._outage,
                 heals=_heals,
-                breath=BREATH,
+                breath=SHORT_PAUSE,
             )
-        except Exception as error:  # whatever dialling raises, those who wait for the link are told
+        except Exception as error:  # whatever dialling raises, tasks that wait for the link raise it
             reason = str(error) or type(error).__name__
             by: Side = "peer" if isinstance(error, RemoteProtocolError) else "network"
             core.lose_because(reason, by=by, cause=error)
@@ -106,7 +107,7 @@ class _Dialling:
             return error
         if isinstance(event, Refused):
             core.engine.link_lost(trio.current_time(), epoch=event.epoch)
-            core.settle()
+            core.dispatch_events()
             return Ended.DONE
         self._outage.over()
         before, began = core.progress, trio.current_time()

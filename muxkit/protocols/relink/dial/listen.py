@@ -1,4 +1,4 @@
-"""The links of a listener: by endpoint and id, with a connection or without one, within bounds."""
+"""A listener: the table of its links, connected or absent, within bounds, and the server that fills it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import for_connection
 from muxkit._plugins import load_transport
-from muxkit.protocols.relink._config import Config
-from muxkit.protocols.relink._handshake import mismatch
-from muxkit.protocols.relink._session import LINGER, Link, living
-from muxkit.protocols.relink._session_core import Core
-from muxkit.protocols.relink._session_handshake import Hello, answer, unknown
-from muxkit.protocols.relink._session_ids import Keys, fingerprint, identity_of, is_same, new_epoch, new_link_id
-from muxkit.protocols.relink._session_urls import PROTOCOL, config_for, place_of
+from muxkit.protocols.relink._session.core import Core
+from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
+from muxkit.protocols.relink.config import Config
+from muxkit.protocols.relink.dial.handshake import (
+    HiddenKeys,
+    RequestReader,
+    answer,
+    fingerprint,
+    identity_of,
+    is_same,
+    new_epoch,
+    new_link_id,
+    unknown,
+)
+from muxkit.protocols.relink.dial.urls import PROTOCOL, config_for, place_of
+from muxkit.protocols.relink.handshake import mismatch
 from muxkit.runtime import (
     Backoff,
     HandshakeQueue,
@@ -36,12 +45,13 @@ from muxkit.runtime import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
-    from muxkit._observer import Observer
-    from muxkit.protocols.relink._events import Requested
-    from muxkit.runtime import Adopted, Forgotten
-
     LinkHandler = Callable[[Link], Awaitable[object]]
     Identify = Callable[[trio.abc.Stream], bytes | None]
+
+    from muxkit._observer import Observer
+    from muxkit.protocols.relink.engine.events import Requested
+    from muxkit.runtime import Adopted, Forgotten
+
 
 MIB = 1024 * 1024
 LINK_COST = 16 * 1024  # bytes that an absent link counts beside its messages and channels
@@ -73,12 +83,12 @@ class Keep:
 
 @attrs.define(eq=False)
 class _Kept:
-    """A link in the table."""
+    """A link in the listener's table."""
 
     link: Link
     link_id: int
     endpoint: str
-    owner: bytes  # who its first connection was from
+    owner: bytes  # identity of the peer that made the link
     requests: int = 0  # connections that asked for it
 
     @property
@@ -106,8 +116,8 @@ class Listener:
         self._observer = observer
         self._linger = linger
         self._identify = identify
-        self._lobby = HandshakeQueue(limits, most=Hello.MOST)
-        self._keys = Keys()
+        self._lobby = HandshakeQueue(limits, most=RequestReader.MOST)
+        self._keys = HiddenKeys()
         self._links: Registry[bytes, _Kept] = Registry(
             weigh=lambda kept: kept.weight,
             forgotten=_forgotten,
@@ -145,9 +155,9 @@ class Listener:
     async def handle(self, stream: trio.abc.Stream) -> None:
         """One connection, until it is over; the stream is closed then. To be given to a server of streams."""
         try:
-            hello = Hello(self._limits, self._versions)
-            request, rest = await self._lobby.read_handshake(stream, hello)
-            await self._admit(rest, hello, request, fingerprint(self._identify(stream)))
+            reader = RequestReader(self._limits, self._versions)
+            request, rest = await self._lobby.read_handshake(stream, reader)
+            await self._admit(rest, reader, request, fingerprint(self._identify(stream)))
         except (RemoteProtocolError, LinkLost) as error:
             _log.debug("a connection was not let in: %s", error)
         finally:
@@ -159,24 +169,24 @@ class Listener:
     def _versions(self) -> tuple[int, ...]:
         return tuple({version for one in self._endpoints.values() for version in one.config.versions})
 
-    async def _admit(self, stream: trio.abc.Stream, hello: Hello, request: Requested, who: bytes) -> None:
+    async def _admit(self, stream: trio.abc.Stream, reader: RequestReader, request: Requested, who: bytes) -> None:
         endpoint = self._endpoints.get(request.endpoint)
         error = unknown(request) if endpoint is None else mismatch(request, endpoint.config)
         if endpoint is None or error is not None:
             raise error or unknown(request)
         while (key := self._find(request, who)) is not None:
-            if await self._resume(stream, hello, key):
+            if await self._resume(stream, reader, key):
                 return
         if request.require_link and request.link_id:
-            hello.handshake.refuse(self.epoch)
-            await answer(stream, hello, self._limits)
+            reader.handshake.refuse(self.epoch)
+            await answer(stream, reader, self._limits)
             return
         if self._is_draining:
             return
-        await self._begin(stream, hello, endpoint, who)
+        await self._begin(stream, reader, endpoint, who)
 
     def _find(self, request: Requested, who: bytes) -> bytes | None:
-        """Where the link is that the connector asks for, if it is here and his."""
+        """Give the key of the link that is asked for, if it exists and belongs to this identity and endpoint."""
         if not request.link_id or request.epoch != self.epoch:
             return None
         key = self._keys.key(request.link_id)
@@ -185,7 +195,7 @@ class Listener:
             return None
         return key if kept.endpoint == request.endpoint else None
 
-    async def _resume(self, stream: trio.abc.Stream, hello: Hello, key: bytes) -> bool:
+    async def _resume(self, stream: trio.abc.Stream, reader: RequestReader, key: bytes) -> bool:
         """Run the connection on the link with this key, if it is the newest; False if the link is gone."""
         is_there = False
         kept = self._links.find(key)
@@ -199,13 +209,13 @@ class Listener:
             async with self._links.adopt(key) as adopted:
                 if adopted.session.link.core.error is None:
                     is_there = True  # to be said first: a newer connection may end the block at any moment
-                    hello.handshake.resume()
-                    await self._connect(stream, hello, adopted)
+                    reader.handshake.resume()
+                    await self._connect(stream, reader, adopted)
                 else:
                     adopted.forget()
         return is_there
 
-    async def _begin(self, stream: trio.abc.Stream, hello: Hello, endpoint: Endpoint, who: bytes) -> None:
+    async def _begin(self, stream: trio.abc.Stream, reader: RequestReader, endpoint: Endpoint, who: bytes) -> None:
         link_id = new_link_id()
         key = self._keys.key(link_id)
         observer = for_connection(self._observer, endpoint.config.endpoint or "link")
@@ -213,19 +223,19 @@ class Listener:
         core.on_weight = lambda: self._links.reweigh(key)
         kept = _Kept(Link(core), link_id, endpoint.config.endpoint, who)
         async with self._links.adopt(key, make=lambda: kept) as adopted:
-            hello.handshake.accept(self.epoch, link_id)
-            await self._connect(stream, hello, adopted, on_answered=lambda: self._serve(kept.link, endpoint, key))
+            reader.handshake.accept(self.epoch, link_id)
+            await self._connect(stream, reader, adopted, on_answered=lambda: self._serve(kept.link, endpoint, key))
 
     async def _connect(
         self,
         stream: trio.abc.Stream,
-        hello: Hello,
+        reader: RequestReader,
         adopted: Adopted[_Kept],
         on_answered: Callable[[], None] | None = None,
     ) -> None:
-        if not await answer(stream, hello, self._limits):
+        if not await answer(stream, reader, self._limits):
             if on_answered is not None:
-                adopted.forget()  # nobody knows of it
+                adopted.forget()  # the connector never learned of the link
             return
         core = adopted.session.link.core
         if on_answered is not None:
@@ -274,12 +284,12 @@ async def listener(
     keep: Keep | None = None,
     limits: Limits | None = None,
     observer: Observer | None = None,
-    linger: float = LINGER,
+    linger: float = LEAVE_TIMEOUT,
     identify: Identify = identity_of,
 ) -> AsyncGenerator[Listener, None]:
     """A listener without a transport: give its `handle` to any server of streams. All links end with the block.
 
-    `identify` says who the peer of a stream is, beyond doubt; only he can come back to a link that he has begun.
+    `identify` gives the authenticated identity of a stream's peer; only the same identity can resume a link.
     """
     named = {
         name: attrs.evolve(endpoint, config=config_for(endpoint.config, name)) for name, endpoint in endpoints.items()
@@ -323,7 +333,7 @@ async def listen(
     keep: Keep | None = None,
     limits: Limits | None = None,
     observer: Observer | None = None,
-    linger: float = LINGER,
+    linger: float = LEAVE_TIMEOUT,
     identify: Identify = identity_of,
     task_status: trio.TaskStatus[Listening] = trio.TASK_STATUS_IGNORED,
     **options: Any,

@@ -1,4 +1,4 @@
-"""Who are you, and do you know my link? The exchange before the packets, as two small engines of their own."""
+"""The handshake before the packets, as one small engine for each side."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.relink._config import LARGEST_ID_SIZE, Config
-from muxkit.protocols.relink._events import Agreed, Failed, HandshakeEvent, HungUp, Refused, Requested
+from muxkit.protocols.relink.config import LARGEST_ID_SIZE, Config
+from muxkit.protocols.relink.engine.events import Agreed, Failed, HandshakeEvent, HungUp, Refused, Requested
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from muxkit.core import Buffer
+
 
 MOST_BYTES: Final = 1024  # that a connector may send before it has an answer; the longest legal request has 296
 LARGEST_LINK_ID: Final = 2**63 - 1
@@ -49,7 +50,7 @@ def encode_answer(epoch: int, link_id: int) -> bytes:
 
 
 def mismatch(request: Requested, config: Config) -> RemoteProtocolError | None:
-    """What a connector and the endpoint that it asks for do not agree about, if anything."""
+    """Return the error if the connector's settings differ from those of its endpoint."""
     for side in ("connector", "listener"):
         asked, ours = getattr(request, f"{side}_transactions"), getattr(config, f"{side}_transactions")
         if asked != ours:
@@ -113,7 +114,7 @@ class _Exchange:
 
 
 class _Handshake:
-    """Either side seen as a `StreamEngine`, but for what it makes of the bytes."""
+    """What both sides of the handshake do as a `StreamEngine`."""
 
     def __init__(self, now: float, limits: Limits | None) -> None:
         self._exchange = _Exchange(now, limits or Limits())
@@ -123,7 +124,7 @@ class _Handshake:
         return self._exchange.over
 
     def rest(self) -> bytes:
-        """What came behind the handshake, once: the first packets."""
+        """Return the bytes behind the handshake, once: the first packets."""
         return self._exchange.take(len(self._exchange.held))
 
     def receive_eof(self, now: float) -> None:
@@ -219,13 +220,13 @@ class ListenerHandshake(_Handshake):
     # --- decisions about a `Requested`
 
     def accept(self, epoch: int, link_id: int) -> None:
-        """A new link, whose id nobody has had. `epoch` is this listener's."""
+        """Answer with a new link, whose id was never used. `epoch` is this listener's."""
         if not 1 <= link_id <= LARGEST_LINK_ID:
             raise LocalProtocolError(f"link id {link_id} is not in 1..2^63-1")
         self._answer(epoch, link_id, resumed=False)
 
     def resume(self) -> None:
-        """The link that the connector asked for is known here, under the epoch that it named."""
+        """Answer that the link asked for goes on."""
         request = self._decided()
         if not (request.link_id and request.epoch):
             raise LocalProtocolError(f"epoch {request.epoch} and link id {request.link_id} name no link")

@@ -1,14 +1,17 @@
-"""What ties a link's engine to Trio: its connections one after the other, and who is interested in which channel."""
+"""The Trio side of a link: runs one connection after the other and dispatches the engine's events to the channels."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from muxkit.protocols.relink._engine import LinkEngine
-from muxkit.protocols.relink._events import (
+from muxkit.protocols.relink._session.errors import LinkChanged, LinkRefused
+from muxkit.protocols.relink.engine.engine import LinkEngine
+from muxkit.protocols.relink.engine.events import (
     Arrived,
     ChannelClosed,
     Committed,
@@ -29,22 +32,63 @@ from muxkit.protocols.relink._events import (
     Uncommitted,
     Writable,
 )
-from muxkit.protocols.relink._session_errors import LinkChanged, LinkRefused
-from muxkit.protocols.relink._session_pings import Pings
 from muxkit.runtime import LinkLost, OutboxBudget, StreamPump, background, turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from muxkit._limits import Limits
     from muxkit._observer import Observer
-    from muxkit.protocols.relink._config import Config
-    from muxkit.protocols.relink._session_roles import ErrorMaker, In, Out, Owner
+    from muxkit.protocols.relink.config import Config
     from muxkit.runtime import Side
 
+
+ErrorMaker = Callable[[], Exception]
+
+
+class Out(Protocol):
+    """A sender of one channel, as the core sees it."""
+
+    def heard(self, through: int) -> None:
+        """The peer has the messages through this one."""
+
+    def consumed(self, through: int) -> None: ...
+    def answered(self, through: int, *, committed: bool) -> None: ...
+    def closed(self) -> None:
+        """The peer confirmed the end of the channel."""
+
+    def window_changed(self) -> None:
+        """There may be room."""
+
+    def lost(self, error: ErrorMaker) -> None: ...
+
+
+class In(Protocol):
+    """A receiver of one channel, as the core sees it."""
+
+    def opened(self) -> bool:
+        """The channel's first message came; False if this one belonged to an earlier life of the channel."""
+
+    def arrived(self) -> None: ...
+    def ended(self) -> None: ...
+    def in_lost(self, error: ErrorMaker) -> None: ...
+
+
+class Owner(Protocol):
+    """The session, which handles events that concern no open channel."""
+
+    def channel_opened(self, channel: int) -> None: ...
+    def peer_shut_down(self) -> None: ...
+    def changed(self, change: LinkReplaced, error: ErrorMaker) -> None: ...
+    def ending(self) -> None:
+        """The link will be over at once; all channels are still there."""
+
+    def over(self, error: ErrorMaker) -> None: ...
+
+
 CHANNEL_COST = 3 * 1024  # bytes that a channel in one direction counts, with nothing in it; it takes up to twice that
-GOODBYE = 1.0  # s, for the end of a connection whose link is finished
-BRIEF = 1.0  # s; a connection that ends sooner and brought nothing forward may have been refused
+CLOSE_TIMEOUT = 1.0  # s, for the end of a connection whose link is finished
+SHORT_CONNECTION = 1.0  # s; a connection that ends sooner and brought nothing forward may have been refused
 MOST_REFUSALS = 50  # such connections in a row; bad weather alone makes dozens
 
 _log = logging.getLogger("muxkit")
@@ -65,18 +109,20 @@ class Core:
         self.room = OutboxBudget(limits.outbox, self.engine.waiting)
         self.owner: Owner | None = None
         self.outs: dict[int, Out] = {}
-        self.successors: dict[int, Out] = {}  # who waits for the end of the channel's present life
+        self.successors: dict[int, Out] = {}  # senders that wait until the channel's present use is closed
         self.ins: dict[int, In] = {}
-        self.peer_channels: dict[int, bool] = {}  # open on the peer's side; True once he has closed it
+        self.peer_channels: dict[int, bool] = {}  # open on the peer's side; True once the peer has closed it
         self.pump: StreamPump[Event] | None = None
         self.error: ErrorMaker | None = None  # why the link is over
-        self.untold: ErrorMaker | None = None  # a change of the link that lost messages, and that nobody was told
+        self.unreported: ErrorMaker | None = (
+            None  # a change of the link that lost messages, and that was raised nowhere yet
+        )
         self.is_finished = False  # in the way that both sides wanted
         self.is_violated = False  # the link is over because the peer broke a rule
         self.last_loss: ErrorMaker = _never  # why the last connection is over
         self.over = trio.Event()
-        self.moved = trio.lowlevel.ParkingLot()  # those who wait for anything to change
-        self.on_weight: Callable[[], None] = _nobody  # while absent: more is held, or less
+        self.moved = trio.lowlevel.ParkingLot()  # tasks that wait for any change
+        self.on_weight: Callable[[], None] = _nothing  # while absent: more is held, or less
         self.peer = ""
         self.connections = 0
         self.progress = 0  # grows with everything that brings the application's work forward
@@ -112,28 +158,28 @@ class Core:
             Failed: self._on_failed,
         }
 
-    # --- commands: whoever gave one to the engine says so
+    # --- after a command to the engine
 
-    def ring(self) -> None:
-        """There may be something to write."""
+    def request_write(self) -> None:
+        """Wake the writer, or weigh the absent link again."""
         if self.pump is not None:
             self.pump.request_write()
         else:
             self.on_weight()
 
-    def did(self) -> None:
-        """The same for commands that may set a deadline, or make the engine tell something."""
-        self.settle()
+    def after_command(self) -> None:
+        """Dispatch events, wake the writer and set the timer again, after any command."""
+        self.dispatch_events()
         if self.pump is not None:
             self.pump.request_write()
             self.pump.rearm()
         else:
             self.on_weight()
 
-    def did_consume(self) -> None:
-        """The same for what happens with each message: most of the time there is nothing to do."""
+    def after_consuming(self) -> None:
+        """As `after_command`, after consuming; skips the writer and the timer where nothing changed."""
         engine, pump = self.engine, self.pump
-        self.settle()
+        self.dispatch_events()
         if pump is None:
             self.on_weight()
             return
@@ -144,8 +190,8 @@ class Core:
             self._armed = deadline
             pump.rearm()
 
-    def settle(self) -> None:
-        """Hand out what the engine has to tell."""
+    def dispatch_events(self) -> None:
+        """Dispatch the engine's events until there are no more."""
         while events := self.engine.events():
             self._dispatch(events)
 
@@ -161,13 +207,13 @@ class Core:
 
     @property
     def owes_the_application(self) -> bool:
-        """Has the peer sent anything that waits for our application, and not for the peer himself?"""
+        """True if received messages wait for our application."""
         return bool(self.engine.owed_answers if self.in_transactions else self.engine.held_bytes)
 
     # --- connections
 
     async def run_connection(self, stream: trio.abc.Stream, *, epoch: int, link_id: int) -> None:
-        """Go on over this connection, until it is lost or the link is over; the stream is closed then."""
+        """Run the link over this stream until the connection is lost or the link is over; closes the stream."""
         if self.pump is not None:
             raise RuntimeError("the link has a connection; it has to be over first")
         engine = self.engine
@@ -176,7 +222,7 @@ class Core:
             engine,
             on_events=self._dispatch,
             on_written=self.room.wake_waiting,
-            on_lost=_nobody,
+            on_lost=_nothing,
             queued=lambda: engine.outbox,
             outbox=engine.waiting,
             observer=self._observer,
@@ -189,7 +235,7 @@ class Core:
         self._began, self._progress_before = trio.current_time(), self.progress
         self._arrivals_before = engine.arrivals
         try:
-            self.settle()
+            self.dispatch_events()
             self.pings.again()
             self.moved.unpark_all()
             async with background() as nursery:
@@ -204,21 +250,21 @@ class Core:
             self.pump = None
             self.last_loss = pump.loss
             engine.connection_lost(trio.current_time())
-            self.settle()
+            self.dispatch_events()
             self._count_refusal(works=works)
             self.moved.unpark_all()
 
     @property
     def works(self) -> bool:
-        """Has the present connection brought anything forward, or held for a while? A mere handshake shows nothing."""
+        """True if the connection has made progress or lasted SHORT_CONNECTION; a handshake alone is none."""
         if self.pump is None:
             return False
-        if self.progress != self._progress_before or trio.current_time() >= self._began + BRIEF:
+        if self.progress != self._progress_before or trio.current_time() >= self._began + SHORT_CONNECTION:
             return True
         return self.engine.arrivals != self._arrivals_before
 
     async def _notice_that_it_works(self) -> None:
-        await trio.sleep(BRIEF)
+        await trio.sleep(SHORT_CONNECTION)
         self.moved.unpark_all()
 
     def _count_refusal(self, *, works: bool) -> None:
@@ -234,16 +280,16 @@ class Core:
         self.lose(error)
 
     async def _part(self, pump: StreamPump[Event]) -> None:
-        """Once the link is over its connection ends, in order if that is how the link ended."""
+        """End the connection once the link is over, with a flush if the link finished in order."""
         await self.over.wait()
         if self.is_finished:
-            with trio.move_on_after(GOODBYE):
+            with trio.move_on_after(CLOSE_TIMEOUT):
                 await pump.flushed()
                 await pump.hang_up()
         pump.lose("the link is over", by="local")
 
     def lose(self, error: ErrorMaker) -> None:
-        """The link is over; the first reason counts."""
+        """End the link with this error; later calls do nothing."""
         if self.error is not None:
             return
         self.error = error
@@ -257,7 +303,7 @@ class Core:
         self.moved.unpark_all()
 
     def lose_because(self, reason: str, *, by: Side, cause: BaseException | None = None) -> None:
-        """The same, with the parts of a `LinkLost`."""
+        """End the link with a `LinkLost`."""
         peer = self.peer
 
         def error() -> LinkLost:
@@ -281,7 +327,7 @@ class Core:
                 other.in_lost(error)
 
     async def connected(self) -> None:
-        """Wait until there is a connection on which everything may flow."""
+        """Wait for a connection on which messages can be sent."""
         await trio.lowlevel.checkpoint()
         while self.pump is None or not self.engine.is_resumed:
             self.raise_if_over()
@@ -374,10 +420,10 @@ class Core:
         peer = self.peer
 
         def error() -> LinkChanged:
-            self.untold = None
+            self.unreported = None
             return LinkChanged(event, peer=peer)
 
-        # What somebody watched for on the old link is over; who comes now begins on the new one.
+        # Watches of the old link are over; new senders and receivers use the new one.
         owner = self.owner
         if owner is not None:
             owner.changed(event, error)
@@ -407,9 +453,76 @@ class Core:
         self.lose_because(str(event.error), by="peer", cause=event.error)
 
 
-def _nobody() -> None:
+def _nothing() -> None:
     pass
 
 
 def _never() -> Exception:
     return LinkLost("there was no connection", by="local")
+
+
+class _Ping:
+    """A ping on its way, or one that waits for a connection."""
+
+    __slots__ = ("answer", "is_wanted", "sent_at", "took")
+
+    def __init__(self) -> None:
+        self.answer = trio.Event()
+        self.is_wanted = True
+        self.sent_at = 0.0
+        self.took = 0.0
+
+
+class Pings:
+    """The pings of a link, in the order of their answers."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._waiting: deque[_Ping] = deque()
+        self.round_trip: float | None = None
+        """Smoothed."""
+
+    async def ping(self) -> float:
+        """Measure one round trip; repeated on the next connection if this one is lost before."""
+        await trio.lowlevel.checkpoint()
+        core = self._core
+        core.raise_if_over()
+        if core.pump is None:
+            self._forget_unwanted()
+        ping = _Ping()
+        self._waiting.append(ping)
+        if core.pump is not None:
+            self._send(ping)
+        try:
+            await ping.answer.wait()
+        finally:
+            ping.is_wanted = False
+        core.raise_if_over()
+        return ping.took
+
+    def again(self) -> None:
+        """Send the waiting pings again, on a new connection."""
+        self._forget_unwanted()
+        for ping in self._waiting:
+            self._send(ping)
+
+    def answered(self) -> None:
+        if self._waiting:
+            ping = self._waiting.popleft()
+            ping.took = took = trio.current_time() - ping.sent_at
+            self.round_trip = took if self.round_trip is None else 0.875 * self.round_trip + 0.125 * took
+            ping.answer.set()
+
+    def lost(self) -> None:
+        """The link is over."""
+        for ping in self._waiting:
+            ping.answer.set()
+        self._waiting.clear()
+
+    def _send(self, ping: _Ping) -> None:
+        ping.sent_at = trio.current_time()
+        self._core.engine.ping()
+        self._core.request_write()
+
+    def _forget_unwanted(self) -> None:
+        self._waiting = deque(ping for ping in self._waiting if ping.is_wanted)

@@ -1,0 +1,1 @@
+"""The Trio side of a link: senders and receivers, and the common channels."""

@@ -1,0 +1,1 @@
+"""How links begin: dialling, listening, the handshake over a stream, URLs."""

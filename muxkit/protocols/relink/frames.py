@@ -1,0 +1,394 @@
+"""Packets: their values, layout, encoder and parser.
+
+Bit 0 is the least significant; numbers are little-endian; alignment counts from the packet's first byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, assert_never
+
+import attrs
+
+from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit.core import Cursor, NeedMore
+from muxkit.protocols.relink.config import U32_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from muxkit._observer import Observer
+    from muxkit.core import Buffer
+    from muxkit.protocols.relink.config import Config
+
+
+Parts = tuple[bytes, ...]
+
+CHANNEL: Final = 0x01  # in the first byte: the packet concerns channels
+MULTICAST: Final = 0x02
+LONG: Final = 0x20  # in a message: the number of parts has 4 bytes
+LARGE: Final = 0x40  # in a message: sizes have 8 bytes
+SHORT_MOST: Final = 255  # parts
+SMALL_MOST: Final = 65_535  # bytes of a part
+
+OVERHEAD: Final = 56  # bytes that a kept message costs beside its packet
+PART_OVERHEAD: Final = 40  # and each of its parts behind the first
+
+PADDING: Final = tuple(bytes(-size % 8) for size in range(8))  # behind so many bytes
+
+
+class Format(IntEnum):
+    """The channel packet formats."""
+
+    CHANNEL_OPERATION = 0
+    CHANNEL_ACK = 1
+    SEQUENCE_OPERATION = 2
+    SEQUENCE_ACK = 3
+    MESSAGE = 4
+
+
+class General(IntEnum):
+    """The packets that concern no channel."""
+
+    NOP = 0
+    PING = 1
+    PONG = 2
+    RESUME = 3
+    SHUTDOWN = 4
+
+
+class Operation(IntEnum):
+    """What a sender tells about its channel; `CLOSE` names no message."""
+
+    COMMIT = 0
+    ROLLBACK = 1
+    CLOSE = 2
+
+
+class Ack(IntEnum):
+    """What a receiver tells about a channel; `CLOSED` names no message."""
+
+    RECEIVED = 0
+    CONSUMED = 1
+    COMMITTED = 2
+    UNCOMMITTED = 3
+    CLOSED = 4
+
+
+@attrs.define
+class OperationPacket:
+    """An operation on channels of its sender; without a sequence number it concerns each one's next message."""
+
+    operation: Operation
+    channels: tuple[int, ...]
+    sequence: int | None = None
+    multicast: bool = False
+
+
+@attrs.define
+class AckPacket:
+    """An acknowledgement to channels of its receiver."""
+
+    ack: Ack
+    channels: tuple[int, ...]
+    sequence: int | None = None
+    multicast: bool = False
+
+
+@attrs.define
+class MessagePacket:
+    """A message to channels of its sender."""
+
+    channels: tuple[int, ...]
+    parts: Parts
+    multicast: bool = False
+
+
+Packet = General | OperationPacket | AckPacket | MessagePacket
+
+
+def encode_packet(packet: Packet, id_size: int) -> bytes:
+    """Any packet, in its shortest form. `id_size` is that of the direction to which the channels belong."""
+    match packet:
+        case General():
+            return encode_general(packet)
+        case OperationPacket():
+            return encode_operation(packet.operation, packet.channels, id_size, packet.sequence, packet.multicast)
+        case AckPacket():
+            return encode_ack(packet.ack, packet.channels, id_size, packet.sequence, packet.multicast)
+        case MessagePacket():
+            return b"".join(message_buffers(packet.channels, packet.parts, id_size, multicast=packet.multicast))
+        case _:
+            assert_never(packet)
+
+
+def encode_general(type: General) -> bytes:
+    return bytes((General(type) << 5, 0, 0, 0, 0, 0, 0, 0))
+
+
+def encode_operation(
+    operation: Operation,
+    channels: Sequence[int],
+    id_size: int,
+    sequence: int | None = None,
+    multicast: bool = False,
+) -> bytes:
+    if sequence is not None and operation is Operation.CLOSE:
+        raise LocalProtocolError(f"close names no message, and {sequence} is one")
+    format = Format.CHANNEL_OPERATION if sequence is None else Format.SEQUENCE_OPERATION
+    return _encode_notice(format, Operation(operation), channels, id_size, sequence, multicast)
+
+
+def encode_ack(
+    ack: Ack, channels: Sequence[int], id_size: int, sequence: int | None = None, multicast: bool = False
+) -> bytes:
+    if sequence is not None and ack is Ack.CLOSED:
+        raise LocalProtocolError(f"closed names no message, and {sequence} is one")
+    format = Format.CHANNEL_ACK if sequence is None else Format.SEQUENCE_ACK
+    return _encode_notice(format, Ack(ack), channels, id_size, sequence, multicast)
+
+
+def _encode_notice(
+    format: Format, detail: int, channels: Sequence[int], id_size: int, sequence: int | None, multicast: bool
+) -> bytes:
+    encoded = bytes((CHANNEL | format << 2 | detail << 5, 0)) + encode_ids(channels, id_size, multicast=multicast)
+    if sequence is not None:
+        encoded += bytes(-len(encoded) % 4) + (sequence & U32_MAX).to_bytes(4, "little")
+    if multicast:
+        encoded = bytes((encoded[0] | MULTICAST,)) + encoded[1:]
+    return encoded + PADDING[len(encoded) & 7]
+
+
+def encode_ids(channels: Sequence[int], id_size: int, *, multicast: bool) -> bytes:
+    """Encode what follows the header: an id, or padding, a count and the ids."""
+    if not multicast:
+        (channel,) = channels
+        return encode_id(channel, id_size)
+    count = len(channels)
+    return bytes(2) + count.to_bytes(4, "little") + b"".join(encode_id(channel, id_size) for channel in channels)
+
+
+def encode_id(channel: int, id_size: int) -> bytes:
+    if not 0 <= channel < 1 << 8 * id_size:
+        raise LocalProtocolError(f"channel {channel} does not fit an id of {id_size} bytes")
+    return channel.to_bytes(id_size, "little")
+
+
+# --- messages
+
+
+def message_head(channels: Sequence[int], sizes: Sequence[int], id_size: int, *, multicast: bool = False) -> bytes:
+    """Encode a message up to its payloads, in the shortest form that its parts allow."""
+    count = len(sizes)
+    is_long = count > SHORT_MOST
+    is_large = any(size > SMALL_MOST for size in sizes)
+    first = CHANNEL | MULTICAST * multicast | Format.MESSAGE << 2 | LONG * is_long | LARGE * is_large
+    head = bytes((first, 0 if is_long else count)) + encode_ids(channels, id_size, multicast=multicast)
+    head += bytes(len(head) & 1)
+    if is_long:
+        head += count.to_bytes(4, "little")
+    if is_large:
+        head += PADDING[len(head) & 7] + struct.pack(f"<{count}Q", *sizes)
+    else:
+        head += struct.pack(f"<{count}H", *sizes)
+    return head + PADDING[len(head) & 7]
+
+
+def message_buffers(
+    channels: Sequence[int], parts: Sequence[bytes], id_size: int, *, multicast: bool = False
+) -> list[Buffer]:
+    """Encode a message as buffers, without copying payloads."""
+    out: list[Buffer] = [message_head(channels, [len(part) for part in parts], id_size, multicast=multicast)]
+    for part in parts:
+        if part:
+            out.append(part)
+            if len(part) & 7:
+                out.append(PADDING[len(part) & 7])
+    return out
+
+
+def message_size(sizes: Sequence[int], id_size: int, padding: int | None = None) -> int:
+    """Bytes of the shortest packet with such parts to one channel; `padding` is that of all parts, if it is known."""
+    count, payload = len(sizes), sum(sizes)
+    if padding is None:
+        padding = sum(-part & 7 for part in sizes)
+    size = 2 + id_size
+    size += size & 1
+    if count > SHORT_MOST:
+        size += 4
+    if payload > SMALL_MOST and max(sizes) > SMALL_MOST:
+        size += -size % 8 + 8 * count
+    else:
+        size += 2 * count
+    return size + -size % 8 + payload + padding
+
+
+def message_cost(sizes: Sequence[int], id_size: int, padding: int | None = None) -> int:
+    """Return the window bytes of a message: its packet and the overhead of keeping it."""
+    return message_size(sizes, id_size, padding) + OVERHEAD + PART_OVERHEAD * max(0, len(sizes) - 1)
+
+
+PADDING_BEHIND: Final = bytes(-low & 7 for low in range(256))  # a part, by the lowest byte of its size
+ID_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+# How many values each format's detail has, and the clause about the unused ones.
+DETAILS: Final = {
+    Format.CHANNEL_OPERATION: (3, "relink-O04", "channel operation"),
+    Format.CHANNEL_ACK: (5, "relink-O10", "channel acknowledgement"),
+    Format.SEQUENCE_OPERATION: (2, "relink-Q04", "sequence operation"),
+    Format.SEQUENCE_ACK: (4, "relink-Q09", "sequence acknowledgement"),
+}
+
+
+@attrs.define
+class MessageHead:
+    """A message up to its payloads."""
+
+    channels: tuple[int, ...]
+    multicast: bool
+    sizes: tuple[int, ...]
+    padding: int
+    """Bytes behind all parts together."""
+
+
+@attrs.define
+class Bounds:
+    """Parser settings: the id sizes, and the limits of a packet."""
+
+    id_size: int
+    """Of the channels of the side that sent the packets."""
+    ack_id_size: int
+    """Of the channels of the side that receives them."""
+    targets: int
+    parts: int
+    message: int
+    """Bytes of all payloads of a message."""
+
+
+def bounds_of(config: Config, *, is_connector: bool, message: int) -> Bounds:
+    """Return the parser settings for packets received by this side."""
+    sizes = (config.listener_id_size, config.connector_id_size)
+    theirs, ours = sizes if is_connector else (sizes[1], sizes[0])
+    return Bounds(theirs, ours, config.targets, config.parts, message)
+
+
+def parse_packet(cursor: Cursor, bounds: Bounds) -> Packet:
+    """Parse a whole packet; raises NeedMore or RemoteProtocolError and leaves the cursor where it was."""
+    start = cursor.position
+    try:
+        head = parse_head(cursor, bounds)
+        if not isinstance(head, MessageHead):
+            return head
+        parts = []
+        for size in head.sizes:
+            parts.append(cursor.exact(size))
+            cursor.align(8, start)
+    except NeedMore:
+        cursor.position = start
+        raise
+    return MessagePacket(head.channels, tuple(parts), head.multicast)
+
+
+def parse_head(cursor: Cursor, bounds: Bounds) -> General | OperationPacket | AckPacket | MessageHead:
+    """Parse a packet without payloads, or the head of a message; leaves the cursor on the 8-byte boundary behind it."""
+    start, data = cursor.position, cursor.data
+    if len(data) - start < 8:
+        raise NeedMore(8 - (len(data) - start))
+    first = data[start]
+    if not first & CHANNEL:
+        if first >> 5 > General.SHUTDOWN:
+            raise RemoteProtocolError(f"general packet type {first >> 5}; 0 to 4 are in use", rule="relink-G06")
+        cursor.position = start + 8
+        return General(first >> 5)
+    number = first >> 2 & 7
+    if number > Format.MESSAGE:
+        raise RemoteProtocolError(f"channel packet format {number}; 0 to 4 are in use", rule="relink-P14")
+    format = Format(number)
+    detail = first >> 5
+    if format is not Format.MESSAGE:
+        count, rule, what = DETAILS[format]
+        if detail >= count:
+            raise RemoteProtocolError(f"{what} {detail}; 0 to {count - 1} are in use", rule=rule)
+    id_size = bounds.ack_id_size if format & 1 else bounds.id_size
+    try:
+        cursor.position = start + 2
+        multicast = bool(first & MULTICAST)
+        channels = _parse_ids(cursor, id_size, bounds) if multicast else (cursor.uint(id_size, "little"),)
+        if format is Format.MESSAGE:
+            return MessageHead(channels, multicast, *_parse_sizes(cursor, start, bounds))
+        sequence = None
+        if format in (Format.SEQUENCE_OPERATION, Format.SEQUENCE_ACK):
+            cursor.align(4, start)
+            sequence = cursor.uint(4, "little")
+        cursor.align(8, start)
+    except NeedMore:
+        cursor.position = start
+        raise
+    if format & 1:
+        return AckPacket(Ack(detail), channels, sequence, multicast)
+    return OperationPacket(Operation(detail), channels, sequence, multicast)
+
+
+def _parse_ids(cursor: Cursor, id_size: int, bounds: Bounds) -> tuple[int, ...]:
+    cursor.exact(2)
+    count = cursor.uint(4, "little")
+    if count > bounds.targets:
+        what = f"a packet to {count} channels, Config(targets={bounds.targets}) are allowed"
+        raise RemoteProtocolError(what, rule="relink-C06")
+    if not id_size:
+        return (0,) * count
+    encoded = cursor.exact(count * id_size)
+    code = ID_CODES.get(id_size)
+    if code is not None:
+        return struct.unpack(f"<{count}{code}", encoded)
+    return tuple(int.from_bytes(encoded[at : at + id_size], "little") for at in range(0, len(encoded), id_size))
+
+
+def _parse_sizes(cursor: Cursor, start: int, bounds: Bounds) -> tuple[tuple[int, ...], int]:
+    """The sizes, and the padding behind all parts; without a loop of our own, since there may be very many."""
+    first = cursor.data[start]
+    cursor.align(2, start)
+    count = cursor.uint(4, "little") if first & LONG else cursor.data[start + 1]
+    if count > bounds.parts:
+        what = f"a message of {count} parts, Config(parts={bounds.parts}) are allowed"
+        raise RemoteProtocolError(what, rule="relink-M08")
+    if first & LARGE:
+        cursor.align(8, start)
+        encoded, width, code = cursor.exact(8 * count), 8, "Q"
+    else:
+        encoded, width, code = cursor.exact(2 * count), 2, "H"
+    sizes = struct.unpack(f"<{count}{code}", encoded)
+    total = sum(sizes)
+    if total > bounds.message:
+        rule = "relink-M11" if max(sizes) > bounds.message else "relink-M12"
+        what = f"a message of {total} bytes in {count} parts, {bounds.message} are allowed"
+        raise RemoteProtocolError(what, rule=rule, limit="message")
+    cursor.align(8, start)
+    return sizes, sum(encoded[::width].translate(PADDING_BEHIND))
+
+
+def observe_written(observer: Observer, buffers: Sequence[Buffer], bounds: Bounds) -> None:
+    """Report packets that are about to be written. They are parsed again, so writing costs nothing without an observer.
+
+    `bounds` are those of what comes in.
+    """
+    turned = Bounds(bounds.ack_id_size, bounds.id_size, 2**32, 2**32, 2**64)
+    cursor = Cursor(b"".join(buffers))
+    while cursor.remaining:
+        packet = parse_packet(cursor, turned)
+        match packet:
+            case General():
+                observer.frame("out", "link", packet.name.lower(), 0)
+            case OperationPacket():
+                for channel in packet.channels:
+                    observer.frame("out", f"out {channel}", packet.operation.name.lower(), 0)
+            case AckPacket():
+                for channel in packet.channels:
+                    observer.frame("out", f"in {channel}", packet.ack.name.lower(), 0)
+            case MessagePacket():
+                size = sum(map(len, packet.parts))
+                for channel in packet.channels:
+                    observer.frame("out", f"out {channel}", "message", size)
+            case _:
+                assert_never(packet)
