@@ -48,20 +48,20 @@ from muxkit.protocols.aqueduct.frames import encode_frame as encode_frame
 from muxkit.protocols.aqueduct.frames import parse_frame as parse_frame
 
 if TYPE_CHECKING:
-    from muxkit.protocols.aqueduct.session import Cancelled as Cancelled
-    from muxkit.protocols.aqueduct.session import Channel as Channel
-    from muxkit.protocols.aqueduct.session import Client as Client
-    from muxkit.protocols.aqueduct.session import Connection as Connection
-    from muxkit.protocols.aqueduct.session import Finished as Finished
-    from muxkit.protocols.aqueduct.session import LostInTransit as LostInTransit
-    from muxkit.protocols.aqueduct.session import Message as Message
-    from muxkit.protocols.aqueduct.session import NoReceiver as NoReceiver
-    from muxkit.protocols.aqueduct.session import Receipt as Receipt
-    from muxkit.protocols.aqueduct.session import Receiver as Receiver
-    from muxkit.protocols.aqueduct.session import Sender as Sender
-    from muxkit.protocols.aqueduct.session import Server as Server
-    from muxkit.protocols.aqueduct.session import connection as connection
-    from muxkit.protocols.aqueduct.session import protocol as protocol
+    from muxkit.protocols.aqueduct._session import Cancelled as Cancelled
+    from muxkit.protocols.aqueduct._session import Channel as Channel
+    from muxkit.protocols.aqueduct._session import Client as Client
+    from muxkit.protocols.aqueduct._session import Connection as Connection
+    from muxkit.protocols.aqueduct._session import Finished as Finished
+    from muxkit.protocols.aqueduct._session import LostInTransit as LostInTransit
+    from muxkit.protocols.aqueduct._session import Message as Message
+    from muxkit.protocols.aqueduct._session import NoReceiver as NoReceiver
+    from muxkit.protocols.aqueduct._session import Receipt as Receipt
+    from muxkit.protocols.aqueduct._session import Receiver as Receiver
+    from muxkit.protocols.aqueduct._session import Sender as Sender
+    from muxkit.protocols.aqueduct._session import Server as Server
+    from muxkit.protocols.aqueduct._session import connection as connection
+    from muxkit.protocols.aqueduct._session import protocol as protocol
 
 # The engine works without Trio; what needs Trio is imported when it is first asked for.
 _LAZY = dict.fromkeys(
@@ -81,7 +81,7 @@ _LAZY = dict.fromkeys(
         "connection",
         "protocol",
     ),
-    "session",
+    "_session",
 )
 
 __getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -12,15 +12,15 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving, Sending
-from muxkit.protocols.aqueduct.session.core import Receiver, Sender, closed, refused
+from muxkit.protocols.aqueduct._session.core import Receiver, Sender, closed, refused
 from muxkit.runtime import Backlog
 from muxkit.runtime import Channel as CommonChannel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterable
 
+    from muxkit.protocols.aqueduct._session.core import Core
     from muxkit.protocols.aqueduct.engine import Arrived
-    from muxkit.protocols.aqueduct.session.core import Core
     from muxkit.runtime import ErrorMaker
 
 CLIENT_MARKER: Final = b"muxkit channels"  # the payload of the client's first message

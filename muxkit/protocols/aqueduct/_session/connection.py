@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal, overload
 import trio
 
 from muxkit._limits import Limits
+from muxkit.protocols.aqueduct._session.common import CommonChannels
+from muxkit.protocols.aqueduct._session.core import Core
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.frames import Role
-from muxkit.protocols.aqueduct.session.common import CommonChannels
-from muxkit.protocols.aqueduct.session.core import Core
 from muxkit.runtime import (
     LinkKind,
     MultistreamLink,
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
+    from muxkit.protocols.aqueduct._session.common import Channel
+    from muxkit.protocols.aqueduct._session.core import Receiver, Sender
     from muxkit.protocols.aqueduct.engine import Ticket
     from muxkit.protocols.aqueduct.frames import Headers
-    from muxkit.protocols.aqueduct.session.common import Channel
-    from muxkit.protocols.aqueduct.session.core import Receiver, Sender
 
     Pairs = Sequence[tuple[bytes, bytes]]
     Side = Literal["client", "server"]
