@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from muxkit.runtime import SessionStats as SessionStats
     from muxkit.runtime import Unsupported as Unsupported
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The engines do not need Trio, and a program that uses only them should not import it: names that need it are
 # imported at the first access.

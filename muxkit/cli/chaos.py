@@ -13,8 +13,7 @@ import trio
 
 from muxkit.cli.outcome import CommandFailed, Exit
 from muxkit.cli.terminal import printable
-from muxkit.testing import ChaosPlan, ChaosRelay, ChaosStats, Cut, CutReport, Way, chaos_relay
-from muxkit.testing._chaos.relay import parse_place
+from muxkit.testing import ChaosPlan, ChaosRelay, ChaosStats, Cut, CutReport, Way, chaos_relay, parse_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable

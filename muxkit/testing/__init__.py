@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from muxkit.testing._chaos.plan import Way as Way
     from muxkit.testing._chaos.relay import ChaosRelay as ChaosRelay
     from muxkit.testing._chaos.relay import chaos_relay as chaos_relay
+    from muxkit.testing._chaos.relay import parse_place as parse_place
     from muxkit.testing._links import check_link as check_link
     from muxkit.testing._network import AimdReceiver as AimdReceiver
     from muxkit.testing._network import AimdSender as AimdSender
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from muxkit.testing._network import Network as Network
     from muxkit.testing._network import PathWeather as PathWeather
     from muxkit.testing._packet_links import check_packet_link as check_packet_link
-    from muxkit.testing._packets import PacketChannel as PacketChannel
-    from muxkit.testing._packets import PacketWeather as PacketWeather
     from muxkit.testing._pair import EngineCase as EngineCase
     from muxkit.testing._pair import EnginePair as EnginePair
     from muxkit.testing._pair import check_every_split as check_every_split
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from muxkit.testing._suites import check_openings as check_openings
     from muxkit.testing._suites import check_pressure as check_pressure
     from muxkit.testing._suites import check_reading as check_reading
+    from muxkit.testing._weather import PacketChannel as PacketChannel
+    from muxkit.testing._weather import PacketWeather as PacketWeather
     from muxkit.testing._weather import WeatherStream as WeatherStream
     from muxkit.testing._weather import replay as replay
     from muxkit.testing._weather import weather_pair as weather_pair
@@ -59,8 +60,8 @@ _LAZY = {
     "Fate": "_network",
     "Journey": "_network",
     "Network": "_network",
-    "PacketChannel": "_packets",
-    "PacketWeather": "_packets",
+    "PacketChannel": "_weather",
+    "PacketWeather": "_weather",
     "PathWeather": "_network",
     "SessionPair": "_sessions",
     "Way": "_chaos.plan",
@@ -78,6 +79,7 @@ _LAZY = {
     "check_reading": "_suites",
     "check_session": "_sessions",
     "check_stream_engine": "_pair",
+    "parse_place": "_chaos.relay",
     "replay": "_weather",
     "weather_pair": "_weather",
 }

@@ -18,8 +18,7 @@ import trio
 import trio.testing
 
 from muxkit.runtime import Backoff, Ended, redial
-from muxkit.testing import ChaosPlan, ChaosRelay, Cut, CutReport, Way, chaos_relay, check_link
-from muxkit.testing._chaos.relay import parse_place
+from muxkit.testing import ChaosPlan, ChaosRelay, Cut, CutReport, Way, chaos_relay, check_link, parse_place
 from muxkit_adapters import tcp, unix
 
 if TYPE_CHECKING:
@@ -317,7 +316,8 @@ def test_where_a_port_cannot_be_kept_it_is_bound_again() -> None:
     # In a process of its own: the way is chosen when the module is loaded.
     program = """
 import socket, trio
-from muxkit.testing import ChaosPlan, chaos_relay, _chaos_relay
+from muxkit.testing import ChaosPlan, chaos_relay
+from muxkit.testing._chaos import relay as _chaos_relay
 _chaos_relay.CAN_KEEP_A_PORT = False
 async def main():
     async with chaos_relay("127.0.0.1:1", ChaosPlan()) as relay:
