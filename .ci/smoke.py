@@ -1,4 +1,4 @@
-"""Does an installed muxkit work?  One echo over TCP and one in memory, and what the wheel must hold.
+"""Try an installed muxkit: one echo over TCP, one in memory, and the files that the wheel must hold.
 
 Run by .ci/run with the wheel's own interpreter, outside the source tree.
 """

@@ -127,7 +127,7 @@ class PlainConnection:
 
     def _register(self, uuid: str, params: dict[str, Any]) -> None:
         session = self.server.sessions.setdefault(uuid, PlainSession(params))
-        if session.params != params or session.acknowledged or session.stated:
+        if session.params != params or session.acknowledged:
             raise BrokenRule(f"params for a session that is known: {session}")
         self._begin(uuid, session, 0)
 
