@@ -1,4 +1,4 @@
-"""What if a receiver reads for a link whose connection is cut, or is cancelled meanwhile?"""
+"""A receiver that reads for a link survives a cut connection, and may be cancelled meanwhile."""
 
 from __future__ import annotations
 
