@@ -1,4 +1,4 @@
-"""A receiver that reads for a link survives a cut connection, and may be cancelled meanwhile."""
+"""A receiver that reads for a link gets each message once, also when it is cancelled or its connection is cut."""
 
 from __future__ import annotations
 
