@@ -104,7 +104,7 @@ async def descriptors_and_tasks() -> tuple[int, int]:
 
 
 async def comes_down_to(before: tuple[int, int]) -> None:
-    """Wait until no more is open and alive than before: whoever has left may need a moment to be gone."""
+    """Wait until no more is open and alive than before: a closed peer may need a moment to be gone."""
     with trio.move_on_after(PATIENCE):
         while True:
             now = await descriptors_and_tasks()

@@ -102,7 +102,7 @@ class Plain:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until something that nobody announces has become true."""
+    """Wait until a condition without a notification has become true."""
     with trio.fail_after(PATIENCE):
         while not condition():
             await trio.testing.wait_all_tasks_blocked(0.001)
@@ -110,7 +110,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 @contextmanager
 def refusing_port() -> Iterator[int]:
-    """A port where nobody is, and that nobody else can get."""
+    """A port without a listener, which no other process can bind."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         taken.connect(taken.getsockname())  # it hears only itself, and the kernel refuses what others send there

@@ -207,7 +207,7 @@ async def on_a_line(
 
 
 async def _run_server(pair: Pair) -> None:
-    """It has no timer, and nobody to send to, before the first packet."""
+    """It has no timer, and no peer to send to, before the first packet."""
     await pair.line.has_first.wait()
     await pair.server.run()
 
@@ -250,7 +250,7 @@ class Collected:
 
 
 async def write_all(link: MultistreamLink, stream: int, data: bytes) -> None:
-    """The whole of a stream, as the credit for it comes; nobody else may wait for room."""
+    """Write the whole of a stream, as the credit for it comes; no other task may wait for room."""
     view, is_last = memoryview(data), False
     while not is_last:
         room = link.room(stream)

@@ -1,4 +1,4 @@
-"""Is DTLS a packet link, and refused whenever it should be?"""
+"""DTLS is a packet link, and is refused whenever it should be."""
 
 from __future__ import annotations
 

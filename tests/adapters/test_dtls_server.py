@@ -1,4 +1,4 @@
-"""Does a DTLS listener stay up and bounded, whatever comes unasked and whoever vanishes?"""
+"""A DTLS listener stays up and bounded, whatever arrives unasked and whichever peer vanishes."""
 
 from __future__ import annotations
 

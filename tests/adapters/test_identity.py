@@ -1,4 +1,4 @@
-"""Does an encrypted stream know who its peer is, beyond doubt?"""
+"""An encrypted stream knows the verified identity of its peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a listener stay up and bounded, whatever its peers and its handler do?"""
+"""A listener stays up and bounded, whatever its peers and its handler do."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ async def _visit(name: str, may_leave: trio.Event) -> None:
 
 @pytest.mark.requirement("R-27")
 async def test_connections_that_were_reset_before_they_were_accepted_are_passed_over_at_once() -> None:
-    """Peers that connect and reset at once keep nobody waiting in the backlog behind them."""
+    """Peers that connect and reset at once keep no other peer waiting in the backlog behind them."""
     (listener, *others), (address, *_) = await tcp.listen("tcp", "127.0.0.1", 0)
     async with listener:
         for _ in range(50):

@@ -1,4 +1,4 @@
-"""Do two tasks of one process get a link that is bounded like a real one?"""
+"""Two tasks of one process get a link in memory that is bounded like a real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast may strangers push each other out of a listener's table? A flood must leave time for those who are known."""
+"""Unknown peers evict each other from a listener's table only so fast that a flood leaves time for known peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a QUIC connection a link? Streams and datagrams both ways, giving up and stopping, and every kind of end."""
+"""A QUIC connection is a link: streams and datagrams both ways, giving up and stopping, and every kind of end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a peer who lies, floods or breaks the rules cut off, with one typed error and bounded cost?"""
+"""A peer that lies, floods or breaks the rules is cut off, with one typed error and bounded cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does aioquic still have the names that it does not promise? Each that is missing is told by name."""
+"""aioquic still has the names that it does not promise; each missing one is reported by name."""
 
 from __future__ import annotations
 

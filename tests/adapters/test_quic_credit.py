@@ -1,4 +1,4 @@
-"""Is credit exactly what was said? Nothing is granted before it is consumed, nothing is sent beyond it."""
+"""QUIC credit is exact: nothing is granted before it is consumed, and nothing is sent beyond it."""
 
 from __future__ import annotations
 

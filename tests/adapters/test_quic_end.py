@@ -1,4 +1,4 @@
-"""How does a QUIC connection end? In order, with an error, in silence; and everybody who waits hears it."""
+"""A QUIC connection ends in order, with an error or in silence, and each waiting task is told."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_closing_wakes_everybody_who_waits(autojump_clock: MockClock) -> N
                 nursery.start_soon(expect_closed, call)
             await trio.testing.wait_all_tasks_blocked()
             here.close()
-        assert trio.current_time() == began, "somebody heard of it only when the connection's own time was up"
+        assert trio.current_time() == began, "a task was told only when the connection's own timeout had passed"
 
 
 async def test_leaving_the_block_by_an_error_hangs_up() -> None:

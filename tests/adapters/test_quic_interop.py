@@ -1,4 +1,4 @@
-"""Does the adapter speak QUIC with somebody else's? qh3, in both roles."""
+"""The adapter speaks QUIC with another implementation, qh3, in both roles."""
 
 from __future__ import annotations
 

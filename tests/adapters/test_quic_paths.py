@@ -1,4 +1,4 @@
-"""Do packets go by every way there is? Other ports, trains that the kernel cuts, traces, and IPv6."""
+"""Packets go by every available path: other ports, trains that the kernel cuts, traces, and IPv6."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a QUIC server stand whatever comes to its port, and are those bounded who have not shown who they are?"""
+"""A QUIC server survives whatever comes to its port, and bounds the peers whose address is not validated."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def wire() -> Iterator[socket.socket]:
 
 
 def first_packet(*, token: bytes = b"") -> bytes:
-    """What a new client sends first; each is from somebody else."""
+    """The first packet of a new client; each call is another client."""
     configuration = QuicConfiguration(
         is_client=True, server_name="server.test", token=token, alpn_protocols=["muxkit-aqueduct"]
     )
@@ -155,7 +155,7 @@ async def test_an_unfinished_handshake_is_dropped_in_time(wire: socket.socket) -
         before = trio.lowlevel.current_statistics().tasks_living
         wire.sendto(first_packet(), (host, port))
         await answers(wire, 1)
-        while trio.lowlevel.current_statistics().tasks_living > before:  # noqa: ASYNC110 - it tells nobody
+        while trio.lowlevel.current_statistics().tasks_living > before:  # noqa: ASYNC110 - Trio has no event for it
             await trio.sleep(0.01)
 
 

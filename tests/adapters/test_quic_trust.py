@@ -1,4 +1,4 @@
-"""Is a QUIC connection refused whenever it should be, and does the error say why?"""
+"""A QUIC connection is refused whenever it should be, and the error says why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 async def refused(*, files: Files = FILES, server: dict[str, Any] | None = None, **options: Any) -> str:
-    """Why a client was refused, or refused; nobody was served."""
+    """Why a client was refused, or refused the server; no connection was served."""
     served = []
 
     async def remember(link: QuicLink) -> None:
@@ -129,7 +129,7 @@ async def test_by_url_a_server_needs_a_certificate() -> None:
         await quic.transport.serve(_nothing, "127.0.0.1:0", limits=Limits(), task_status=trio.TASK_STATUS_IGNORED)
 
 
-# --- nobody there
+# --- no server there
 
 
 async def test_a_port_where_nobody_listens_refuses_at_once() -> None:

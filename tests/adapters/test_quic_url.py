@@ -1,4 +1,4 @@
-"""Does a protocol run over QUIC by its URL? Aqueduct, with everything real: engine, pump, adapter and sockets."""
+"""Aqueduct runs over QUIC by its URL, with everything real: engine, pump, adapter and sockets."""
 
 from __future__ import annotations
 

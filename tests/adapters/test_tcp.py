@@ -1,4 +1,4 @@
-"""Does TCP keep the promises of a link, and its plaintext at home?"""
+"""TCP keeps the promises of a link, and its plaintext on the local machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def clogged_pair() -> Pair:
 
 @pytest.fixture
 def closed_port() -> Iterator[Callable[[], int]]:
-    """Gives ports where nobody listens, and nobody else can begin to while the test runs."""
+    """Give ports without a listener, which no other process can bind while the test runs."""
     with ExitStack() as stack:
 
         def make() -> int:

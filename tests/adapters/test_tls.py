@@ -1,4 +1,4 @@
-"""Is TLS refused whenever it should be, and cut off never taken for an end?"""
+"""TLS is refused whenever it should be, and a cut connection is never taken for an end."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ async def test_clients_that_never_finish_their_handshake_do_not_keep_a_good_one_
             for _ in range(280):
                 await dropped.acquire()
             await trio.testing.wait_all_tasks_blocked(0.01)
-            assert dropped.value <= 1, "somebody was dropped although there was a place"
+            assert dropped.value <= 1, "a connection was dropped although there was a place"
             nursery.cancel_scope.cancel()
         for stream in slow:
             await stream.aclose()

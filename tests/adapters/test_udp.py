@@ -1,4 +1,4 @@
-"""Do packets over UDP keep what a packet link promises, and what does a client hear of the network?"""
+"""Packets over UDP keep what a packet link promises, and a client learns of network errors."""
 
 from __future__ import annotations
 
@@ -356,6 +356,6 @@ async def test_connecting_and_serving_can_be_cancelled_at_any_step() -> None:
     async def visiting() -> AsyncIterator[Operation]:
         before = await descriptors_and_tasks()
         yield partial(visit)
-        await comes_down_to(before)  # a name may still be looked up by a thread that nobody waits for
+        await comes_down_to(before)  # a name may still be looked up by a thread that no task waits for
 
     assert await cancel_sweep(visiting) > 5

@@ -1,4 +1,4 @@
-"""What can strangers and silent peers do to a UDP listener, and to others by means of it?"""
+"""Unknown and silent peers can do only bounded harm to a UDP listener, and to others by means of it."""
 
 from __future__ import annotations
 
@@ -450,7 +450,7 @@ async def test_a_refused_packet_ends_one_peer_and_not_the_server() -> None:
                 await bad.send(b"forged, perhaps")
                 await until(lambda: counters.admitted == 1)
             gone.set()
-            # Whoever is at that address did not ask for anything, and says so.
+            # The socket at that address did not ask for anything, and refuses the answer.
             await until(lambda: counters.refused == counters.finished == 1)
             await good.send(b"hello")
             assert await good.receive() == b"hello"

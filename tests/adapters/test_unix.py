@@ -1,4 +1,4 @@
-"""Is a Unix socket its owner's alone, and never taken from somebody else?"""
+"""A Unix socket is its owner's alone, and is never taken from another process."""
 
 from __future__ import annotations
 

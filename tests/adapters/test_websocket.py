@@ -1,4 +1,4 @@
-"""Is a WebSocket a link like the others, and is its peer held to what a link may cost?"""
+"""A WebSocket is a link like the others, and its peer is held to what a link may cost."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def secure_pair() -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def library_client(address: str) -> AsyncIterator[trio_websocket.WebSocketConnection]:
-    """Somebody else's client, which may send what ours never would."""
+    """A client of another implementation, which may send what ours never would."""
     # Its own `open_websocket` leaves the socket open when the other side was first to say goodbye.
     async with (
         await trio.open_tcp_stream("127.0.0.1", port_of(address)) as wire,
@@ -458,7 +458,7 @@ async def test_close_is_over_in_time_whatever_the_peer_does(
         assert isinstance(wire, tcp.SocketStream)
         async with trio.open_nursery() as nursery:
             if behaviour == "stalls":
-                # Its reader waits with a message that nobody takes, so it will not see our close frame.
+                # Its reader waits with a message that no task takes, so it will not see our close frame.
                 for _ in range(4):
                     await here.send_all(b"x")
             elif behaviour == "does not answer":

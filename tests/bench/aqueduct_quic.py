@@ -2,7 +2,7 @@
 
     python -m tests.bench.aqueduct_quic [--size MIB] [--rounds N] [--packet BYTES] [--profile]
 
-Each server is a process of its own, and all clients share one. In each round everybody moves the same number of
+Each server is a process of its own, and all clients share one. In each round every client moves the same number of
 MiB in blocks of 64 KiB, on a new connection, in an order that is shuffled. CPU is of both processes, user and system;
 ratios are to the bare adapter of the same round, and more than 1 is better. `--profile` has both ends of Aqueduct and
 then of the bare adapter in this process, and says where the time goes.

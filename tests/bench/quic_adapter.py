@@ -171,7 +171,7 @@ class Theirs(QuicConnectionProtocol):
             self._quic.send_stream_data(stream, block, end_stream=number == len(blocks))
             self.transmit()
             sender = self._quic._streams[stream].sender
-            while len(sender._buffer) > UNSENT_MOST:  # noqa: ASYNC110 - it tells nobody
+            while len(sender._buffer) > UNSENT_MOST:  # noqa: ASYNC110 - aioquic has no event for it
                 await asyncio.sleep(0.0005)
         return await self.answered
 

@@ -2,9 +2,9 @@
 
     python tests/bench/restream_idle.py [--sessions 10000] [--store memory:]
 
-The server is a process of its own, on loopback; each client has sent its request and waits for what somebody may
-append one day. Stateless connections whose client does not read are shown beside them. The kernel's buffers are not in
-the figures. When all are there one message is appended to some of them, to show that they are awake.
+The server is a process of its own, on loopback; each client has sent its request and waits for what may be
+appended one day. Stateless connections whose client does not read are shown beside them. The kernel's buffers are not
+in the figures. When all are there one message is appended to some of them, to show that they are awake.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ async def measure(server: subprocess.Popen[str], sessions: int) -> None:
     unread = await connect_all(port, [b"{}\n"] * (sessions // 10))
     full, more = await settled(server, sessions + len(unread))
     each = (full - idle) / max(1, more - connections) / KIB
-    print(f"{more - connections:,} stateless streams that nobody reads: {each:.1f} KiB each")
+    print(f"{more - connections:,} stateless streams that no client reads: {each:.1f} KiB each")
     for stream in (*waiting, *unread):
         stream.socket.close()
 

@@ -25,7 +25,7 @@ def lost(cause: BaseException | None = None) -> muxkit.LinkLost:
         (trio.TooSlowError("slow"), Exit.TIMED_OUT),
         (KeyboardInterrupt(), Exit.INTERRUPTED),
         (OSError("no space left"), Exit.FAILED),
-        (CommandFailed("nobody there", Exit.NOT_CONNECTED), Exit.NOT_CONNECTED),
+        (CommandFailed("no peer there", Exit.NOT_CONNECTED), Exit.NOT_CONNECTED),
     ],
     ids=lambda value: repr(value),
 )

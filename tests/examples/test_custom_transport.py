@@ -1,4 +1,4 @@
-"""Does a stranger's transport work the day it is installed? The one in `examples/` is, and carries a session."""
+"""A third party's transport works as soon as it is installed: the one in `examples/` is, and carries a session."""
 
 import os
 import shlex

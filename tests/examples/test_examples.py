@@ -1,4 +1,4 @@
-"""Do the examples do what they say? Each is run as a program of its own."""
+"""The examples do what they say; each is run as a program of its own."""
 
 import os
 import re

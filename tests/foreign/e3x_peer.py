@@ -498,5 +498,5 @@ class Wire:
         for data in sent:
             for each in self.outward.through(data):
                 self.peer.delivered(each)
-                with contextlib.suppress(trio.BrokenResourceError):  # nobody is there
+                with contextlib.suppress(trio.BrokenResourceError):  # no peer is there
                     await self.line.send(each)

@@ -96,7 +96,7 @@ class Server:
     sessions: dict[str, Session] = field(default_factory=dict)
     wires: list[Wire] = field(default_factory=list)
     finished: set[str] = field(default_factory=set)
-    unwelcome: bool = False  # an error line was sent, so that nobody should come again
+    unwelcome: bool = False  # an error line was sent, so the client should not come again
     doubled: int = 0  # the last stateless value that was sent
 
     async def serve(self, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:

@@ -52,7 +52,7 @@ def test_every_program_can_be_compiled(item: Item) -> None:
 
 def test_few_things_are_not_run() -> None:
     reasons = [entry for entry in ENTRIES if entry.why is not None and entry.page.startswith(("docs/t", "docs/h", "R"))]
-    assert len(reasons) <= 8, "a tutorial, a how-to or the README has more that nobody runs"
+    assert len(reasons) <= 8, "a tutorial, a how-to or the README has more that no test runs"
 
 
 def test_no_page_keeps_a_list_of_its_own() -> None:

@@ -40,7 +40,7 @@ def rows(first: int, count: int, size: int = 8) -> list[bytes]:
 
 @attrs.define
 class Place:
-    """Where a store is, and the clock of whoever opens it."""
+    """Where a store is, and the clock of the process that opens it."""
 
     where: str
     clock: Clock

@@ -149,7 +149,7 @@ def test_pings_are_answered_in_order() -> None:
     made.frame(10, "out", "c 1", "ping")
     made.frame(100, "in", "c 1", "pong")
     made.frame(130, "in", "c 1", "pong")
-    made.frame(131, "in", "c 2", "pong")  # nobody asked
+    made.frame(131, "in", "c 2", "pong")  # no ping asked for it
     row = one(asked(made).round_trips)
     assert (row["what"], row["trips"], row["p50_us"], row["most_us"]) == ("ping", 2, 100, 120)
 

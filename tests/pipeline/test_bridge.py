@@ -115,7 +115,7 @@ def test_closing_it_while_the_task_waits_for_room_cancels_it() -> None:
 
 def test_a_bridge_that_nobody_crosses_starts_nothing() -> None:
     async def work(emit: Emit) -> None:
-        raise AssertionError("nobody asked")
+        raise AssertionError("no caller asked")
 
     items = bridged(work)
     assert readers() == []

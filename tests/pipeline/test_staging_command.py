@@ -1,4 +1,4 @@
-"""Does `muxkit stage serve` serve, forward, and end in order?"""
+"""`muxkit stage serve` serves, forwards, and ends in order."""
 
 from __future__ import annotations
 

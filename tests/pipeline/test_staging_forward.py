@@ -1,4 +1,4 @@
-"""Does each committed row become one message of a restream session, whoever is stopped when?"""
+"""Each committed row becomes one message of a restream session, whichever side is stopped, at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do messages come back as they were, and is everything else refused with one kind of error?"""
+"""Messages come back as they were, and everything else is refused with one kind of error."""
 
 from __future__ import annotations
 

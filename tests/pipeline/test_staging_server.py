@@ -1,4 +1,4 @@
-"""Do rows get from a client to the stream over real channels, each once, through whatever happens to the connection?"""
+"""Rows get from a client to the stream over real channels, each once, whatever happens to the connection."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def first_word(row: Row) -> str:
 
 
 def evidence(row: Row) -> bool:
-    """What a reference program did and nobody has to do."""
+    """Whether the row is what a reference program did and no implementation has to do."""
     return expects(row, "reference-only")
 
 

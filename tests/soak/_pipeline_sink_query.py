@@ -100,7 +100,7 @@ def _order(folder: Path) -> Mapping[str, object]:
 
 
 def give_order(folder: Path, id: int, at: str, do: str) -> None:
-    """Whoever reads it sees it whole."""
+    """Replace the order atomically, so that a reader sees it whole."""
     fresh = folder / "order.new"
     fresh.write_text(json.dumps({"id": id, "at": at, "do": do}), encoding="utf-8")
     fresh.replace(folder / "order.json")

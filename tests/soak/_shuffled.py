@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    # Private, and the only way: Trio puts the tasks of a turn in an order that nobody can ask for.
+    # Private, and the only way: Trio puts the tasks of a turn in an order that has no public setting.
     trio._core._run._r.seed(f"{SEED} {item.nodeid}")
 
 

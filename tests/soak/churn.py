@@ -1,4 +1,4 @@
-"""Do hours of channels that come and go leave anything behind in two processes that talk over TLS?
+"""Hours of channels that come and go leave nothing behind in two processes that talk over TLS.
 
 A server and a client process keep 200 channels busy: each lives for a random number of messages of random sizes and
 ends in one of four ways. Both processes report their resident memory and their open files. After a warm-up of a tenth

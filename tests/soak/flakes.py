@@ -1,4 +1,4 @@
-"""Does the suite pass fifty times in a row, in random order and with random turns of Trio's scheduler?
+"""The suite passes fifty times in a row, in random order and with random turns of Trio's scheduler.
 
     python -m tests.soak.flakes [--runs 50] [--seed 1] [-- arguments for pytest]
 

@@ -1,4 +1,4 @@
-"""What does a busy channel do to its neighbours? Echo rates and pings beside a bulk sender, over real TCP.
+"""What a busy channel does to its neighbours: echo rates and pings beside a bulk sender, over real TCP.
 
 Two processes on loopback. Each echo channel sends 64 bytes at a set pace; its rate alone is what it reaches
 without the bulk channel. The figures are printed beside their targets; they decide nothing by themselves, since

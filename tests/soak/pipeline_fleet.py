@@ -1,4 +1,4 @@
-"""Do a thousand seeds of each simulation end well on Spark, and how quick is that beside a pool of processes?
+"""A thousand seeds of each simulation end well on Spark, and are timed beside a pool of processes.
 
     python -m tests.soak.pipeline_fleet [--seeds 1000] [--simulation bpmux]
 

@@ -1,4 +1,4 @@
-"""Is each row committed once when driver, workers and server are killed or fail, in every moment of a batch?
+"""Each row is committed once when driver, workers and server are killed or fail, in every moment of a batch.
 
     python tests/soak/pipeline_sink_kills.py [--rounds 24] [--seed 1]
 
@@ -100,7 +100,7 @@ class Driver:
         """The exit code, when it has ended by itself."""
         assert self._process is not None
         code = self._process.wait(PATIENCE)
-        # What it leaves behind (its JVM) is not waited for, as nobody would wait for it elsewhere.
+        # What it leaves behind (its JVM) is not waited for, as no caller would wait for it elsewhere.
         os.killpg(self._process.pid, signal.SIGKILL) if _is_group(self._process.pid) else None
         return code
 

@@ -1,4 +1,4 @@
-"""Is every row there once, however often driver, JVM and servers are killed, at every marked moment?
+"""Every row is there once, however often driver, JVM and servers are killed, at every marked moment.
 
     python tests/soak/pipeline_source_kills.py [--kills 30] [--seed 1] [--folder PATH]
 

@@ -1,4 +1,4 @@
-"""Does a Relink link lose, repeat or disorder anything when its connections are cut, with transactions, both ways busy?
+"""A Relink link loses, repeats and disorders nothing when cut, with transactions and both directions busy.
 
 A connector and a listener talk through a relay that cuts each connection at a random byte. Each side sends on several
 channels, commits and rolls back at random, and answers at random `committed` or `uncommitted`. Afterwards: every
@@ -104,7 +104,7 @@ class Theirs:
         self._changed.unpark_all()
 
     async def of(self, link_id: int) -> Logs:
-        """He has heard everything, and is about to say so."""
+        """Wait for the logs of a link, whose listener has heard everything and is about to say so."""
         while link_id not in self._logs:
             await self._changed.park()
         return self._logs[link_id]

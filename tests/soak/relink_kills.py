@@ -1,4 +1,4 @@
-"""Does a Relink link survive `kill -9`, where it can, and is its loss told, where it cannot?
+"""A Relink link survives `kill -9` where it can, and its loss is reported where it cannot.
 
 A work queue with transactions: a queue process listens, a worker process connects through a relay process. The relay is
 killed at random moments and another one takes its place, so each time the connection is gone without a word; every job
@@ -96,8 +96,8 @@ async def queue(address: str, jobs: int, age: float) -> None:
 async def worker(address: str, pause: float, moments: list[int]) -> None:
     """Do the jobs of one link after the other, and say which; what changes the link is said as well.
 
-    When as many jobs are done as `moments` say, somebody kills what carries the connection. However late he is, the
-    worker does not get far without a new one; so none of them is killed unused.
+    When as many jobs are done as `moments` say, the main process kills the relay of the connection. However late
+    that is, the worker does not get far without a new relay; so no relay is killed unused.
     """
     tried: set[int] = set()
     done = 0
@@ -268,7 +268,7 @@ def lose_the_queue(figures: Figures, dice: random.Random) -> None:
 
 
 def lose_the_worker(figures: Figures, dice: random.Random) -> None:
-    """The connector dies: its link is kept for a while and then given up, and whoever comes next gets his own."""
+    """The connector dies: its link is kept for a while and then given up, and the next connector gets its own."""
     with side(*a_queue(jobs=10_000, age=0.5)) as it:
         address = str(it.until("address")["address"])
         with side(*a_worker(address)) as victim:

@@ -1,4 +1,4 @@
-"""Does a restream client survive a thousand cuts? Real sockets, each connection cut at a random byte.
+"""A restream client survives a thousand cuts, on real sockets, each connection cut at a random byte.
 
 Three kinds of streams go through the relay: the document's numbers with their CRC, the plain integers, and sessions
 that are fed. What arrives is compared with what was sent. It ends with 1 if anything is missing, repeated or wrong.
@@ -108,7 +108,7 @@ async def read_integers(seed: int, figures: Figures) -> None:
 
 
 async def read_fed(seed: int, figures: Figures) -> None:
-    """A session that somebody appends to while it is read."""
+    """A session that is appended to while it is read."""
     async with open_store("memory:") as store, trio.open_nursery() as nursery:
         served = await nursery.start(lambda task_status: restream.serve(
             "restream+tcp://127.0.0.1:0", store, application=restream.Fed("last"), task_status=task_status

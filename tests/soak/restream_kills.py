@@ -1,4 +1,4 @@
-"""Does a restream server survive `kill -9`? Clients stream from it while it is killed at random, again and again.
+"""A restream server survives `kill -9`: clients stream from it while it is killed at random, again and again.
 
     python tests/soak/restream_kills.py [--kills 100] [--clients 20] [--seed 1] [--store sqlite:PATH]
 

@@ -1,4 +1,4 @@
-"""Two restream servers on one PostgreSQL, and clients that hop between them: is there a gap, or a repeat?
+"""Clients that hop between two restream servers on one PostgreSQL see no gap and no repeat.
 
     python tests/soak/restream_two_servers.py [--seconds 60] [--clients 20] [--seed 1] [--store postgresql://…]
 
@@ -76,7 +76,7 @@ class Hopper(Reader):
 
     def has_enough(self, *, heard: bool) -> bool:
         self._hopped = self.dice.random() < HOP
-        # Left open without an answer, a request might be read after those that follow it: nobody could know.
+        # Left open without an answer, a request might be read after those that follow it: neither side could know.
         self._may_stay_open = heard
         return self._hopped
 

@@ -1,4 +1,4 @@
-"""What does a hostile peer meet? A server process that tells about itself, and raw connections to it.
+"""A server process that reports on itself, and raw connections of a hostile peer to it.
 
     hostile.py '{"urls": ["bpmux+tcp://127.0.0.1:0"], "limits": {"channels": 100}, "linger": 0.5}'
 

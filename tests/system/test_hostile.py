@@ -54,7 +54,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With the limits that everybody gets."""
+    """A server with the default limits of these tests."""
     with Server(tmp_path_factory.mktemp("hostile") / "log") as running:
         yield running
 
@@ -317,7 +317,7 @@ async def test_channels_that_are_opened_and_broken_off_without_end_are_limited(
 
 @pytest.mark.requirement("R-10")
 async def test_a_handler_counts_as_a_channel_until_it_has_really_ended(small: Server) -> None:
-    """The peer ends its channels in order, again and again; whoever works on them has not ended yet."""
+    """The peer ends its channels in order, again and again; the handlers that work on them have not ended yet."""
     ended = (chunk(DUPLEX, 3, b"stall"), chunk(SINK, 3, end=b""), chunk(STREAM, 3, end=b""))
     async with attacked(small, within=declared(small) + NOISE) as peer:
         for _ in range(2 * small.limits.channels):
@@ -341,7 +341,7 @@ async def test_a_peer_that_provokes_our_errors_spends_from_the_same_allowance(tm
             assert (await server.over(peer))["limit"] == "resets_per_second"
 
 
-# --- what is owed to somebody who does not read
+# --- what is owed to a peer that does not read
 
 
 @pytest.mark.requirement("R-06", "R-12")
@@ -509,7 +509,7 @@ async def test_single_bytes_of_large_messages_on_many_channels_cost_four_times_t
 @pytest.mark.requirement("R-03")
 @pytest.mark.parametrize("taken", [True, False], ids=["taken", "not taken"])
 async def test_end_payloads_that_nobody_has_seen_stay_within_the_limits(tmp_path: Path, *, taken: bool) -> None:
-    """Each channel ends with an error as large as its window; whoever should read that is busy."""
+    """Each channel ends with an error as large as its window; the task that should read that is busy."""
     async with fresh(tmp_path / "log", **SMALL | {"channel_bytes": 64 * KIB}) as server:
         async with attacked(server, within=declared(server) + NOISE) as peer:
             if not taken:
@@ -549,7 +549,7 @@ async def test_messages_half_said_do_not_keep_a_small_channel_of_the_same_peer_w
         await peer.send(encode_partial(60 * KIB), chunk(SINK, 1, b"x" * sent))
         await peer.send(chunk(SINK, 3, CANARY))
         assert CANARY in [said.payload async for said in peer.chunks_until(PEERS_SINK, 3)]
-        # Nobody can give up a message in the middle, so they are finished: what was lent comes back, in turn.
+        # No sender can give up a message in the middle, so they are finished: what was lent comes back, in turn.
         for id in half_said:
             while sum(said.credit or 0 for said in peer.chunks() if said.id == id) < 64 * KIB:
                 assert await peer.round_trip()
@@ -687,7 +687,7 @@ async def test_garbage_below_the_protocol_ends_its_own_connection(
 
 @pytest.mark.requirement("R-21", "R-40")
 async def test_a_websocket_peer_that_is_gone_before_it_is_answered_is_no_failure_of_ours(tmp_path: Path) -> None:
-    """What follows its upgrade request ends the WebSocket before our answer is out, or the answer finds nobody."""
+    """What follows its upgrade request ends the WebSocket before our answer is out, or the answer finds no peer."""
     with Server(tmp_path / "log", urls=("bpmux+ws://127.0.0.1:0",)) as server:
         async with friend_of(server):
             for _ in range(50):
@@ -760,7 +760,7 @@ async def test_flipped_bits_neither_crash_nor_hang_nor_cost_memory(small: Server
         with small.growth() as growth, trio.fail_after(PATIENCE):
             async with trio.open_nursery() as clients:
                 clients.start_soon(partial(echoes, url, limits=small.limits))
-                # What was changed so that nobody can notice (an id, an amount of credit) leaves both waiting.
+                # What was changed so that neither side can notice (an id, an amount of credit) leaves both waiting.
                 await trio.sleep(0.3)
                 mangler.over.set()
         assert growth.bytes < declared(small) + NOISE

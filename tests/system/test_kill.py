@@ -1,4 +1,4 @@
-"""Killing either process at any moment leaves no hang: everybody who waits is told, the server goes on."""
+"""Killing either process at any moment leaves no hang: every waiting task is told, the server goes on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNHEARD = 1000  # rounds; the pipe and what reads from it hold the news of fewer
 
 
 class Peer:
-    """A process of `peer.py`. Somebody listens to it all the time: with a full pipe before it, it would stand still."""
+    """A process of `peer.py`. Its output is read all the time, since it would block on a full pipe."""
 
     def __init__(self, role: str, url: str) -> None:
         self.process = subprocess.Popen(

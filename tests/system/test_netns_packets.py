@@ -1,4 +1,4 @@
-"""Do UDP and DTLS find out what a path takes, and work where it does not say? Real routers, in network namespaces."""
+"""UDP and DTLS find the packet size of a path, and work where it reports none; real routers in network namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the sweep cancel at every step, and say where something broke?"""
+"""The sweep cancels at every step, and says where something broke."""
 
 from __future__ import annotations
 

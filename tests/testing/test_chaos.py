@@ -1,4 +1,4 @@
-"""Does a connection in memory meet the fate that its plan draws, on virtual time?"""
+"""A connection in memory meets the fate that its plan draws, on virtual time."""
 
 from __future__ import annotations
 

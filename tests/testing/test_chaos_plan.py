@@ -1,4 +1,4 @@
-"""Does a plan draw the same fate for the same seed, and each kind as often as it says?"""
+"""A plan draws the same fate for the same seed, and each kind as often as it says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the relay do between real sockets what its plan says, and does the kernel see it as it should?"""
+"""The relay does between real sockets what its plan says, and the kernel sees it as it should."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ async def test_a_reset_of_one_side_is_passed_on_to_the_other() -> None:
         plain.close()
         await server.ended.wait()
     assert server.ends == ["broken"]
-    assert reports == []  # nobody cut anything
+    assert reports == []  # nothing was cut
 
 
 async def test_while_it_refuses_the_kernel_says_so_and_its_port_stays_its_own() -> None:

@@ -1,4 +1,4 @@
-"""Does the check of a transport notice one that does not keep what is asked of it?"""
+"""The check of a transport notices one that does not keep what is asked of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Hasty(memory.MemoryStream):
-    """Lets nobody else have a turn while there is something to receive."""
+    """Let no other task have a turn while there is something to receive."""
 
     has_some = False
 

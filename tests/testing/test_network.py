@@ -1,4 +1,4 @@
-"""Does the simulated network do to packets what it says, and the same again for the same seed?"""
+"""The simulated network does to packets what it says, and the same again for the same seed."""
 
 from __future__ import annotations
 

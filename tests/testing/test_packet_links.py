@@ -1,4 +1,4 @@
-"""Does the check of packet links find what a bad one does?"""
+"""The check of packet links finds what a bad one does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do packets fare as the weather says, and the same again for the same seed?"""
+"""Packets fare as the weather says, and the same again for the same seed."""
 
 from __future__ import annotations
 

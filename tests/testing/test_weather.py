@@ -1,4 +1,4 @@
-"""Does the weather do what it says, and the same again for the same seed?"""
+"""The weather does what it says, and the same again for the same seed."""
 
 from __future__ import annotations
 

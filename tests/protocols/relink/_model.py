@@ -1,4 +1,4 @@
-"""What does a link promise, as plain lists? What was sent in each life of a channel, and what became of it."""
+"""What a link promises, as plain lists: what was sent in each life of a channel, and what became of it."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class World:
         await trio.lowlevel.checkpoint()
         self.dialled += 1
         if not self.is_reachable:
-            raise ConnectionRefusedError("the test lets nobody in")
+            raise ConnectionRefusedError("the test lets no connection in")
         here, there = memory.pair(capacity=self.capacity)
         self._live += [here, there]
         self.nursery.start_soon(self.listener.handle, there)

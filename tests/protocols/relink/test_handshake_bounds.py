@@ -1,4 +1,4 @@
-"""What may a stranger cost before the handshake is done? Its time, its bytes, and any bytes at all."""
+"""An unknown peer's cost before the handshake is done is bounded, in time and in bytes, whatever bytes it sends."""
 
 from __future__ import annotations
 

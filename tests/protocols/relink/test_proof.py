@@ -1,4 +1,4 @@
-"""What does a pong show? What came before its ping, and nothing that was said behind it."""
+"""A pong proves that what came before its ping arrived, and nothing that was sent after it."""
 
 from __future__ import annotations
 

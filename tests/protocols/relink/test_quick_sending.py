@@ -1,4 +1,4 @@
-"""Do the quick ways to send do what `send` does, or nothing at all?"""
+"""The quick ways to send do what `send` does, or nothing at all."""
 
 from __future__ import annotations
 

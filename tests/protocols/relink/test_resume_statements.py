@@ -77,7 +77,7 @@ class Life:
 
     @property
     def honest(self) -> set[State]:
-        """Those that fit its pongs as well. We hold nobody to a pong: who has less is sent it again."""
+        """Those that fit its pongs as well. A pong binds no peer: one that has less is sent it again."""
         return set().union(*(states for at, states in self.heads if at >= self.proven))
 
     def begin_again(self, states: set[State]) -> None:

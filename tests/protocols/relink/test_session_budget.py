@@ -1,4 +1,4 @@
-"""What if very many channels share the budget of a link? Everybody waits his turn, and nobody is told off."""
+"""When very many channels share the budget of a link, each sender waits its turn and none gets an error."""
 
 from __future__ import annotations
 

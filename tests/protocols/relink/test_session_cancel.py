@@ -1,4 +1,4 @@
-"""May any call be cancelled at any of its steps? What was cancelled did not happen, and the link goes on."""
+"""Any call may be cancelled at any of its steps: what was cancelled did not happen, and the link goes on."""
 
 from __future__ import annotations
 

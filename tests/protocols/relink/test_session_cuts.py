@@ -1,4 +1,4 @@
-"""Does everything arrive once, in order and answered once, however often the connections are cut?"""
+"""Everything arrives once, in order and answered once, however often the connections are cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a link a session as muxkit means it, on one connection and over many, and what do its common channels do?"""
+"""A link is a session as muxkit defines it, on one connection and over many, common channels included."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def in_weather() -> AbstractAsyncContextManager[SessionPair]:
 
 @asynccontextmanager
 async def over_many_connections() -> AsyncIterator[SessionPair]:
-    """A cut alone harms nobody; so nobody is let in any more either, and both sides lose patience."""
+    """A cut alone harms neither side; so no connection is let in any more either, and both sides time out."""
     keep = relink.Keep(age=0.5)
     async with world(keep=keep, linger=1) as made, made.link(patience=0.5, linger=1) as one:
 
@@ -239,7 +239,7 @@ async def test_a_lost_session_says_why(autojump_clock: MockClock) -> None:
             with pytest.raises(LinkLost, match="the test cut it"):
                 await channel.receive()
 
-    with pytest.raises(LinkLost, match="the test cut it"):  # again, since nobody knows what became of the message
+    with pytest.raises(LinkLost, match="the test cut it"):  # again, since neither side knows what became of the message
         async with on_streams() as pair:
             await use(pair)
 

@@ -1,4 +1,4 @@
-"""Who may come back to a link, where connections prove who they are? Real TLS, with certificates on both sides."""
+"""Only a peer with the same verified identity may come back to a link; real TLS, with certificates on both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much may connectors make a listener keep, how long may they take to say who they are, and who may come back?"""
+"""A listener bounds what it keeps for connectors, how long a handshake may take, and which peer may come back."""
 
 from __future__ import annotations
 

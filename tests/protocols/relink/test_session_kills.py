@@ -1,4 +1,4 @@
-"""What is left of a link when one of the processes that it needs is killed? Real ones, killed by their number."""
+"""What is left of a link when one of its processes is killed; real processes, killed by their number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does leaving a link wait for, when does it raise, and what does shutting it down let through?"""
+"""What leaving a link waits for, when it raises, and what shutting it down lets through."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a link when its connection goes, another one comes, the listener forgets, or both are done?"""
+"""What becomes of a link when its connection goes, another one comes, the listener forgets, or both are done."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_a_connection_that_went_silent_is_replaced(autojump_clock: MockClo
 async def test_patience_ends_a_link_that_nobody_answers(autojump_clock: MockClock) -> None:
     async with world() as made:
         made.is_reachable = False
-        with pytest.raises(LinkLost, match=r"no connection for 30 s: the test lets nobody in"):
+        with pytest.raises(LinkLost, match=r"no connection for 30 s: the test lets no connection in"):
             async with made.link(patience=30) as one:
                 await one.connected()
         assert trio.current_time() == pytest.approx(30, abs=1)
@@ -244,7 +244,7 @@ async def test_who_is_in_each_connection_leaves_it_before_the_next_begins(autoju
 
 
 async def _knock(made: World, link_id: int) -> None:
-    with suppress(AssertionError, trio.BrokenResourceError):  # somebody else was faster
+    with suppress(AssertionError, trio.BrokenResourceError):  # another task was faster
         await ask(made, epoch=made.listener.epoch, link_id=link_id)
 
 

@@ -1,4 +1,4 @@
-"""What do senders, receivers and receipts promise, and what goes over the wire for it?"""
+"""What senders, receivers and receipts promise, and what goes over the wire for it."""
 
 from __future__ import annotations
 

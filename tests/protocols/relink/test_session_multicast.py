@@ -1,4 +1,4 @@
-"""What becomes of one message to several channels?"""
+"""What becomes of one message to several channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What if a receiver reads for a link whose connection is cut, or is cancelled meanwhile?"""
+"""A receiver that reads for a link gets each message once, also when it is cancelled or its connection is cut."""
 
 from __future__ import annotations
 

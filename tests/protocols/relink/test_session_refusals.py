@@ -216,7 +216,7 @@ async def test_the_end_of_a_channel_is_progress(autojump_clock: MockClock) -> No
 async def test_a_message_that_the_application_is_not_told_of_is_progress(
     autojump_clock: MockClock, config: Config
 ) -> None:
-    """It waits behind others that nobody has taken, or for the peer's decision."""
+    """It waits behind others that no task has taken, or for the peer's decision."""
     async with background() as nursery:
         refuser = Refuser(nursery, serves=MESSAGE)
         async with relink.link(refuser.dial, config=config, backoff=SOON) as link:

@@ -1,4 +1,4 @@
-"""Do transactions mean what they say: committed once, in order, answered once; and never what was rolled back?"""
+"""Transactions are committed once, in order and answered once; what was rolled back is never committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a link found by its URL, over every transport, through `link` and `listen` and through the door?"""
+"""A link is found by its URL, over every transport, through `link`, `listen` and the generic entry points."""
 
 from __future__ import annotations
 
