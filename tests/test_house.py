@@ -17,7 +17,7 @@ MEANT = {
     "long: muxkit.protocols.relink.engine.state has 1265 lines": "the state of a link is one concept",
 }
 
-SOURCES = ("muxkit", "adapters", "examples", ".ci")
+SOURCES = ("muxkit", "adapters", "tests", "examples", ".ci")
 PAGES = ("README.md", "CONTRIBUTING.md", "docs")
 QUOTED = ("docs/conformance.md", "tests/data", "tests/house.py", "tests/test_house.py")  # the documents' own words
 
