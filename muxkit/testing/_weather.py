@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
+from muxkit.runtime.pumps.turns import untimed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -338,7 +340,8 @@ def replay(seed: int) -> Iterator[None]:
         vars(_run)["_ALLOW_DETERMINISTIC_SCHEDULING"] = True
         dice.seed(seed)
     try:
-        yield
+        with untimed():
+            yield
     except BaseException as error:
         if not isinstance(error, trio.Cancelled):
             error.add_note(f"with seed={seed}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
 
 from muxkit.pipeline import run_fleet, simulate, simulate_all
 from muxkit.pipeline.fleet import UnknownSimulation, main, named_simulations, parse_seeds
+from muxkit.runtime.pumps import turns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +32,14 @@ def test_a_simulation_ends_well(seed: int, name: str) -> None:
 def test_the_same_seed_gives_the_same_run(name: str) -> None:
     told = [simulate(name, seed).summary for seed in (3, 3, 4)]
     assert told[0] == told[1] != told[2]
+
+
+@pytest.mark.parametrize("name", named_simulations())
+def test_a_run_does_not_depend_on_how_fast_the_machine_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = simulate(name, 3).summary
+    ticks = count()
+    monkeypatch.setattr(turns, "perf_counter", lambda: next(ticks) % 7 * 1e-3)  # each look finds another pace
+    assert simulate(name, 3).summary == usual
 
 
 def test_what_a_seed_raises_becomes_its_row() -> None:
