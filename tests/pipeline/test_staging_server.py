@@ -21,7 +21,7 @@ from muxkit.pipeline.staging.store.errors import (
 )
 from muxkit.runtime import Backoff
 from muxkit.storage import StoreFailed
-from muxkit.testing import ChaosPlan, chaos_relay
+from muxkit.testing import ChaosPlan, Way, chaos_relay
 from tests.pipeline._staging_world import KEY, Given, everything, rows, serving, write
 
 if TYPE_CHECKING:
@@ -130,7 +130,8 @@ async def test_a_connection_that_is_cut_again_and_again_loses_and_repeats_nothin
                     first = 4000 * batch + 2000 * part
                     parts |= await write(client, f"{batch} {part}", batch, rows(first, 2000, size=50), at_once=50)
                 await client.commit(KEY, batch, parts)
-            assert relay.cuts > 0
+            # The server answers with few bytes, so a connection whose cut is counted there may live to the end.
+            assert relay.cuts or bad.fate(seed, 0).way is Way.BACK
         assert await everything(store) == rows(0, 8000, size=50)
 
 
