@@ -198,11 +198,13 @@ class Peer:
             return
         if "seq" in head:
             is_open = not channel.is_mine or 1 in channel.arrived or head["seq"] == 1
-            if is_open:
-                channel.early.discard(head["seq"])
-            elif head["seq"] not in channel.arrived:
-                channel.early.add(head["seq"])
-            channel.arrived.setdefault(head["seq"], self._now())
+            number = head["seq"]
+            if is_open and number in channel.early:
+                channel.early.discard(number)
+                channel.arrived[number] = self._now()  # the copy that counts
+            elif not is_open and number not in channel.arrived:
+                channel.early.add(number)
+            channel.arrived.setdefault(number, self._now())
         if "ack" in head:
             channel.told_window = sum(head.get("miss", [channel.told_window]))
             channel.told.append((self._now(), head["ack"], head["ack"] + channel.told_window))
