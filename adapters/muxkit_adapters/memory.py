@@ -10,12 +10,12 @@ import trio
 
 from muxkit.runtime import protect_package, protected_manager
 
+from ._addresses import Transport
 from ._listen import serve_connections
 from ._sockets import OneAtATime
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
 
     from muxkit import Limits
 
@@ -223,7 +223,7 @@ async def serve(
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run `handler(stream)` for each connection to `name`, until cancelled; OSError if the name is taken."""
-    _check_name(name)
+    _read_name(name)
     if name in _named():
         raise OSError(errno.EADDRINUSE, f"mem {name}: this name is served already")
     listener = _named()[name] = _Listener()
@@ -233,30 +233,13 @@ async def serve(
         del _named()[name]
 
 
-def _check_name(name: str) -> None:
-    if not name:
+def _read_name(address: str) -> dict[str, object]:
+    if not address:
         raise ValueError("address '': expected a name, such as mem://orders")
+    return {"name": address}
 
 
-class _Transport:
-    """`mem://name`."""
-
-    def connect(self, address: str, *, capacity: int = CAPACITY) -> AbstractAsyncContextManager[trio.abc.Stream]:
-        _check_name(address)
-        return connect(address, capacity=capacity)
-
-    async def serve(
-        self,
-        handler: Callable[[trio.abc.Stream], Awaitable[None]],
-        address: str,
-        *,
-        limits: Limits,
-        task_status: trio.TaskStatus[list[str]],
-    ) -> None:
-        await serve(handler, address, limits=limits, task_status=task_status)
-
-
-transport = _Transport()
+transport = Transport("mem", connect, serve, _read_name, _read_name)
 
 
 protect_package("muxkit_adapters")

@@ -9,7 +9,7 @@ import trio
 from muxkit import Limits
 from muxkit.runtime import protect_package, protected_manager
 
-from ._addresses import exposed, join_host_port, parse_host_port
+from ._addresses import Transport, exposed, join_host_port, one_place
 from ._errors import PlaintextWarning
 from .packets.links import ClientLink, UdpLink
 from .packets.options import Buffers, ListenerOptions, PacketOptions, PacketStats, PacketTooLarge, ServerCounters
@@ -19,7 +19,6 @@ from .packets.udp_server import Listener, PeerLink, Validation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
 
     from .packets.options import ListenerKeywords, PacketKeywords
 
@@ -97,40 +96,6 @@ async def serve(
     await serve_listeners(listeners, listener_options, task_status.started)
 
 
-class _Transport:
-    """`udp://host:port`."""
-
-    link = "packets"
-
-    def connect(
-        self, address: str, *, insecure: bool = False, **options: Unpack[PacketKeywords]
-    ) -> AbstractAsyncContextManager[UdpLink]:
-        return connect(*parse_host_port(address), insecure=insecure, **options)
-
-    async def serve(
-        self,
-        handler: Callable[[PeerLink], Awaitable[None]],
-        address: str,
-        *,
-        limits: Limits,
-        task_status: trio.TaskStatus[list[str]],
-        validation: Validation = "answer",
-        insecure: bool = False,
-        **options: Unpack[ListenerKeywords],
-    ) -> None:
-        host, port = parse_host_port(address)
-        await serve(
-            handler,
-            port,
-            host=host,
-            limits=limits,
-            validation=validation,
-            insecure=insecure,
-            task_status=task_status,
-            **options,
-        )
-
-
-transport = _Transport()
+transport = Transport("udp", connect, serve, one_place, one_place, "packets")
 
 protect_package("muxkit_adapters")
