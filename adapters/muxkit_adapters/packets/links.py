@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
@@ -106,9 +107,54 @@ class PacketLink(trio.abc.Channel[bytes]):
         """Renew the largest packet from what the kernel knows about the path."""
         self._limit = min(self._largest, self._packets.room_on_path(self._target()))
 
+    def _refuse_large(self, size: int, *, is_begun: bool = False) -> int:
+        """Account for a packet that the kernel found too large, as the path became narrower; return how many are done.
+
+        With `is_begun` that may be 0, since packets sent before it must be reported first.
+        """
+        mtu = self.path_mtu
+        if mtu is None:  # the system does not tell the size
+            self._largest -= self._limit - size + 1
+            self._limit = size - 1
+        if size <= self._limit:
+            self._packets.lost += 1  # it fits the limit, so the error was about an earlier packet
+            return 1
+        if is_begun:
+            return 0
+        raise PacketTooLarge(self._peer, size, self._limit, mtu)
+
     @abstractmethod
     def _count_dropped(self) -> int:
         """Return the number of packets that found the inbox full."""
+
+    # The end
+
+    def refused(self, error: OSError) -> bool:
+        """The network reports the peer as unreachable; return True if that ended the link."""
+        if not self._refusals.refused() or self._broken is not None:
+            return False
+        self.forget(error)
+        return True
+
+    def forget(self, reason: OSError | str) -> None:
+        """End the link; the tasks that wait on it raise an error with the reason."""
+        if self._broken is None:
+            self._broken = reason
+            self._wake()
+
+    @property
+    def expires(self) -> float:
+        """When the peer counts as silent for too long."""
+        return math.inf
+
+    def _wake(self) -> None:
+        """Wake the tasks that wait on a link that is over."""
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise trio.ClosedResourceError(CLOSED)
+        if self._broken is not None:
+            raise loss(self._peer, self._broken)
 
 
 class UdpLink(PacketLink):
@@ -149,25 +195,12 @@ class UdpLink(PacketLink):
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
                 raise
-            self._refuse_large(packets[0])
-            return 1
+            taken = self._refuse_large(len(packets[0]))
         self._lost += self._packets.lost - lost
         self._sent += taken
         self._sent_bytes += sum(map(len, packets[:taken]))
         self._check_open()
         return taken
-
-    def _refuse_large(self, packet: bytes) -> None:
-        """Account for a packet that the kernel found too large: the path became narrower."""
-        mtu = self.path_mtu
-        if mtu is None:  # the system does not tell the size
-            self._largest = self._limit = len(packet) - 1
-        if len(packet) > self._limit:
-            raise PacketTooLarge(self._peer, len(packet), self._limit, mtu)
-        # It fits the limit, so the error was about an earlier packet.
-        self._sent += 1
-        self._sent_bytes += len(packet)
-        self._lost += 1
 
     def _allowed(self, packets: Sequence[bytes]) -> int:
         """Return how many of the packets may be sent to this peer now."""
@@ -222,14 +255,6 @@ class UdpLink(PacketLink):
     async def _arrival(self) -> None:
         """Sleep until a packet may have come, or the link ended."""
 
-    # The end
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise trio.ClosedResourceError(CLOSED)
-        if self._broken is not None:
-            raise loss(self._peer, self._broken)
-
     def _check_receivable(self) -> None:
         if self._is_closed:
             raise trio.ClosedResourceError(CLOSED)
@@ -242,11 +267,6 @@ class ClientLink(UdpLink):
 
     def __init__(self, packets: PacketSocket, peer: str, options: PacketOptions) -> None:
         super().__init__(packets, peer, None, options)
-
-    def refused(self, error: OSError) -> None:
-        """The network reports the peer as unreachable."""
-        if self._refusals.refused() and self._broken is None:
-            self._broken = error
 
     async def aclose(self) -> None:
         self._is_closed = True

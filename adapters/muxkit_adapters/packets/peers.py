@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import trio
 
-from muxkit.runtime import bare_nursery, turns
+from muxkit.runtime import bare_nursery, close_at_once, turns
 
 from .._addresses import join_host_port
 from .._listen import log_failure
+from .links import PacketLink
+from .sockets import PacketSocket
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Awaitable, Callable, Sequence
 
     from muxkit import Limits
 
-    from .options import ListenerOptions, ServerCounters
-    from .sockets import PacketSocket
+    from .options import Address, ListenerOptions, ServerCounters
 
 # Bounds what forged addresses cost: each that replaces an older peer starts and ends a handler.
 EVICTIONS = 100.0  # per second
 EVICTIONS_BURST = 200.0
 
 log = logging.getLogger("muxkit.adapters")
+
+LinkT = TypeVar("LinkT", bound=PacketLink)
 
 
 class Peer(Protocol):
@@ -144,17 +149,38 @@ class Peers:
         self._counters.peers = len(self._established)
 
 
-class PacketListener(Protocol):
-    """One bound socket and the task that reads it."""
+class PacketListener(ABC, Generic[LinkT]):
+    """One bound socket, the task that reads it, and the links of its peers."""
 
-    packets: PacketSocket
+    peers: Peers
 
+    def __init__(
+        self, sock: socket.socket, handler: Callable[[LinkT], Awaitable[None]], options: ListenerOptions
+    ) -> None:
+        self.packets = PacketSocket(sock, options, refused=self._refused, is_connected=False)
+        self.options = options
+        self._handler = handler
+        self._links: dict[Address, LinkT] = {}
+
+    @abstractmethod
     async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None]) -> None:
         """Pass packets to the links of their senders, until cancelled."""
 
+    async def _handle(self, link: LinkT) -> None:
+        try:
+            await self._handler(link)
+        finally:
+            await close_at_once(link)
+
+    def _refused(self, address: Address | None, error: OSError) -> None:
+        link = None if address is None else self._links.get(address)
+        if link is not None and link.refused(error):
+            self.options.counters.refused += 1
+            self.peers.remove(link)
+
 
 async def serve_listeners(
-    listeners: Sequence[PacketListener], options: ListenerOptions, started: Callable[[list[str]], None]
+    listeners: Sequence[PacketListener[LinkT]], options: ListenerOptions, started: Callable[[list[str]], None]
 ) -> None:
     """Run listeners that share one table of peers, until cancelled, and close their sockets."""
     try:

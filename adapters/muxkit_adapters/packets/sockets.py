@@ -46,7 +46,7 @@ class PacketSocket:
         sock: socket.socket,
         options: PacketOptions,
         *,
-        refused: Callable[[Address | None, OSError], None],
+        refused: Callable[[Address | None, OSError], object],
         is_connected: bool,
     ) -> None:
         sock.setblocking(False)

@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from muxkit.runtime import close_at_once, turns
+from muxkit.runtime import turns
 
 from .._addresses import join_host_port
 from .links import UdpLink
 from .options import STEP_PACKETS, TURN
-from .sockets import PacketSocket
+from .peers import PacketListener, Peers
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Sequence
 
     from .options import Address, ListenerOptions
-    from .peers import Peers
 
 Validation = Literal["answer", "told"]
 """What proves an address: a packet that comes after one of ours, or only a call of `validate()`."""
@@ -62,7 +61,6 @@ class PeerLink(UdpLink):
 
     @property
     def expires(self) -> float:
-        """When the peer counts as silent for too long."""
         options = self._listener.options
         return self._heard_at + (options.idle if self._is_validated else min(options.idle, options.limits.handshake))
 
@@ -92,18 +90,10 @@ class PeerLink(UdpLink):
                     self._listener.counters.dropped += 1
         self._came.unpark_all()
 
-    def refused(self, error: OSError) -> None:
-        """The network reports the peer as unreachable; called by the listener."""
+    def refused(self, error: OSError) -> bool:
         # Without proof, the packets received so far may have come from another machine with a forged address.
         self._refusals.was_heard = self._is_validated
-        if self._refusals.refused() and self._broken is None:
-            self._listener.counters.refused += 1
-            self._listener.peers.remove(self)
-            self._end(error)
-
-    def forget(self, reason: str) -> None:
-        """End the link for `reason`; called by the table of peers."""
-        self._end(reason)
+        return super().refused(error)
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -111,13 +101,8 @@ class PeerLink(UdpLink):
         self._wake()
         await trio.lowlevel.checkpoint()
 
-    def _end(self, why: OSError | str) -> None:
-        if self._broken is None:
-            self._broken = why
-        self._listener.remove(self, late=False)
-        self._wake()
-
     def _wake(self) -> None:
+        self._listener.remove(self, late=False)
         self._came.unpark_all()
         self._allowance_grew.unpark_all()
 
@@ -162,7 +147,7 @@ class PeerLink(UdpLink):
             await self._allowance_grew.park()
 
 
-class Listener:
+class Listener(PacketListener[PeerLink]):
     """One bound socket and the links of its peers."""
 
     def __init__(
@@ -174,15 +159,11 @@ class Listener:
         validation: Validation,
         suffix: str,
     ) -> None:
-        self.packets = PacketSocket(sock, options, refused=self._refused, is_connected=False)
-        self.options = options
+        super().__init__(sock, handler, options)
         self.limits = options.limits
         self.counters = options.counters
         self.validation = validation
-        self.peers: Peers
-        self._handler = handler
         self._suffix = suffix
-        self._links: dict[Address, PeerLink] = {}
         self._late: OrderedDict[Address, float] = OrderedDict()
 
     async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -248,14 +229,3 @@ class Listener:
         self.peers.start(link, scope, partial(self._handle, link))
         self._links[address] = link
         return link
-
-    def _refused(self, address: Address | None, error: OSError) -> None:
-        link = None if address is None else self._links.get(address)
-        if link is not None:
-            link.refused(error)
-
-    async def _handle(self, link: PeerLink) -> None:
-        try:
-            await self._handler(link)
-        finally:
-            await close_at_once(link)
