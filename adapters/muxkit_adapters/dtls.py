@@ -13,8 +13,8 @@ from ._addresses import Transport, join_host_port, one_place
 from ._errors import HandshakeFailed
 from .packets.certificates import Context, check_context, client_context, server_context, verifies
 from .packets.dtls_links import INBOX, DtlsLink, DtlsListener, EndpointSocket
+from .packets.listeners import serve_listeners
 from .packets.options import ListenerOptions, PacketOptions, PacketTooLarge, ServerCounters
-from .packets.peers import serve_listeners
 from .packets.sockets import PacketSocket, bind_all, first_address, open_socket
 
 if TYPE_CHECKING:

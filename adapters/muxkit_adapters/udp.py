@@ -12,10 +12,9 @@ from muxkit.runtime import protect_package, protected_manager
 from ._addresses import Transport, exposed, join_host_port, one_place
 from ._errors import PlaintextWarning
 from .packets.links import ClientLink, UdpLink
+from .packets.listeners import PeerLink, UdpListener, Validation, serve_listeners
 from .packets.options import Buffers, ListenerOptions, PacketOptions, PacketStats, PacketTooLarge, ServerCounters
-from .packets.peers import serve_listeners
 from .packets.sockets import PacketSocket, bind_all, first_address, open_socket
-from .packets.udp_server import Listener, PeerLink, Validation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -90,7 +89,7 @@ async def serve(
     unprotected = await exposed("udp", host, port, insecure=insecure, secure="dtls")
     suffix = PLAINTEXT if unprotected else ""
     listeners = [
-        Listener(sock, handler, listener_options, validation=validation, suffix=suffix)
+        UdpListener(sock, handler, listener_options, validation=validation, suffix=suffix)
         for sock in await bind_all(host, port)
     ]
     await serve_listeners(listeners, listener_options, task_status.started)

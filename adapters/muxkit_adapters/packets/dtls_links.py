@@ -16,8 +16,8 @@ from .._addresses import join_host_port
 from .._errors import HandshakeFailed
 from .certificates import ALERTS, DTLS_1_2, SSL, Context, Verdict, identity_of, reason_of, verifies
 from .links import CLOSED, PacketLink
+from .listeners import PacketListener, Peers
 from .options import TURN, PacketTooLarge, loss
-from .peers import PacketListener, Peers
 
 if TYPE_CHECKING:
     import socket

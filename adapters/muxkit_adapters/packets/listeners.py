@@ -1,11 +1,16 @@
-"""The table of a packet listener's peers: limits on their numbers, and on their silence."""
+"""Listeners of packets: one socket shared by many peers, the limits on their number and silence, and UDP's own.
+
+Until an address has proved itself, it is sent little, since packets can carry a forged address.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 import trio
 
@@ -13,7 +18,8 @@ from muxkit.runtime import bare_nursery, close_at_once, turns
 
 from .._addresses import join_host_port
 from .._listen import log_failure
-from .links import PacketLink
+from .links import PacketLink, UdpLink
+from .options import STEP_PACKETS, TURN
 from .sockets import PacketSocket
 
 if TYPE_CHECKING:
@@ -27,6 +33,16 @@ if TYPE_CHECKING:
 # Bounds what forged addresses cost: each that replaces an older peer starts and ends a handler.
 EVICTIONS = 100.0  # per second
 EVICTIONS_BURST = 200.0
+
+Validation = Literal["answer", "told"]
+"""What proves an address: a packet that comes after one of ours, or only a call of `validate()`."""
+
+AMPLIFICATION = 3  # bytes sent for each byte received from an address without proof
+HEADER = 28  # bytes of IP and UDP; counted in both directions, so that tiny packets do not evade the limit
+INBOX_PACKETS = 1024  # most packets that wait for the handler of one peer
+FIRST_PACKETS = 32  # the same while its address has no proof
+FIRST_BYTES = 16_384
+LATE = 3.0  # s after a link was closed on this side, in which packets of its peer start no new link
 
 log = logging.getLogger("muxkit.adapters")
 
@@ -193,3 +209,202 @@ async def serve_listeners(
     finally:
         for listener in listeners:
             listener.packets.close()
+
+
+# UDP
+
+
+class PeerLink(UdpLink):
+    """A link with one peer of a listener; packets from its address wait in a bounded inbox."""
+
+    def __init__(self, listener: UdpListener, address: Address, peer: str) -> None:
+        super().__init__(listener.packets, peer, address, listener.options)
+        self._listener = listener
+        self._waiting_bytes = 0
+        self._came = trio.lowlevel.ParkingLot()
+        self._allowance_grew = trio.lowlevel.ParkingLot()
+        self._is_validated = False
+        self._heard_at = trio.current_time()
+
+    @property
+    def is_validated(self) -> bool:
+        """True once the address has proved itself; until then it is sent at most three times what came from it."""
+        return self._is_validated
+
+    def validate(self) -> None:
+        """Take the address as proved: the peer has answered something that it could not have guessed."""
+        if not self._is_validated:
+            self._is_validated = True
+            self._listener.peers.establish(self)
+            self._allowance_grew.unpark_all()
+
+    @property
+    def expires(self) -> float:
+        options = self._listener.options
+        return self._heard_at + (options.idle if self._is_validated else min(options.idle, options.limits.handshake))
+
+    def arrived(self, packets: list[bytes]) -> None:
+        """Take in packets of the peer; called by the listener."""
+        self._refusals.heard()
+        self._heard_at = trio.current_time()
+        size = sum(map(len, packets))
+        self._received += len(packets)
+        self._received_bytes += size
+        if not self._is_validated:
+            if self._sent and self._listener.validation == "answer":
+                self.validate()
+            else:
+                self._allowance_grew.unpark_all()
+        most_packets, most_bytes = self._inbox_limits()
+        if len(self._inbox) + len(packets) <= most_packets and self._waiting_bytes + size <= most_bytes:
+            self._inbox.extend(packets)
+            self._waiting_bytes += size
+        else:
+            for packet in packets:
+                if len(self._inbox) < most_packets and self._waiting_bytes + len(packet) <= most_bytes:
+                    self._inbox.append(packet)
+                    self._waiting_bytes += len(packet)
+                else:
+                    self._dropped += 1
+                    self._listener.counters.dropped += 1
+        self._came.unpark_all()
+
+    def refused(self, error: OSError) -> bool:
+        # Without proof, the packets received so far may have come from another machine with a forged address.
+        self._refusals.was_heard = self._is_validated
+        return super().refused(error)
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        self._listener.remove(self, late=self._broken is None)
+        self._wake()
+        await trio.lowlevel.checkpoint()
+
+    def _wake(self) -> None:
+        self._listener.remove(self, late=False)
+        self._came.unpark_all()
+        self._allowance_grew.unpark_all()
+
+    def _inbox_limits(self) -> tuple[int, int]:
+        if self._is_validated:
+            return INBOX_PACKETS, self._listener.limits.channel_bytes
+        return FIRST_PACKETS, FIRST_BYTES
+
+    # What UdpLink leaves open
+
+    def _take(self) -> bytes:
+        packet = self._inbox.popleft()
+        self._waiting_bytes -= len(packet)
+        return packet
+
+    def _fill(self) -> bool:
+        return bool(self._inbox)
+
+    def _has_more(self) -> bool:
+        return False
+
+    async def _arrival(self) -> None:
+        await self._came.park()
+
+    def _allowed(self, packets: Sequence[bytes]) -> int:
+        if self._is_validated:
+            return len(packets)
+        room = AMPLIFICATION * self._received_bytes - self._sent_bytes
+        on_wire = AMPLIFICATION * (self._received_bytes + HEADER * self._received)
+        on_wire -= self._sent_bytes + HEADER * self._sent
+        for index, packet in enumerate(packets):
+            room -= len(packet)
+            on_wire -= len(packet) + HEADER
+            if room < 0 or on_wire < 0:
+                return index
+        return len(packets)
+
+    async def _wait_until_sendable(self, packet: bytes) -> None:
+        if self._allowed([packet]):
+            await self._packets.wait_writable()
+        else:
+            await self._allowance_grew.park()
+
+
+class UdpListener(PacketListener[PeerLink]):
+    """One bound socket and the links of its peers."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        handler: Callable[[PeerLink], Awaitable[None]],
+        options: ListenerOptions,
+        *,
+        validation: Validation,
+        suffix: str,
+    ) -> None:
+        super().__init__(sock, handler, options)
+        self.limits = options.limits
+        self.counters = options.counters
+        self.validation = validation
+        self._suffix = suffix
+        self._late: OrderedDict[Address, float] = OrderedDict()
+
+    async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Pass packets to the links of their senders, until cancelled or the socket fails."""
+        self.peers = peers
+        wire, clock = self.packets, turns().now
+        task_status.started()
+        try:
+            while True:
+                if wire.has_more:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await wire.wait_readable()
+                until = clock() + TURN
+                while True:
+                    for address, packets in wire.receive(STEP_PACKETS):
+                        if address is not None:
+                            self._arrived(address, packets)
+                    if not wire.has_more or clock() >= until:
+                        break
+                self.counters.dropped_by_kernel = max(self.counters.dropped_by_kernel, wire.dropped)
+        finally:
+            for link in [*self._links.values()]:
+                link.forget("the listener was closed")
+            wire.close()
+
+    def remove(self, link: PeerLink, *, late: bool) -> None:
+        """Forget a link; with `late`, ignore packets of its peer for a while."""
+        address = link._address
+        if address is None or self._links.get(address) is not link:
+            return
+        del self._links[address]
+        self.peers.remove(link)
+        if late:
+            self._late[address] = trio.current_time() + LATE
+            if len(self._late) > self.limits.tombstones:
+                self._late.popitem(last=False)
+
+    def _arrived(self, address: Address, packets: list[bytes]) -> None:
+        link = self._links.get(address)
+        if link is None:
+            link = self._first(address, packets)
+        if link is not None:
+            link.arrived(packets)
+
+    def _first(self, address: Address, packets: list[bytes]) -> PeerLink | None:
+        until = self._late.get(address)
+        if until is not None:
+            if trio.current_time() < until:
+                self.counters.late += len(packets)
+                return None
+            del self._late[address]
+        if not any(packets):
+            self.counters.empty += len(packets)
+            return None
+        if not self.peers.has_room:
+            self.counters.turned_away += 1
+            return None
+        link = PeerLink(self, address, f"udp {join_host_port(*address[:2])}{self._suffix}")
+        scope = self.peers.admit(link)
+        if scope is None:
+            return None
+        self.peers.start(link, scope, partial(self._handle, link))
+        self._links[address] = link
+        return link
