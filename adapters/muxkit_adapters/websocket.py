@@ -427,8 +427,11 @@ class WebSocketStream(trio.abc.Stream):
             self._failure = error
             await close_at_once(self._wire)
         finally:
-            self._over.set()
-            self._changed.unpark_all()
+            self._end()
+
+    def _end(self) -> None:
+        self._over.set()
+        self._changed.unpark_all()
 
     async def _handle(self, event: Event) -> None:
         match event:
@@ -446,6 +449,7 @@ class WebSocketStream(trio.abc.Stream):
                 with suppress(*GONE):
                     if self._protocol.state is ConnectionState.REMOTE_CLOSING:
                         await self._write(event.response())
+                    self._end()
                     if not self._protocol.client:  # a client waits for the server to close the connection below
                         await self._wire.aclose()
 
@@ -470,8 +474,8 @@ class WebSocketStream(trio.abc.Stream):
             raise trio.BrokenResourceError(f"{self._peer}: {self._why(error)}") from error
 
     async def _write(self, event: Event) -> None:
+        data = self._protocol.send(event)  # before the peer's goodbye, which may be next, makes it an error
         async with self._writing:
-            data = self._protocol.send(event)
             try:
                 await self._wire.send_all(data)
             except BaseException:

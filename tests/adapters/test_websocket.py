@@ -237,6 +237,13 @@ async def test_compression_is_not_agreed_to_and_a_compressed_message_is_not_infl
     assert remembering.got == b""
 
 
+async def test_what_is_sent_back_reaches_a_peer_that_says_goodbye_at_once() -> None:
+    async with serving(websocket.serve, echo) as (address,), raw_client(address) as wire:
+        await wire.send_all(frame(2, b"all") + frame(9, b"hm") + frame(8, (1000).to_bytes(2, "big")))
+        got = b"".join([bytes(data) async for data in wire])
+    assert got == b"\x8a\x02hm\x82\x03all\x88\x02\x03\xe8"
+
+
 @pytest.mark.parametrize("code", [1000, 1001, None])
 async def test_a_clean_close_is_the_end_of_the_stream(code: int | None) -> None:
     remembering = Remembering()
