@@ -88,8 +88,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
         """Return what has come: b"" at the end, None while there is nothing."""
-        if self._closed:
-            raise trio.ClosedResourceError("this memory stream was closed on our side")
+        self._check_open()
         if not (self._incoming.data or self._incoming.ended):
             return None
         return self._incoming.take(max_bytes)
@@ -130,14 +129,12 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             await trio.lowlevel.checkpoint()
             if not self._closed:
                 await self._wait_for_room()
-            if self._closed:
-                raise trio.ClosedResourceError("this memory stream was closed on our side")
+            self._check_open()
 
     async def send_eof(self) -> None:
         with self._sending:
             await trio.lowlevel.checkpoint()
-            if self._closed:
-                raise trio.ClosedResourceError("this memory stream was closed on our side")
+            self._check_open()
             self._outgoing.ended = True
             self._outgoing.changed.unpark_all()
 
@@ -155,9 +152,12 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         while len(pipe.data) >= pipe.capacity and not (pipe.unwanted or self._closed):
             await pipe.changed.park()
 
-    def _check_sendable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise trio.ClosedResourceError("this memory stream was closed on our side")
+
+    def _check_sendable(self) -> None:
+        self._check_open()
         if self._outgoing.ended:
             raise trio.ClosedResourceError("nothing can be sent after send_eof")
         if self._outgoing.unwanted:

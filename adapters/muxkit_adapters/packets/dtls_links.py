@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from muxkit.runtime import close_at_once, turns
+from muxkit.runtime import turns
 
 from .._addresses import join_host_port
 from .._errors import HandshakeFailed
@@ -47,7 +47,7 @@ class DtlsLink(PacketLink):
         hostname: str | None = None,
         idle: float = math.inf,
     ) -> None:
-        super().__init__(wire.packets, peer, channel.peer_address, options)
+        super().__init__(wire.packets, peer, None if wire.is_connected else channel.peer_address, options)
         self._channel = channel
         # Trio keeps the connection private, and offers no other way to a certificate or a close_notify.
         self._ssl: SSL.Connection = channel._ssl
@@ -112,15 +112,12 @@ class DtlsLink(PacketLink):
         """The peer's certificate in DER if it was verified; None if the peer showed none, or was not asked."""
         return self._identity
 
-    def _target(self) -> Address | None:
-        return None if self._wire.is_connected else self._address
-
     def _fit_path(self) -> None:
         self._channel.set_ciphertext_mtu(self._room())
         self._limit = self._channel.get_cleartext_mtu()
 
     def _room(self) -> int:
-        return min(self._largest, self._packets.room_on_path(self._target()))
+        return min(self._largest, self._packets.room_on_path(self._address))
 
     def _count_dropped(self) -> int:
         return self._channel.statistics().incoming_packets_dropped_in_trio
@@ -309,10 +306,7 @@ class DtlsListener(PacketListener[DtlsLink]):
     async def _shake_hands_and_handle(self, link: DtlsLink) -> None:
         await link.shake_hands(self._context, within=self.options.limits.handshake, retransmit=self._retransmit)
         self.peers.establish(link)
-        try:
-            await self._handler(link)
-        finally:
-            await close_at_once(link)
+        await self._handle(link)
 
 
 class EndpointSocket(trio.socket.SocketType):

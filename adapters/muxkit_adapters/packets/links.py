@@ -28,7 +28,7 @@ class PacketLink(trio.abc.Channel[bytes]):
     def __init__(self, packets: PacketSocket, peer: str, address: Address | None, options: PacketOptions) -> None:
         self._packets = packets
         self._peer = peer
-        self._address = address
+        self._address = address  # to pass to the socket; None if it is connected
         self._largest = options.largest
         self._limit = 0
         self._refusals = Refusals(options.refusals)
@@ -55,7 +55,7 @@ class PacketLink(trio.abc.Channel[bytes]):
         if self._is_closed or self._packets.is_closed:
             return None
         self._fit_path()
-        return self._packets.path_mtu(self._target())
+        return self._packets.path_mtu(self._address)
 
     @property
     def buffers(self) -> Buffers:
@@ -99,13 +99,9 @@ class PacketLink(trio.abc.Channel[bytes]):
     async def _wait_until_sendable(self, packet: bytes) -> None:
         await self._packets.wait_writable()
 
-    def _target(self) -> Address | None:
-        """The address to pass to the socket; None if the socket is connected."""
-        return self._address
-
     def _fit_path(self) -> None:
         """Renew the largest packet from what the kernel knows about the path."""
-        self._limit = min(self._largest, self._packets.room_on_path(self._target()))
+        self._limit = min(self._largest, self._packets.room_on_path(self._address))
 
     def _refuse_large(self, size: int, *, is_begun: bool = False) -> int:
         """Account for a packet that the kernel found too large, as the path became narrower; return how many are done.
