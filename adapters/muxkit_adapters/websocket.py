@@ -299,6 +299,8 @@ async def _first_event(wire: trio.abc.Stream, protocol: WSConnection) -> Event:
             if not protocol.client and error.event_hint is not None:
                 await wire.send_all(protocol.send(error.event_hint))
             raise Violation(NO_UPGRADE) from error
+        except ValueError as error:  # a host or another part of the head that cannot be decoded
+            raise Violation(NO_UPGRADE) from error
     return event
 
 

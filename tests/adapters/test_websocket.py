@@ -311,6 +311,10 @@ async def test_a_deadline_around_the_block_ends_it_bare_and_quietly() -> None:
     [
         (b"", "hung up"),
         (b"SSH-2.0-x\r\n\r\n", "does not speak WebSocket"),
+        (
+            b"HTTP/1.1 101 Switching\r\nSec-WebSocket-Protocol: \xff\r\n\r\n",
+            "does not speak WebSocket",
+        ),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "HTTP 200"),
         (
             b"HTTP/1.1 503 No\r\nTransfer-Encoding: chunked\r\n\r\n" + b"4000\r\n" + bytes(0x4000),
@@ -361,7 +365,14 @@ async def test_an_upgrade_that_trickles_is_dropped_at_the_deadline(mock_clock: M
 
 @pytest.mark.parametrize(
     "what",
-    [b"\x16\x03\x01garbage\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", b""],
+    [
+        b"\x16\x03\x01garbage\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: " + b"h" * 100 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: xn--\xff\r\n\r\n",
+        b"",
+    ],
 )
 async def test_a_client_that_does_not_upgrade_is_hung_up_on_at_once(what: bytes) -> None:
     async with serving(websocket.serve, echo, limits=Limits(handshake=NEVER)) as (address,):
