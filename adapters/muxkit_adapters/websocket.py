@@ -365,7 +365,8 @@ class WebSocketStream(trio.abc.Stream):
             if self._arrived:
                 taken = bytes(self._arrived[:size])
                 del self._arrived[:size]
-                self._changed.unpark_all()
+                if len(self._arrived) < RECEIVE_SIZE:
+                    self._changed.unpark_all()
                 return taken
             if self._failure is None and self._goodbye is not None and self._goodbye.code in CLEAN:
                 return b""
@@ -438,7 +439,7 @@ class WebSocketStream(trio.abc.Stream):
     async def _handle(self, event: Event) -> None:
         match event:
             case BytesMessage(data=data):
-                self._count(len(data), event)
+                self._count(event)
                 if data and not self._closed:
                     self._arrived += data
                     self._changed.unpark_all()
@@ -455,8 +456,8 @@ class WebSocketStream(trio.abc.Stream):
                     if not self._protocol.client:  # a client waits for the server to close the connection below
                         await self._wire.aclose()
 
-    def _count(self, size: int, frame: BytesMessage) -> None:
-        self._message_size += size
+    def _count(self, frame: BytesMessage) -> None:
+        self._message_size += len(frame.data)
         self._fragments += frame.frame_finished
         if self._message_size > self._message_most:
             raise Violation(
@@ -485,9 +486,8 @@ class WebSocketStream(trio.abc.Stream):
                 raise
 
     def _why(self, error: Exception | None = None) -> str:
-        reason = self._failure or error
         if self._goodbye is None:
-            return str(reason) or "the WebSocket is over"
+            return str(self._failure or error or "") or "the WebSocket is over"
         code = self._goodbye.code
         if code == 1006:
             return "the connection ended without a close frame"
