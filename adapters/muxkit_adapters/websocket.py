@@ -81,7 +81,7 @@ async def connect(
     loopback without `insecure=True`.
     """
     place = _parse_url(url)
-    wire: AbstractAsyncContextManager[trio.abc.Stream]
+    wire: SocketStream | AbstractAsyncContextManager[tls.TLSStream]
     unprotected = False
     if place.secure:
         wire = tls.connect(
@@ -96,7 +96,8 @@ async def connect(
         raise ValueError(f"{url}: ssl_context is for wss")
     else:
         unprotected = await exposed("ws", place.host, place.port, insecure=insecure, secure="wss")
-        wire = _plain(place, connect_timeout)
+        hosts = [(place.host, place.port)]
+        wire, _ = await tcp.dial("ws", hosts, connect_timeout=connect_timeout, unsent=tcp.UNSENT)
     peer = f"{place}{' (plaintext, insecure)' if unprotected else ''}"
 
     start = partial(_ask_for_upgrade, host=place.host_header, resource=place.resource)
@@ -146,14 +147,6 @@ async def serve(
     listeners, addresses = await tcp.listen(kind, host, port, exposed=unprotected)
     public = [address + (path or "") for address in addresses]
     await serve_handshakes(listeners, accept, handler, limits=limits, started=lambda: task_status.started(public))
-
-
-@protected_manager
-async def _plain(place: _Place, connect_timeout: float) -> AsyncIterator[SocketStream]:
-    hosts = [(place.host, place.port)]
-    stream, _ = await tcp.dial("ws", hosts, connect_timeout=connect_timeout, unsent=tcp.UNSENT)
-    async with stream:
-        yield stream
 
 
 # Addresses
