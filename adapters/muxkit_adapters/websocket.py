@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import attrs
 import trio
-from wsproto import ConnectionType, WSConnection
-from wsproto.connection import ConnectionState
-from wsproto.events import (
-    AcceptConnection,
-    BytesMessage,
-    CloseConnection,
-    Ping,
-    RejectConnection,
-    Request,
-    TextMessage,
+from trio_websocket import (
+    ConnectionClosed,
+    ConnectionRejected,
+    WebSocketConnection,
+    wrap_client_stream,
+    wrap_server_stream,
 )
-from wsproto.frame_protocol import CloseReason
-from wsproto.utilities import LocalProtocolError, RemoteProtocolError
+from wsproto.utilities import ProtocolError
 
 from muxkit import Limits
-from muxkit.runtime import background, close_at_once, protect_package, protected_manager, turns
+from muxkit.runtime import bare_nursery, close_at_once, protect_package, protected_manager, turns
 
 from . import tcp, tls
 from ._addresses import Transport, exposed, join_host_port, parse_host_port
@@ -35,8 +30,7 @@ from ._sockets import OneAtATime
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-
-    from wsproto.events import Event
+    from contextlib import AbstractAsyncContextManager
 
     from ._sockets import SocketStream
 
@@ -58,10 +52,12 @@ RECEIVE_SIZE = 65_536
 CLEAN = {1000, 1001, 1005}  # done, going away, and a close frame that gives no code (RFC 6455, 7.4.1)
 FORM = "expected host:port and an optional path, such as 127.0.0.1:7000/chat?room=1"
 
-HEAD_MOST = 16_384  # bytes of the HTTP head of the upgrade
+HEAD_MOST = 16_384  # bytes of the upgrade's header block, and of the body that explains a refusal
 FRAGMENTS_MOST = 1024  # frames per message
-NO_UPGRADE = "the peer hung up during the upgrade, or does not speak WebSocket"
-GONE = (trio.BrokenResourceError, trio.ClosedResourceError, LocalProtocolError)
+TOGETHER = 4096  # bytes of one frame that are handed on at once, unless it ends before
+SLICE = 128  # bytes that are handed on at once, unless a frame is known to be longer: no more than 64 frames
+HEAD_END = b"\r\n\r\n"
+TEXT, CONTROL = 1, 8  # opcodes
 
 
 @protected_manager
@@ -81,7 +77,7 @@ async def connect(
     loopback without `insecure=True`.
     """
     place = _parse_url(url)
-    wire: SocketStream | AbstractAsyncContextManager[tls.TLSStream]
+    wire: AbstractAsyncContextManager[trio.abc.Stream]
     unprotected = False
     if place.secure:
         wire = tls.connect(
@@ -96,15 +92,22 @@ async def connect(
         raise ValueError(f"{url}: ssl_context is for wss")
     else:
         unprotected = await exposed("ws", place.host, place.port, insecure=insecure, secure="wss")
-        hosts = [(place.host, place.port)]
-        wire, _ = await tcp.dial("ws", hosts, connect_timeout=connect_timeout, unsent=tcp.UNSENT)
+        wire = _plain(place, connect_timeout)
     peer = f"{place}{' (plaintext, insecure)' if unprotected else ''}"
 
-    start = partial(_ask_for_upgrade, host=place.host_header, resource=place.resource)
-    async with (
-        wire as stream,
-        websocket_over(stream, start, peer, handshake_timeout, close_timeout, message_most) as websocket,
-    ):
+    async def open_client(nursery: trio.Nursery, guarded: trio.abc.Stream) -> WebSocketConnection:
+        return await wrap_client_stream(
+            nursery,
+            guarded,  # type: ignore[arg-type]  # annotated as a socket, used as any stream
+            place.host_header,
+            place.resource,
+            message_queue_size=1,
+            max_message_size=message_most,
+            receive_buffer_size=RECEIVE_SIZE,
+        )
+
+    upgrade = _Upgrade(open_client, peer, handshake_timeout, close_timeout, message_most)
+    async with wire as stream, websocket_over(stream, upgrade) as websocket:
         yield websocket
 
 
@@ -134,19 +137,52 @@ async def serve(
         unprotected = await exposed("ws", host, port, insecure=insecure, secure="wss")
     secure = None if ssl_context is None else tls.acceptor(ssl_context, limits=limits, close_timeout=close_timeout)
 
+    async def open_server(nursery: trio.Nursery, guarded: trio.abc.Stream) -> WebSocketConnection:
+        request = await wrap_server_stream(
+            nursery,
+            guarded,
+            message_queue_size=1,
+            max_message_size=message_most,
+            receive_buffer_size=RECEIVE_SIZE,
+        )
+        status = _refusal(request.path, request.headers, path, origins)
+        if status is not None:
+            await request.reject(status)
+            raise HandshakeFailed(f"{kind}: the upgrade was answered with {status}")
+        return await request.accept()
+
     @protected_manager
     async def accept(wire: SocketStream) -> AsyncIterator[WebSocketStream]:
-        encrypted = None if secure is None else secure(wire)
-        start = partial(_answer_upgrade, path=path, origins=origins)
-        async with (
-            encrypted or wire as stream,
-            websocket_over(stream, start, wire.peer, limits.handshake, close_timeout, message_most) as websocket,
-        ):
-            yield websocket
+        upgrade = _Upgrade(open_server, wire.peer, limits.handshake, close_timeout, message_most)
+        if secure is None:
+            async with websocket_over(wire, upgrade) as websocket:
+                yield websocket
+        else:
+            async with secure(wire) as encrypted, websocket_over(encrypted, upgrade) as websocket:
+                yield websocket
 
     listeners, addresses = await tcp.listen(kind, host, port, exposed=unprotected)
     public = [address + (path or "") for address in addresses]
     await serve_handshakes(listeners, accept, handler, limits=limits, started=lambda: task_status.started(public))
+
+
+def _refusal(
+    requested: str, headers: list[tuple[bytes, bytes]], path: str | None, origins: Collection[str]
+) -> int | None:
+    if path is not None and urlsplit(requested).path != urlsplit(path).path:
+        return 404
+    origin = dict(headers).get(b"origin")
+    if origin is not None and origin.decode("latin-1") not in origins:
+        return 403
+    return None
+
+
+@protected_manager
+async def _plain(place: _Place, connect_timeout: float) -> AsyncIterator[SocketStream]:
+    hosts = [(place.host, place.port)]
+    stream, _ = await tcp.dial("ws", hosts, connect_timeout=connect_timeout, unsent=tcp.UNSENT)
+    async with stream:
+        yield stream
 
 
 # Addresses
@@ -220,114 +256,24 @@ secure_transport = Transport(
 )
 
 
-# The upgrade
-
-
-@protected_manager
-async def websocket_over(
-    wire: trio.abc.Stream,
-    shake_hands: Callable[[trio.abc.Stream], Awaitable[WSConnection]],
-    peer: str,
-    handshake_timeout: float,
-    close_timeout: float,
-    message_most: int,
-) -> AsyncIterator[WebSocketStream]:
-    """Upgrade when entered; exchange close frames when left normally, and close at once when left by an error."""
-    try:
-        try:
-            with trio.fail_after(handshake_timeout):
-                protocol = await shake_hands(wire)
-        except trio.TooSlowError:
-            raise HandshakeFailed(f"{peer}: the upgrade was not over within {handshake_timeout:g} s") from None
-        except (Violation, trio.BrokenResourceError) as error:
-            raise HandshakeFailed(f"{peer}: {error}") from error
-        stream = WebSocketStream(wire, protocol, peer, close_timeout=close_timeout, message_most=message_most)
-        async with background() as nursery:
-            nursery.start_soon(stream.run)
-            yield stream
-            await stream.aclose()
-    finally:
-        await close_at_once(wire)
-
-
-async def _ask_for_upgrade(wire: trio.abc.Stream, *, host: str, resource: str) -> WSConnection:
-    protocol = WSConnection(ConnectionType.CLIENT)
-    await wire.send_all(protocol.send(Request(host=host, target=resource)))
-    answer = await _first_event(wire, protocol)
-    if isinstance(answer, RejectConnection):
-        raise Violation(f"the upgrade was answered with HTTP {answer.status_code}")
-    return protocol
-
-
-async def _answer_upgrade(wire: trio.abc.Stream, *, path: str | None, origins: Collection[str]) -> WSConnection:
-    protocol = WSConnection(ConnectionType.SERVER)
-    request = await _first_event(wire, protocol)
-    assert isinstance(request, Request)
-    status = None
-    origin = dict(request.extra_headers).get(b"origin")
-    if path is not None and urlsplit(request.target).path != urlsplit(path).path:
-        status = 404
-    elif origin is not None and origin.decode("latin-1") not in origins:
-        status = 403
-    if status is not None:
-        await wire.send_all(protocol.send(RejectConnection(status_code=status)))
-        raise Violation(f"the upgrade was answered with {status}")
-    await wire.send_all(protocol.send(AcceptConnection()))
-    return protocol
-
-
-async def _first_event(wire: trio.abc.Stream, protocol: WSConnection) -> Event:
-    """Read the peer's part of the upgrade, and of what follows it no more than the limit of a head."""
-    left = HEAD_MOST
-    while (event := next(protocol.events(), None)) is None:
-        if not left:
-            raise Violation(f"an HTTP head of more than {HEAD_MOST} bytes")
-        data = await wire.receive_some(left)
-        if not data:
-            raise Violation(NO_UPGRADE)
-        left -= len(data)
-        try:
-            protocol.receive_data(bytes(data))
-        except RemoteProtocolError as error:
-            if not protocol.client and error.event_hint is not None:
-                await wire.send_all(protocol.send(error.event_hint))
-            raise Violation(NO_UPGRADE) from error
-        except ValueError as error:  # a host or another part of the head that cannot be decoded
-            raise Violation(NO_UPGRADE) from error
-    return event
-
-
 # The stream
-
-
-class Violation(Exception):
-    """The peer broke a rule or a limit of this transport."""
 
 
 class WebSocketStream(trio.abc.Stream):
     """A byte stream in binary messages; its end is only clean after a close frame."""
 
     def __init__(
-        self, wire: trio.abc.Stream, protocol: WSConnection, peer: str, *, close_timeout: float, message_most: int
+        self, websocket: WebSocketConnection, wire: GuardedStream, upgrade: _Upgrade, identity: bytes | None
     ) -> None:
+        self._websocket = websocket
         self._wire = wire
-        self._protocol = protocol
-        self._peer = peer
-        self._identity: bytes | None = getattr(wire, "identity", None)
-        self._close_timeout = close_timeout
-        self._message_most = message_most
-        self._message_size = self._fragments = 0  # of the message that is coming in
-        self._arrived = bytearray()  # by `run`, for `receive_some`
-        self._changed = trio.lowlevel.ParkingLot()  # `run` while much has arrived, `receive_some` while nothing has
-        self._writing = trio.Lock()
-        self._is_torn = False  # a write was cut short, after which the peer cannot understand anything more
+        self._peer = upgrade.peer
+        self._identity = identity
+        self._close_timeout = upgrade.close_timeout
+        self._rest = memoryview(b"")
         self._closed = False
-        self._over = trio.Event()  # nothing more will be read
-        self._goodbye: CloseConnection | None = None
-        self._failure: Exception | None = None
         self._sending = OneAtATime("sending on this WebSocket")
         self._receiving = OneAtATime("receiving from this WebSocket")
-        self._turns = turns()
 
     @property
     def peer(self) -> str:
@@ -349,31 +295,29 @@ class WebSocketStream(trio.abc.Stream):
         if size < 1:
             raise ValueError(f"max_bytes={size}: must be at least 1")
         with self._receiving:
-            if self._closed or self._arrived or self._over.is_set():
+            if self._closed or self._rest:
                 await trio.lowlevel.checkpoint()
-            while not (self._closed or self._arrived or self._over.is_set()):
-                await self._changed.park()
+            while not self._rest:
+                try:
+                    message = await self._websocket.get_message()
+                except ConnectionClosed as closed:
+                    return self._end(closed)
+                assert isinstance(message, bytes)  # the guard lets no text through
+                self._rest = memoryview(message)
             if self._closed:
                 raise self._closed_here()
-            if self._arrived:
-                taken = bytes(self._arrived[:size])
-                del self._arrived[:size]
-                if len(self._arrived) < RECEIVE_SIZE:
-                    self._changed.unpark_all()
-                return taken
-            if self._failure is None and self._goodbye is not None and self._goodbye.code in CLEAN:
-                return b""
-            raise trio.BrokenResourceError(f"{self._peer}: {self._why()}") from self._failure
+            taken, self._rest = bytes(self._rest[:size]), self._rest[size:]
+            return taken
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         with self._sending:
             view = memoryview(data).cast("B")
-            if not view.nbytes or self._closed or self._is_torn:
+            if not view.nbytes or self._closed or self._wire.torn:
                 await trio.lowlevel.checkpoint()
             for start in range(0, view.nbytes or 1, PIECE_SIZE):
                 if self._closed:
                     raise self._closed_here()
-                if self._is_torn:
+                if self._wire.torn:
                     raise trio.BrokenResourceError(f"{self._peer}: an earlier send was cut short inside a message")
                 piece = bytes(view[start : start + PIECE_SIZE])
                 if piece:
@@ -384,8 +328,7 @@ class WebSocketStream(trio.abc.Stream):
             if self._closed:
                 await trio.lowlevel.checkpoint()
                 raise self._closed_here()
-            async with self._writing:
-                await self._wire.wait_send_all_might_not_block()
+            await self._wire.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
         """Exchange close frames and close, within the close timeout; unread data is discarded."""
@@ -393,102 +336,276 @@ class WebSocketStream(trio.abc.Stream):
             await trio.lowlevel.checkpoint()
             return
         self._closed = True
-        self._arrived.clear()
-        self._changed.unpark_all()
         try:
-            with trio.move_on_after(self._close_timeout), suppress(*GONE):
-                if not (self._is_torn or self._over.is_set()):
-                    await self._write(CloseConnection(code=1000))
-                    await self._over.wait()
+            with trio.move_on_after(self._close_timeout):
+                if not self._wire.torn:
+                    await self._websocket.aclose()
                 await self._wire.aclose()
         finally:
             await close_at_once(self._wire)
 
-    async def run(self) -> None:
-        """Read until the WebSocket is over: keep data for `receive_some`, and answer the peer's control frames."""
-        try:
-            while True:
-                began = self._turns.now()
-                for event in self._protocol.events():
-                    await self._handle(event)
-                    if self._turns.now() - began > self._turns.allowance:
-                        await self._turns.wait()
-                        began = self._turns.now()
-                if self._goodbye is not None:
-                    break
-                while len(self._arrived) >= RECEIVE_SIZE and not self._closed:
-                    await self._changed.park()
-                self._protocol.receive_data(bytes(await self._wire.receive_some(RECEIVE_SIZE)) or None)
-        except (Violation, *GONE) as error:
-            self._failure = error
-            await close_at_once(self._wire)
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        self._over.set()
-        self._changed.unpark_all()
-
-    async def _handle(self, event: Event) -> None:
-        match event:
-            case BytesMessage(data=data):
-                self._count(event)
-                if data and not self._closed:
-                    self._arrived += data
-                    self._changed.unpark_all()
-            case TextMessage():
-                raise Violation("a text frame came; only binary messages carry this byte stream")
-            case Ping() if self._protocol.state is ConnectionState.OPEN:
-                await self._write(event.response())
-            case CloseConnection():
-                self._goodbye = event
-                with suppress(*GONE):
-                    if self._protocol.state is ConnectionState.REMOTE_CLOSING:
-                        await self._write(event.response())
-                    self._end()
-                    if not self._protocol.client:  # a client waits for the server to close the connection below
-                        await self._wire.aclose()
-
-    def _count(self, frame: BytesMessage) -> None:
-        self._message_size += len(frame.data)
-        self._fragments += frame.frame_finished
-        if self._message_size > self._message_most:
-            raise Violation(
-                f"a message of {self._message_size} bytes or more, against message_most={self._message_most}"
-            )
-        if self._fragments > FRAGMENTS_MOST:
-            raise Violation(f"a message in more than {FRAGMENTS_MOST} fragments")
-        if frame.message_finished:
-            self._message_size = self._fragments = 0
-
     async def _send(self, piece: bytes) -> None:
         try:
-            await self._write(BytesMessage(data=piece))
-        except GONE as error:
+            await self._websocket.send_message(piece)
+        except (ConnectionClosed, ProtocolError) as error:
             if self._closed:
                 raise self._closed_here() from None
             raise trio.BrokenResourceError(f"{self._peer}: {self._why(error)}") from error
 
-    async def _write(self, event: Event) -> None:
-        data = self._protocol.send(event)  # before the peer's goodbye, which may be next, makes it an error
-        async with self._writing:
-            try:
-                await self._wire.send_all(data)
-            except BaseException:
-                self._is_torn = True
-                raise
+    def _end(self, closed: ConnectionClosed) -> bytes:
+        if self._closed:
+            raise self._closed_here() from None
+        if self._wire.failure is None and closed.reason is not None and closed.reason.code in CLEAN:
+            return b""
+        raise trio.BrokenResourceError(f"{self._peer}: {self._why(closed)}") from (self._wire.failure or closed)
 
-    def _why(self, error: Exception | None = None) -> str:
-        if self._goodbye is None:
-            return str(self._failure or error or "") or "the WebSocket is over"
-        code = self._goodbye.code
-        if code == 1006:
+    def _why(self, error: Exception) -> str:
+        if self._wire.failure is not None:
+            return str(self._wire.failure)
+        reason = self._websocket.closed
+        if reason is None:
+            return f"the WebSocket is over ({type(error).__name__})"
+        if reason.code == 1006:
             return "the connection ended without a close frame"
-        name = f" {code.name}" if isinstance(code, CloseReason) else ""
-        return f"closed with {int(code)}{name}{f': {self._goodbye.reason!r}' if self._goodbye.reason else ''}"
+        return f"closed with {reason.code} {reason.name}{f': {reason.reason!r}' if reason.reason else ''}"
 
     def _closed_here(self) -> trio.ClosedResourceError:
         return trio.ClosedResourceError("this WebSocket was closed on our side")
+
+
+@attrs.frozen
+class _Upgrade:
+    """How one end starts the WebSocket, and its limits."""
+
+    start: Callable[[trio.Nursery, trio.abc.Stream], Awaitable[WebSocketConnection]]
+    peer: str
+    handshake_timeout: float
+    close_timeout: float
+    message_most: int
+
+
+class _Tasks:
+    """Stands in for a nursery: keeps a task's failure for the waiting task instead of raising it."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self.waiting = trio.CancelScope()
+        self.failure: Exception | None = None
+
+    def start_soon(self, task: Callable[[], Awaitable[None]]) -> None:
+        self._nursery.start_soon(self._run, task)
+
+    async def _run(self, task: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await task()
+        except Exception as error:
+            self.failure = error
+        finally:
+            self.waiting.cancel()
+
+
+@protected_manager
+async def websocket_over(wire: trio.abc.Stream, upgrade: _Upgrade) -> AsyncIterator[WebSocketStream]:
+    """Upgrade when entered; exchange close frames when left normally, and close at once when left by an error."""
+    failure: BaseException
+    try:
+        async with bare_nursery() as nursery:
+            guarded = GuardedStream(wire, message_most=upgrade.message_most)
+            try:
+                websocket = await _upgrade(nursery, guarded, upgrade)
+                identity: bytes | None = getattr(wire, "identity", None)
+                stream = WebSocketStream(websocket, guarded, upgrade, identity)
+                yield stream
+                await stream.aclose()
+            finally:
+                await close_at_once(guarded)
+                nursery.cancel_scope.cancel()
+        return
+    except BaseExceptionGroup as group:
+        # The tasks never raise, so the only exception beside cancellations is the block's.
+        own = [error for error in group.exceptions if not isinstance(error, trio.Cancelled)]
+        if len(own) > 1:
+            raise
+        failure = own[0] if own else group.exceptions[0]
+    raise failure
+
+
+async def _upgrade(nursery: trio.Nursery, wire: GuardedStream, upgrade: _Upgrade) -> WebSocketConnection:
+    tasks = _Tasks(nursery)
+    tasks.waiting.deadline = trio.current_time() + upgrade.handshake_timeout
+    with tasks.waiting, suppress(ConnectionClosed):  # the peer went away before the answer
+        # Of the nursery only `start_soon` is used.
+        return await upgrade.start(cast("trio.Nursery", tasks), wire)
+    if isinstance(tasks.failure, ConnectionRejected):
+        why = f"the upgrade was answered with HTTP {tasks.failure.status_code}"
+    elif wire.failure is not None:
+        why = str(wire.failure)
+    elif trio.current_time() >= tasks.waiting.deadline:
+        why = f"the upgrade was not over within {upgrade.handshake_timeout:g} s"
+    else:
+        why = "the peer hung up during the upgrade, or does not speak WebSocket"
+    raise HandshakeFailed(f"{upgrade.peer}: {why}") from tasks.failure
+
+
+# Limits on what a peer makes the library hold
+
+
+class Violation(Exception):
+    """The peer broke a rule or a limit of this transport."""
+
+
+class FrameCount:
+    """Counts the frames of one direction, which follow an HTTP head, by their headers.
+
+    trio-websocket bounds the payload of a message, but keeps an object for every fragment and every piece of a frame
+    that came alone, and an HTTP refusal of any length: a few bytes of the peer could cost a hundred here, without end.
+    """
+
+    def __init__(self, *, message_most: int) -> None:
+        self._message_most = message_most
+        self._http: bytearray | None = bytearray()
+        self._header = b""  # of a frame, not whole yet
+        self._payload_left = 0
+        self._size = 0
+        self._fragments = 0
+
+    @property
+    def missing(self) -> int:
+        """Bytes missing of the current payload."""
+        return self._payload_left
+
+    def feed(self, data: bytes | bytearray) -> bool:
+        """Return True if a frame ended in `data`, so that it must be handed on now; raises `Violation`."""
+        if self._http is not None:
+            return self._feed_http(data)
+        whole, at, ended = self._header + data, 0, False
+        self._header = b""
+        while at < len(whole):
+            if not self._payload_left:
+                start = self._begin_frame(whole, at)
+                if start is None:
+                    self._header = bytes(whole[at:])
+                    break
+                at = start
+            taken = min(self._payload_left, len(whole) - at)
+            self._payload_left -= taken
+            at += taken
+            ended = ended or not self._payload_left
+        return ended
+
+    def _feed_http(self, data: bytes | bytearray) -> bool:
+        assert self._http is not None
+        self._http += data
+        end = self._http.find(HEAD_END)
+        if (len(self._http) if end < 0 else end) > HEAD_MOST:
+            raise Violation(f"an HTTP head of more than {HEAD_MOST} bytes")
+        if end < 0:
+            return True
+        is_refusal = self._http.startswith(b"HTTP/") and self._http[8:12] != b" 101"
+        if is_refusal:
+            if len(self._http) > end + HEAD_MOST:
+                raise Violation(f"an HTTP refusal of more than {HEAD_MOST} bytes")
+            return True
+        frames, self._http = bytes(self._http[end + len(HEAD_END) :]), None
+        self.feed(frames)
+        return True
+
+    def _begin_frame(self, data: bytes | bytearray, at: int) -> int | None:
+        """Read the header at `at`; return where the payload begins, or None when more bytes are needed."""
+        if len(data) - at < 2:
+            return None
+        first, second = data[at], data[at + 1]
+        size, start = second & 0x7F, at + 2
+        if size >= 126:
+            width = 2 if size == 126 else 8
+            if len(data) < start + width:
+                return None
+            size, start = int.from_bytes(data[start : start + width], "big"), start + width
+        if second & 0x80:
+            start += 4
+        if len(data) < start:
+            return None
+        self._count(first & 0x0F, bool(first & 0x80), size)
+        self._payload_left = size
+        return start
+
+    def _count(self, opcode: int, final: bool, size: int) -> None:
+        if opcode == TEXT:
+            raise Violation("a text frame came; only binary messages carry this byte stream")
+        if opcode >= CONTROL:
+            if size > 125:
+                raise Violation(f"a control frame of {size} bytes, where 125 are allowed")
+            return
+        self._size += size
+        self._fragments += 1
+        if self._size > self._message_most:
+            raise Violation(f"a message of {self._size} bytes or more, against message_most={self._message_most}")
+        if self._fragments > FRAGMENTS_MOST:
+            raise Violation(f"a message in more than {FRAGMENTS_MOST} fragments")
+        if final:
+            self._size = self._fragments = 0
+
+
+class GuardedStream(trio.abc.Stream):
+    """The stream that trio-websocket reads and writes: applies the limits, and keeps errors that it drops."""
+
+    def __init__(self, wire: trio.abc.Stream, *, message_most: int) -> None:
+        self._wire = wire
+        self._count = FrameCount(message_most=message_most)
+        self._held = bytearray()
+        self._turns = turns()
+        self._rest = memoryview(b"")  # received and not handed on yet
+        self._began = 0.0  # when handing it on began
+        self.torn = False
+        """True once a write was cut short, after which the peer cannot understand anything more."""
+        self.failure: Exception | None = None
+        """Why reading ended, unless by the end of the stream."""
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        while True:
+            try:
+                data = await self._next(max_bytes)
+                complete = self._count.feed(data)
+            except Violation as violation:
+                self.failure = violation
+                raise trio.BrokenResourceError(str(violation)) from violation
+            except trio.BrokenResourceError as error:
+                self.failure = error
+                raise
+            if not self._held and (complete or len(data) >= TOGETHER or not data):
+                return data
+            self._held += data
+            if complete or len(self._held) >= TOGETHER or not data:
+                together, self._held = self._held, bytearray()
+                return together
+
+    async def _next(self, max_bytes: int | None) -> bytes | bytearray:
+        """Return what came in small slices, since trio-websocket parses all frames of one before it reads again."""
+        if not self._rest:
+            data = await self._wire.receive_some(max_bytes)
+            if len(data) <= SLICE:
+                return data
+            self._rest = memoryview(data)
+            self._began = self._turns.now()
+        elif self._turns.now() - self._began > self._turns.allowance:
+            await self._turns.wait()
+            self._began = self._turns.now()
+        size = max(SLICE, self._count.missing)
+        taken, self._rest = bytes(self._rest[:size]), self._rest[size:]
+        return taken
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        try:
+            await self._wire.send_all(data)
+        except BaseException:
+            self.torn = True
+            raise
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._wire.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        await self._wire.aclose()
 
 
 protect_package("muxkit_adapters")
