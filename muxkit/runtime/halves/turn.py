@@ -88,7 +88,7 @@ class OutboxBudget:
         while self._gates:
             gate = next(iter(self._gates))
             reserved = self.reservation_for(gate.first_size)
-            if not self._fits(reserved):
+            if not self._fits(reserved) and gate.is_admitted:  # a shared window may have been taken meanwhile
                 self._bypasses += 1
                 return
             del self._gates[gate]
@@ -139,6 +139,11 @@ class Gate:
         """The size of the first sender's message while that sender waits, otherwise 0."""
         return self._line[0].size if self._line and not self._line[0].reserved else 0
 
+    @property
+    def is_admitted(self) -> bool:
+        """True if the half's window has room for the first sender's message."""
+        return self._half.admits(self.first_size)
+
     async def wait(self, size: int) -> None:
         """Sleep until it is this sender's turn; it must send before its next checkpoint, then call `end_turn`."""
         waiter = _Waiter(trio.lowlevel.current_task(), size)
@@ -162,7 +167,10 @@ class Gate:
                 raise waiter.error()
             if self._half.admits(size):
                 break
-            waiter.reserved = 0  # other halves were told of the same room, and have taken it
+            # Other halves were told of the same room in a window, and have taken it. What was reserved is free; the
+            # reservation ends after that, as a waiter without one could be rescheduled while it runs.
+            self._budget.wake_waiting()
+            waiter.reserved = 0
             self._ask_for(size)
         self._line.popleft()
 
