@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 import attrs
 
 from muxkit.core import BoundedParsing
-from muxkit.testing._demands import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -168,6 +167,12 @@ class EnginePair(Generic[EngineT, EventT]):
         """To an arrival, and before it to each deadline on the way."""
         due = [due for engine in self.engines if (due := engine.next_deadline()) is not None]
         self.now = max(self.now, min([moment, *due]))
+
+
+def require(condition: object, sentence: str) -> None:
+    """Fail with a sentence, under any test runner, if the condition is false."""
+    if not condition:
+        raise AssertionError(sentence)
 
 
 # ---------------------------------------------------------------------------- one engine, fed by hand
