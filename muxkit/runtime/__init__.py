@@ -15,6 +15,7 @@ from muxkit.runtime._links import Listening as Listening
 from muxkit.runtime._links import MultistreamLink as MultistreamLink
 from muxkit.runtime._links import NowaitLink as NowaitLink
 from muxkit.runtime._links import NowaitPackets as NowaitPackets
+from muxkit.runtime._links import OneAtATime as OneAtATime
 from muxkit.runtime._links import PacketLink as PacketLink
 from muxkit.runtime._links import ProtocolPlugin as ProtocolPlugin
 from muxkit.runtime._links import ResumingPlugin as ResumingPlugin

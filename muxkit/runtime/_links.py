@@ -329,3 +329,29 @@ class ResumingPlugin(Protocol):
         **options: Any,
     ) -> AbstractAsyncContextManager[Listening]:
         """Listen: find the session of each connection, and call `handler` with each new session."""
+
+
+class OneAtATime:
+    """Raises BusyResourceError when a second task makes the same call of a link; calls are never queued."""
+
+    __slots__ = ("_what", "is_busy")
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.is_busy = False
+
+    def check(self) -> None:
+        """Raise if a task is inside; for calls that do not wait."""
+        if self.is_busy:
+            raise trio.BusyResourceError(f"another task is already {self._what}")
+
+    def begin(self) -> None:
+        """Enter without a `with` block, which costs two more calls; the caller resets `is_busy`."""
+        self.check()
+        self.is_busy = True
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *details: object) -> None:
+        self.is_busy = False
