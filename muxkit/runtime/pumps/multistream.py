@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import CloseAware, Consumed, FrameCounting, Lent, MissingBytes, Reset, RoundTripAware, Stop
+from muxkit.core import Consumed, Lent, Reset, Stop
 from muxkit.runtime._links import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
 from muxkit.runtime.pumps.pump import EventT, Pump, keep_freed_memory
 from muxkit.runtime.pumps.turns import LONG_TURN, turns
@@ -38,8 +38,7 @@ WRITE_DATAGRAMS = 64  # to pull before the streams get their turn
 class MultistreamPump(Pump[EventT]):
     """Runs a `MultistreamEngine` over a `MultistreamLink`.
 
-    An engine that is `CloseAware` hears that the peer ended the connection in order, before `on_lost` is called; one
-    that is `RoundTripAware` is told the link's round trip.
+    The engine hears that the peer ended the connection in order before `on_lost` is called.
     """
 
     _engine: MultistreamEngine[EventT]
@@ -67,9 +66,6 @@ class MultistreamPump(Pump[EventT]):
         keep_freed_memory()
         self._link = link
         self._engine = engine
-        self._wants_round_trip = engine if isinstance(engine, RoundTripAware) else None
-        self._frame_counter = engine if isinstance(engine, FrameCounting) else None
-        self._collector = engine if isinstance(engine, MissingBytes) else None
         self._turns = turns()
         self._is_heavy = False  # the last turn was long, so the next one waits for its place
         self._parked: set[StreamId] = set()  # streams that wait for room
@@ -221,8 +217,8 @@ class MultistreamPump(Pump[EventT]):
                 if not arrivals:
                     self._end()
                     return
-                if self._wants_round_trip is not None and (round_trip := self._link.round_trip) is not None:
-                    self._wants_round_trip.set_rtt(round_trip)
+                if (round_trip := self._link.round_trip) is not None:
+                    self._engine.set_rtt(round_trip)
                 await self._feed(arrivals)
                 arrivals = ()  # not kept while waiting for more
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -239,9 +235,8 @@ class MultistreamPump(Pump[EventT]):
             self.lose("the connection broke while reading", by=by, cause=error)
 
     def _end(self) -> None:
-        if isinstance(self._engine, CloseAware):
-            self._engine.receive_closed(trio.current_time())
-            self._dispatch()
+        self._engine.receive_closed(trio.current_time())
+        self._dispatch()
         self.lose("the peer hung up", by="peer")
 
     async def _feed(self, arrivals: Sequence[Arrival]) -> None:
@@ -251,13 +246,13 @@ class MultistreamPump(Pump[EventT]):
             await self._turns.wait()
         began = clock()
         size = count = 0
-        frames = handed_out = self._frames()
+        frames = handed_out = self._engine.frames
         for arrival in arrivals:
             if self.is_lost:
                 return
-            for part in _slices(arrival, self._collector):
+            for part in self._slices(arrival):
                 size += self._feed_one(part)
-                counted = self._frames()
+                counted = self._engine.frames
                 if counted - handed_out >= STEP_FRAMES:  # the time of a turn counts what is done about its events
                     handed_out = counted
                     self.dispatch_events()
@@ -273,7 +268,7 @@ class MultistreamPump(Pump[EventT]):
                         return
                     began = clock()
                     size = count = 0
-                    frames = handed_out = self._frames()
+                    frames = handed_out = self._engine.frames
             count += 1
         self._dispatch()
         self._is_heavy = clock() - began > LONG_TURN
@@ -302,17 +297,13 @@ class MultistreamPump(Pump[EventT]):
         if self._observer is not None:
             self._observer.transport("in", data)
 
-    def _frames(self) -> int:
-        return self._frame_counter.frames if self._frame_counter is not None else 0
-
-
-def _slices(arrival: Arrival, engine: MissingBytes | None) -> Iterator[Arrival]:
-    """Yield the pieces of an arrival, each cut when the one before was fed: small, except where no frame can end."""
-    if not isinstance(arrival, StreamData) or len(arrival.data) <= SLICE_BYTES:
-        yield arrival
-        return
-    stream, data, start, end = arrival.stream, arrival.data, 0, len(arrival.data)
-    while start < end:
-        stop = start + max(SLICE_BYTES, engine.missing(stream) if engine is not None else 0)
-        yield StreamData(stream, data[start:stop], arrival.is_last and stop >= end)
-        start = stop
+    def _slices(self, arrival: Arrival) -> Iterator[Arrival]:
+        """Yield the pieces of an arrival, each cut when the last was fed: small, except where no frame can end."""
+        if not isinstance(arrival, StreamData) or len(arrival.data) <= SLICE_BYTES:
+            yield arrival
+            return
+        stream, data, start = arrival.stream, arrival.data, 0
+        while start < len(data):
+            stop = start + max(SLICE_BYTES, self._engine.missing(stream))
+            yield StreamData(stream, data[start:stop], arrival.is_last and stop >= len(data))
+            start = stop
