@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable, Iterable
     from contextlib import AbstractAsyncContextManager
 
-    from muxkit.runtime.halves.turn import ErrorMaker
+    from muxkit.runtime.halves.send import ErrorMaker
 
 
 class Channel(trio.abc.Channel[bytes]):

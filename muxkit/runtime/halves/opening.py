@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
 
-    from muxkit.runtime.halves.turn import ErrorMaker
+    from muxkit.runtime.halves.send import ErrorMaker
 
 
 class Openable(Protocol):
