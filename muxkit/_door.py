@@ -20,6 +20,7 @@ from muxkit.runtime import (
     Session,
     bare_nursery,
     interruptible,
+    peer_of,
     protect_package,
     protected_manager,
     run_interruptible,
@@ -89,7 +90,7 @@ class _Door:
                 yield session
 
     def session_on(self, link: Link, role: Literal["client", "server"]) -> AbstractAsyncContextManager[Session]:
-        observer = for_connection(self._observer, f"{role} {getattr(link, 'peer', '') or self.address}")
+        observer = for_connection(self._observer, f"{role} {peer_of(link) or self.address}")
         return self.protocol.session(link, role=role, address=self.address, observer=observer, **self._session_options)
 
     def listening(self, handler: SessionHandler) -> AbstractAsyncContextManager[Listening]:

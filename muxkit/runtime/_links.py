@@ -79,6 +79,11 @@ class Described(Protocol):
         """The other end, as text: `tcp 127.0.0.1:7000`."""
 
 
+def peer_of(link: object) -> str:
+    """Return the name of a link's other end, "" if it has none."""
+    return link.peer if isinstance(link, Described) else ""
+
+
 @runtime_checkable
 class NowaitPackets(Protocol):
     """A packet link that knows its largest packet, and can send and receive several at once without a checkpoint.

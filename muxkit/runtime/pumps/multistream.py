@@ -7,20 +7,19 @@ engine until the link has some again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Consumed, Lent, Reset, Stop
 from muxkit.runtime._links import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
-from muxkit.runtime.pumps.pump import EventT, Pump, keep_freed_memory
-from muxkit.runtime.pumps.turns import LONG_TURN, turns
+from muxkit.runtime.pumps.pump import BROKEN, EventT, Pump, Wiring, keep_freed_memory
+from muxkit.runtime.pumps.turns import LONG_TURN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from muxkit._observer import Observer
     from muxkit.core import MultistreamEngine, StreamId
     from muxkit.runtime._errors import Side
     from muxkit.runtime._links import Arrival
@@ -41,32 +40,13 @@ class MultistreamPump(Pump[EventT]):
     The engine hears that the peer ended the connection in order before `on_lost` is called.
     """
 
-    _engine: MultistreamEngine[EventT]
-
     def __init__(
-        self,
-        link: MultistreamLink,
-        engine: MultistreamEngine[EventT],
-        *,
-        on_events: Callable[[Sequence[EventT]], None],
-        on_written: Callable[[], None],
-        on_lost: Callable[[], None],
-        queued: Callable[[], int],
-        observer: Observer | None = None,
+        self, link: MultistreamLink, engine: MultistreamEngine[EventT], **wiring: Unpack[Wiring[EventT]]
     ) -> None:
-        super().__init__(
-            peer=link.peer,
-            next_deadline=engine.next_deadline,
-            on_events=on_events,
-            on_written=on_written,
-            on_lost=on_lost,
-            queued=queued,
-            observer=observer,
-        )
+        super().__init__(link, engine, engine.next_deadline, wiring)
         keep_freed_memory()
         self._link = link
         self._engine = engine
-        self._turns = turns()
         self._is_heavy = False  # the last turn was long, so the next one waits for its place
         self._parked: set[StreamId] = set()  # streams that wait for room
         self._next: StreamId = 2 if link.role == "client" else 3  # of ours, not opened yet
@@ -97,7 +77,7 @@ class MultistreamPump(Pump[EventT]):
                 continue
             try:
                 await self._link.wait_delivered()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+            except BROKEN:
                 return  # the reader says so in a moment
             if self._is_silent():
                 return
@@ -126,14 +106,11 @@ class MultistreamPump(Pump[EventT]):
         return self._engine.has_output(self._link.may_open())
 
     async def _write(self) -> None:
-        try:
-            while True:
-                if self._pull():
-                    await trio.lowlevel.checkpoint()
-                else:
-                    await self._sleep_until_requested()
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.lose("the connection broke while writing", by="network", cause=error)
+        while True:
+            if self._pull():
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._sleep_until_requested()
 
     async def _make_room(self) -> None:
         """Wake the writer when streams have room, one more may be opened, or the queue of datagrams has emptied."""
@@ -143,7 +120,7 @@ class MultistreamPump(Pump[EventT]):
                     self._parked.discard(stream)
                     self._engine.stream_writable(stream)
                 self._wake_writer()
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+        except BROKEN:
             pass  # the reader says why, after it has brought what came before
 
     def _pull(self) -> bool:
@@ -211,20 +188,17 @@ class MultistreamPump(Pump[EventT]):
 
     async def _read(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self._make_room)
-        try:
-            while not self.is_lost:
-                arrivals = await self._link.receive()
-                if not arrivals:
-                    self._end()
-                    return
-                if (round_trip := self._link.round_trip) is not None:
-                    self._engine.set_rtt(round_trip)
-                await self._feed(arrivals)
-                arrivals = ()  # not kept while waiting for more
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self._broke(error)
+        while not self.is_lost:
+            arrivals = await self._link.receive()
+            if not arrivals:
+                self._end()
+                return
+            if (round_trip := self._link.round_trip) is not None:
+                self._engine.set_rtt(round_trip)
+            await self._feed(arrivals)
+            arrivals = ()  # not kept while waiting for more
 
-    def _broke(self, error: Exception) -> None:
+    def _broke(self, doing: str, error: Exception) -> None:
         """Lose the connection; the link may know which rule its peer broke, or that it was the peer that ended it."""
         if isinstance(error.__cause__, RemoteProtocolError):
             if self._observer is not None:
@@ -232,7 +206,7 @@ class MultistreamPump(Pump[EventT]):
             self.lose(str(error.__cause__), by="peer", cause=error.__cause__)
         else:
             by: Side = "peer" if getattr(error, "by", "network") == "peer" else "network"
-            self.lose("the connection broke while reading", by=by, cause=error)
+            self.lose(f"the connection broke while {doing}", by=by, cause=error)
 
     def _end(self) -> None:
         self._engine.receive_closed(trio.current_time())

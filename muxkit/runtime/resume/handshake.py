@@ -10,7 +10,7 @@ import trio
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit.runtime._errors import LinkLost
-from muxkit.runtime._links import Described, NowaitLink, WaitableLink
+from muxkit.runtime._links import NowaitLink, WaitableLink, peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -131,8 +131,7 @@ class _Handshake(Generic[LearntT]):
             await self._stream.send_all(data)
 
     def lost(self, reason: str, *, by: Side) -> LinkLost:
-        peer = self._stream.peer if isinstance(self._stream, Described) else ""
-        return LinkLost(reason, by=by, peer=peer, after=trio.current_time() - self._began)
+        return LinkLost(reason, by=by, peer=peer_of(self._stream), after=trio.current_time() - self._began)
 
 
 def prefixed(stream: trio.abc.Stream, data: bytes) -> trio.abc.Stream:
@@ -153,7 +152,7 @@ class _Prefixed(trio.abc.Stream):
     def __init__(self, stream: trio.abc.Stream, data: bytes) -> None:
         self._stream = stream
         self._rest = data
-        self.peer = stream.peer if isinstance(stream, Described) else ""
+        self.peer = peer_of(stream)
         if isinstance(stream, NowaitLink):
             self.send_nowait = stream.send_nowait
             self.send_buffers = stream.send_buffers

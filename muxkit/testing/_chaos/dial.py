@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from muxkit.runtime import Described, Dial, background
+from muxkit.runtime import Dial, background, peer_of
 from muxkit.testing._chaos.plan import BOTH_WAYS, ChaosPlan, ChaosStats, Cut, CutReport, Fate, OnCut, Way
 from muxkit.testing._weather import Line, WeatherStream, weather_pair
 
@@ -342,7 +342,7 @@ class ChaosDial(Chaos):
         try:
             with attempt.scope:
                 async with self._dial() as target:
-                    attempt.peer = f"{target.peer if isinstance(target, Described) else 'chaos'} #{fate.number}"
+                    attempt.peer = f"{peer_of(target) or 'chaos'} #{fate.number}"
                     attempt.over.set()
                     await self._pass(theirs, target, fate)
         except Exception as error:
