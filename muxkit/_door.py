@@ -18,8 +18,10 @@ from muxkit.runtime import (
     ProtocolPlugin,
     ResumingPlugin,
     Session,
+    SlotQueue,
     bare_nursery,
     interruptible,
+    leaves_of,
     peer_of,
     protect_package,
     protected_manager,
@@ -128,7 +130,7 @@ class _Connections:
                     self._sessions.add(session)
                     await run_interruptible(self._handler, session)
         except Exception as error:
-            if _is_loss(error):
+            if all(isinstance(leaf, LinkLost) for leaf in leaves_of(error)):
                 _log.debug("session lost: %s", error)
                 return
             _log.error("the handler of a session failed, the session was closed: %s", _where(error))
@@ -233,17 +235,20 @@ def each_channel(handler: ChannelHandler, *, most: int | None = None) -> Session
     """
 
     async def handle_session(session: Session) -> None:
-        free = _HandlerSlots(most or session.limits.channels)
+        running: set[Channel] = set()
+        bound = most or session.limits.channels
+        slots = SlotQueue(lambda: bound - len(running))
         async with bare_nursery() as nursery:
             try:
                 async for channel in session.incoming():
-                    nursery.start_soon(handle_channel, channel, free)
-                    await free.take_one()
+                    running.add(channel)
+                    nursery.start_soon(handle_channel, channel, running, slots)
+                    await slots.wait_for_slot()  # before the next channel is taken, which must not wait for a handler
             except LinkLost as error:
                 _log.debug("session lost: %s", error)
 
     @interruptible
-    async def handle_channel(channel: Channel, free: _HandlerSlots) -> None:
+    async def handle_channel(channel: Channel, running: set[Channel], slots: SlotQueue) -> None:
         try:
             await handler(channel)
         except (trio.BrokenResourceError, trio.EndOfChannel):
@@ -258,37 +263,10 @@ def each_channel(handler: ChannelHandler, *, most: int | None = None) -> Session
         else:
             await channel.aclose()
         finally:
-            free.give_back()
+            running.discard(channel)
+            slots.wake_waiters()
 
     return handle_session
-
-
-class _HandlerSlots:
-    """How many handlers may still run: a semaphore that yields only when none is left.
-
-    A slot is free before a channel is taken, so that no channel waits for its handler.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting = trio.lowlevel.ParkingLot()
-
-    async def take_one(self) -> None:
-        """Take the free slot, and return once another one is free."""
-        self._free -= 1
-        while not self._free:
-            await self._waiting.park()
-
-    def give_back(self) -> None:
-        self._free += 1
-        self._waiting.unpark()
-
-
-def _is_loss(error: BaseException) -> bool:
-    """Return True for nothing but lost links, in the groups of a handler's own nurseries as well."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(_is_loss(member) for member in error.exceptions)
-    return isinstance(error, LinkLost)
 
 
 def _where(error: BaseException) -> str:

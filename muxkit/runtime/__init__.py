@@ -29,6 +29,7 @@ from muxkit.runtime._scope import background as background
 from muxkit.runtime._scope import bare_nursery as bare_nursery
 from muxkit.runtime._scope import close_at_once as close_at_once
 from muxkit.runtime._scope import interruptible as interruptible
+from muxkit.runtime._scope import leaves_of as leaves_of
 from muxkit.runtime._scope import protect_package as protect_package
 from muxkit.runtime._scope import protected_manager as protected_manager
 from muxkit.runtime._scope import run_interruptible as run_interruptible

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from muxkit.runtime import LinkLost
+from muxkit.runtime import LinkLost, leaves_of
 from muxkit.testing._pair import require
 
 if TYPE_CHECKING:
@@ -41,10 +41,9 @@ async def run_check(
             # A pair that minds how it was left matters only when the check itself went well.
             failure = failure or error
     require(not scope.cancelled_caught, f"{name}: not over within {CHECK_TIMEOUT:g} s, it hangs or lost something")
-    while isinstance(failure, ExceptionGroup):
-        failure = failure.exceptions[0]
     if failure is not None:
-        raise AssertionError(f"{name}: {str(failure) or type(failure).__name__}") from failure
+        first = next(leaves_of(failure))
+        raise AssertionError(f"{name}: {str(first) or type(first).__name__}") from first
 
 
 async def run_both_ways(check: Callable[[EndT, EndT], Awaitable[None]], make_pair: MakeEnds[EndT]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+import attrs
 import trio
 
 from muxkit._errors import RemoteProtocolError
@@ -96,15 +97,15 @@ class HandshakeQueue:
             self.dropped += 1
 
 
+@attrs.define(eq=False)
 class _Handshake(Generic[LearntT]):
     """The handshake of one connection."""
 
-    def __init__(self, stream: trio.abc.Stream, reader: HandshakeReader[LearntT], most: int) -> None:
-        self._stream = stream
-        self._reader = reader
-        self._most = most
-        self._began = trio.current_time()
-        self.received = 0
+    _stream: trio.abc.Stream
+    _reader: HandshakeReader[LearntT]
+    _most: int
+    _began: float = attrs.field(factory=trio.current_time, init=False)
+    received: int = attrs.field(default=0, init=False)
 
     async def read(self) -> tuple[LearntT, trio.abc.Stream]:
         try:
