@@ -17,7 +17,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -52,6 +52,8 @@ class SessionPair:
 if TYPE_CHECKING:
     MakePair = Callable[[], AbstractAsyncContextManager[SessionPair]]
     Check = Callable[[SessionPair], Awaitable[None]]
+    Step = Callable[["_Ends"], Awaitable[None]]
+    _Call = tuple[Step, Step, Step]
     Leave = Callable[[SessionPair, trio.CancelScope], Awaitable[None]]
 
 T = TypeVar("T")
@@ -130,12 +132,12 @@ async def _messages_arrive_whole(pair: SessionPair, *, largest: int) -> None:
                 require(await channel.receive() == message, f"a message of {size} bytes came back different")
 
 
-async def _both_sides_open_channels(pair: SessionPair) -> None:
+async def _both_sides_open_channels(pair: SessionPair, *, count: int = 25) -> None:
     async with background() as nursery:
-        nursery.start_soon(echo_each, pair.one)
-        nursery.start_soon(echo_each, pair.other)
+        for session in (pair.one, pair.other):
+            nursery.start_soon(echo_each, session)
         async with trio.open_nursery() as work:
-            for number in range(25):
+            for number in range(count):
                 for session in (pair.one, pair.other):
                     work.start_soon(talk, session, b"%d" % number)
 
@@ -179,25 +181,21 @@ async def _abort_is_no_clean_end(pair: SessionPair) -> None:
         await must_raise(trio.ClosedResourceError, "receive after abort", here.receive)
 
 
-async def _an_unread_channel_stops_its_sender_only(pair: SessionPair) -> None:
-    async with two_ends(pair) as (here, there):
-        async with background() as nursery:
-            sent = 0
-
-            async def push() -> None:
-                nonlocal sent
-                while sent * 10_000 < WINDOW_MOST:
-                    await here.send(bytes(10_000))
-                    sent += 1
-
-            nursery.start_soon(push)
-            await at_rest()
-            require(sent * 10_000 < WINDOW_MOST, f"{sent * 10_000} bytes were taken while no task read")
-            nursery.start_soon(echo_each, pair.other)
-            for number in range(100):
-                await talk(pair.one, b"%d" % number)
-            before = sent
-            while sent == before:
+async def _an_unread_channel_stops_its_sender_only(pair: SessionPair, *, count: int = 1) -> None:
+    async with AsyncExitStack() as stack, background() as nursery:
+        ends = [await stack.enter_async_context(two_ends(pair)) for _ in range(count)]
+        sent: list[int] = []
+        for here, _there in ends:
+            nursery.start_soon(_push, here, sent)
+        await at_rest()
+        require(sum(sent) < WINDOW_MOST, f"{sum(sent)} bytes were taken while no task read")
+        nursery.start_soon(echo_each, pair.other)
+        async with trio.open_nursery() as talkers:
+            for number in range(20):
+                talkers.start_soon(talk, pair.one, b"%d" % number)
+        for _here, there in ends:
+            before = len(sent)
+            while len(sent) == before:
                 await there.receive()
 
 
@@ -305,15 +303,15 @@ _CHECKS: tuple[Check, ...] = (
 # Cancellation
 
 
+@attrs.define
 class _Ends:
     """A channel at both ends, for one run of a sweep."""
 
-    def __init__(self, pair: SessionPair, here: Channel, there: Channel) -> None:
-        self.pair = pair
-        self.here = here
-        self.there = there
-        self.is_done = False
-        self.got: list[bytes] = []
+    pair: SessionPair
+    here: Channel
+    there: Channel
+    is_done: bool = False
+    got: list[bytes] = attrs.field(factory=list)
 
     async def receive_rest(self) -> list[bytes]:
         """Return all messages that were received, up to the clean end."""
@@ -346,10 +344,6 @@ async def _cancelled_call(make_pair: MakePair, call: _Call) -> AsyncIterator[Cal
 async def _nothing(ends: _Ends) -> None: ...
 
 
-async def _send(ends: _Ends) -> None:
-    await ends.here.send(b"cancelled")
-
-
 async def _send_was_all_or_nothing(ends: _Ends) -> None:
     await ends.here.send(b"after")
     expected = [b"cancelled", b"after"] if ends.is_done else [b"after"]
@@ -357,8 +351,8 @@ async def _send_was_all_or_nothing(ends: _Ends) -> None:
     require(got == expected, f"a send that {'returned' if ends.is_done else 'was cancelled'} gave {got}")
 
 
-async def _send_many(ends: _Ends) -> None:
-    await ends.here.send_many([b"1", b"2", b"3"])
+def _send_many(ends: _Ends) -> Awaitable[None]:
+    return ends.here.send_many([b"1", b"2", b"3"])
 
 
 async def _send_many_sent_a_prefix(ends: _Ends) -> None:
@@ -382,10 +376,6 @@ async def _receive_took_nothing(ends: _Ends) -> None:
     require(got == [b"1", b"2", b"3"], f"after a cancelled receive all messages were {got}")
 
 
-async def _finish(ends: _Ends) -> None:
-    await ends.here.finish()
-
-
 async def _finish_can_be_repeated(ends: _Ends) -> None:
     got = await ends.receive_rest()
     require(got == [], f"finish gave {got}")
@@ -401,23 +391,15 @@ async def _open(ends: _Ends) -> None:
         pass
 
 
-async def _close(ends: _Ends) -> None:
-    await ends.here.aclose()
-
-
-if TYPE_CHECKING:
-    Step = Callable[[_Ends], Awaitable[None]]
-    _Call = tuple[Step, Step, Step]
-
 _CALLS: dict[str, _Call] = {
-    "send": (_nothing, _send, _send_was_all_or_nothing),
+    "send": (_nothing, lambda ends: ends.here.send(b"cancelled"), _send_was_all_or_nothing),
     "send_many": (_nothing, _send_many, _send_many_sent_a_prefix),
     "receive": (_send_many, _receive, _receive_took_nothing),
     "receive_many": (_send_many, _receive_many, _receive_took_nothing),
-    "finish": (_nothing, _finish, _finish_can_be_repeated),
+    "finish": (_nothing, lambda ends: ends.here.finish(), _finish_can_be_repeated),
     "ping": (_nothing, _ping, _nothing),
     "open": (_nothing, _open, _nothing),
-    "aclose": (_nothing, _close, _nothing),
+    "aclose": (_nothing, lambda ends: ends.here.aclose(), _nothing),
 }
 """Of each call: what is done before, what is cancelled, and what must hold afterwards."""
 
@@ -531,16 +513,7 @@ async def _push(channel: Channel, sent: list[int]) -> None:
 
 
 async def _stalled_channels_stop_only_themselves(pair: SessionPair) -> None:
-    async with two_ends(pair) as (first, _), two_ends(pair) as (second, _), background() as nursery:
-        sent: list[int] = []
-        for stalled in (first, second):
-            nursery.start_soon(_push, stalled, sent)
-        await at_rest()
-        require(sum(sent) < WINDOW_MOST, f"{sum(sent)} bytes were taken while no task read")
-        nursery.start_soon(echo_each, pair.other)
-        async with trio.open_nursery() as talkers:
-            for number in range(20):
-                talkers.start_soon(talk, pair.one, b"%d" % number)
+    await _an_unread_channel_stops_its_sender_only(pair, count=2)
 
 
 async def _channels_that_are_not_taken_stop_their_senders(pair: SessionPair) -> None:
@@ -577,13 +550,7 @@ async def _small_messages_pass_a_bulk_transfer(pair: SessionPair) -> None:
 
 
 async def _many_openings_have_their_turns(pair: SessionPair) -> None:
-    async with background() as nursery:
-        for session in (pair.one, pair.other):
-            nursery.start_soon(echo_each, session)
-        async with trio.open_nursery() as work:
-            for number in range(100):
-                work.start_soon(talk, pair.one, b"%d" % number)
-                work.start_soon(talk, pair.other, b"%d" % number)
+    await _both_sides_open_channels(pair, count=100)
     await _settled(pair)
 
 
