@@ -20,8 +20,6 @@ from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.turns import LONG_TURN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from muxkit.core import Buffer, Queued, StreamEngine
 
 TURN_FRAMES = 1024  # frames to parse in one turn at most, however cheap they are
@@ -242,7 +240,7 @@ class StreamPump(Pump[EventT]):
         clock, engine, now = self._turns.now, self._engine, self._time()
         until = began + self._turns.allowance
         for _ in range(TURN_FRAMES // STEP_FRAMES - 1):
-            self._hand_out(engine.events())
+            self.dispatch_events()
             if clock() >= until or self.is_lost or not parser.unparsed:
                 break
             engine.receive_bytes(b"", now)
@@ -257,13 +255,10 @@ class StreamPump(Pump[EventT]):
     def _dispatch(self) -> None:
         events = self._engine.events()
         self._is_burst = len(events) >= BURST
-        self._hand_out(events)
-        self.request_write()
-
-    def _hand_out(self, events: Sequence[EventT]) -> None:
-        while events:  # handling one may cause another
+        if events:
             self._on_events(events)
-            events = self._engine.events()
+            self.dispatch_events()  # handling one may cause another
+        self.request_write()
 
     def _next_deadline(self) -> float | None:
         if self._timers is not None and (self._is_writing or self._carry or self._hanging_up):
