@@ -44,7 +44,7 @@ class DatagramPump(Pump[EventT]):
         fatal: Iterable[int] = (),
         **wiring: Unpack[Wiring[EventT]],
     ) -> None:
-        super().__init__(link, engine, self._next_deadline, wiring)
+        super().__init__(link, engine, self._deadline, wiring)
         self._link = link
         self._engine = engine
         self._on_limit = on_limit
@@ -249,7 +249,7 @@ class DatagramPump(Pump[EventT]):
 
     # --- time
 
-    def _next_deadline(self) -> float | None:
+    def _deadline(self) -> float | None:
         deadline = self._engine.next_deadline()
         if deadline is None or (self._is_writing and deadline <= trio.current_time()):
             return None  # the writer rearms the clock before it sleeps

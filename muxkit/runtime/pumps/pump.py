@@ -29,33 +29,6 @@ BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 BLOCK = 8 * 1024 * 1024  # bytes; larger than what one connection's windows hold at a time
 
 
-class Clock:
-    """Calls `on_due` with the time whenever `next_deadline` has come; None means that there is none."""
-
-    __slots__ = ("_alarm", "_due", "_next_deadline", "_on_due")
-
-    def __init__(self, next_deadline: Callable[[], float | None], on_due: Callable[[float], None]) -> None:
-        self._next_deadline = next_deadline
-        self._on_due = on_due
-        self._due = math.inf
-        self._alarm = trio.CancelScope()
-
-    async def run(self) -> NoReturn:
-        while True:
-            deadline = self._next_deadline()
-            self._due = math.inf if deadline is None else deadline
-            self._alarm = trio.CancelScope(deadline=self._due)
-            with self._alarm:
-                await trio.sleep_forever()
-            self._on_due(trio.current_time())
-
-    def rearm(self) -> None:
-        """Wake earlier if the deadline has come nearer; a later one is noticed at the wake-up."""
-        deadline = self._next_deadline()
-        if deadline is not None and deadline < self._due:
-            self._alarm.deadline = self._due = deadline
-
-
 class Wiring(TypedDict, Generic[EventT]):
     """What a pump calls in its session."""
 
@@ -91,9 +64,9 @@ class Pump(ABC, Generic[EventT]):
         self._idle = trio.lowlevel.ParkingLot()  # of tasks that wait until everything is written
         self._tasks = trio.CancelScope()
         self._hanging_up = False  # then nothing is written any more
-        self._clock = Clock(next_deadline, self._on_due)
-        self.rearm = self._clock.rearm
-        """To be called after a command that may have set a deadline while the clock sleeps."""
+        self._next_deadline = next_deadline
+        self._due = math.inf  # when the clock wakes
+        self._alarm = trio.CancelScope()
         self.peer = peer_of(link)
         self._loss_record = LossRecord(self.peer)
         self.is_lost = False
@@ -111,7 +84,7 @@ class Pump(ABC, Generic[EventT]):
             with self._tasks:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._move, "writing", self._write)
-                    nursery.start_soon(self._clock.run)
+                    nursery.start_soon(self._keep_time)
                     await self._move("reading", partial(self._read, nursery))
         finally:
             self.lose("we hung up", by="local")
@@ -168,9 +141,24 @@ class Pump(ABC, Generic[EventT]):
         self.request_write()
         self.rearm()
 
-    def _on_due(self, now: float) -> None:
-        self._handle_deadline(now)
-        self._dispatch()
+    async def _keep_time(self) -> NoReturn:
+        while True:
+            deadline = self._next_deadline()
+            self._due = math.inf if deadline is None else deadline
+            self._alarm = trio.CancelScope(deadline=self._due)
+            with self._alarm:
+                await trio.sleep_forever()
+            self._handle_deadline(trio.current_time())
+            self._dispatch()
+
+    def rearm(self) -> None:
+        """Let the clock wake earlier if the deadline has come nearer; a later one is noticed at the wake-up.
+
+        To be called after a command that may have set a deadline.
+        """
+        deadline = self._next_deadline()
+        if deadline is not None and deadline < self._due:
+            self._alarm.deadline = self._due = deadline
 
     # --- the writer's sleep
 

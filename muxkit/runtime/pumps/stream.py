@@ -50,7 +50,7 @@ class StreamPump(Pump[EventT]):
         self._stream = stream
         self._engine = engine
         self._timers = engine if isinstance(engine, SeparateTimers) else None
-        super().__init__(stream, engine, engine.next_deadline if self._timers is None else self._next_deadline, wiring)
+        super().__init__(stream, engine, engine.next_deadline if self._timers is None else self._deadline, wiring)
         keep_freed_memory()
         self._outbox = outbox
         self._nowait = stream if isinstance(stream, NowaitLink) else None
@@ -260,7 +260,7 @@ class StreamPump(Pump[EventT]):
             self.dispatch_events()  # handling one may cause another
         self.request_write()
 
-    def _next_deadline(self) -> float | None:
+    def _deadline(self) -> float | None:
         if self._timers is not None and (self._is_writing or self._carry or self._hanging_up):
             return self._timers.next_timer()
         return self._engine.next_deadline()

@@ -90,7 +90,7 @@ class Passage:
             with self._life:
                 async with background() as nursery:
                     if self._fate.cut_at == 0:
-                        self._cut(self._fate.how, self._fate.way)
+                        self.cut(self._fate.how, self._fate.way)
                     for direction in self._directions.values():
                         nursery.start_soon(self._read, direction)
                         nursery.start_soon(self._write, direction)
@@ -107,11 +107,8 @@ class Passage:
 
     # --- its end
 
-    def cut(self, how: Cut) -> None:
-        """Lose the connection now; only the first cut counts."""
-        self._cut(how, None)
-
-    def _cut(self, how: Cut, way: Way | None) -> None:
+    def cut(self, how: Cut, way: Way | None = None) -> None:
+        """Lose the connection now; only the first cut counts. A cut by plan names the way that its bytes went."""
         if self._was_cut or self._life.cancel_called:
             return
         self._was_cut = True
@@ -187,7 +184,7 @@ class Passage:
         direction.delivered += len(data)
         direction.changed.unpark_all()
         if direction.delivered == fated:
-            self._cut(self._fate.how, self._fate.way)
+            self.cut(self._fate.how, self._fate.way)
 
     async def _pass_the_end_on(self, direction: _Direction) -> None:
         if direction.arrived_at > trio.current_time():
