@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from muxkit._lazy import lazily
 
 if TYPE_CHECKING:
-    from muxkit.testing._cancel import cancel_sweep as cancel_sweep
     from muxkit.testing._chaos.dial import ChaosDial as ChaosDial
     from muxkit.testing._chaos.dial import chaos_dial as chaos_dial
     from muxkit.testing._chaos.plan import ChaosPlan as ChaosPlan
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from muxkit.testing._chaos.relay import ChaosRelay as ChaosRelay
     from muxkit.testing._chaos.relay import chaos_relay as chaos_relay
     from muxkit.testing._chaos.relay import parse_place as parse_place
+    from muxkit.testing._checks import cancel_sweep as cancel_sweep
     from muxkit.testing._links import check_link as check_link
     from muxkit.testing._network import AimdReceiver as AimdReceiver
     from muxkit.testing._network import AimdSender as AimdSender
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # Tests of an engine need no Trio, so each tool is imported when it is first used.
 _LAZY = {
-    "cancel_sweep": "_cancel",
+    "cancel_sweep": "_checks",
     "ChaosDial chaos_dial": "_chaos.dial",
     "ChaosPlan ChaosStats Cut CutReport Way": "_chaos.plan",
     "ChaosRelay chaos_relay parse_place": "_chaos.relay",

@@ -87,7 +87,7 @@ class Bottleneck:
 
 
 class Fate(Enum):
-    """What became of a packet?"""
+    """What became of a packet."""
 
     ARRIVED = "arrived"
     UNDER_WAY = "under way"

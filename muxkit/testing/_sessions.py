@@ -26,8 +26,7 @@ import trio
 import trio.testing
 
 from muxkit.runtime import Channel, LinkLost, Session, Unsupported, background
-from muxkit.testing._cancel import cancel_sweep
-from muxkit.testing._checks import CHECK_TIMEOUT, must_raise, run_check
+from muxkit.testing._checks import CHECK_TIMEOUT, cancel_sweep, must_raise, run_check
 from muxkit.testing._pair import require
 
 if TYPE_CHECKING:

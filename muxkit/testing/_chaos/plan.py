@@ -15,7 +15,7 @@ BLOCK = 4 * KIB  # bytes that share one draw of jitter
 
 
 class Cut(Enum):
-    """How is a connection lost?"""
+    """How a connection is lost."""
 
     END = "end"
     """Both sides see the end of the stream."""
@@ -26,7 +26,7 @@ class Cut(Enum):
 
 
 class Way(Enum):
-    """Which direction?"""
+    """A direction."""
 
     THERE = "there"
     """From the client to the target."""
