@@ -7,6 +7,7 @@ import traceback
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import attrs
 import trio
 
 from muxkit._limits import Limits
@@ -104,19 +105,15 @@ class _Door:
         return nullcontext(_Connections(self.session_on, handler))
 
 
+@attrs.define(eq=False)
 class _Connections:
     """Serves a protocol whose sessions end with their connections."""
 
-    def __init__(
-        self,
-        session_on: Callable[[Link, Literal["server"]], AbstractAsyncContextManager[Session]],
-        handler: SessionHandler,
-    ) -> None:
-        self._session_on = session_on
-        self._handler = handler
-        self._sessions: set[Session] = set()
-        self._draining = False
-        self._ended = trio.lowlevel.ParkingLot()
+    _session_on: Callable[[Link, Literal["server"]], AbstractAsyncContextManager[Session]]
+    _handler: SessionHandler
+    _sessions: set[Session] = attrs.field(factory=set, init=False)
+    _draining: bool = attrs.field(default=False, init=False)
+    _ended: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
     @property
     def sessions(self) -> int:
@@ -174,13 +171,13 @@ async def connect(
         yield session
 
 
+@attrs.define(eq=False)
 class Served:
     """A running server."""
 
-    def __init__(self, listening: Listening, scope: trio.CancelScope, urls: tuple[str, ...]) -> None:
-        self._listening = listening
-        self._scope = scope
-        self.urls = urls
+    _listening: Listening
+    _scope: trio.CancelScope
+    urls: tuple[str, ...]
 
     @property
     def url(self) -> str:

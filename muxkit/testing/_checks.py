@@ -106,7 +106,7 @@ async def cancel_sweep(scenario: Scenario, *, most: int = MOST) -> int:
 
 
 async def _cancelled_at(operation: Operation, step: int) -> bool:
-    """Run it, cancelled from its `step`-th step on; was that before its end?"""
+    """Run it, cancelled from its `step`-th step on; return True if that was before its end."""
     counter = _Counter(trio.lowlevel.current_task(), step)
     with counter.scope:
         # The first step is the one that is being done now, so nothing has been counted before it.

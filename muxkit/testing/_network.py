@@ -72,7 +72,7 @@ class Bottleneck:
         self._leaving: deque[tuple[float, int]] = deque()
 
     def enter(self, size: int, now: float) -> float | None:
-        """When a packet that comes now has left the line; None if the queue is full."""
+        """Return when a packet that comes now will have left the line; None if the queue is full."""
         while self._leaving and self._leaving[0][0] <= now:
             self.waiting -= self._leaving.popleft()[1]
         self.samples.append((now, self.waiting))
@@ -129,7 +129,7 @@ class Path:
         self._burst_until = float("-inf")
 
     def send(self, packet: bytes, journey: Journey) -> list[tuple[float, bytes]]:
-        """When which copies arrive."""
+        """Return each copy that arrives, and when."""
         weather, chance, now = self.weather, self._random.random, journey.sent_at
         self.bytes_sent += len(packet)
         # Every packet throws the same dice, so that a change of one chance leaves the others as they were.
@@ -250,7 +250,7 @@ class Network:
         self.now = max(self.now, until)
 
     def run_until(self, is_over: Callable[[], bool], *, most: float) -> bool:
-        """Go on until `is_over`, or to the moment `most`; was it over in time?"""
+        """Go on until `is_over`, or to the moment `most`; return True if it was over in time."""
         for end in range(len(self._ends)):  # commands may have been given since the last run
             self._pull(end)
         at_once = 0

@@ -237,7 +237,7 @@ class EngineCase(Generic[EventT]):
     make: Callable[[], StreamEngine[EventT]]
     """A new engine, each time the same."""
     is_failure: Callable[[EventT], bool]
-    """Is this the last event, the one that holds the `RemoteProtocolError`?"""
+    """True for the last event, the one that holds the `RemoteProtocolError`."""
     normalise: Callable[[EventT], object] = repr
     """Makes events of two engines comparable."""
     transcripts: Sequence[bytes]

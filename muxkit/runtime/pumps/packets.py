@@ -110,11 +110,6 @@ class DatagramPump(Pump[EventT]):
         if self._carry:
             self._wake_writer()
 
-    @property
-    def _is_writing(self) -> bool:
-        """True while the writer is awake: then a deadline that is due because something may be sent means nothing."""
-        return self._sleeper is None
-
     async def _write(self) -> None:
         while True:
             self._carry = self._carry or self._pull()
@@ -251,6 +246,6 @@ class DatagramPump(Pump[EventT]):
 
     def _deadline(self) -> float | None:
         deadline = self._engine.next_deadline()
-        if deadline is None or (self._is_writing and deadline <= trio.current_time()):
-            return None  # the writer rearms the clock before it sleeps
+        if deadline is None or (self._sleeper is None and deadline <= trio.current_time()):
+            return None  # the writer is awake, sends what is due, and rearms the clock before it sleeps
         return deadline

@@ -203,7 +203,7 @@ class Passage:
 
 
 def make_abrupt(stream: trio.abc.Stream) -> None:
-    """What closes it next shall be a reset, as far as this kind of stream has one."""
+    """Let what closes it next be a reset, as far as this kind of stream has one."""
     if isinstance(stream, trio.SocketStream):
         with suppress(OSError):
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_ZERO)
