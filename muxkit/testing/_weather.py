@@ -81,6 +81,7 @@ class _Way(Line):
     clogged: bool = False
     vanishing: bool = False  # what is sent is lost without a sign
     unwanted: bool = False  # the receiver is gone
+    was_reset: bool = False  # with its other direction
 
     def put(self, data: memoryview) -> int:
         """Take what fits, in random pieces; gives its size."""
@@ -135,26 +136,13 @@ class _Way(Line):
         return self.take(limit) if limit > 0 and self.pieces else b""
 
 
-class _Wire:
-    """What both ends share."""
-
-    def __init__(self) -> None:
-        self.ways: tuple[_Way, ...] = ()
-        self.was_reset = False
-
-    def reset(self) -> None:
-        self.was_reset = True
-        for way in self.ways:
-            way.changed.unpark_all()
-
-
 class WeatherStream(trio.abc.HalfCloseableStream):
     """One end of `weather_pair`; its methods beyond those of a stream are for the test that makes the weather."""
 
-    def __init__(self, wire: _Wire, outgoing: _Way, incoming: _Way, peer: str) -> None:
-        self._wire = wire
+    def __init__(self, outgoing: _Way, incoming: _Way, peer: str) -> None:
         self._outgoing = outgoing
         self._incoming = incoming
+        self._ways = (outgoing, incoming)
         self._closed = False
         self._ended = False
         self._one_sends = OneAtATime("sending on this stream")
@@ -173,13 +161,15 @@ class WeatherStream(trio.abc.HalfCloseableStream):
 
     def vanish(self) -> None:
         """From now on nothing is delivered, and neither end is told."""
-        for way in self._wire.ways:
+        for way in self._ways:
             way.vanishing = True
             way.changed.unpark_all()
 
     def reset(self) -> None:
         """Break the connection for both ends; what is under way is lost."""
-        self._wire.reset()
+        for way in self._ways:
+            way.was_reset = True
+            way.changed.unpark_all()
 
     @property
     def bytes_sent(self) -> int:
@@ -196,7 +186,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
             while view:
                 taken = self._outgoing.put(view)
                 if self._outgoing.vanishing:
-                    for way in self._wire.ways:  # a peer that is gone is gone for both directions
+                    for way in self._ways:  # a peer that is gone is gone for both directions
                         way.vanishing = True
                 view = view[taken:]
                 if not taken:
@@ -207,7 +197,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
         with self._one_sends:
             await trio.lowlevel.checkpoint()
             way = self._outgoing
-            while not (self._closed or way.unwanted or self._wire.was_reset) and not way.has_room:
+            while not (self._closed or way.unwanted or self._incoming.was_reset) and not way.has_room:
                 await way.changed.park()
             self._check_open()
 
@@ -231,7 +221,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
     async def wait_readable(self) -> None:
         """Sleep until something may have arrived, or it is closed or reset."""
         arrival = self._incoming.next_arrival()
-        if self._closed or self._wire.was_reset or (arrival is not None and arrival <= trio.current_time()):
+        if self._closed or self._incoming.was_reset or (arrival is not None and arrival <= trio.current_time()):
             await trio.lowlevel.checkpoint()
         else:
             await self._wait_for_arrival()
@@ -241,8 +231,8 @@ class WeatherStream(trio.abc.HalfCloseableStream):
         way = self._incoming
         self._check_open()
         if way.is_reset:
-            self._wire.reset()
-        if self._wire.was_reset:
+            self.reset()
+        if self._incoming.was_reset:
             raise trio.BrokenResourceError(f"{self.peer}: the connection was reset")
         arrival = way.next_arrival()
         return way.receive(max_bytes) if arrival is not None and arrival <= trio.current_time() else None
@@ -261,11 +251,11 @@ class WeatherStream(trio.abc.HalfCloseableStream):
             self._closed = True
             # As in TCP, a close with unread bytes resets the connection.
             if self._incoming.under_way and not self._incoming.vanishing:
-                self._wire.reset()
+                self.reset()
             self._outgoing.end()
             if not self._incoming.vanishing:
                 self._incoming.unwanted = True
-            for way in self._wire.ways:
+            for way in self._ways:
                 way.changed.unpark_all()
         await trio.lowlevel.checkpoint()
 
@@ -277,7 +267,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
         self._check_open()
         if self._ended:
             raise trio.ClosedResourceError("nothing can be sent after send_eof")
-        if self._wire.was_reset or self._outgoing.unwanted:
+        if self._incoming.was_reset or self._outgoing.unwanted:
             raise trio.BrokenResourceError(f"{self.peer}: the connection was reset")
 
 
@@ -301,7 +291,6 @@ def weather_pair(
     directions without a sign, `reset_at_byte` breaks the connection, `cut_at_byte` ends the stream. With
     `splits` what is sent arrives in pieces of random size.
     """
-    wire = _Wire()
     make = partial(_Way, delay=latency, jitter=jitter, rate=bandwidth, buffer=buffer, splits=splits)
     there = make(
         dice=random.Random(f"{seed}/there"),
@@ -311,9 +300,8 @@ def weather_pair(
         cut_at=cut_at_byte,
     )
     back = make(dice=random.Random(f"{seed}/back"))
-    wire.ways = (there, back)
     name = f"weather seed={seed}"
-    return WeatherStream(wire, there, back, name), WeatherStream(wire, back, there, name)
+    return WeatherStream(there, back, name), WeatherStream(back, there, name)
 
 
 @contextmanager
