@@ -37,19 +37,9 @@ __version__ = "0.2.0"
 # The engines do not need Trio, and a program that uses only them should not import it: names that need it are
 # imported at the first access.
 _LAZY = {
-    "Channel": "runtime",
-    "ChannelCancelled": "runtime",
-    "ChannelStopped": "runtime",
-    "LinkLost": "runtime",
     "PluginError": "_plugins",
-    "Served": "_door",
-    "Session": "runtime",
-    "SessionInfo": "runtime",
-    "SessionStats": "runtime",
-    "Unsupported": "runtime",
-    "connect": "_door",
-    "each_channel": "_door",
-    "serve": "_door",
+    "Served connect each_channel serve": "_door",
+    "Channel ChannelCancelled ChannelStopped LinkLost Session SessionInfo SessionStats Unsupported": "runtime",
 }
 
 __getattr__, __dir__ = lazily(globals(), _LAZY)

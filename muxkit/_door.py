@@ -7,6 +7,7 @@ import traceback
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import attrs
 import trio
 
 from muxkit._limits import Limits
@@ -18,8 +19,11 @@ from muxkit.runtime import (
     ProtocolPlugin,
     ResumingPlugin,
     Session,
+    SlotQueue,
     bare_nursery,
     interruptible,
+    leaves_of,
+    peer_of,
     protect_package,
     protected_manager,
     run_interruptible,
@@ -89,7 +93,7 @@ class _Door:
                 yield session
 
     def session_on(self, link: Link, role: Literal["client", "server"]) -> AbstractAsyncContextManager[Session]:
-        observer = for_connection(self._observer, f"{role} {getattr(link, 'peer', '') or self.address}")
+        observer = for_connection(self._observer, f"{role} {peer_of(link) or self.address}")
         return self.protocol.session(link, role=role, address=self.address, observer=observer, **self._session_options)
 
     def listening(self, handler: SessionHandler) -> AbstractAsyncContextManager[Listening]:
@@ -101,19 +105,15 @@ class _Door:
         return nullcontext(_Connections(self.session_on, handler))
 
 
+@attrs.define(eq=False)
 class _Connections:
     """Serves a protocol whose sessions end with their connections."""
 
-    def __init__(
-        self,
-        session_on: Callable[[Link, Literal["server"]], AbstractAsyncContextManager[Session]],
-        handler: SessionHandler,
-    ) -> None:
-        self._session_on = session_on
-        self._handler = handler
-        self._sessions: set[Session] = set()
-        self._draining = False
-        self._ended = trio.lowlevel.ParkingLot()
+    _session_on: Callable[[Link, Literal["server"]], AbstractAsyncContextManager[Session]]
+    _handler: SessionHandler
+    _sessions: set[Session] = attrs.field(factory=set, init=False)
+    _draining: bool = attrs.field(default=False, init=False)
+    _ended: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
     @property
     def sessions(self) -> int:
@@ -127,7 +127,7 @@ class _Connections:
                     self._sessions.add(session)
                     await run_interruptible(self._handler, session)
         except Exception as error:
-            if _is_loss(error):
+            if all(isinstance(leaf, LinkLost) for leaf in leaves_of(error)):
                 _log.debug("session lost: %s", error)
                 return
             _log.error("the handler of a session failed, the session was closed: %s", _where(error))
@@ -171,13 +171,13 @@ async def connect(
         yield session
 
 
+@attrs.define(eq=False)
 class Served:
     """A running server."""
 
-    def __init__(self, listening: Listening, scope: trio.CancelScope, urls: tuple[str, ...]) -> None:
-        self._listening = listening
-        self._scope = scope
-        self.urls = urls
+    _listening: Listening
+    _scope: trio.CancelScope
+    urls: tuple[str, ...]
 
     @property
     def url(self) -> str:
@@ -232,17 +232,20 @@ def each_channel(handler: ChannelHandler, *, most: int | None = None) -> Session
     """
 
     async def handle_session(session: Session) -> None:
-        free = _HandlerSlots(most or session.limits.channels)
+        running: set[Channel] = set()
+        bound = most or session.limits.channels
+        slots = SlotQueue(lambda: bound - len(running))
         async with bare_nursery() as nursery:
             try:
                 async for channel in session.incoming():
-                    nursery.start_soon(handle_channel, channel, free)
-                    await free.take_one()
+                    running.add(channel)
+                    nursery.start_soon(handle_channel, channel, running, slots)
+                    await slots.wait_for_slot()  # before the next channel is taken, which must not wait for a handler
             except LinkLost as error:
                 _log.debug("session lost: %s", error)
 
     @interruptible
-    async def handle_channel(channel: Channel, free: _HandlerSlots) -> None:
+    async def handle_channel(channel: Channel, running: set[Channel], slots: SlotQueue) -> None:
         try:
             await handler(channel)
         except (trio.BrokenResourceError, trio.EndOfChannel):
@@ -257,37 +260,10 @@ def each_channel(handler: ChannelHandler, *, most: int | None = None) -> Session
         else:
             await channel.aclose()
         finally:
-            free.give_back()
+            running.discard(channel)
+            slots.wake_waiters()
 
     return handle_session
-
-
-class _HandlerSlots:
-    """How many handlers may still run: a semaphore that yields only when none is left.
-
-    A slot is free before a channel is taken, so that no channel waits for its handler.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting = trio.lowlevel.ParkingLot()
-
-    async def take_one(self) -> None:
-        """Take the free slot, and return once another one is free."""
-        self._free -= 1
-        while not self._free:
-            await self._waiting.park()
-
-    def give_back(self) -> None:
-        self._free += 1
-        self._waiting.unpark()
-
-
-def _is_loss(error: BaseException) -> bool:
-    """Return True for nothing but lost links, in the groups of a handler's own nurseries as well."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(_is_loss(member) for member in error.exceptions)
-    return isinstance(error, LinkLost)
 
 
 def _where(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import trio
@@ -59,21 +60,19 @@ class Unsupported(MuxError):
 class LossRecord:
     """Why a connection ended, from which each task that raises gets an error of its own; made when it begins."""
 
-    __slots__ = ("_after", "_began", "_by", "_cause", "_reason", "_unsent", "peer")
+    __slots__ = ("_began", "_cause", "_make", "_peer")
 
     def __init__(self, peer: str) -> None:
-        self.peer = peer
+        self._peer = peer
         self._began = trio.current_time()
-        self._after: float | None = None
-        self._reason = "the connection is over"
-        self._by: Side = "local"
         self._cause: BaseException | None = None
-        self._unsent = 0
+        self._make = partial(LinkLost, "the connection is over", by="local", peer=peer)
 
     def record(self, reason: str, *, by: Side, cause: BaseException | None, unsent: int) -> None:
         """The connection ends now; `unsent` bytes were not taken by the transport."""
-        self._after = trio.current_time() - self._began
-        self._reason, self._by, self._cause, self._unsent = reason, by, cause, unsent
+        after = trio.current_time() - self._began
+        self._cause = cause
+        self._make = partial(LinkLost, reason, by=by, peer=self._peer, after=after, unsent=unsent)
 
     @property
     def is_violation(self) -> bool:
@@ -81,6 +80,6 @@ class LossRecord:
         return isinstance(self._cause, RemoteProtocolError)
 
     def error(self) -> LinkLost:
-        error = LinkLost(self._reason, by=self._by, peer=self.peer, after=self._after, unsent=self._unsent)
+        error = self._make()
         error.__cause__ = self._cause
         return error
