@@ -385,13 +385,14 @@ class Engine:
                 raise LocalProtocolError(
                     f"{entity.label}: {size} + {len(end)} bytes to send against {entity.credit_out} of credit"
                 )
-        self._state.push(outgoing, payload)
+        outgoing.push(payload)
+        self._state.messages_sent += 1
         if end is not None:
             outgoing.close(end)
         if answers or end is not None:
             self._state.end_queued(entity)
-        elif not outgoing.scheduled and outgoing.is_ready():
-            self._state.scheduler.add(outgoing)
+        else:
+            self._state.schedule(entity)
 
     def try_send(self, entity: Entity, payload: bytes) -> bool:
         """Queue a message that credit covers as a whole; otherwise do nothing and return False. Faster than `send`."""
@@ -400,7 +401,7 @@ class Engine:
             return False
         if size > entity.credit.available - outgoing.queued - outgoing.claimed:
             return False
-        state, queue = self._state, outgoing.queue  # `State.push_covered` inlined: this runs for each message
+        state, queue = self._state, outgoing.queue  # `Outgoing.push_covered` inlined: this runs for each message
         if not queue:
             outgoing.has_sent = True
             if queue is NO_QUEUE:
@@ -423,7 +424,9 @@ class Engine:
         size = sum(sizes)
         if size > entity.credit.available - outgoing.queued - outgoing.claimed or max(sizes) > self._largest:
             return False
-        self._state.push_covered(outgoing, payloads, size)
+        outgoing.push_covered(payloads, size)
+        self._state.messages_sent += len(payloads)
+        self._state.schedule(entity)
         return True
 
     def send_many(self, entity: Entity, payloads: Iterable[bytes]) -> int:
@@ -476,7 +479,7 @@ class Engine:
             # The end of a request cannot be taken for a response, so it need not wait for credit.
             can_explain = entity.kind is not Kind.REQUEST_IN or entity.credit_out > 0
             outgoing.close(b"" if entity.receives or not can_explain else ABORTED)
-        self._state.recount(outgoing, outgoing.waits_for_transport())
+        outgoing.count(outgoing.waits_for_transport())
         self._state.end_queued(entity)
 
     def refuse(self, entity: Entity) -> None:
