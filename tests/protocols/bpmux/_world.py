@@ -266,8 +266,8 @@ class World:
     def check(self) -> None:
         for side in (0, 1):
             self.wires[side].look(self.pair.sent[side])
-            reader = self.engines[1 - side]._reader
-            self.wires[side].forget(reader.offset - reader._held.size)
+            engine = self.engines[1 - side]
+            self.wires[side].forget(engine.bytes_received - engine._reader.held.size)
             check_books(self.engines[side], self.inbox[side])
         for side in (0, 1):
             self._check_credit(side)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from muxkit.core import U64_MAX, Deadlines, Keepalive, StallWatch
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import NO_QUEUE, OURS, OVERHEAD, Entity, Kind
 from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp, Probed, Silent
-from muxkit.protocols.bpmux.engine.receiving import ChunkReader
+from muxkit.protocols.bpmux.engine.receiving import HEAD_MOST, ChunkReader
 from muxkit.protocols.bpmux.engine.state import State
 from muxkit.protocols.bpmux.frames import Type, observe_written
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from muxkit._observer import Observer
-    from muxkit.core import Buffer, Outbox
+    from muxkit.core import Buffer
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
 ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means that messages are missing
@@ -63,27 +64,31 @@ class Engine:
         )
         self._stall = StallWatch(self._deadlines, Timer.STALL, seconds=self.limits.stall, least=self.limits.stall_bytes)
         self._is_started = False
+        self._rest = b""  # received and not parsed from `_at` on, because `frames_at_once` chunks were parsed
+        self._at = 0
+        self._is_mid_chunk = False
+        self._next_id = self.config.first_id
         self._largest = self.limits.message
+        self.frames_at_once = sys.maxsize
+        """The most chunks that one call of `receive_bytes` parses."""
+        self.unparsed = 0
+        """Received bytes behind the first `frames_at_once` chunks; `receive_bytes(b"", now)` parses more of them."""
+        self.bytes_received = 0
+        self.over = False
+        self.hung_up_cleanly = False
+        self.top_sink = self._state.top_sink
+        """The entity for top-level messages to the peer."""
+        self.top_stream = self._state.top_stream
+        """The entity for top-level messages of the peer."""
+        self.waiting = self._state.outbox
+        """The counter behind `outbox`, for frequent reads."""
         self.consumed = self._state.consume
         """Count bytes of an entity's messages as taken by the application; harmless after the entity is gone.
 
         Returns whether there may be something to write because of it.
         """
-        self._next_id = self.config.first_id
-        self.over = False
-        self.hung_up_cleanly = False
 
     # --- state
-
-    @property
-    def top_sink(self) -> Entity:
-        """The entity for top-level messages to the peer."""
-        return self._state.top_sink
-
-    @property
-    def top_stream(self) -> Entity:
-        """The entity for top-level messages of the peer."""
-        return self._state.top_stream
 
     def entities(self, kind: Kind) -> dict[int, Entity]:
         """One of the six maps of the document, read-only."""
@@ -105,36 +110,13 @@ class Engine:
         return self._state.outbox.used
 
     @property
-    def waiting(self) -> Outbox:
-        """The counter behind `outbox`, for frequent reads."""
-        return self._state.outbox
-
-    @property
     def messages_sent(self) -> int:
         return self._state.messages_sent
-
-    @property
-    def bytes_received(self) -> int:
-        return self._reader.offset
 
     @property
     def unread(self) -> int:
         """Number of channels that the peer opened, that are gone, and whose messages were not all consumed."""
         return len(self._state.unread)
-
-    @property
-    def unparsed(self) -> int:
-        """Received bytes behind the first `frames_at_once` chunks; `receive_bytes(b"", now)` parses more of them."""
-        return 0 if self.over else self._reader.unparsed
-
-    @property
-    def frames_at_once(self) -> int:
-        """The most chunks that one call of `receive_bytes` parses."""
-        return self._reader.frames_at_once
-
-    @frames_at_once.setter
-    def frames_at_once(self, count: int) -> None:
-        self._reader.frames_at_once = count
 
     @property
     def live(self) -> int:
@@ -152,23 +134,44 @@ class Engine:
         """Parse and apply received bytes; never raises."""
         if self.over:
             return
-        self._state.now = now
-        failure = self._reader.feed(data)
-        if failure is not None:
-            self._stop(Failed(failure))
+        state, reader = self._state, self._reader
+        state.now = now
+        if self._observer is not None and data:
+            self._observer.transport("in", data)
+        start = 0
+        if self.unparsed:
+            if data:
+                data = self._rest[self._at :] + data
+            else:  # keep the position, because each step of a turn would copy the rest
+                data, start = self._rest, self._at
+            self._rest = b""
+        reader.left = self.frames_at_once
+        base = self.bytes_received - start
+        try:
+            position = reader.resume(data, start, base) if self._is_mid_chunk else start
+            if len(data) - position > HEAD_MOST and not reader.rules.announced:
+                position = reader.parse_payloads(data, position)
+            if position < len(data):
+                position = reader.parse(data, position, base)
+        except RemoteProtocolError as error:
+            self._stop(Failed(error))
+            return
+        self.bytes_received = base + position
+        self.unparsed = len(data) - position
+        if self.unparsed:
+            self._rest, self._at = data, position
+        self._is_mid_chunk = reader.held.size > 0 or reader.owner is not None or reader.rules.announced > 0
+        self._keepalive.heard(now)
+        if self._is_mid_chunk or state.unfinished:
+            self._watch_progress(now)
         else:
-            self._keepalive.heard(now)
-            if self._reader.is_mid_chunk or self._state.unfinished:
-                self._watch_progress(now)
-            else:
-                self._stall.stop()
+            self._stall.stop()
 
     def receive_eof(self, now: float) -> None:
         """End the connection: the peer closed its direction of the stream."""
         if not self.over:
-            clean = not self._reader.is_mid_chunk and self.channels == 0
-            self.hung_up_cleanly = clean
-            self._stop(HungUp(clean))
+            self.hung_up_cleanly = not self._is_mid_chunk and self.channels == 0
+            self._stop(HungUp(self.hung_up_cleanly))
 
     def events(self) -> Sequence[Event]:
         """Take the events since the last call, oldest first."""
@@ -243,16 +246,16 @@ class Engine:
         return next((entity for entity in alive if entity.announced and not entity.ending), None)
 
     def _watch_progress(self, now: float) -> None:
-        self._stall.watch(now, self._reader.offset, self._state.reassembly.served)
+        self._stall.watch(now, self.bytes_received, self._state.reassembly.served)
 
     def _check_progress(self, now: float) -> Event | None:
-        state, reader = self._state, self._reader
-        came = self._stall.shortfall(reader.offset, state.reassembly.served)
-        is_due_from_peer = reader.is_mid_chunk or state.can_peer_continue()
+        state = self._state
+        came = self._stall.shortfall(self.bytes_received, state.reassembly.served)
+        is_due_from_peer = self._is_mid_chunk or state.can_peer_continue()
         if is_due_from_peer and came is not None:
             if not came:  # a broken network looks the same, so this is no violation
                 return Silent(self._keepalive.silence(now))
-            return Failed(self._stall.error(came, "message", reader.offset))
+            return Failed(self._stall.error(came, "message", self.bytes_received))
         if is_due_from_peer or state.unfinished:
             self._watch_progress(now)
         return None
@@ -262,6 +265,7 @@ class Engine:
         if self._observer is not None and isinstance(last, Failed):
             self._observer.error(last.error)
         self.over = True
+        self.unparsed = 0
 
     # --- opening
 

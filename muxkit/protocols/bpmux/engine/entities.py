@@ -123,13 +123,10 @@ class Entity:
             self.window = ReceiveWindow()
         return self.window
 
-    def take_first_grant(self) -> int:
-        """Take the credit to write into the chunk that opens it, or its twin's if only that receives."""
-        receiving = self if self.receives else self.twin
-        if receiving is None:
-            return 0
-        amount, receiving.grant = receiving.grant, 0
-        return amount
+    @property
+    def receiver(self) -> Entity | None:
+        """The half of its channel that the peer sends payload on."""
+        return self if self.receives else self.twin
 
     @property
     def type(self) -> Type:
@@ -419,7 +416,9 @@ class Outgoing:
                 if not size:
                     return 0
                 out.append(encode_partial(total))
-            grant = entity.take_first_grant()
+            receiver, grant = entity.receiver, 0
+            if receiver is not None:
+                grant, receiver.grant = receiver.grant, 0
             first = head(type, entity.id, PAYLOAD | CREDIT) if grant else start
             out.append(first + encode_varu64(size) + payload[:size] + (encode_varu64(grant) if grant else b""))
             self._begun = size
