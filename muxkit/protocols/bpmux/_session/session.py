@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.bpmux.engine.entities import Entity
     from muxkit.runtime import ErrorMaker
 
-MadeT = TypeVar("MadeT")
+MadeT = TypeVar("MadeT", Duplex, Sink, Source, Request)
 Half = Sink | Source | Request
 
 LINGER = 5.0  # s to leave in order
@@ -108,7 +108,6 @@ class Session(CommonSession):
         self._messages_received = 0
         self.connection = Connection(stream, config, limits, observer, on_events=self._dispatch, on_lost=self._on_lost)
         self._engine = self.connection.engine
-        self._limits = self._engine.limits
         self.messages = Source(self.connection, self._engine.top_stream)
         """The half that receives the peer's top-level messages."""
         self.top = _TopSink(self.connection, self._engine.top_sink, self._openers)
@@ -141,39 +140,36 @@ class Session(CommonSession):
             sink, stream = self._engine.open_duplex(payload, credit=credit)
             return Duplex(Sink(self.connection, sink), Source(self.connection, stream))
 
-        return Opening(lambda: self._make(make, payload))
+        return self._opening(payload, make)
 
     def open_sink(self, payload: bytes = b"") -> AbstractAsyncContextManager[Sink]:
         """Open a channel to send on."""
-        return Opening(lambda: self._make(lambda: Sink(self.connection, self._engine.open_sink(payload)), payload))
+        return self._opening(payload, lambda: Sink(self.connection, self._engine.open_sink(payload)))
 
     def open_source(self, payload: bytes = b"", *, credit: int | None = None) -> AbstractAsyncContextManager[Source]:
         """Open a channel to receive from. With `credit` all further grants are made by hand."""
-
-        def make() -> Source:
-            return Source(self.connection, self._engine.open_stream(payload, credit=credit))
-
-        return Opening(lambda: self._make(make, payload))
+        return self._opening(payload, lambda: Source(self.connection, self._engine.open_stream(payload, credit=credit)))
 
     def open_request(self, payload: bytes = b"", *, credit: int | None = None) -> AbstractAsyncContextManager[Request]:
         """Send a request. `credit` is the largest response, in bytes; without it that is the usual window."""
+        return self._opening(
+            payload, lambda: Request(self.connection, self._engine.open_request(payload, credit=credit))
+        )
 
-        def make() -> Request:
-            return Request(self.connection, self._engine.open_request(payload, credit=credit))
-
-        return Opening(lambda: self._make(make, payload))
-
-    async def _make(self, make: Callable[[], MadeT], payload: bytes) -> MadeT:
-        try:
-            await self._wait_to_open(payload)
+    def _opening(self, payload: bytes, make: Callable[[], MadeT]) -> Opening[MadeT]:
+        async def open() -> MadeT:
             try:
-                return make()
+                await self._wait_to_open(payload)
+                try:
+                    return make()
+                finally:
+                    self.connection.request_write()
+                    if payload:
+                        self.top.end_turn()
             finally:
-                self.connection.request_write()
-                if payload:
-                    self.top.end_turn()
-        finally:
-            self._openers.wake_waiters()
+                self._openers.wake_waiters()
+
+        return Opening(open)
 
     async def _wait_to_open(self, payload: bytes) -> None:
         """Wait until a channel may be opened; the caller must open it before its next checkpoint."""
@@ -182,7 +178,9 @@ class Session(CommonSession):
         waits_for_credit = bool(payload) and not self._engine.config.letter
         while True:
             await self._openers.wait_for_slot()
-            await self._check_open()
+            if (error := self._closed()) is not None:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                raise error
             if not waits_for_credit or self.top.may_send(len(payload)):
                 return
             self._openers.wake_waiters()  # the next openers in line may need no credit
@@ -193,12 +191,6 @@ class Session(CommonSession):
             if self._engine.places > 0:
                 return
             self.top.end_turn()
-
-    async def _check_open(self) -> None:
-        error = self._closed()
-        if error is not None:
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            raise error
 
     def _free_slots(self) -> int:
         """Return how many channels may be opened now; once none ever may, more than wait, so that all wake."""
@@ -240,14 +232,14 @@ class Session(CommonSession):
             return
         waiting = sum(len(backlog) for backlog in self._backlogs)
         # Messages that the application has not taken stay in memory after their channel, so such channels count, too.
-        if self._draining or waiting >= self._limits.backlog or self._engine.unread >= self._limits.channels:
+        if self._draining or waiting >= self.limits.backlog or self._engine.unread >= self.limits.channels:
             self._engine.consumed_opening(len(event.payload))
             self._engine.refuse(event.entity)
             return
         entity, connection = event.entity, self.connection
         if event.source is not None:
-            duplex = Duplex(Sink(connection, entity), Source(connection, event.source), event.payload)
-            self._duplexes.put(duplex)
+            sink, source = Sink(connection, entity), Source(connection, event.source)
+            self._duplexes.put(Duplex(sink, source, event.payload))
         elif entity.kind is Kind.STREAM_IN:
             self._sources.put((Source(connection, entity), event.payload))
         elif entity.kind is Kind.SINK_IN:
@@ -425,7 +417,7 @@ class Session(CommonSession):
 
     @property
     def limits(self) -> Limits:
-        return self._limits
+        return self._engine.limits
 
     @property
     def info(self) -> SessionInfo:

@@ -67,6 +67,7 @@ class Engine:
         self._rest = b""  # received and not parsed from `_at` on, because `frames_at_once` chunks were parsed
         self._at = 0
         self._is_mid_chunk = False
+        self._is_unfinished = False  # a chunk or a message was, when bytes came the last time
         self._next_id = self.config.first_id
         self._largest = self.limits.message
         self.frames_at_once = sys.maxsize
@@ -126,7 +127,7 @@ class Engine:
     @property
     def is_quiet(self) -> bool:
         """Whether no entity is alive, not even the top level."""
-        return not any(self._state.maps)
+        return self.live == 0
 
     # --- the stream
 
@@ -161,10 +162,11 @@ class Engine:
         if self.unparsed:
             self._rest, self._at = data, position
         self._is_mid_chunk = reader.held.size > 0 or reader.owner is not None or reader.rules.announced > 0
+        was_unfinished, self._is_unfinished = self._is_unfinished, self._is_mid_chunk or state.unfinished > 0
         self._keepalive.heard(now)
-        if self._is_mid_chunk or state.unfinished:
+        if self._is_unfinished:
             self._watch_progress(now)
-        else:
+        elif was_unfinished:
             self._stall.stop()
 
     def receive_eof(self, now: float) -> None:
@@ -308,28 +310,23 @@ class Engine:
                 f"{state.ours} channels are open; raise Limits({state.limits.bound_of_channels}=…) on both sides"
             )
         if payload:
-            self._check_opening_payload(len(payload))
+            size = len(payload)
+            if self.config.letter:
+                raise LocalProtocolError(f"an opening payload of {size} bytes; with letter=True it must be empty")
+            self._check_size(size, "an opening payload")
+            if not state.outgoing(state.top_sink).admits(size):
+                raise LocalProtocolError(
+                    f"an opening payload of {size} bytes against {state.top_sink.credit_out} of top-level credit"
+                )
         if credit is not None and not 0 <= credit <= U64_MAX:
             raise LocalProtocolError(f"credit of {credit} is outside 0..2^64-1")
 
-    def _check_opening_payload(self, size: int) -> None:
-        if self.config.letter:
-            raise LocalProtocolError(f"an opening payload of {size} bytes; with letter=True it must be empty")
-        self._check_size(size, "an opening payload")
-        if not self._state.outgoing(self.top_sink).admits(size):
-            raise LocalProtocolError(
-                f"an opening payload of {size} bytes against {self.top_sink.credit_out} of top-level credit"
-            )
-
     def _take_id(self, id: int | None, *kinds: Kind, lowest: int = 1) -> int:
         maps = [self._state.maps[kind] for kind in kinds]
-        if id is None:
-            return self._allocate_id(maps)
-        if not lowest <= id <= U64_MAX or any(id in ids for ids in maps):
-            raise LocalProtocolError(f"id {id} is in use, reserved, or not in {lowest}..2^64-1")
-        return id
-
-    def _allocate_id(self, maps: list[dict[int, Entity]]) -> int:
+        if id is not None:
+            if not lowest <= id <= U64_MAX or any(id in ids for ids in maps):
+                raise LocalProtocolError(f"id {id} is in use, reserved, or not in {lowest}..2^64-1")
+            return id
         id = self._next_id
         while id in maps[0] or id in maps[-1]:
             id = id + 1 if id < U64_MAX else 1
