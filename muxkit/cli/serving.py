@@ -1,26 +1,37 @@
-"""The commands that serve: their common options, how they start, and how a signal ends them."""
+"""`muxkit restream serve` and `muxkit stage serve`: their options, how they start, and how a signal ends them."""
 
 from __future__ import annotations
 
 import signal
 import ssl
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import attrs
 import click
-import msgspec
 import trio
 
+import muxkit
+from muxkit import Limits
 from muxkit.cli.outcome import CommandFailed, Exit
-from muxkit.cli.terminal import printable
+from muxkit.cli.terminal import printable, say
+from muxkit.pipeline import StagingLimits, forward, open_staging, serve_staging, tokens
+from muxkit.protocols import restream
+from muxkit.protocols.restream.store import open_store
 from muxkit.runtime import background
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from muxkit.pipeline import Staging
+    from muxkit.protocols.restream.store import SessionStore
+
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 STORES: Final = "memory:, sqlite:PATH or postgresql://…"
+
+GIB: Final = 1 << 30
 
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 StoreT = TypeVar("StoreT")
@@ -106,8 +117,22 @@ def serve_until_signal(
 
     `live` gives what the line at the end says of clients that are still connected. Returns the exit code.
     """
+
+    async def serve() -> int:
+        with trio.open_signal_receiver(*SIGNALS) as signals:
+            async with opened as store, background() as nursery:
+                served = await start(nursery, store)
+                listening = {"event": "listening", "urls": served.urls}
+                say(f"listening on {served.url}", listening, as_json=options.as_json)
+                number = await anext(signals)
+                say("ending", {"event": "ending", **live(served)}, as_json=options.as_json)
+                nursery.start_soon(_cancel_at_the_next, signals, nursery.cancel_scope)
+                await served.shutdown(grace=options.grace)
+                nursery.cancel_scope.cancel()
+        return number
+
     try:
-        number = trio.run(_serve, options, opened, start, live)
+        number = trio.run(serve)
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
             raise
@@ -115,24 +140,6 @@ def serve_until_signal(
     if number == signal.SIGINT:
         raise CommandFailed("interrupted", Exit.INTERRUPTED)
     return Exit.OK
-
-
-async def _serve(
-    options: ServingOptions,
-    opened: AbstractAsyncContextManager[StoreT],
-    start: Callable[[trio.Nursery, StoreT], Awaitable[ServedT]],
-    live: Callable[[ServedT], dict[str, object]],
-) -> int:
-    with trio.open_signal_receiver(*SIGNALS) as signals:
-        async with opened as store, background() as nursery:
-            served = await start(nursery, store)
-            say(options, f"listening on {served.url}", {"event": "listening", "urls": served.urls})
-            number = await anext(signals)
-            say(options, "ending", {"event": "ending", **live(served)})
-            nursery.start_soon(_cancel_at_the_next, signals, nursery.cancel_scope)
-            await served.shutdown(grace=options.grace)
-            nursery.cancel_scope.cancel()
-    return number
 
 
 async def _cancel_at_the_next(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -153,6 +160,200 @@ async def start_task(nursery: trio.Nursery, options: ServingOptions, start: Call
         raise click.UsageError(f"{printable(options.url)}: this transport does not take {names}") from error
 
 
-def say(options: ServingOptions, line: str, fields: dict[str, object]) -> None:
-    """Print a line for people, or its fields as JSON."""
-    click.echo(msgspec.json.encode(fields).decode() if options.as_json else printable(line))
+# ---------------------------------------------------------------------------- muxkit restream serve
+
+
+APPLICATIONS = {"numbers": restream.Numbers, "fed": restream.Fed}
+STATELESS: dict[str, type[restream.StatelessApplication]] = {
+    "permutation": restream.Permutation,
+    "doubling": restream.Doubling,
+}
+
+
+@attrs.frozen(kw_only=True)
+class RestreamOptions(ServingOptions):
+    """What the arguments of `muxkit restream serve` say."""
+
+    store: str
+    application: str
+    stateless: str
+    pace: float | None
+    expiry: float
+    takeover: bool
+    status: bool
+
+
+@click.command("serve")
+@click.argument("url")
+@click.option("--store", callback=check_store, default="memory:", show_default=True, help=f"{STORES}.")
+@click.option(
+    "--application",
+    type=click.Choice([*APPLICATIONS]),
+    default="numbers",
+    show_default=True,
+    help="What sessions stream: the document's numbers, or what a program appends to the store.",
+)
+@click.option(
+    "--stateless",
+    type=click.Choice([*STATELESS]),
+    default="permutation",
+    show_default=True,
+    help="What streams without a session send.",
+)
+@click.option(
+    "--pace", type=click.FloatRange(0.0, 1e9, min_open=True), help="Messages per second on one connection, at most."
+)
+@click.option(
+    "--expiry",
+    type=click.FloatRange(0.0, 1e9),
+    default=30.0,
+    show_default=True,
+    help="Seconds that a session outlives its connection.",
+)
+@click.option(
+    "--takeover/--no-takeover",
+    default=True,
+    show_default=True,
+    help="Whether a second connection of a session ends the first, or gets the error itself.",
+)
+@click.option("--status", is_flag=True, help="Answer status requests, an addition to the protocol.")
+@serving_options
+def serve_restream(cert: str | None, key: str | None, insecure: bool, **given: Any) -> int:
+    """Serve both modes at URL, such as restream+tcp://127.0.0.1:7000; port 0 chooses a free one.
+
+    Ends in order on Ctrl-C: messages that are being sent are sent whole, and clients resume at the next server. There
+    is no password: every client that reaches the address may begin sessions, and read each one whose uuid it knows.
+    """
+    options = RestreamOptions(link=link_options(cert, key, insecure), **given)
+    opened = open_store(options.store, keep=options.expiry)
+    return serve_until_signal(
+        options, opened, partial(_start_restream, options), lambda served: {"connections": served.connections}
+    )
+
+
+async def _start_restream(
+    options: RestreamOptions, nursery: trio.Nursery, store: SessionStore[object, object]
+) -> restream.Served:
+    serve = partial(
+        restream.serve,
+        options.url,
+        store,
+        application=APPLICATIONS[options.application](),
+        stateless=STATELESS[options.stateless](),
+        config=restream.ServerConfig(status=options.status),
+        limits=Limits(connections=options.connections),
+        takeover=options.takeover,
+        pace=options.pace,
+        **options.link,
+    )
+    served: restream.Served = await start_task(nursery, options, serve)
+    return served
+
+
+# ---------------------------------------------------------------------------- muxkit stage serve
+
+
+def _forwards(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = dict(value.partition("=")[::2] for value in values)
+    if not all(stream and uuid for stream, uuid in pairs.items()) or len(pairs) < len(values):
+        raise click.BadParameter("expected STREAM=UUID, each stream once")
+    return pairs
+
+
+@attrs.frozen(kw_only=True)
+class StageOptions(ServingOptions):
+    """What the arguments of `muxkit stage serve` say."""
+
+    store: str
+    tokens: tuple[str, ...]
+    staged: int
+    forwards: dict[str, str]
+    restream: str | None
+    sessions: str
+
+
+@click.command("serve")
+@click.argument("url")
+@click.option("--store", callback=check_store, default="memory:", show_default=True, help=f"{STORES}.")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="A file with the tokens of clients that may write, one per line; without it every client may.",
+)
+@click.option(
+    "--staged",
+    type=click.IntRange(1, 1 << 50),
+    default=4 * GIB,
+    show_default=True,
+    help="Bytes that one application may have staged and not committed.",
+)
+@click.option(
+    "--forward",
+    "forwards",
+    multiple=True,
+    callback=_forwards,
+    metavar="STREAM=UUID",
+    help="Append what is committed to a stream to this restream session; may be repeated.",
+)
+@click.option(
+    "--restream", metavar="URL", help="Serve those sessions at this address, such as restream+tcp://127.0.0.1:7001."
+)
+@click.option(
+    "--sessions",
+    callback=check_store,
+    default="memory:",
+    show_default=True,
+    help=f"The store of those sessions: {STORES}.",
+)
+@serving_options
+def serve_stage(cert: str | None, key: str | None, insecure: bool, token_file: str | None, **given: Any) -> int:
+    """Serve staging at URL, such as bpmux+tcp://127.0.0.1:7000; port 0 chooses a free one.
+
+    Ends in order on Ctrl-C. Rows that are staged then are there when it is started again, unless they were in memory.
+    """
+    if given["restream"] is not None and not given["forwards"]:
+        raise click.UsageError("--restream serves what is forwarded: say --forward STREAM=UUID as well")
+    known: tuple[str, ...] = ()
+    if token_file is not None and not (known := tuple(Path(token_file).read_text(encoding="utf-8").split())):
+        raise click.UsageError(f"{printable(token_file)}: there is no token in it, so no client could write")
+    options = StageOptions(link=link_options(cert, key, insecure), tokens=known, **given)
+    opened = open_staging(options.store, limits=StagingLimits(staged=options.staged))
+    return serve_until_signal(
+        options, opened, partial(_start_stage, options), lambda served: {"sessions": served.sessions}
+    )
+
+
+async def _start_stage(options: StageOptions, nursery: trio.Nursery, store: Staging) -> muxkit.Served:
+    serve = partial(
+        serve_staging,
+        options.url,
+        store,
+        authorize=tokens(*options.tokens) if options.tokens else None,
+        limits=Limits(connections=options.connections),
+        **options.link,
+    )
+    served: muxkit.Served = await start_task(nursery, options, serve)
+    if options.forwards:
+        await start_task(nursery, options, partial(_forward, options, store))
+    return served
+
+
+async def _forward(options: StageOptions, store: Staging, task_status: trio.TaskStatus[None]) -> None:
+    async with restream.open_store(options.sessions) as sessions, background() as nursery:
+        if options.restream is not None:
+            served = await nursery.start(
+                partial(
+                    restream.serve,
+                    options.restream,
+                    sessions,
+                    application=restream.Fed(),
+                    config=restream.ServerConfig(status=True),
+                    **options.link,
+                )
+            )
+            announced = {"event": "restream", "urls": served.urls}
+            say(f"restream on {served.url}", announced, as_json=options.as_json)
+        for stream, uuid in options.forwards.items():
+            nursery.start_soon(forward, store, stream, sessions, uuid)
+        task_status.started()
+        await trio.sleep_forever()

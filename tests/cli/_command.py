@@ -59,7 +59,7 @@ def wait_until_at_work(demo: subprocess.Popen[str]) -> None:
 
 
 def children_of(parent: int) -> dict[str, int]:
-    """The processes of a demo: the module that each one runs, and its id."""
+    """The processes of a demo: `server` and `client`, as the command line of each says, and its id."""
     children = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -69,7 +69,7 @@ def children_of(parent: int) -> dict[str, int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         if of == parent and "-m" in arguments:  # otherwise it is only about to become what it will be
-            children[arguments[arguments.index("-m") + 1].rpartition(".")[2]] = int(folder.name)
+            children[arguments[arguments.index("-m") + 2]] = int(folder.name)
     return children
 
 

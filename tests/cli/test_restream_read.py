@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from muxkit.cli.outcome import CommandFailed, Exit
-from muxkit.cli.restream.read import read
+from muxkit.cli.reading import read
 from muxkit.protocols import restream
 from muxkit.protocols.restream.applications import next_value
 from muxkit.protocols.restream.store import open_store

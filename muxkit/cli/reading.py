@@ -20,7 +20,7 @@ from rich.text import Text
 
 from muxkit import LinkLost
 from muxkit.cli.outcome import CommandFailed, Exit, failure_of
-from muxkit.cli.terminal import console, is_live, printable
+from muxkit.cli.terminal import console, failure_as_fields, is_live, printable
 from muxkit.protocols import restream
 from muxkit.runtime import background
 
@@ -333,7 +333,7 @@ class Report:
                 "connections": connections,
                 "failed_attempts": self._failed,
                 "seconds": seconds,
-                "error": None if failure is None else _as_fields(failure),
+                "error": failure_as_fields(failure),
             }
             click.echo(msgspec.json.encode(fields).decode())
         elif failure is None and not self._values:
@@ -371,7 +371,3 @@ class Report:
         table = Table.grid(padding=(0, 1))
         table.add_row(ProgressBar(total=self._wanted.count, completed=done, width=BAR), Text(text))
         self._live.update(table, refresh=True)
-
-
-def _as_fields(failure: CommandFailed) -> dict[str, object]:
-    return {"sentence": printable(failure.sentence), "exit": int(failure.exit)}
