@@ -12,7 +12,7 @@ import msgspec
 import trio
 
 import muxkit
-from muxkit.cli.demo.processes import PROBLEMS_MOST, Checked, Failed, Payloads, Plan, Server, measure, understand
+from muxkit.cli.demo.processes import PROBLEMS_MOST, End, Failed, Payloads, Plan, Server, measure, understand
 from muxkit.cli.outcome import Exit
 
 if TYPE_CHECKING:
@@ -126,10 +126,10 @@ def test_the_same_seed_gives_the_same_messages_and_another_gives_others() -> Non
 
 
 def test_only_a_few_problems_are_kept() -> None:
-    checked = Checked()
+    end = End()
     for number in range(1000):
-        checked.check("here", number, b"", bytes(8))
-    assert len(checked.problems) == PROBLEMS_MOST
+        end.check("here", number, b"", bytes(8))
+    assert len(end.problems) == PROBLEMS_MOST
 
 
 # ---------------------------------------------------------------------------- exit codes

@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import tempfile
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -23,7 +23,7 @@ import muxkit
 from muxkit.cli.outcome import CommandFailed, Exit, failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
 BATCH = 16  # bulk messages that are sent together
 ECHO_PAUSE = 0.01  # s, between two echoes of a channel
@@ -147,36 +147,6 @@ class Payloads:
         return number.to_bytes(INDEX, "big") + self._block[start : start + size]
 
 
-class Checked:
-    """Counts the messages that were right, and notes what was wrong with others."""
-
-    def __init__(self) -> None:
-        self.messages = 0
-        self.bytes = 0
-        self.problems: list[str] = []
-
-    def check(self, where: str, number: int, came: bytes, expected: bytes) -> None:
-        """Compare the `number`th message of a channel with the one that the seed gives."""
-        if came == expected:
-            self.messages += 1
-            self.bytes += len(came)
-        else:
-            self.note(f"{where}, message {number}: {_difference(came, expected)}")
-
-    def note(self, problem: str) -> None:
-        if len(self.problems) < PROBLEMS_MOST:
-            self.problems.append(problem)
-
-
-def _difference(came: bytes, expected: bytes) -> str:
-    if came[:INDEX] != expected[:INDEX]:
-        return f"number {int.from_bytes(came[:INDEX], 'big')} came in its place, {len(came)} bytes"
-    if len(came) != len(expected):
-        return f"{len(came)} bytes came, not {len(expected)}"
-    first = next(position for position, (one, other) in enumerate(zip(came, expected, strict=True)) if one != other)
-    return f"it differs from byte {first} of {len(expected)} on"
-
-
 class Samples:
     """Keeps up to `SAMPLES_MOST` values; of more a uniform random sample."""
 
@@ -201,26 +171,49 @@ def percentile(samples: Sequence[float], percent: float) -> float | None:
 
 
 class End:
-    """One end of a run: what it has sent, and what it has verified."""
+    """One end of a run: what it has sent, and what was right and what was wrong of what came."""
 
     def __init__(self) -> None:
-        self.checked = Checked()
         self.messages_sent = 0
         self.bytes_sent = 0
+        self.messages_verified = 0
+        self.bytes_verified = 0
+        self.problems: list[str] = []
 
     def sent(self, messages: int, size: int) -> None:
         self.messages_sent += messages
         self.bytes_sent += size
 
+    def check(self, where: str, number: int, came: bytes, expected: bytes) -> None:
+        """Compare the `number`th message of a channel with the one that the seed gives."""
+        if came == expected:
+            self.messages_verified += 1
+            self.bytes_verified += len(came)
+        else:
+            self.note(f"{where}, message {number}: {_difference(came, expected)}")
+
+    def note(self, problem: str) -> None:
+        if len(self.problems) < PROBLEMS_MOST:
+            self.problems.append(problem)
+
     def totals(self) -> Totals:
         return Totals(
             messages_sent=self.messages_sent,
             bytes_sent=self.bytes_sent,
-            messages_verified=self.checked.messages,
-            bytes_verified=self.checked.bytes,
-            problems=self.checked.problems,
+            messages_verified=self.messages_verified,
+            bytes_verified=self.bytes_verified,
+            problems=self.problems,
             memory=peak_memory(),
         )
+
+
+def _difference(came: bytes, expected: bytes) -> str:
+    if came[:INDEX] != expected[:INDEX]:
+        return f"number {int.from_bytes(came[:INDEX], 'big')} came in its place, {len(came)} bytes"
+    if len(came) != len(expected):
+        return f"{len(came)} bytes came, not {len(expected)}"
+    first = next(position for position, (one, other) in enumerate(zip(came, expected, strict=True)) if one != other)
+    return f"it differs from byte {first} of {len(expected)} on"
 
 
 # ---------------------------------------------------------------------------- the server
@@ -235,10 +228,10 @@ class Server(End):
         await channel.send(msgspec.json.encode(receipt))
 
     async def _echo(self, channel: muxkit.Channel, order: Order) -> Receipt:
-        payloads, checked, where = Payloads(order.seed, ECHO_SIZES), self.checked, f"echo channel {order.channel}"
+        payloads, where = Payloads(order.seed, ECHO_SIZES), f"echo channel {order.channel}"
         number = size = 0
         async for message in channel:
-            checked.check(where, number, message, payloads.message(number))
+            self.check(where, number, message, payloads.message(number))
             await channel.send(message)
             number += 1
             size += len(message)
@@ -246,12 +239,12 @@ class Server(End):
         return Receipt(number, size)
 
     async def _take(self, channel: muxkit.Channel, order: Order) -> Receipt:
-        payloads, checked = Payloads(order.seed, BULK_SIZES), self.checked
+        payloads = Payloads(order.seed, BULK_SIZES)
         number = size = 0
         with suppress(trio.EndOfChannel):
             while True:
                 for message in await channel.receive_many():
-                    checked.check("bulk channel", number, message, payloads.message(number))
+                    self.check("bulk channel", number, message, payloads.message(number))
                     number += 1
                     size += len(message)
         return Receipt(number, size)
@@ -321,7 +314,7 @@ class Client(End):
     # --- the channels
 
     async def _echo(self, order: Order, task_status: trio.TaskStatus[None]) -> None:
-        payloads, checked, where = Payloads(order.seed, ECHO_SIZES), self.checked, f"echo channel {order.channel}"
+        payloads, where = Payloads(order.seed, ECHO_SIZES), f"echo channel {order.channel}"
         number = size = 0
         async with self._session.open() as channel:
             await self._announce(channel, order, task_status)
@@ -332,7 +325,7 @@ class Client(End):
                 await channel.send(message)
                 answer = await channel.receive()
                 self._echoes.add(trio.current_time() - sent_at)
-                checked.check(where, number, answer, message)
+                self.check(where, number, answer, message)
                 number += 1
                 size += len(message)
                 self.sent(1, len(message))
@@ -363,12 +356,12 @@ class Client(End):
         await channel.finish()
         receipt = msgspec.json.decode(await channel.receive(), type=Receipt)
         if (receipt.messages, receipt.bytes) != (number, size):
-            self.checked.note(
+            self.note(
                 f"{where}: {number} messages of {size} bytes were sent, "
                 f"{receipt.messages} of {receipt.bytes} bytes were received"
             )
         async for message in channel:
-            self.checked.note(f"{where}: {len(message)} bytes came after the receipt")
+            self.note(f"{where}: {len(message)} bytes came after the receipt")
 
     # --- pings and progress
 
@@ -385,8 +378,8 @@ class Client(End):
                 Progress(
                     phase="load" if self._began_at else "idle",
                     elapsed=trio.current_time() - began,
-                    messages=self.messages_sent + self.checked.messages,
-                    bytes=self.bytes_sent + self.checked.bytes,
+                    messages=self.messages_sent + self.messages_verified,
+                    bytes=self.bytes_sent + self.bytes_verified,
                     ping=self._last_ping,
                 )
             )
@@ -397,7 +390,11 @@ async def measure(url: str, plan: Plan) -> Totals:
     """Connect and run, within the time of the plan."""
     limit = plan.idle_seconds + plan.seconds + plan.patience
     with trio.move_on_after(limit):
-        async with connected(url) as session:
+        async with AsyncExitStack() as stack:
+            try:
+                session = await stack.enter_async_context(muxkit.connect(url))
+            except OSError as error:  # only a failure to connect has the exit code for that
+                raise CommandFailed(f"could not connect to {url}: {error}", Exit.NOT_CONNECTED) from error
             return await Client(session, plan).run()
     raise trio.TooSlowError(f"the run was not over after {limit:g} s")
 
@@ -415,17 +412,6 @@ async def measure_while_wanted(url: str, plan: Plan) -> Totals | None:
         totals = await measure(url, plan)
         nursery.cancel_scope.cancel()
     return totals
-
-
-@asynccontextmanager
-async def connected(url: str) -> AsyncGenerator[muxkit.Session, None]:
-    """Connect; only a failure to connect has the exit code for that."""
-    async with AsyncExitStack() as stack:
-        try:
-            session = await stack.enter_async_context(muxkit.connect(url))
-        except OSError as error:
-            raise CommandFailed(f"could not connect to {url}: {error}", Exit.NOT_CONNECTED) from error
-        yield session
 
 
 # ---------------------------------------------------------------------------- the processes
