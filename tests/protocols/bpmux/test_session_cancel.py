@@ -18,7 +18,6 @@ from ._pairs import (
     TINY,
     Pair,
     answer_each,
-    canary,
     echo_each,
     next_duplex,
     next_request,
@@ -241,27 +240,6 @@ async def test_a_send_cancelled_at_any_step_was_not_sent_and_the_others_were(siz
             await here.finish()
             await there.finish()
         assert got == ([b"1", b"2", b"3"] if returned else [b"1", b"3"])
-
-    await cancel_sweep(scenario)
-
-
-@pytest.mark.requirement("R-33")
-async def test_a_receive_cancelled_at_any_step_took_nothing() -> None:
-    @asynccontextmanager
-    async def scenario() -> AsyncIterator[Operation]:
-        async with sessions() as pair, pair.one.open() as here:
-            there = await next_duplex(pair.other)
-            got: list[bytes] = []
-
-            async def receive() -> None:
-                got.append(await there.receive())
-
-            await here.send_many([b"1", b"2"])
-            yield receive
-            while len(got) < 2:
-                got.append(await there.receive())
-            assert got == [b"1", b"2"]
-            await canary(pair)
 
     await cancel_sweep(scenario)
 
