@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
@@ -30,12 +31,9 @@ ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means
 class Timer(Enum):
     """The deadlines of a connection."""
 
-    KEEPALIVE = "keepalive"
-    """When to ping because nothing was received."""
-    ANSWER = "answer"
-    """When to end the connection because nothing was received after that ping."""
-    STALL = "stall"
-    """When to check that an incomplete message made progress."""
+    KEEPALIVE = "keepalive"  # to ping because nothing was received
+    ANSWER = "answer"  # to end the connection because nothing was received after that ping
+    STALL = "stall"  # to check that an incomplete message made progress
 
 
 class Engine:
@@ -218,8 +216,7 @@ class Engine:
         for timer in self._deadlines.expired(now):
             if self._observer is not None:
                 self._observer.timer(timer.value)
-            last = self._timer_expired(timer, now)
-            if last is not None:
+            if (last := self._timer_expired(timer, now)) is not None:
                 self._stop(last)
                 return
 
@@ -234,18 +231,15 @@ class Engine:
             if entity is None:
                 self._keepalive.postpone(now)
             else:
-                self._state.control.owe_ping(entity)
+                self._state.control.owe(entity, pings=1)
                 self._state.events.append(Probed(entity))
                 self._keepalive.asked(now)
         return None
 
     def _pingable_entity(self) -> Entity | None:
         """Return an entity to send a ping about: the top level while there is one."""
-        for entity in (self.top_stream, self.top_sink):
-            if not entity.gone and not entity.ending:
-                return entity
-        alive = (entity for entities in self._state.maps for entity in entities.values())
-        return next((entity for entity in alive if entity.announced and not entity.ending), None)
+        entities = chain((self.top_stream, self.top_sink), *(entities.values() for entities in self._state.maps))
+        return next((one for one in entities if one.announced and not one.gone and not one.ending), None)
 
     def _watch_progress(self, now: float) -> None:
         self._stall.watch(now, self.bytes_received, self._state.reassembly.served)
@@ -473,9 +467,7 @@ class Engine:
         if entity is self.top_sink:
             self._state.decline_openings(begun=False)
         outgoing = self._state.outgoing(entity)
-        lost = outgoing.drop_unbegun()
-        if lost:
-            outgoing.reopen()
+        outgoing.drop_unbegun()
         if not entity.ending:
             # The end of a request cannot be taken for a response, so it need not wait for credit.
             can_explain = entity.kind is not Kind.REQUEST_IN or entity.credit_out > 0
@@ -536,9 +528,9 @@ class Engine:
     def ping(self, entity: Entity) -> None:
         """Send a ping; the pong is reported as `Ponged`."""
         self._check_sending(entity, "ping")
-        self._state.control.owe_ping(entity)
+        self._state.control.owe(entity, pings=1)
 
     def pong(self, entity: Entity) -> None:
         """Send a pong, for `Config(pongs=False)`."""
         self._check_sending(entity, "pong")
-        self._state.control.owe_pong(entity)
+        self._state.control.owe(entity, pongs=1)

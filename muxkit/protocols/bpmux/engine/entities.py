@@ -244,11 +244,6 @@ class Outgoing:
         """Whether it can be replaced by a new queue without losing anything."""
         return not (self.queue or self.has_sent or self.watched or self.closing or self._opening or self._begun)
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether a message, or the end, was written in part."""
-        return self._begun > 0 and self._opening is None
-
     def watch(self, size: int) -> None:
         """Report `Writable` when a message of this size fits; an empty one needs no credit."""
         self.watched = True
@@ -291,25 +286,20 @@ class Outgoing:
         self.end = payload
         self.queued += len(payload)
 
-    def reopen(self) -> None:
-        """Remove an end of which nothing was written."""
-        if self.end is not None:
-            self.queued -= len(self.end)
-            self.end = None
-
     def waits_for_transport(self) -> int:
         """Bytes to count in the outbox now: at most what was counted before, and only what credit covers."""
         if not self.queue or (self.queue[0] and not self.entity.credit.available):
             return 0
         return min(self.counted, min(self.queued, self.entity.credit.available) + OVERHEAD * len(self.queue))
 
-    def drop_unbegun(self) -> int:
-        """Drop the messages of which nothing was written; return their number."""
-        keep = 1 if self.is_begun and self.queue else 0
-        dropped = len(self.queue) - keep
+    def drop_unbegun(self) -> None:
+        """Drop the messages of which nothing was written; the end behind them is no longer queued then."""
+        keep = 1 if self.queue and self._begun and self._opening is None else 0
+        if len(self.queue) > keep and self.end is not None:
+            self.queued -= len(self.end)
+            self.end = None
         while len(self.queue) > keep:
             self.queued -= len(self.queue.pop())
-        return dropped
 
     def admits(self, size: int) -> bool:
         """Whether a message of this size may be queued: credit covers it, or it is alone and there is some credit."""

@@ -431,9 +431,7 @@ class ChunkRules(Checks):
         state = self._state
         if not entity.is_wanted:
             state.consume(entity, len(payload))
-        if not entity.end_out:
-            state.acknowledge(entity)
-        state.remove(entity)
+        state.peer_ended(entity)
         state.events.append(Responded(entity, payload) if entity.is_wanted else Ended(entity, b""))
 
     def _take_credit(self, entity: Entity, amount: int) -> None:
@@ -451,7 +449,7 @@ class ChunkRules(Checks):
 
     def _take_ping(self, entity: Entity) -> None:
         if self._state.config.pongs and not entity.end_out:
-            self._state.control.owe_pong(entity)
+            self._state.control.owe(entity, pongs=1)
         parts = _opening_of(entity)
         if parts is None:
             self._state.events.append(Pinged(entity))
@@ -474,9 +472,7 @@ class ChunkRules(Checks):
             entity.twin.orderly = not payload
         state.consume(entity, size)
         entity.end_in = True
-        if not entity.end_out:
-            state.acknowledge(entity)
-        state.remove(entity)
+        state.peer_ended(entity)
         state.events.append(Ended(entity, payload))
         if entity is state.top_sink:
             state.decline_openings(begun=True)

@@ -48,15 +48,9 @@ class State:
         self._openings: dict[Entity, int] = {}  # openings not written completely, with the top-level credit they claim
         self._starved: dict[Entity, None] = {}  # of these, the ones without top-level credit
         self._on_written = self._written  # one object for all queues
-        self.top_sink = self._top(Kind.SINK_OUT)
-        self.top_stream = self._top(Kind.STREAM_OUT)
+        self.top_sink = self.add(Kind.SINK_OUT, 0)
+        self.top_stream = self.add(Kind.STREAM_OUT, 0)
         self.grant(self.top_stream, self.top_stream.window.start(self.now))
-
-    def _top(self, kind: Kind) -> Entity:
-        size = self.limits.channel_bytes if self.config.grants and kind is Kind.STREAM_OUT else 0
-        entity = Entity(kind, 0, ReceiveWindow(size, self.budget))
-        self.maps[kind][0] = entity
-        return entity
 
     # --- entities
 
@@ -67,11 +61,11 @@ class State:
         self.maps[kind][id] = entity
         return entity
 
-    def acknowledge(self, entity: Entity) -> None:
-        """Acknowledge the peer's end; the caller removes the entity at once."""
-        self.control.acknowledge(entity)
-        if entity.kind not in OURS and entity.twin is None:
-            self.control.leaving += 1
+    def peer_ended(self, entity: Entity) -> None:
+        """Remove an entity that the peer ended, and acknowledge that unless both ends crossed."""
+        if not entity.end_out:
+            self.control.acknowledge(entity)
+        self.remove(entity)
 
     def remove(self, entity: Entity) -> None:
         """Remove an entity: nothing is sent or received on it any more."""
@@ -131,7 +125,7 @@ class State:
     def grant(self, entity: Entity, amount: int) -> None:
         """Queue a grant of credit that the window has counted already."""
         if amount:
-            self.control.owe_grant(entity, amount)
+            self.control.owe(entity, grant=amount)
             if self.observer is not None:
                 self.observer.credit("out", entity.label, amount)
 
@@ -352,21 +346,15 @@ class Control:
     def acknowledge(self, entity: Entity) -> None:
         """Queue the acknowledgement of the peer's end, the last chunk about that entity."""
         self.acks += head(entity.type, entity.id, ACK_END)
+        if entity.kind not in OURS and entity.twin is None:
+            self.leaving += 1
 
-    def owe_grant(self, entity: Entity, amount: int) -> None:
-        """Queue a grant of credit."""
-        entity.grant += amount
-        self.touch(entity)
-
-    def owe_pong(self, entity: Entity) -> None:
-        """Queue a pong."""
-        entity.pongs += 1
-        self.pongs_owed += 1
-        self.touch(entity)
-
-    def owe_ping(self, entity: Entity) -> None:
-        """Queue a ping."""
-        entity.pings += 1
+    def owe(self, entity: Entity, *, grant: int = 0, pings: int = 0, pongs: int = 0) -> None:
+        """Queue a grant of credit, pings or pongs about an entity."""
+        entity.grant += grant
+        entity.pings += pings
+        entity.pongs += pongs
+        self.pongs_owed += pongs
         self.touch(entity)
 
     def touch(self, entity: Entity) -> None:
@@ -381,22 +369,17 @@ class Control:
 
     def write(self, limit: int, out: list[Buffer]) -> int:
         """Append control chunks to `out`, about `limit` bytes; return their size."""
-        written = self._write_acks(out)
+        written = len(self.acks)
+        if written:
+            out.append(bytes(self.acks))
+            self.acks.clear()
+            self.leaving = 0
         while self.dirty and written < limit:
             entity = next(iter(self.dirty))
             written += self._write_entity(entity, limit - written, out)
             if not (entity.grant or entity.pings or entity.pongs):
                 del self.dirty[entity]
         return written
-
-    def _write_acks(self, out: list[Buffer]) -> int:
-        if not self.acks:
-            return 0
-        size = len(self.acks)
-        out.append(bytes(self.acks))
-        self.acks.clear()
-        self.leaving = 0
-        return size
 
     def _write_entity(self, entity: Entity, limit: int, out: list[Buffer]) -> int:
         written = 0
