@@ -281,16 +281,10 @@ class Session(CommonSession):
                 self._act(event)
 
     def _act(self, event: Event) -> None:
-        pump, pings = self.connection.pump, self.connection.pings
-        match event:
+        pump = self.connection.pump
+        match event:  # first what happens to each channel
             case Opened():
                 self._on_opened(event)
-            case Responded():
-                self._messages_received += 1
-                request = _detach_half(event.entity)
-                if isinstance(request, Request):
-                    request.responded(event.payload)
-                self._entity_gone(event.entity)
             case Ended():
                 half = _detach_half(event.entity)
                 if half is not None:
@@ -303,6 +297,16 @@ class Session(CommonSession):
                 if isinstance(half, Sink):
                     half.confirmed()
                 self._entity_gone(event.entity)
+            case Writable():
+                sink = event.entity.half
+                if isinstance(sink, Sink):
+                    sink.window_changed()
+            case Responded():
+                self._messages_received += 1
+                request = _detach_half(event.entity)
+                if isinstance(request, Request):
+                    request.responded(event.payload)
+                self._entity_gone(event.entity)
             case Declined():
                 for each in (event.entity, event.twin):
                     if each is not None:
@@ -310,14 +314,10 @@ class Session(CommonSession):
                         if half is not None:
                             half.stopped(_declined)
                         self._entity_gone(each)
-            case Writable():
-                sink = event.entity.half
-                if isinstance(sink, Sink):
-                    sink.window_changed()
             case Ponged():
-                pings.answered(event.entity)
+                self.connection.pings.answered(event.entity)
             case Probed():
-                pings.sent(event.entity)
+                self.connection.pings.sent(event.entity)
             case Silent():
                 pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
             case Failed():
@@ -456,8 +456,9 @@ class _TopSink(Sink):
 
 def _detach_half(entity: Entity) -> Half | None:
     """Return the half of an entity that is gone, and drop the reference to it."""
-    half, entity.half = entity.half, None
-    return half if isinstance(half, Half) else None
+    half: Half | None = entity.half  # type: ignore[assignment]  # sessions put nothing else there
+    entity.half = None
+    return half
 
 
 def _declined() -> Exception:

@@ -238,7 +238,7 @@ class Engine:
 
     def _pingable_entity(self) -> Entity | None:
         """Return an entity to send a ping about: the top level while there is one."""
-        entities = chain((self.top_stream, self.top_sink), *(entities.values() for entities in self._state.maps))
+        entities = chain((self.top_stream, self.top_sink), *[entities.values() for entities in self._state.maps])
         return next((one for one in entities if one.announced and not one.gone and not one.ending), None)
 
     def _watch_progress(self, now: float) -> None:
