@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import ssl
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -33,7 +33,6 @@ STORES: Final = "memory:, sqlite:PATH or postgresql://…"
 
 GIB: Final = 1 << 30
 
-CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 StoreT = TypeVar("StoreT")
 StartedT = TypeVar("StartedT")
 
@@ -83,11 +82,22 @@ _OPTIONS: Final = (
 )
 
 
-def serving_options(command: CommandT) -> CommandT:
-    """Give a command the options of `ServingOptions`."""
+def serving_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options that all servers have; its function gets them as its first argument."""
+
+    @wraps(command)
+    def with_options(cert: str | None, key: str | None, insecure: bool, **given: Any) -> int:
+        link: dict[str, Any] = {"insecure": True} if insecure else {}
+        if cert is not None:
+            link["ssl_context"] = context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(cert, key)
+        common = {name: given.pop(name) for name in ("url", "connections", "grace", "as_json")}
+        return command(ServingOptions(link=link, **common), **given)
+
+    decorated: Callable[..., int] = with_options
     for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+        decorated = option(decorated)
+    return decorated
 
 
 def check_store(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -96,15 +106,6 @@ def check_store(context: click.Context, parameter: click.Parameter, value: str) 
     if colon and (not rest if kind == "memory" else bool(rest) and kind in ("sqlite", "postgresql", "postgres")):
         return value
     raise click.BadParameter(f"{printable(value)!r}: expected {STORES}")
-
-
-def link_options(cert: str | None, key: str | None, insecure: bool) -> dict[str, Any]:
-    """Make options of the transport from those of the command."""
-    link: dict[str, Any] = {"insecure": True} if insecure else {}
-    if cert is not None:
-        link["ssl_context"] = context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(cert, key)
-    return link
 
 
 def serve_until_signal(
@@ -170,19 +171,6 @@ STATELESS: dict[str, type[restream.StatelessApplication]] = {
 }
 
 
-@attrs.frozen(kw_only=True)
-class RestreamOptions(ServingOptions):
-    """What the arguments of `muxkit restream serve` say."""
-
-    store: str
-    application: str
-    stateless: str
-    pace: float | None
-    expiry: float
-    takeover: bool
-    status: bool
-
-
 @click.command("serve")
 @click.argument("url")
 @click.option("--store", callback=check_store, default="memory:", show_default=True, help=f"{STORES}.")
@@ -218,36 +206,40 @@ class RestreamOptions(ServingOptions):
 )
 @click.option("--status", is_flag=True, help="Answer status requests, an addition to the protocol.")
 @serving_options
-def serve_restream(cert: str | None, key: str | None, insecure: bool, **given: Any) -> int:
+def serve_restream(
+    options: ServingOptions,
+    store: str,
+    application: str,
+    stateless: str,
+    pace: float | None,
+    expiry: float,
+    takeover: bool,
+    status: bool,
+) -> int:
     """Serve both modes at URL, such as restream+tcp://127.0.0.1:7000; port 0 chooses a free one.
 
     Ends in order on Ctrl-C: messages that are being sent are sent whole, and clients resume at the next server. There
     is no password: every client that reaches the address may begin sessions, and read each one whose uuid it knows.
     """
-    options = RestreamOptions(link=link_options(cert, key, insecure), **given)
-    opened = open_store(options.store, keep=options.expiry)
-    return serve_until_signal(
-        options, opened, partial(_start_restream, options), lambda served: {"connections": served.connections}
-    )
 
+    async def start(nursery: trio.Nursery, sessions: SessionStore[object, object]) -> restream.Served:
+        serve = partial(
+            restream.serve,
+            options.url,
+            sessions,
+            application=APPLICATIONS[application](),
+            stateless=STATELESS[stateless](),
+            config=restream.ServerConfig(status=status),
+            limits=Limits(connections=options.connections),
+            takeover=takeover,
+            pace=pace,
+            **options.link,
+        )
+        served: restream.Served = await start_task(nursery, options, serve)
+        return served
 
-async def _start_restream(
-    options: RestreamOptions, nursery: trio.Nursery, store: SessionStore[object, object]
-) -> restream.Served:
-    serve = partial(
-        restream.serve,
-        options.url,
-        store,
-        application=APPLICATIONS[options.application](),
-        stateless=STATELESS[options.stateless](),
-        config=restream.ServerConfig(status=options.status),
-        limits=Limits(connections=options.connections),
-        takeover=options.takeover,
-        pace=options.pace,
-        **options.link,
-    )
-    served: restream.Served = await start_task(nursery, options, serve)
-    return served
+    opened = open_store(store, keep=expiry)
+    return serve_until_signal(options, opened, start, lambda served: {"connections": served.connections})
 
 
 # ---------------------------------------------------------------------------- muxkit stage serve
@@ -258,18 +250,6 @@ def _forwards(context: click.Context, parameter: click.Parameter, values: tuple[
     if not all(stream and uuid for stream, uuid in pairs.items()) or len(pairs) < len(values):
         raise click.BadParameter("expected STREAM=UUID, each stream once")
     return pairs
-
-
-@attrs.frozen(kw_only=True)
-class StageOptions(ServingOptions):
-    """What the arguments of `muxkit stage serve` say."""
-
-    store: str
-    tokens: tuple[str, ...]
-    staged: int
-    forwards: dict[str, str]
-    restream: str | None
-    sessions: str
 
 
 @click.command("serve")
@@ -296,7 +276,10 @@ class StageOptions(ServingOptions):
     help="Append what is committed to a stream to this restream session; may be repeated.",
 )
 @click.option(
-    "--restream", metavar="URL", help="Serve those sessions at this address, such as restream+tcp://127.0.0.1:7001."
+    "--restream",
+    "restream_url",
+    metavar="URL",
+    help="Serve those sessions at this address, such as restream+tcp://127.0.0.1:7001.",
 )
 @click.option(
     "--sessions",
@@ -306,54 +289,66 @@ class StageOptions(ServingOptions):
     help=f"The store of those sessions: {STORES}.",
 )
 @serving_options
-def serve_stage(cert: str | None, key: str | None, insecure: bool, token_file: str | None, **given: Any) -> int:
+def serve_stage(
+    options: ServingOptions,
+    store: str,
+    token_file: str | None,
+    staged: int,
+    forwards: dict[str, str],
+    restream_url: str | None,
+    sessions: str,
+) -> int:
     """Serve staging at URL, such as bpmux+tcp://127.0.0.1:7000; port 0 chooses a free one.
 
     Ends in order on Ctrl-C. Rows that are staged then are there when it is started again, unless they were in memory.
     """
-    if given["restream"] is not None and not given["forwards"]:
+    if restream_url is not None and not forwards:
         raise click.UsageError("--restream serves what is forwarded: say --forward STREAM=UUID as well")
     known: tuple[str, ...] = ()
     if token_file is not None and not (known := tuple(Path(token_file).read_text(encoding="utf-8").split())):
         raise click.UsageError(f"{printable(token_file)}: there is no token in it, so no client could write")
-    options = StageOptions(link=link_options(cert, key, insecure), tokens=known, **given)
-    opened = open_staging(options.store, limits=StagingLimits(staged=options.staged))
-    return serve_until_signal(
-        options, opened, partial(_start_stage, options), lambda served: {"sessions": served.sessions}
-    )
+
+    async def start(nursery: trio.Nursery, staging: Staging) -> muxkit.Served:
+        serve = partial(
+            serve_staging,
+            options.url,
+            staging,
+            authorize=tokens(*known) if known else None,
+            limits=Limits(connections=options.connections),
+            **options.link,
+        )
+        served: muxkit.Served = await start_task(nursery, options, serve)
+        if forwards:
+            await start_task(nursery, options, partial(_forward, options, staging, forwards, sessions, restream_url))
+        return served
+
+    opened = open_staging(store, limits=StagingLimits(staged=staged))
+    return serve_until_signal(options, opened, start, lambda served: {"sessions": served.sessions})
 
 
-async def _start_stage(options: StageOptions, nursery: trio.Nursery, store: Staging) -> muxkit.Served:
-    serve = partial(
-        serve_staging,
-        options.url,
-        store,
-        authorize=tokens(*options.tokens) if options.tokens else None,
-        limits=Limits(connections=options.connections),
-        **options.link,
-    )
-    served: muxkit.Served = await start_task(nursery, options, serve)
-    if options.forwards:
-        await start_task(nursery, options, partial(_forward, options, store))
-    return served
-
-
-async def _forward(options: StageOptions, store: Staging, task_status: trio.TaskStatus[None]) -> None:
-    async with restream.open_store(options.sessions) as sessions, background() as nursery:
-        if options.restream is not None:
-            served = await nursery.start(
-                partial(
-                    restream.serve,
-                    options.restream,
-                    sessions,
-                    application=restream.Fed(),
-                    config=restream.ServerConfig(status=True),
-                    **options.link,
-                )
+async def _forward(
+    options: ServingOptions,
+    staging: Staging,
+    forwards: dict[str, str],
+    store: str,
+    url: str | None,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Append what is committed to the sessions of a restream store, and serve these if there is a URL for that."""
+    async with open_store(store) as sessions, background() as nursery:
+        if url is not None:
+            serve = partial(
+                restream.serve,
+                url,
+                sessions,
+                application=restream.Fed(),
+                config=restream.ServerConfig(status=True),
+                **options.link,
             )
+            served = await nursery.start(serve)
             announced = {"event": "restream", "urls": served.urls}
             say(f"restream on {served.url}", announced, as_json=options.as_json)
-        for stream, uuid in options.forwards.items():
-            nursery.start_soon(forward, store, stream, sessions, uuid)
+        for stream, uuid in forwards.items():
+            nursery.start_soon(forward, staging, stream, sessions, uuid)
         task_status.started()
         await trio.sleep_forever()
