@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.core import U64_MAX, Deadlines, Keepalive, StallWatch
+from muxkit.core import NO_QUEUE, U64_MAX, Deadlines, Keepalive, StallWatch
 from muxkit.protocols.bpmux.config import Config
-from muxkit.protocols.bpmux.engine.entities import NO_QUEUE, OURS, OVERHEAD, Entity, Kind
+from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, Entity, Kind
 from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp, Probed, Silent
 from muxkit.protocols.bpmux.engine.receiving import HEAD_MOST, ChunkReader
 from muxkit.protocols.bpmux.engine.state import State

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from muxkit.core import Buffer, Credit, Outbox, Pieces, ReceiveWindow, encode_varu64
+from muxkit.core import NO_QUEUE, Buffer, Credit, Outbox, Pieces, ReceiveWindow, encode_varu64, queue_of
 from muxkit.protocols.bpmux.frames import CREDIT, END, PAYLOAD, Type, encode_partial, head, label
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable
 
 
@@ -170,7 +170,6 @@ class Entity:
 
 
 BYTES = tuple(bytes((number,)) for number in range(248))  # the VarU64 of small numbers
-NO_QUEUE: deque[bytes] = deque()  # shared by all empty queues and never changed: an empty deque takes 760 bytes
 OVERHEAD = 16  # bytes that a queued message counts in the outbox beside its payload
 
 
@@ -210,7 +209,7 @@ class Outgoing:
         self._on_written = on_written
         self._head = head(entity.type, entity.id, PAYLOAD)
         self._opening: tuple[Type, bytes] | None = None
-        self.queue = NO_QUEUE
+        self.queue: deque[bytes] = NO_QUEUE
         self._begun = 0  # bytes of the first item that were written in parts
         self.end: bytes | None = None
         self.accepts = not entity.receives and entity.kind is not Kind.REQUEST_IN  # any number of messages
@@ -271,8 +270,7 @@ class Outgoing:
     def ready_queue(self) -> deque[bytes]:
         """Return the queue to append a message to."""
         self.has_sent = True
-        if self.queue is NO_QUEUE:
-            self.queue = deque()
+        self.queue = queue_of(self.queue)
         return self.queue
 
     def count(self, counted: int) -> None:
