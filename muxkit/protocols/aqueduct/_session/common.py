@@ -188,7 +188,7 @@ class CommonChannels:
                 await opener.wait_turn(OPENING_SIZE)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 continue
-            if self._has_room() and opener.state is Sending.OPEN and opener.admits(OPENING_SIZE):
+            if self._has_room() and opener.state is Sending.OPEN:
                 return opener
             opener.end_turn()
 

@@ -144,6 +144,7 @@ class Receipt:
     def resolve(self) -> None:
         """For the connection: end all waiting."""
         self._core.receipts.pop(self, None)
+        self._promise.owner = None
         if self._known is not None:
             self._known.set()
 
@@ -228,6 +229,11 @@ class Sender(SendHalf):
         self._count()
         self._core.handed_over(attachments)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the end of this half was reported."""
+        return self.state is Sending.CLOSED
+
     def machine_ended(self, outcome: Outcome) -> None:
         """The engine reports the end of this half."""
         if outcome in (Outcome.FINISHED, Outcome.CANCELLED) and self.state is not Sending.OPEN:
@@ -261,13 +267,9 @@ class Sender(SendHalf):
         size = len(payload) + NO_HEADERS_SIZE
         if headers or attachments:
             size = self._engine.size_of(payload, headers, attachments)
-        has_turn = False
-        if mode is not Mode.UNRELIABLE and not self.may_send(size):
-            while not has_turn:
-                await self.wait_turn(size)
-                has_turn = self.admits(size)
-                if not has_turn:  # a message too large for a datagram took the room
-                    self.end_turn()
+        must_wait = mode is not Mode.UNRELIABLE and not self.may_send(size)
+        if must_wait:
+            await self.wait_turn(size)
         try:
             promise = self._engine.send(
                 self.machine, payload, headers=headers, attachments=attachments, mode=mode, receipt=receipt
@@ -275,7 +277,7 @@ class Sender(SendHalf):
             self._count()
             self._core.handed_over(attachments)
         finally:
-            if has_turn:
+            if must_wait:
                 self.end_turn()
         self._core.after_command()
         self._since_yield += max(size, YIELD_LEAST)
@@ -479,6 +481,11 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
         else:
             super().deliver(arrived)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the end of this half was reported."""
+        return self.state is not Receiving.OPEN
+
     def machine_ended(self, outcome: Outcome) -> None:
         """The engine reports the end of this half."""
         self.ended(ERRORS[outcome])
@@ -621,7 +628,8 @@ class Core:
         if isinstance(owner, Sender | Receiver):
             return owner
         half = Sender(self, machine) if isinstance(machine, SenderMachine) else Receiver(self, machine)
-        if machine.outcome is not None and not machine.is_told:  # else the event comes, behind the messages
+        # The end of a receiver that is told of comes as an event, behind the messages.
+        if machine.outcome is not None and (isinstance(half, Sender) or not machine.is_told):
             half.machine_ended(machine.outcome)
         elif self.pump.is_lost:
             half.lost(self.pump.loss)
@@ -646,8 +654,15 @@ class Core:
             half = self.half_of(attachment.half)
             half.headers = attachment.headers
             self.engine.accept(attachment.half)
+            if half.is_over:
+                self._release(attachment.half)
             halves.append(half)
         return tuple(halves)
+
+    def _release(self, machine: Half) -> None:
+        """Let reference counting free a half that the application has and that is over."""
+        if machine.taken and (machine.gone or self.pump.is_lost):
+            machine.owner = None
 
     # --- commands
 
@@ -730,6 +745,7 @@ class Core:
         with turns().spreading():
             for half in self._halves():
                 half.lost(loss)
+                self._release(half.machine)
         self.engine.receive_closed(trio.current_time(), clean=False)
         for receipt in [*self.receipts]:
             receipt.resolve()
@@ -788,6 +804,7 @@ class Core:
         # A receiver whose attachment did not come, of a channel that is forgotten, will never be taken.
         if isinstance(half, Receiver) and not machine.attached and outcome is Outcome.FORGOTTEN:
             half.discard_unread()
+        self._release(machine)
         if self.changed:
             self.changed.unpark_all()
 

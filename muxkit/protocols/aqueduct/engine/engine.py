@@ -309,6 +309,7 @@ class Engine:
         """Make a channel: the half that stays here, and a ticket for the other one. It has an id once that is sent."""
         self._check_alive()
         ticket = self._registry.make_ticket(sends=sends, oneshot=oneshot, headers=self._encode(headers))
+        ticket.half.taken = True
         return ticket.half, ticket
 
     def admits(self, sender: SenderMachine, size: int) -> bool:
@@ -392,6 +393,7 @@ class Engine:
 
     def accept(self, half: Half) -> None:
         """Note that the application has taken a half that came."""
+        half.taken = True
         if half.id is not None:
             self._registry.table.accept(half.id)
 

@@ -138,7 +138,8 @@ class _Machine:
         self.is_told = False  # an event has reported its end
         self.flush = False  # acks or counts of datagrams may be written
         self.main: OutStream | None = None  # the stream of all but unordered messages
-        self.owner: object = None  # the session's sender or receiver
+        self.taken = False  # the application has its object
+        self.owner: object = None  # that object, as long as anything can happen to it
 
     @property
     def gone(self) -> bool:

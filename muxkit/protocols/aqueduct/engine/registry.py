@@ -275,6 +275,8 @@ class Registry:
         if is_news:
             half.is_told = True
             self.events.append(Ended(half, outcome))
+        elif half.taken:
+            half.owner = None
         return lost
 
     def _bury(self, id: int) -> None:

@@ -179,4 +179,5 @@ class StreamScheduler:
         if stream.id is not None:
             self.streams.pop(stream.id, None)
         if stream.on_end is not None:
-            stream.on_end()
+            on_end, stream.on_end = stream.on_end, None  # it may refer to the stream
+            on_end()
