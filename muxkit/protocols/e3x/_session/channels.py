@@ -1,35 +1,188 @@
-"""What applications hold of a session: channels of e3x, and receipts for messages that the peer has processed."""
+"""An e3x engine on a link, and what applications hold of it: channels, and receipts for processed messages."""
 
 from __future__ import annotations
 
+import errno
 import heapq
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
+import attrs
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving, Sending
+from muxkit.protocols.e3x.config import LEAST_PACKET
+from muxkit.protocols.e3x.engine import ChunkedEngine, Engine, Event
 from muxkit.runtime import (
     YIELD_BYTES,
     YIELD_LEAST,
     ChannelCancelled,
     ChannelStopped,
+    DatagramPump,
+    NowaitPackets,
+    OutboxBudget,
     ReceiveHalf,
     SendHalf,
+    StreamPump,
     Unsupported,
     as_bytes,
 )
 from muxkit.runtime import Channel as CommonChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-    from muxkit.protocols.e3x._session.connection import Connection
+    from muxkit._limits import Limits
+    from muxkit._observer import Observer
+    from muxkit.protocols.e3x.config import Config
     from muxkit.protocols.e3x.engine import EngineChannel
-    from muxkit.runtime import ErrorMaker
+    from muxkit.runtime import ErrorMaker, PacketLink, Side
 
 OVERHEAD = 64  # bytes that a waiting message counts beside its own
 MESSAGES_MOST = 1_000_000  # messages that one call of `receive_many` takes
+REFUSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH})
+BYE: Final = "muxkit.bye"  # the type of channels that tell that their sender leaves
+
+
+class Connection:
+    """Runs an engine over a link; `on_events` receives the engine's events, `on_lost` is called once.
+
+    `on_aborted` is called for each channel that this side aborts, because the engine reports no event for that.
+    """
+
+    def __init__(
+        self,
+        link: PacketLink | trio.abc.Stream,
+        *,
+        odd: bool,
+        config: Config,
+        limits: Limits,
+        observer: Observer | None,
+        on_events: Callable[[Sequence[Event]], None],
+        on_lost: Callable[[], None],
+        on_aborted: Callable[[EngineChannel], object],
+    ) -> None:
+        self.is_on_packets = not isinstance(link, trio.abc.Stream)
+        if not self.is_on_packets:
+            config = attrs.evolve(config, congestion=False)  # the stream limits the rate itself
+        self.engine = Engine(odd, config, limits=limits, observer=observer)
+        self.pump: StreamPump[Event] | DatagramPump[Event]
+        if isinstance(link, trio.abc.Stream):
+            self.pump = StreamPump(
+                link,
+                ChunkedEngine(self.engine, trio.current_time, observer=observer),
+                on_events=on_events,
+                on_written=self._on_written,
+                on_lost=on_lost,
+                queued=self._queued,
+                observer=observer,
+            )
+        else:
+            self.pump = DatagramPump(
+                link,
+                self.engine,
+                on_events=on_events,
+                on_written=self._on_written,
+                on_lost=on_lost,
+                queued=self._queued,
+                on_limit=self._limit_packets,
+                fatal=REFUSED if config.refusal_is_fatal else (),
+                observer=observer,
+            )
+            if isinstance(link, NowaitPackets):
+                self.engine.packet_size = min(config.packet, link.packet_limit)
+        self.request_write = self.pump.request_write
+        self.budget = OutboxBudget()  # the engine itself limits what each channel queues
+        self.gone = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
+        self.acked = trio.lowlevel.ParkingLot()  # tasks that wait until something is confirmed
+        self.written = trio.lowlevel.ParkingLot()  # tasks that wait until something is written
+        self.heard_at = trio.current_time()
+        self.was_heard = False
+        self.unread = 0  # bytes in the inboxes of all channels
+        self.dropped = 0
+        self.messages_received = 0
+        self.messages_sent = 0
+        self._on_aborted = on_aborted
+
+    def heard(self) -> None:
+        """Note that the peer answered now."""
+        self.heard_at = trio.current_time()
+        self.was_heard = True
+
+    def wake_all(self) -> None:
+        """Wake the tasks in all three parking lots."""
+        for lot in (self.gone, self.acked, self.written):
+            if lot:
+                lot.unpark_all()
+
+    # --- commands
+
+    def update_time(self) -> None:
+        """Tell the engine the time before a command, which may follow a long silence."""
+        self.engine.tell_time(trio.current_time())
+
+    def after_command(self) -> None:
+        """Dispatch the events of a command, write its acks and set its timers."""
+        self.pump.dispatch_events()
+        if self.engine.owes:
+            self.pump.request_write()
+        self.pump.rearm()
+
+    def done(self, channel: EngineChannel) -> None:
+        """Count the messages that the application has as processed."""
+        self.update_time()
+        self.engine.done(channel)
+        self.after_command()
+
+    def close(self, channel: EngineChannel) -> None:
+        """End a channel, and discard what arrives on it."""
+        self.update_time()
+        self.engine.close(channel)
+        self.after_command()
+        self.request_write()
+
+    def aborted(self, channel: EngineChannel) -> None:
+        """Forget a channel that this side has aborted."""
+        self._on_aborted(channel)
+        self.after_command()
+
+    # --- the pump
+
+    def lose(self, reason: str, *, by: Side, parting: bytes) -> None:
+        """Hang up at once; where closing the link does not tell the peer, one packet with `parting` does."""
+        if isinstance(self.pump, StreamPump):
+            self.pump.lose(reason, by=by)
+            return
+        packets: list[bytes] = []
+        if self.engine.stats().packets_sent:
+            with suppress(LocalProtocolError):  # no id is left
+                packets.append(self.engine.parting(BYE, parting))
+        self.pump.lose(reason, by=by, parting=packets)
+
+    def raise_if_lost(self) -> None:
+        if self.pump.is_lost:
+            raise self.pump.loss()
+
+    @property
+    def too_large(self) -> int:
+        """Packets that the link could not take."""
+        return self.pump.too_large if isinstance(self.pump, DatagramPump) else 0
+
+    @property
+    def refused(self) -> int:
+        """Errors of the network that cost a packet."""
+        return self.pump.refused if isinstance(self.pump, DatagramPump) else 0
+
+    def _queued(self) -> int:
+        return self.engine.stats().unsent
+
+    def _on_written(self) -> None:
+        if self.written:
+            self.written.unpark_all()
+
+    def _limit_packets(self, limit: int) -> None:
+        self.engine.packet_size = max(LEAST_PACKET, min(self.engine.config.packet, limit))
 
 
 class Channel(CommonChannel):

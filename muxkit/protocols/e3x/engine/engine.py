@@ -46,7 +46,7 @@ ASK_SIZE = ACK_SIZE + MISS_SIZE + len(b"99999")  # kept free in each packet for 
 ERR_MOST = 128  # characters of an err that is sent
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)  # a session adds its own to them
 class Stats:
     """Counters of an engine since its beginning; times in seconds."""
 
