@@ -10,7 +10,6 @@ from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit.core import Reset, encode_varint
 from muxkit.protocols.aqueduct.config import Config
-from muxkit.protocols.aqueduct.engine.dispatch import Dispatcher
 from muxkit.protocols.aqueduct.engine.events import Arrived, Failed, HungUp, Silent
 from muxkit.protocols.aqueduct.engine.halves import (
     Half,
@@ -21,7 +20,7 @@ from muxkit.protocols.aqueduct.engine.halves import (
     ReceiverMachine,
     SenderMachine,
 )
-from muxkit.protocols.aqueduct.engine.incoming import IncomingDatagrams, IncomingStreams
+from muxkit.protocols.aqueduct.engine.incoming import Dispatcher, IncomingDatagrams, IncomingStreams
 from muxkit.protocols.aqueduct.engine.registry import Registry, Timer
 from muxkit.protocols.aqueduct.frames import (
     ConnectionHeaders,
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
     from muxkit._observer import Observer
     from muxkit.core import StreamControl, StreamId
     from muxkit.protocols.aqueduct.engine.events import Event
-    from muxkit.protocols.aqueduct.engine.halves import Ticket
-    from muxkit.protocols.aqueduct.engine.transit import Transit
+    from muxkit.protocols.aqueduct.engine.halves import Ticket, Transit
 
     Pairs = Sequence[tuple[bytes, bytes]]
 

@@ -1,15 +1,18 @@
-"""The two halves of a channel as state machines, and what all halves of a connection share."""
+"""The two halves of a channel as state machines: their message numbers, and how an attached one gets to the peer.
+
+Streams and datagrams number their messages separately. No cost depends on the size of a number.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import NO_QUEUE, Sending, Step, advance, queue_of
-from muxkit.protocols.aqueduct.engine.numbers import Flight, ReliableNumbers, UnreliableNumbers, acked_ranges
+from muxkit.core import NO_QUEUE, Ranges, Sending, Step, advance, queue_of
 from muxkit.protocols.aqueduct.engine.streams import OutStream
 from muxkit.protocols.aqueduct.frames import (
     AckNackUnreliable,
@@ -26,14 +29,13 @@ from muxkit.protocols.aqueduct.frames import (
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from muxkit._limits import Limits
     from muxkit._observer import Observer
     from muxkit.core import StreamId
     from muxkit.protocols.aqueduct.config import Config
     from muxkit.protocols.aqueduct.engine.streams import StreamScheduler
-    from muxkit.protocols.aqueduct.engine.transit import Transit
 
 DATAGRAM_COST = 256  # bytes that a message from a datagram counts beside its own
 
@@ -62,6 +64,246 @@ class Outcome(Enum):
     """The message that carried the channel did not arrive; the channel never reached the other side."""
     FORGOTTEN = "forgotten"
     """The side that made the channel has discarded it; most often because it was lost in transit."""
+
+
+# --- message numbers
+
+RecordT = TypeVar("RecordT")
+
+
+def acked_ranges(varints: list[int]) -> Iterator[tuple[int, int]]:
+    """Give what an ACK_RELIABLE acks as (first, last): gaps and lengths alternate, the first gap from 0 (A02)."""
+    at = 0
+    for gap, length in zip(varints[::2], varints[1::2], strict=True):
+        at += gap
+        yield at, at + length - 1
+        at += length
+
+
+def ack_varints(ranges: Ranges) -> list[int]:
+    """Encode ranges as the varints of an ACK_RELIABLE."""
+    varints, at = [], 0
+    for first, last in ranges:
+        varints += [first - at, last - first + 1]
+        at = last + 1
+    return varints
+
+
+class Flight(Generic[RecordT]):
+    """Numbers that were sent and not answered, with a record for each that a receipt or an attachment depends on."""
+
+    __slots__ = ("_numbers", "_records")
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._records: dict[int, RecordT] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, number: int, record: RecordT | None) -> None:
+        """Add a number above all earlier ones."""
+        self._numbers.append(number)
+        if record is not None:
+            self._records[number] = record
+
+    def take(self, first: int, last: int) -> list[RecordT]:
+        """Remove the numbers from `first` to `last` and give their records; costs what is found, not what is asked."""
+        begin = bisect_left(self._numbers, first)
+        end = bisect_right(self._numbers, last)
+        taken = self._numbers[begin:end]
+        del self._numbers[begin:end]
+        return [self._records.pop(number) for number in taken if number in self._records]
+
+    def records(self) -> list[RecordT]:
+        """The records of all unanswered numbers."""
+        return list(self._records.values())
+
+    def clear(self) -> list[RecordT]:
+        """Remove all numbers and give their records."""
+        records = self.records()
+        self._numbers.clear()
+        self._records.clear()
+        return records
+
+
+class ReliableNumbers:
+    """The numbers of messages received in streams, and the acks owed for them."""
+
+    __slots__ = ("got", "owed", "total")
+
+    def __init__(self, gaps: int) -> None:
+        self.got = Ranges(gaps)
+        # An owed range ends at a number that was acked before or is missing, so there are at most twice as many.
+        self.owed = Ranges(2 * gaps + 2)
+        self.total: int | None = None  # how many there are, once the sender has finished
+
+    def check(self, number: int) -> None:
+        if self.total is not None and number >= self.total:
+            raise RemoteProtocolError(
+                f"message {number} on a channel that finished with {self.total}", rule="aqueduct-S08"
+            )
+        if number in self.got:
+            raise RemoteProtocolError(f"message {number} came a second time", rule="aqueduct-S08")
+
+    def arrived(self, number: int) -> None:
+        """Record a number that `check` has passed; an ack is owed for it."""
+        self.got.add(number)
+        self.owed.add(number)
+
+    def check_total(self, total: int) -> None:
+        highest = self.got.highest
+        if highest is not None and highest >= total:
+            raise RemoteProtocolError(
+                f"finished with {total} messages, but message {highest} came", rule="aqueduct-S08"
+            )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the sender has finished and every stream message has come."""
+        if self.total is None:
+            return False
+        return self.total == 0 or (len(self.got) == 1 and next(iter(self.got)) == (0, self.total - 1))
+
+    def take_acks(self) -> list[int]:
+        """Give the varints of the ACK_RELIABLE that is owed; nothing is owed after it."""
+        varints = ack_varints(self.owed)
+        self.owed.discard_below((self.owed.highest or 0) + 1)
+        return varints
+
+
+class UnreliableNumbers:
+    """The numbers of messages received in datagrams: reported ≤ due ≤ known."""
+
+    __slots__ = ("_got", "due", "known", "reported")
+
+    def __init__(self, gaps: int) -> None:
+        self._got = Ranges(gaps)
+        self.reported = 0  # all below were acked or nacked
+        self.due = 0  # all below may be reported now
+        self.known = 0  # all below have been sent
+
+    @property
+    def any(self) -> bool:
+        return self.known > 0 or len(self._got) > 0
+
+    def arrived(self, number: int) -> bool:
+        """Record a number; False if it is known, nacked, or would open one gap too many."""
+        if number < self.reported or number in self._got:
+            return False
+        try:
+            self._got.add(number)
+        except RemoteProtocolError:
+            return False
+        return True
+
+    def take_report(self) -> list[int]:
+        """Give the varints of the ACK_NACK_UNRELIABLE that is due: acked and nacked lengths alternate (A09)."""
+        varints, at = [], self.reported
+        for first, last in self._got.missing(self.reported, self.due - 1):
+            varints += [first - at, last - first + 1]
+            at = last + 1
+        if at < self.due:
+            varints.append(self.due - at)
+        self.reported = self.due
+        self._got.discard_below(self.reported)
+        return varints
+
+
+# --- attached channels
+
+
+class Fate(Enum):
+    PENDING = "pending"
+    ACCESSIBLE = "accessible"
+    LOST = "lost"
+
+
+class Transit:
+    """The way of one attached channel to the peer, as a node of a tree.
+
+    A channel becomes accessible when its message is acked on an accessible channel, and is lost when that message is
+    nacked or its carrying channel is lost. Section 3.6 of the document is empty; docs/conformance.md has this reading.
+
+    A channel whose message was acked on a pending channel is a child of that channel's node. The node of a channel that
+    has ended stays only while it joins two or more others, so the tree is no larger than the number of live channels.
+    """
+
+    __slots__ = ("alive", "channel", "children", "fate", "ours", "parent")
+
+    def __init__(self, channel: int | None, *, ours: bool, fate: Fate = Fate.PENDING) -> None:
+        self.channel = channel
+        self.ours = ours
+        self.fate = fate
+        self.alive = True
+        self.parent: Transit | None = None
+        self.children: dict[Transit, None] = {}
+
+    def carried_by(self, carrier: Transit) -> list[Transit]:
+        """Record that the message with this attachment arrived on `carrier`; give nodes of ours that are lost."""
+        if self.fate is not Fate.PENDING or self.parent is not None or self is carrier:
+            return []
+        if carrier.fate is Fate.ACCESSIBLE:
+            self._arrive()
+        elif carrier.fate is Fate.LOST:
+            return lose([self])
+        else:
+            self.parent = carrier
+            carrier.children[self] = None
+            self._prune()
+        return []
+
+    def ended(self) -> None:
+        """Record that the channel has ended."""
+        self.alive = False
+        self._prune()
+
+    def _arrive(self) -> None:
+        pending = [self]
+        while pending:
+            node = pending.pop()
+            node.fate, node.parent = Fate.ACCESSIBLE, None
+            pending += node.children
+            node.children.clear()
+
+    def _prune(self) -> None:
+        node = self
+        while not node.alive and (parent := node.parent) is not None and len(node.children) <= 1:
+            del parent.children[node]
+            node.parent = None
+            if node.children:
+                (child,) = node.children
+                node.children.clear()
+                child.parent = parent
+                parent.children[child] = None
+                return
+            node = parent
+
+
+def lose(nodes: Iterable[Transit]) -> list[Transit]:
+    """Mark channels as lost, with all that was sent on them; give the nodes of ours among these.
+
+    A child that the peer made is left to the peer, which forgets it by itself.
+    """
+    lost, doomed = [], [*nodes]
+    for node in doomed:  # grows while it is read
+        if node.fate is not Fate.PENDING:
+            continue
+        if node.parent is not None:
+            node.parent.children.pop(node, None)
+            node.parent = None
+        children = [*node.children]
+        for child in children:
+            child.parent = None
+        node.children.clear()
+        node.fate = Fate.LOST
+        if node.ours:
+            lost.append(node)
+        doomed += [child for child in children if child.ours]
+    return lost
+
+
+# --- what all halves share
 
 
 @attrs.define(eq=False)

@@ -13,15 +13,17 @@ from muxkit.core import ChannelTable, Deadlines, Ids, TokenBucket, queue_of
 from muxkit.protocols.aqueduct.engine.events import Acked, Ended, Nacked, Unclaimed, Writable
 from muxkit.protocols.aqueduct.engine.halves import (
     ConnectionState,
+    Fate,
     Half,
     Outcome,
     Outgoing,
     ReceiverMachine,
     SenderMachine,
     Ticket,
+    Transit,
+    lose,
 )
 from muxkit.protocols.aqueduct.engine.streams import OutStream, StreamScheduler
-from muxkit.protocols.aqueduct.engine.transit import Fate, Transit, lose
 from muxkit.protocols.aqueduct.frames import (
     ENTRYPOINT,
     VERSION,
