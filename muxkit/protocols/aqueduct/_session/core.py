@@ -11,23 +11,20 @@ import trio
 from muxkit._errors import LocalProtocolError, MuxError
 from muxkit.core import Receiving, Sending, Step, advance
 from muxkit.protocols.aqueduct.carrier import Carrier
-from muxkit.protocols.aqueduct.engine import (
+from muxkit.protocols.aqueduct.engine.engine import Engine
+from muxkit.protocols.aqueduct.engine.events import (
     Acked,
     Arrived,
     Connected,
     Ended,
-    Engine,
     Failed,
     HungUp,
-    Mode,
     Nacked,
-    Outcome,
-    SenderMachine,
     Silent,
-    Ticket,
     Unclaimed,
     Writable,
 )
+from muxkit.protocols.aqueduct.engine.halves import Mode, Outcome, SenderMachine, Ticket
 from muxkit.protocols.aqueduct.frames import label
 from muxkit.runtime import (
     YIELD_BYTES,
@@ -51,7 +48,8 @@ if TYPE_CHECKING:
     from muxkit._limits import Limits
     from muxkit._observer import Observer
     from muxkit.protocols.aqueduct.config import Config
-    from muxkit.protocols.aqueduct.engine import Event, Half, Promise, ReceiverMachine
+    from muxkit.protocols.aqueduct.engine.events import Event
+    from muxkit.protocols.aqueduct.engine.halves import Half, Promise, ReceiverMachine
     from muxkit.protocols.aqueduct.frames import Headers, Role
     from muxkit.runtime import ErrorMaker
 

@@ -95,12 +95,6 @@ class IncomingStream:
     rest of it as a whole, so that no two half-lent frames wait for each other.
     """
 
-    __slots__ = (
-        "_borrows_later", "_dispatcher", "_held_back", "_later", "_lent", "_lent_at", "_missing", "_partial",
-        "_reserved", "_streams", "_wanted", "_whole", "channel", "fin", "frames", "half", "id", "last_word", "offset",
-        "phase", "unconsumed",
-    )  # fmt: skip
-
     def __init__(self, id: StreamId, streams: IncomingStreams) -> None:
         self.id = id
         self.channel = 0

@@ -13,7 +13,8 @@ import trio
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving, Sending
 from muxkit.protocols.e3x.config import LEAST_PACKET
-from muxkit.protocols.e3x.engine import ChunkedEngine, Engine, Event
+from muxkit.protocols.e3x.engine.chunked import ChunkedEngine
+from muxkit.protocols.e3x.engine.engine import Engine
 from muxkit.runtime import (
     YIELD_BYTES,
     YIELD_LEAST,
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from muxkit._limits import Limits
     from muxkit._observer import Observer
     from muxkit.protocols.e3x.config import Config
-    from muxkit.protocols.e3x.engine import EngineChannel
+    from muxkit.protocols.e3x.engine.channel import EngineChannel
+    from muxkit.protocols.e3x.engine.events import Event
     from muxkit.runtime import ErrorMaker, PacketLink, Side
 
 OVERHEAD = 64  # bytes that a waiting message counts beside its own
@@ -163,16 +165,6 @@ class Connection:
     def raise_if_lost(self) -> None:
         if self.pump.is_lost:
             raise self.pump.loss()
-
-    @property
-    def too_large(self) -> int:
-        """Packets that the link could not take."""
-        return self.pump.too_large if isinstance(self.pump, DatagramPump) else 0
-
-    @property
-    def refused(self) -> int:
-        """Errors of the network that cost a packet."""
-        return self.pump.refused if isinstance(self.pump, DatagramPump) else 0
 
     def _queued(self) -> int:
         return self.engine.stats().unsent
@@ -346,19 +338,6 @@ class Receipt:
 
 class Sender(SendHalf):
     """The sending side of a channel; an unreliable one never waits, and has no receipts."""
-
-    __slots__ = (
-        "_connection",
-        "_engine",
-        "_failure",
-        "_is_broken",
-        "_numbers",
-        "_waiting",
-        "channel",
-        "delivered",
-        "end",
-        "last",
-    )
 
     def __init__(self, connection: Connection, channel: EngineChannel, *, spoke: bool) -> None:
         super().__init__(connection.budget, connection.request_write)

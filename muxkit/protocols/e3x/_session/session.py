@@ -15,7 +15,8 @@ from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.e3x._session.channels import BYE, Channel, Connection
 from muxkit.protocols.e3x.config import Config
-from muxkit.protocols.e3x.engine import (
+from muxkit.protocols.e3x.engine.engine import Stats
+from muxkit.protocols.e3x.engine.events import (
     Broken,
     Cause,
     Closed,
@@ -25,12 +26,12 @@ from muxkit.protocols.e3x.engine import (
     Faulted,
     Message,
     Opened,
-    Stats,
     Writable,
 )
 from muxkit.runtime import (
     Backlog,
     ChannelStopped,
+    DatagramPump,
     LinkLost,
     Opening,
     Pings,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
-    from muxkit.protocols.e3x.engine import EngineChannel
+    from muxkit.protocols.e3x.engine.channel import EngineChannel
     from muxkit.runtime import ErrorMaker, LinkKind, PacketLink
 
 LINGER = 5.0  # s to leave in order
@@ -410,16 +411,16 @@ class Session(CommonSession):
         return SessionInfo(protocol="e3x", peer=self.connection.pump.peer)
 
     def stats(self) -> SessionStats:
-        connection, stats = self.connection, self._engine.stats()
+        connection, pump, stats = self.connection, self.connection.pump, self._engine.stats()
         common: dict[str, object] = {
             "messages_received": connection.messages_received,
             "messages_sent": connection.messages_sent,
             "channels": len(self._live),
-            "queued": stats.unsent + connection.pump.unsent,
+            "queued": stats.unsent + pump.unsent,
             "round_trip": self.liveness.round_trip if stats.round_trip is None else stats.round_trip,
             "dropped": connection.dropped,
-            "too_large": connection.too_large,
-            "refused": connection.refused,
+            "too_large": pump.too_large if isinstance(pump, DatagramPump) else 0,
+            "refused": pump.refused if isinstance(pump, DatagramPump) else 0,
         }
         return SessionStats(**attrs.asdict(stats) | common)
 

@@ -142,27 +142,6 @@ class News:
 class Outgoing:
     """The sending side of a reliable channel."""
 
-    __slots__ = (
-        "_ceiling",
-        "_most_flying",
-        "_most_window",
-        "_pieces",
-        "acked_at",
-        "asked_at",
-        "asked_seq",
-        "ended",
-        "flying",
-        "is_cut",
-        "next_seq",
-        "probe_at",
-        "probe_pause",
-        "stands_still",
-        "timed_at",
-        "unsent",
-        "waiting_since",
-        "watched",
-    )
-
     def __init__(self, window: int, most_window: int, most_flying: int) -> None:
         self._ceiling = Ceiling(min(window, most_window))
         self._most_window = most_window
@@ -377,25 +356,6 @@ class Incoming:
 
     `processed` is the seq that an ack tells.
     """
-
-    __slots__ = (
-        "_acked",
-        "_again",
-        "_asked",
-        "_late",
-        "_over_half",
-        "_seen",
-        "_waiting",
-        "ack_at",
-        "ack_now",
-        "bytes",
-        "capacity",
-        "end_seq",
-        "ended",
-        "handed",
-        "heard_at",
-        "processed",
-    )
 
     def __init__(self, capacity: int, *, processed: int = 0) -> None:
         self.capacity = capacity  # packets

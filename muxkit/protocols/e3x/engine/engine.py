@@ -73,7 +73,7 @@ class Stats:
     queue: float
     """The part of it that the path's queue causes."""
     rate: float
-    """Bytes a second that may be sent, by the congestion control."""
+    """Bytes a second that may be sent, by the congestion control; without meaning over a byte stream."""
     falls: int
     """Times that the rate was lowered."""
 
