@@ -11,19 +11,9 @@ import trio
 from muxkit._errors import LocalProtocolError, MuxError
 from muxkit.core import Receiving, Sending, Step, advance
 from muxkit.protocols.aqueduct.carrier import Carrier
+from muxkit.protocols.aqueduct.engine import events
 from muxkit.protocols.aqueduct.engine.engine import Engine
-from muxkit.protocols.aqueduct.engine.events import (
-    Acked,
-    Arrived,
-    Connected,
-    Ended,
-    Failed,
-    HungUp,
-    Nacked,
-    Silent,
-    Unclaimed,
-    Writable,
-)
+from muxkit.protocols.aqueduct.engine.events import Arrived
 from muxkit.protocols.aqueduct.engine.halves import Mode, Outcome, SenderMachine, Ticket
 from muxkit.protocols.aqueduct.frames import label
 from muxkit.runtime import (
@@ -770,28 +760,28 @@ class Core:
 
     def _on_event(self, event: Event) -> None:
         match event:
-            case Ended(half, outcome):
+            case events.Ended(half, outcome):
                 self._on_ended(half, outcome)
-            case Unclaimed(half):
+            case events.Unclaimed(half):
                 if isinstance(half.owner, Receiver):
                     half.owner.discard_unread()
-            case Acked(promise) | Nacked(promise):
+            case events.Acked(promise) | events.Nacked(promise):
                 if isinstance(promise.owner, Receipt):
                     promise.owner.resolve()
-            case Writable(sender):
+            case events.Writable(sender):
                 if isinstance(sender.owner, Sender) and sender.owner.state is Sending.OPEN:
                     sender.owner.window_changed()
-            case Connected(headers):
+            case events.Connected(headers):
                 self.peer_headers = headers
                 self.connected.set()
-            case HungUp(clean):
+            case events.HungUp(clean):
                 if clean:
                     self.on_end(None)
                 what = "" if clean else f" while {self.live} halves were open" if self.live else " in mid-message"
                 self.pump.lose(f"the peer hung up{what}", by="peer")
-            case Silent(seconds):
+            case events.Silent(seconds):
                 self.pump.lose(f"nothing was heard for {seconds:.0f} s", by="network")
-            case Failed(error):
+            case events.Failed(error):
                 # The protocol has no error frame: over a byte stream only this log can say why.
                 _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", error)
                 self.pump.lose(str(error), by="peer", cause=error)

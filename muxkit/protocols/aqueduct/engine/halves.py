@@ -13,19 +13,8 @@ import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import NO_QUEUE, Ranges, Sending, Step, advance, queue_of
+from muxkit.protocols.aqueduct import frames
 from muxkit.protocols.aqueduct.engine.streams import OutStream
-from muxkit.protocols.aqueduct.frames import (
-    AckNackUnreliable,
-    AckReliable,
-    CancelSender,
-    CloseReceiver,
-    FinishSender,
-    RouteTo,
-    SentUnreliable,
-    encode_frame,
-    label,
-    message_head,
-)
 
 if TYPE_CHECKING:
     from collections import deque
@@ -364,7 +353,7 @@ class ConnectionState:
 
     def frame_written(self, name: str, id: int | None, size: int = 0) -> None:
         if self.observer is not None:
-            self.observer.frame("out", "connection" if id is None else label(id), name, size)
+            self.observer.frame("out", "connection" if id is None else frames.label(id), name, size)
 
 
 class _Machine:
@@ -389,7 +378,7 @@ class _Machine:
 
     def route(self) -> bytes:
         assert self.id is not None  # nothing is written before the hand-over
-        return encode_frame(RouteTo(self.id))
+        return frames.encode_frame(frames.RouteTo(self.id))
 
 
 # --- sending
@@ -460,8 +449,8 @@ class SenderMachine(_Machine):
         self.state = Sending.CLOSED
         self.cancelling = True
         self.drop_streams()
-        frames = self.route(), encode_frame(CancelSender())
-        self.connection.streams.add(OutStream(*frames, urgent=True))
+        routed = self.route(), frames.encode_frame(frames.CancelSender())
+        self.connection.streams.add(OutStream(*routed, urgent=True))
         self.connection.frame_written("CANCEL_SENDER", self.id)
 
     def message_numbered(self) -> None:
@@ -564,7 +553,7 @@ class SenderMachine(_Machine):
     def fill(self, stream: OutStream) -> None:
         self._message_written()
         if self._owes_count and (self.flush or self._can_finish):
-            stream.pending.append(encode_frame(SentUnreliable(self.sent_unreliable - self.counted)))
+            stream.pending.append(frames.encode_frame(frames.SentUnreliable(self.sent_unreliable - self.counted)))
             self.counted = self.sent_unreliable
             self.flush = False
             self.connection.frame_written("SENT_UNRELIABLE", self.id)
@@ -573,7 +562,7 @@ class SenderMachine(_Machine):
             self._writing = outgoing.size
             self.write(outgoing, stream)
         elif self._can_finish:
-            stream.pending.append(encode_frame(FinishSender(self.sent_reliable)))
+            stream.pending.append(frames.encode_frame(frames.FinishSender(self.sent_reliable)))
             stream.fin = self.finish_written = True
             self.connection.frame_written("FINISH_SENDER", self.id)
 
@@ -589,7 +578,7 @@ class SenderMachine(_Machine):
 
     def write(self, outgoing: Outgoing, stream: OutStream) -> None:
         """Number a message and append it to a stream."""
-        head = message_head(self.sent_reliable, outgoing.headers, outgoing.attachments, len(outgoing.payload))
+        head = frames.message_head(self.sent_reliable, outgoing.headers, outgoing.attachments, len(outgoing.payload))
         stream.pending.append(head)
         if outgoing.payload:
             stream.pending.append(outgoing.payload)
@@ -601,7 +590,7 @@ class SenderMachine(_Machine):
 
     def encode_datagram(self, outgoing: Outgoing) -> bytes:
         """Encode a message with the next number; `datagram_sent` takes that number."""
-        head = message_head(self.sent_unreliable, outgoing.headers, outgoing.attachments, len(outgoing.payload))
+        head = frames.message_head(self.sent_unreliable, outgoing.headers, outgoing.attachments, len(outgoing.payload))
         return self.route() + head + outgoing.payload
 
     def datagram_sent(self, outgoing: Outgoing) -> None:
@@ -780,11 +769,11 @@ class ReceiverMachine(_Machine):
     def fill(self, stream: OutStream) -> None:
         if len(self.reliable.owed):
             self.flush = False
-            stream.pending.append(encode_frame(AckReliable(self.reliable.take_acks())))
+            stream.pending.append(frames.encode_frame(frames.AckReliable(self.reliable.take_acks())))
             self.connection.frame_written("ACK_RELIABLE", self.id)
         elif self._owes_report:
             field = self.id if self.connection.config.channel_field else None
-            stream.pending.append(encode_frame(AckNackUnreliable(self.unreliable.take_report(), field)))
+            stream.pending.append(frames.encode_frame(frames.AckNackUnreliable(self.unreliable.take_report(), field)))
             self.connection.frame_written("ACK_NACK_UNRELIABLE", self.id)
 
     def pulled(self, stream: OutStream) -> None: ...
@@ -796,7 +785,7 @@ class ReceiverMachine(_Machine):
             return None
         while len(self.reliable.owed) or self._owes_report:
             self.fill(stream)
-        stream.pending.append(encode_frame(CloseReceiver()))
+        stream.pending.append(frames.encode_frame(frames.CloseReceiver()))
         stream.source, stream.fin = None, True
         self.connection.frame_written("CLOSE_RECEIVER", self.id)
         return stream

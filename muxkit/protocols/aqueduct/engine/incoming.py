@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Consumed, Cursor, Lent, NeedMore, Pieces, Reassembly, StallWatch, Stop
+from muxkit.protocols.aqueduct import frames
 from muxkit.protocols.aqueduct.engine.events import Arrived, Attachment, Connected
 from muxkit.protocols.aqueduct.engine.halves import (
     DATAGRAM_COST,
@@ -20,31 +21,7 @@ from muxkit.protocols.aqueduct.engine.halves import (
 )
 from muxkit.protocols.aqueduct.engine.registry import Timer
 from muxkit.protocols.aqueduct.engine.streams import OutStream
-from muxkit.protocols.aqueduct.frames import (
-    CONNECTION_TAGS,
-    ENTRYPOINT,
-    TAG_VERSION,
-    AckNackUnreliable,
-    AckReliable,
-    AckVersion,
-    Bounds,
-    CancelSender,
-    CloseReceiver,
-    ConnectionHeaders,
-    FinishSender,
-    ForgetChannel,
-    MessageFrame,
-    Role,
-    RouteTo,
-    SentUnreliable,
-    Unfinished,
-    Version,
-    creator_of,
-    encode_frame,
-    label,
-    parse_frame,
-    sender_of,
-)
+from muxkit.protocols.aqueduct.frames import label
 
 if TYPE_CHECKING:
     from muxkit.core import StreamControl, StreamId
@@ -55,25 +32,25 @@ NOTHING: Final = Pieces()  # shared; nothing is ever put into it
 
 # The side that may send each frame of a channel, with the rule that says so.
 FROM_SENDER: Final[dict[type[object], str]] = {
-    MessageFrame: "aqueduct-T09",
-    SentUnreliable: "aqueduct-T18",
-    FinishSender: "aqueduct-T21",
-    CancelSender: "aqueduct-T23",
+    frames.MessageFrame: "aqueduct-T09",
+    frames.SentUnreliable: "aqueduct-T18",
+    frames.FinishSender: "aqueduct-T21",
+    frames.CancelSender: "aqueduct-T23",
 }
 FROM_RECEIVER: Final[dict[type[object], str]] = {
-    AckReliable: "aqueduct-T25",
-    AckNackUnreliable: "aqueduct-T29",
-    CloseReceiver: "aqueduct-T35",
+    frames.AckReliable: "aqueduct-T25",
+    frames.AckNackUnreliable: "aqueduct-T29",
+    frames.CloseReceiver: "aqueduct-T35",
 }
 # These frames belong in a stream, by these rules.
 IN_STREAMS: Final[dict[type[object], str]] = {
-    SentUnreliable: "aqueduct-S09",
-    FinishSender: "aqueduct-S10",
-    CancelSender: "aqueduct-S13",
-    AckReliable: "aqueduct-A01",
-    AckNackUnreliable: "aqueduct-A08",
-    CloseReceiver: "aqueduct-L11",
-    ForgetChannel: "aqueduct-L02",
+    frames.SentUnreliable: "aqueduct-S09",
+    frames.FinishSender: "aqueduct-S10",
+    frames.CancelSender: "aqueduct-S13",
+    frames.AckReliable: "aqueduct-A01",
+    frames.AckNackUnreliable: "aqueduct-A08",
+    frames.CloseReceiver: "aqueduct-L11",
+    frames.ForgetChannel: "aqueduct-L02",
 }
 
 
@@ -223,8 +200,8 @@ class IncomingStream:
                 return
             cursor = Cursor(data, position)
             try:
-                frame = parse_frame(cursor, self._dispatcher.bounds)
-                half = self.half if isinstance(frame, MessageFrame) and self.last_word is None else None
+                frame = frames.parse_frame(cursor, self._dispatcher.bounds)
+                half = self.half if isinstance(frame, frames.MessageFrame) and self.last_word is None else None
                 if isinstance(half, ReceiverMachine) and self._streams.unread_limit.is_full(half):
                     self._streams.unread_limit.hold_back(half, self.id, self.resume)
                     self._held_back = data, position
@@ -232,7 +209,7 @@ class IncomingStream:
                 length = cursor.position - position
                 loan = self._keep_loan()
                 self._dispatcher.frames += 1
-                if isinstance(frame, MessageFrame) and self.phase is Phase.ROUTED:
+                if isinstance(frame, frames.MessageFrame) and self.phase is Phase.ROUTED:
                     self.frames += 1
                     is_delivered = self._dispatcher.stream_message(frame, self, length, loan)
                 else:
@@ -254,11 +231,11 @@ class IncomingStream:
 
     def _must_wait(self, tag: int) -> bool:
         """Until the peer's connection headers have come, everything after the first part waits (H04)."""
-        if self.phase is Phase.START and tag != TAG_VERSION and not self._dispatcher.sent_ack_version:
+        if self.phase is Phase.START and tag != frames.TAG_VERSION and not self._dispatcher.sent_ack_version:
             raise RemoteProtocolError(
                 f"a sequence begins with {tag:#04x} before any VERSION came", rule="aqueduct-V06", offset=0
             )
-        return tag not in CONNECTION_TAGS and not self._dispatcher.is_connected
+        return tag not in frames.CONNECTION_TAGS and not self._dispatcher.is_connected
 
     def _apply(self, frame: object) -> None:
         """Apply a frame that is not a message of the channel."""
@@ -266,11 +243,11 @@ class IncomingStream:
         if self.phase is Phase.ROUTED:
             self.frames += 1
             dispatcher.channel_frame(frame, self)
-            if isinstance(frame, ForgetChannel):
+            if isinstance(frame, frames.ForgetChannel):
                 self.ignore()
             return
         dispatcher.check_unrouted(frame)
-        if not isinstance(frame, RouteTo):
+        if not isinstance(frame, frames.RouteTo):
             self.phase = Phase.CONNECTION
             dispatcher.connection_frame(frame, on_stream=True)
             return
@@ -289,7 +266,7 @@ class IncomingStream:
         """Note how much of the frame is missing, and borrow credit for it if it may not fit the window."""
         self._missing = need.missing
         self._wanted = self._partial.size + need.missing
-        self._whole = not isinstance(need, Unfinished) or need.whole
+        self._whole = not isinstance(need, frames.Unfinished) or need.whole
         if self._wanted <= self._streams.largest_unlent:
             return
         if self._reserved:
@@ -504,7 +481,7 @@ class IncomingDatagrams:
 
     def receive(self, data: bytes) -> None:
         """Parse a datagram, or keep it until the connection headers have come."""
-        if data and data[0] != TAG_VERSION and not self._dispatcher.sent_ack_version:
+        if data and data[0] != frames.TAG_VERSION and not self._dispatcher.sent_ack_version:
             raise RemoteProtocolError(
                 f"a datagram begins with {data[0]:#04x} before any VERSION came", rule="aqueduct-V06", offset=0
             )
@@ -512,7 +489,7 @@ class IncomingDatagrams:
         channel: int | None = None
         start = 0
         try:
-            while cursor.remaining and data[cursor.position] in CONNECTION_TAGS:
+            while cursor.remaining and data[cursor.position] in frames.CONNECTION_TAGS:
                 start = cursor.position
                 self._dispatcher.connection_frame(self._next(cursor), on_stream=False)
             while cursor.remaining:
@@ -523,7 +500,7 @@ class IncomingDatagrams:
                 frame = self._next(cursor)
                 if channel is None:
                     self._dispatcher.check_unrouted(frame)
-                    assert isinstance(frame, RouteTo)  # nothing else is left
+                    assert isinstance(frame, frames.RouteTo)  # nothing else is left
                     is_heard, _ = self._dispatcher.route(frame.channel)
                     if not is_heard:
                         return
@@ -543,7 +520,7 @@ class IncomingDatagrams:
 
     def _next(self, cursor: Cursor) -> object:
         try:
-            frame = parse_frame(cursor, self._dispatcher.bounds)
+            frame = frames.parse_frame(cursor, self._dispatcher.bounds)
         except NeedMore as need:
             raise RemoteProtocolError(
                 f"a datagram ends at least {need.missing} bytes before its frame", rule="aqueduct-F09"
@@ -557,7 +534,7 @@ class IncomingDatagrams:
         rule = IN_STREAMS.get(type(frame))
         if rule is not None:
             raise RemoteProtocolError(f"{type(frame).__name__} in a datagram", rule=rule)
-        assert isinstance(frame, MessageFrame)  # nothing else is left
+        assert isinstance(frame, frames.MessageFrame)  # nothing else is left
         receiver = self._dispatcher.half_of(channel)
         if not isinstance(receiver, ReceiverMachine):
             return False
@@ -594,7 +571,7 @@ class Dispatcher:
     def __init__(self, registry: Registry, headers: bytes) -> None:
         self._registry = registry
         config, limits = registry.config, registry.limits
-        self.bounds = Bounds(
+        self.bounds = frames.Bounds(
             message=limits.message,
             connection_headers=config.connection_headers,
             headers=config.headers,
@@ -609,7 +586,7 @@ class Dispatcher:
         self._headers = headers
         self._version_acked = False
         self._handshake: OutStream | None = None
-        if registry.role is Role.CLIENT:
+        if registry.role is frames.Role.CLIENT:
             self._send_handshake(headers)
 
     # --- connection
@@ -626,20 +603,20 @@ class Dispatcher:
     def connection_frame(self, frame: object, *, on_stream: bool) -> None:
         self._observe("connection", frame)
         match frame:
-            case Version():
+            case frames.Version():
                 if not self.sent_ack_version:
                     self.sent_ack_version = True
-                    self._send_handshake(encode_frame(AckVersion()))
-            case AckVersion():
+                    self._send_handshake(frames.encode_frame(frames.AckVersion()))
+            case frames.AckVersion():
                 self._version_acked = True
-            case ConnectionHeaders(headers):
+            case frames.ConnectionHeaders(headers):
                 if not on_stream:
                     raise RemoteProtocolError("CONNECTION_HEADERS in a datagram", rule="aqueduct-H07")
                 if self.is_connected:
                     raise RemoteProtocolError("CONNECTION_HEADERS a second time", rule="aqueduct-H06")
                 self.is_connected = True
                 self._registry.deadlines.stop(Timer.HANDSHAKE)
-                if self._registry.role is Role.SERVER:
+                if self._registry.role is frames.Role.SERVER:
                     # A peer that takes each sequence in order holds ACK_VERSION back until it has our headers.
                     self._send_handshake(self._headers, first=True)
                 self._registry.events.append(Connected(headers))
@@ -650,7 +627,7 @@ class Dispatcher:
 
     def check_unrouted(self, frame: object) -> None:
         """Raise `RemoteProtocolError` for a frame that needs a ROUTE_TO before it."""
-        if type(frame) in FROM_SENDER or type(frame) in FROM_RECEIVER or isinstance(frame, ForgetChannel):
+        if type(frame) in FROM_SENDER or type(frame) in FROM_RECEIVER or isinstance(frame, frames.ForgetChannel):
             raise RemoteProtocolError(f"{type(frame).__name__} without a ROUTE_TO before it", rule="aqueduct-F05")
 
     def route(self, channel: int) -> tuple[bool, Half | None]:
@@ -663,7 +640,7 @@ class Dispatcher:
             return True, None  # FORGET_CHANNEL may follow
         if registry.table.is_buried(channel, registry.connection.now):
             return False, None
-        if creator_of(channel) == registry.role:
+        if frames.creator_of(channel) == registry.role:
             registry.forget_unknown(channel)
             return False, None
         return True, None
@@ -690,23 +667,24 @@ class Dispatcher:
     def check_direction(self, channel: int, frame: object) -> None:
         """Check the contextual rules of section 2.2, which need no state."""
         kind, role = type(frame), self._registry.role
-        from_peer = sender_of(channel) != role
+        from_peer = frames.sender_of(channel) != role
         rule = FROM_SENDER.get(kind) if not from_peer else FROM_RECEIVER.get(kind)
         if rule is not None:
             side = "receiver" if kind in FROM_SENDER else "sender"
             raise RemoteProtocolError(f"{label(channel)}: {kind.__name__} from the {side}", rule=rule)
-        if kind is MessageFrame:
+        if kind is frames.MessageFrame:
             return
-        if isinstance(frame, ForgetChannel) and creator_of(channel) == role:
+        if isinstance(frame, frames.ForgetChannel) and frames.creator_of(channel) == role:
             raise RemoteProtocolError(f"{label(channel)}: ForgetChannel for a channel of ours", rule="aqueduct-T37")
-        if isinstance(frame, RouteTo):
+        if isinstance(frame, frames.RouteTo):
             raise RemoteProtocolError(f"ROUTE_TO after ROUTE_TO {channel}", rule="aqueduct-F03")
-        if isinstance(frame, Version | AckVersion | ConnectionHeaders):
+        if isinstance(frame, frames.Version | frames.AckVersion | frames.ConnectionHeaders):
             raise RemoteProtocolError(f"{kind.__name__} after ROUTE_TO", rule="aqueduct-F04")
-        if isinstance(frame, AckNackUnreliable) and frame.channel is not None:
-            if sender_of(frame.channel) != role:
+        if isinstance(frame, frames.AckNackUnreliable) and frame.channel is not None:
+            if frames.sender_of(frame.channel) != role:
                 raise RemoteProtocolError(
-                    f"{label(channel)}: CHANNEL {frame.channel}, of which the peer is the sender", rule="aqueduct-T30"
+                    f"{label(channel)}: CHANNEL {frame.channel}, of which the peer is the sender",
+                    rule="aqueduct-T30",
                 )
             if frame.channel != channel:
                 raise RemoteProtocolError(
@@ -715,9 +693,9 @@ class Dispatcher:
 
     # --- frames of a channel
 
-    def stream_message(self, frame: MessageFrame, stream: IncomingStream, cost: int, loan: int) -> bool:
+    def stream_message(self, frame: frames.MessageFrame, stream: IncomingStream, cost: int, loan: int) -> bool:
         """Deliver a MESSAGE that came in a stream; False if its channel has ended."""
-        if stream.last_word is not None or sender_of(stream.channel) == self._registry.role:
+        if stream.last_word is not None or frames.sender_of(stream.channel) == self._registry.role:
             self._check_sequence(stream, frame)
         half = self._half_for(stream)
         if not isinstance(half, ReceiverMachine):
@@ -738,7 +716,7 @@ class Dispatcher:
         """Apply any other frame of a channel that came in a stream."""
         self._check_sequence(stream, frame)
         self._observe(label(stream.channel), frame)
-        if isinstance(frame, ForgetChannel):
+        if isinstance(frame, frames.ForgetChannel):
             if self._registry.table.get(stream.channel) is not None:
                 self._registry.check_churn("a channel was forgotten")
             self._registry.forgotten(stream.channel)
@@ -758,15 +736,15 @@ class Dispatcher:
 
     def _check_sequence(self, stream: IncomingStream, frame: object) -> None:
         self.check_direction(stream.channel, frame)
-        if stream.last_word is not None and not isinstance(frame, ForgetChannel):
-            rule = "aqueduct-S12" if stream.last_word is FinishSender else "aqueduct-S14"
+        if stream.last_word is not None and not isinstance(frame, frames.ForgetChannel):
+            rule = "aqueduct-S12" if stream.last_word is frames.FinishSender else "aqueduct-S14"
             said = stream.last_word.__name__
             raise RemoteProtocolError(f"{label(stream.channel)}: {type(frame).__name__} after {said}", rule=rule)
 
     def _to_receiver(self, receiver: ReceiverMachine, frame: object, stream: IncomingStream) -> None:
         finished = receiver.reliable.total is not None
         match frame:
-            case SentUnreliable(count):
+            case frames.SentUnreliable(count):
                 if finished:
                     raise RemoteProtocolError("SENT_UNRELIABLE after FINISH_SENDER", rule="aqueduct-S12")
                 receiver.check_counts(count, stream.id)
@@ -774,50 +752,50 @@ class Dispatcher:
                 due = receiver.count_sent(count, stream.id)
                 if due is not None:
                     self._registry.report_at(due, receiver)
-            case FinishSender(sent_reliable):
+            case frames.FinishSender(sent_reliable):
                 receiver.check_finish(sent_reliable, stream.id)
                 self.adopt(receiver)
-                stream.last_word = FinishSender
+                stream.last_word = frames.FinishSender
                 receiver.reliable.total = sent_reliable
                 if receiver.is_complete:
                     self._registry.close(receiver, Outcome.FINISHED)
-            case CancelSender():
+            case frames.CancelSender():
                 if finished:
                     raise RemoteProtocolError("CANCEL_SENDER after FINISH_SENDER", rule="aqueduct-S12")
                 self._registry.check_churn("a channel was cancelled")
                 self.adopt(receiver)
-                stream.last_word = CancelSender
+                stream.last_word = frames.CancelSender
                 self._registry.close(receiver, Outcome.CANCELLED)
 
     def _to_sender(self, sender: SenderMachine, frame: object) -> None:
         registry = self._registry
         match frame:
-            case AckReliable(ranges):
+            case frames.AckReliable(ranges):
                 registry.messages_acked(sender.take_acked(ranges), sender.transit)
                 sender.wake()
-            case AckNackUnreliable(ranges):
+            case frames.AckNackUnreliable(ranges):
                 acked, nacked = sender.take_reported(ranges)
                 registry.messages_acked(acked, sender.transit)
                 registry.nack(nacked)
                 registry.schedule_datagrams(sender)
                 sender.wake()
-            case CloseReceiver():
+            case frames.CloseReceiver():
                 self.adopt(sender)
                 registry.end(sender, sender.outcome_of_close())
 
-    def check_attachments(self, receiver: ReceiverMachine, frame: MessageFrame) -> None:
+    def check_attachments(self, receiver: ReceiverMachine, frame: frames.MessageFrame) -> None:
         ids = [id for id, _ in frame.attachments]
         for id in ids:
-            if id == ENTRYPOINT:
+            if id == frames.ENTRYPOINT:
                 raise RemoteProtocolError("the entrypoint is attached", rule="aqueduct-T15")
-            if creator_of(id) == self._registry.role:
+            if frames.creator_of(id) == self._registry.role:
                 raise RemoteProtocolError(f"{label(id)} is attached by the other side", rule="aqueduct-T13")
         if len(set(ids)) != len(ids):
             raise RemoteProtocolError(f"a channel twice among {len(ids)} attachments", rule="aqueduct-T15")
-        self._registry.check_room(sum(map(self._registry.is_new, [*ids, receiver.id or ENTRYPOINT])))
+        self._registry.check_room(sum(map(self._registry.is_new, [*ids, receiver.id or frames.ENTRYPOINT])))
 
     def deliver(
-        self, receiver: ReceiverMachine, frame: MessageFrame, cost: int, loan: int, stream: StreamId | None
+        self, receiver: ReceiverMachine, frame: frames.MessageFrame, cost: int, loan: int, stream: StreamId | None
     ) -> None:
         """Report a message as arrived, with those of its attachments that are new to the application."""
         registry = self._registry
@@ -830,7 +808,7 @@ class Dispatcher:
             Arrived(receiver, frame.number, frame.payload, frame.headers, tuple(attached), cost, loan, stream)
         )
         if registry.observer is not None:
-            registry.observer.frame("in", label(receiver.id or ENTRYPOINT), "MESSAGE", len(frame.payload))
+            registry.observer.frame("in", label(receiver.id or frames.ENTRYPOINT), "MESSAGE", len(frame.payload))
 
     def _observe(self, channel: str, frame: object) -> None:
         if self._registry.observer is not None:

@@ -15,19 +15,9 @@ from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.e3x._session.channels import BYE, Channel, Connection
 from muxkit.protocols.e3x.config import Config
+from muxkit.protocols.e3x.engine import events
 from muxkit.protocols.e3x.engine.engine import Stats
-from muxkit.protocols.e3x.engine.events import (
-    Broken,
-    Cause,
-    Closed,
-    Delivered,
-    Ended,
-    Event,
-    Faulted,
-    Message,
-    Opened,
-    Writable,
-)
+from muxkit.protocols.e3x.engine.events import Cause
 from muxkit.runtime import (
     Backlog,
     ChannelStopped,
@@ -130,14 +120,14 @@ class Session(CommonSession):
         self._openers = SlotQueue(self._free_slots)
         self._live: dict[int, Channel] = {}
         self._actions: dict[type, Callable[..., None]] = {
-            Opened: self._on_opened,
-            Message: self._on_message,
-            Ended: self._on_ended,
-            Delivered: self._on_delivered,
-            Writable: self._on_writable,
-            Closed: self._on_closed,
-            Broken: self._on_broken,
-            Faulted: self._on_faulted,
+            events.Opened: self._on_opened,
+            events.Message: self._on_message,
+            events.Ended: self._on_ended,
+            events.Delivered: self._on_delivered,
+            events.Writable: self._on_writable,
+            events.Closed: self._on_closed,
+            events.Broken: self._on_broken,
+            events.Faulted: self._on_faulted,
         }
         self.connection = Connection(
             link,
@@ -206,7 +196,7 @@ class Session(CommonSession):
         """Iterate over the channels that the peer opens; `channel.type` tells what each is for."""
         return self._backlog
 
-    def _on_opened(self, event: Opened) -> None:
+    def _on_opened(self, event: events.Opened) -> None:
         self.connection.heard()
         if event.channel.type in RESERVED:
             self.liveness.answer(event.channel, event.body)
@@ -228,11 +218,11 @@ class Session(CommonSession):
 
     # --- events
 
-    def _dispatch(self, events: Sequence[Event]) -> None:
-        for event in events:
+    def _dispatch(self, happened: Sequence[events.Event]) -> None:
+        for event in happened:
             self._actions[type(event)](event)
 
-    def _on_message(self, event: Message) -> None:
+    def _on_message(self, event: events.Message) -> None:
         connection = self.connection
         connection.heard()
         channel = self._live.get(event.channel.id)
@@ -242,12 +232,12 @@ class Session(CommonSession):
         connection.messages_received += 1
         channel.inbox.deliver(event.body)
 
-    def _on_ended(self, event: Ended) -> None:
+    def _on_ended(self, event: events.Ended) -> None:
         channel = self._live.get(event.channel.id)
         if channel is not None:
             channel.inbox.ended(trio.EndOfChannel)
 
-    def _on_delivered(self, event: Delivered) -> None:
+    def _on_delivered(self, event: events.Delivered) -> None:
         connection = self.connection
         connection.heard()
         channel = self._live.get(event.channel.id)
@@ -258,18 +248,18 @@ class Session(CommonSession):
         if connection.acked:
             connection.acked.unpark_all()
 
-    def _on_writable(self, event: Writable) -> None:
+    def _on_writable(self, event: events.Writable) -> None:
         channel = self._live.get(event.channel.id)
         if channel is not None:
             channel.sender.window_changed()
 
-    def _on_closed(self, event: Closed) -> None:
+    def _on_closed(self, event: events.Closed) -> None:
         channel = self._forget(event.channel)
         if channel is not None:
             channel.sender.confirmed()
             channel.inbox.ended(trio.EndOfChannel)
 
-    def _on_broken(self, event: Broken) -> None:
+    def _on_broken(self, event: events.Broken) -> None:
         connection, is_answer = self.connection, event.cause is Cause.PEER
         if is_answer:
             connection.heard()
@@ -287,7 +277,7 @@ class Session(CommonSession):
             reason = f"channel {event.channel.id} is over: {event.text}"
             channel.lost(lambda: LinkLost(reason, by="network", peer=connection.pump.peer))
 
-    def _on_faulted(self, event: Faulted) -> None:
+    def _on_faulted(self, event: events.Faulted) -> None:
         # The text of a fault may hold payload, so the log tells only its kind.
         _log.debug("%s: dropped a packet: %s", self.connection.pump.peer or "a peer", event.fault.value)
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import NO_QUEUE, ChannelTable, Ids, Ranges, TokenBucket
+from muxkit.protocols.e3x.engine import events
 from muxkit.protocols.e3x.engine.channel import (
     NEVER,
     Arrival,
@@ -33,18 +34,7 @@ from muxkit.protocols.e3x.engine.channel import (
     Tombstone,
 )
 from muxkit.protocols.e3x.engine.congestion import Congestion
-from muxkit.protocols.e3x.engine.events import (
-    Broken,
-    Cause,
-    Closed,
-    Delivered,
-    Ended,
-    Event,
-    Fault,
-    Faulted,
-    Message,
-    Opened,
-)
+from muxkit.protocols.e3x.engine.events import Cause, Fault
 from muxkit.protocols.e3x.packets import ID_MOST, SEQ_MOST, TYPE_MOST, Packet, decode_miss, parse_packet
 
 if TYPE_CHECKING:
@@ -80,7 +70,7 @@ class State:
         self.congestion = Congestion(config.packet, is_on=config.congestion)
         self.reassembly = Reassembly(limits)
         self.refusals = TokenBucket(limits.resets_per_second, limits.resets_burst)
-        self.events: list[Event] = []
+        self.events: list[events.Event] = []
         self.faults: Counter[Fault] = Counter()
         self.counters: Counter[str] = Counter()
         self._reported: set[Fault] = set()
@@ -134,13 +124,13 @@ class State:
         if incoming is None or outgoing is None:
             if not channel.datagrams:
                 self._remove(channel, Tombstone(self.now + self.linger))
-                self.events.append(Closed(channel))
+                self.events.append(events.Closed(channel))
         elif outgoing.acked == outgoing.next_seq - 1:
             owes_ack = incoming.owes_news
             self._remove(channel, Tombstone(self.now + self.linger, ack=incoming.processed))
             if owes_ack:
                 self.answers[channel.id] = None
-            self.events.append(Closed(channel))
+            self.events.append(events.Closed(channel))
 
     def break_channel(self, channel: EngineChannel, cause: Cause, text: str, *, tell: bool) -> None:
         """Break a channel; with `tell` the peer is sent an err."""
@@ -149,7 +139,7 @@ class State:
         else:
             self._remove(channel, Tombstone(self.now + self.linger))
         if channel.announced or channel.ours:
-            self.events.append(Broken(channel, cause, text))
+            self.events.append(events.Broken(channel, cause, text))
 
     def break_silently(self, channel: EngineChannel, err: str) -> None:
         """Break a channel and send the peer an err, without an event."""
@@ -260,7 +250,7 @@ class State:
         if channel is not None:
             self.used.add(packet.channel)
             channel.announced = True
-            self.events.append(Opened(channel, packet.body))
+            self.events.append(events.Opened(channel, packet.body))
             self._end_unreliable(channel, packet)
 
     def _open_reliable(self, packet: Packet, type: str) -> None:
@@ -365,7 +355,7 @@ class State:
         self.counters["lost"] += news.named
         self.resends.extend((channel, piece) for piece in news.resend)
         if news.last >= news.first:
-            self.events.append(Delivered(channel, news.first, news.last))
+            self.events.append(events.Delivered(channel, news.first, news.last))
         self.queue_up(channel)
         if ack == SEQ_MOST and not channel.ended:
             self.break_channel(channel, Cause.EXHAUSTED, f"seq {SEQ_MOST} was used, and there is no other", tell=True)
@@ -427,10 +417,10 @@ class State:
             elif not channel.ours and not channel.announced:
                 channel.announced = True
                 incoming.handed = 1
-                self.events.append(Opened(channel, body))
+                self.events.append(events.Opened(channel, body))
             elif body or not packet.end:
                 incoming.handed = 1
-                self.events.append(Message(channel, body))
+                self.events.append(events.Message(channel, body))
             else:
                 self.processed(channel)
 
@@ -460,7 +450,7 @@ class State:
         if packet.end:
             incoming.ended = channel.peer_ended = True
             incoming.ack_now = True
-            self.events.append(Ended(channel))
+            self.events.append(events.Ended(channel))
         self.owe_ack(channel)
         self.arm(channel)
         self.close_if_over(channel)
@@ -503,11 +493,11 @@ class State:
         else:
             text = f"the peer went on sending, and processed nothing of ours for {CLOSE_TIMEOUT} s"
             self.break_silently(channel, CLOSED)
-            self.events.append(Broken(channel, Cause.TIMEOUT, text))
+            self.events.append(events.Broken(channel, Cause.TIMEOUT, text))
 
     def _end_closed(self, channel: EngineChannel) -> None:
         self.break_silently(channel, CLOSED)
-        self.events.append(Closed(channel))
+        self.events.append(events.Closed(channel))
 
     # --- unreliable channels
 
@@ -525,13 +515,13 @@ class State:
         if channel.ours:
             channel.announced = True
         if (packet.body or not packet.end) and not channel.closing:
-            self.events.append(Message(channel, packet.body))
+            self.events.append(events.Message(channel, packet.body))
         self._end_unreliable(channel, packet)
 
     def _end_unreliable(self, channel: EngineChannel, packet: Packet) -> None:
         if packet.end:
             channel.peer_ended = True
-            self.events.append(Ended(channel))
+            self.events.append(events.Ended(channel))
             self.close_if_over(channel)
 
     # --- time
@@ -590,13 +580,13 @@ class State:
         self.faults[fault] += 1
         if fault is not Fault.DUPLICATE and fault not in self._reported:
             self._reported.add(fault)
-            self.events.append(Faulted(fault, text))
+            self.events.append(events.Faulted(fault, text))
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[events.Event]:
         """Take the events since the last call."""
-        events, self.events = self.events, []
+        taken, self.events = self.events, []
         self._reported.clear()
-        return events
+        return taken
 
 
 def too_long(type: str) -> str:
