@@ -7,15 +7,14 @@ one: it carries a receiver and a sender.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, overload
 
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit._limits import Limits
 from muxkit.core import Receiving, Sending
 from muxkit.protocols.aqueduct._session.core import Core, Receiver, Sender, closed, refused
-from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.frames import Role
 from muxkit.runtime import (
     Backlog,
@@ -36,7 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from muxkit._limits import Limits
     from muxkit._observer import Observer
+    from muxkit.protocols.aqueduct.config import Config
     from muxkit.protocols.aqueduct.engine.events import Arrived
     from muxkit.protocols.aqueduct.engine.halves import Ticket
     from muxkit.protocols.aqueduct.frames import Headers
@@ -90,18 +91,9 @@ def connection(
     """
     if isinstance(link, MultistreamLink) and link.role != role:
         raise ValueError(f"role={role!r} on the {link.role}'s end of a link")
-
-    def make_core() -> Core:
-        return Core(
-            link,
-            Role.CLIENT if role == "client" else Role.SERVER,
-            headers=headers,
-            config=config or Config(),
-            limits=limits or Limits(),
-            observer=observer,
-        )
-
-    return _run(Client if role == "client" else Server, make_core, linger)
+    kind, side = (Client, Role.CLIENT) if role == "client" else (Server, Role.SERVER)
+    make_core = partial(Core, link, side, headers=headers, config=config, limits=limits, observer=observer)
+    return _run(kind, make_core, linger)
 
 
 @protected_manager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakSet
 
@@ -541,8 +542,8 @@ class Core:
         role: Role,
         *,
         headers: Pairs,
-        config: Config,
-        limits: Limits,
+        config: Config | None,
+        limits: Limits | None,
         observer: Observer | None,
     ) -> None:
         self.engine = Engine(role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time())
@@ -567,19 +568,12 @@ class Core:
     def _make_pump(
         self, link: trio.abc.Stream | MultistreamLink, observer: Observer | None
     ) -> MultistreamPump[Event] | StreamPump[Event]:
+        make: partial[MultistreamPump[Event]] | partial[StreamPump[Event]]
         if isinstance(link, MultistreamLink):
-            return MultistreamPump(
-                link,
-                self.engine,
-                on_events=self._dispatch,
-                on_written=self._on_written,
-                on_lost=self._on_lost,
-                queued=lambda: self.engine.outbox,
-                observer=observer,
-            )
-        return StreamPump(
-            link,
-            Carrier(self.engine),
+            make = partial(MultistreamPump, link, self.engine)
+        else:
+            make = partial(StreamPump, link, Carrier(self.engine))
+        return make(
             on_events=self._dispatch,
             on_written=self._on_written,
             on_lost=self._on_lost,

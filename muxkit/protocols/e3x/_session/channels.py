@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import heapq
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -69,31 +70,21 @@ class Connection:
         if not self.is_on_packets:
             config = attrs.evolve(config, congestion=False)  # the stream limits the rate itself
         self.engine = Engine(odd, config, limits=limits, observer=observer)
-        self.pump: StreamPump[Event] | DatagramPump[Event]
+        make: partial[StreamPump[Event]] | partial[DatagramPump[Event]]
         if isinstance(link, trio.abc.Stream):
-            self.pump = StreamPump(
-                link,
-                ChunkedEngine(self.engine, trio.current_time, observer=observer),
-                on_events=on_events,
-                on_written=self._on_written,
-                on_lost=on_lost,
-                queued=self._queued,
-                observer=observer,
-            )
+            make = partial(StreamPump, link, ChunkedEngine(self.engine, trio.current_time, observer=observer))
         else:
-            self.pump = DatagramPump(
-                link,
-                self.engine,
-                on_events=on_events,
-                on_written=self._on_written,
-                on_lost=on_lost,
-                queued=self._queued,
-                on_limit=self._limit_packets,
-                fatal=REFUSED if config.refusal_is_fatal else (),
-                observer=observer,
-            )
+            fatal = REFUSED if config.refusal_is_fatal else ()
+            make = partial(DatagramPump, link, self.engine, on_limit=self._limit_packets, fatal=fatal)
             if isinstance(link, NowaitPackets):
                 self.engine.packet_size = min(config.packet, link.packet_limit)
+        self.pump: StreamPump[Event] | DatagramPump[Event] = make(
+            on_events=on_events,
+            on_written=self._on_written,
+            on_lost=on_lost,
+            queued=lambda: self.engine.stats().unsent,
+            observer=observer,
+        )
         self.request_write = self.pump.request_write
         self.budget = OutboxBudget()  # the engine itself limits what each channel queues
         self.gone = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
@@ -165,9 +156,6 @@ class Connection:
     def raise_if_lost(self) -> None:
         if self.pump.is_lost:
             raise self.pump.loss()
-
-    def _queued(self) -> int:
-        return self.engine.stats().unsent
 
     def _on_written(self) -> None:
         if self.written:

@@ -227,17 +227,13 @@ class State:
             self.fault(Fault.UNKNOWN, f"channel {packet.channel} does not exist")
         elif packet.ack is not None and packet.ack > 0:
             self.fault(Fault.UNSENT, f"channel {packet.channel}: ack {packet.ack} where nothing was sent")
-        elif packet.seq is None:
-            if packet.type is None:
-                self.fault(Fault.UNKNOWN, f"channel {packet.channel} does not exist")
-            else:
-                self._open_unreliable(packet, packet.type)
+        elif packet.seq is None and packet.type is not None:
+            self._open_unreliable(packet, packet.type)
+        elif packet.seq == 1 and packet.type is not None:
+            self._open_reliable(packet, packet.type)
         elif packet.seq == 1:
-            if packet.type is None:
-                self.fault(Fault.MISPLACED, f"channel {packet.channel}: a first packet without a type")
-            else:
-                self._open_reliable(packet, packet.type)
-        elif self.config.reliable and packet.seq <= self.window:
+            self.fault(Fault.MISPLACED, f"channel {packet.channel}: a first packet without a type")
+        elif packet.seq is not None and self.config.reliable and packet.seq <= self.window:
             self._await_opening(packet)
         else:
             self.fault(Fault.UNKNOWN, f"channel {packet.channel} does not exist")
