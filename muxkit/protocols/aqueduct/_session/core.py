@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct.engine.events import Event
     from muxkit.protocols.aqueduct.engine.halves import Half, Promise, ReceiverMachine
     from muxkit.protocols.aqueduct.frames import Headers, Role
-    from muxkit.runtime import ErrorMaker
+    from muxkit.runtime import ErrorMaker, Reading
 
     Pairs = Sequence[tuple[bytes, bytes]]
 
@@ -520,6 +520,10 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
         for arrived in self._stored.take_all(None):
             self._core.dispose(arrived)
         return 0
+
+    def _reading(self) -> Reading | None:
+        pump = self._core.pump
+        return pump.reading if isinstance(pump, StreamPump) else None
 
     def _stop(self) -> None:
         core = self._core
