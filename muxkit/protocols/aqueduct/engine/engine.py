@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from muxkit.core import StreamControl, StreamId
     from muxkit.protocols.aqueduct.engine.events import Event
     from muxkit.protocols.aqueduct.engine.halves import Ticket, Transit
+    from muxkit.protocols.aqueduct.frames import Role
 
     Pairs = Sequence[tuple[bytes, bytes]]
 
@@ -61,7 +62,7 @@ class Engine:
 
     def __init__(
         self,
-        role: frames.Role,
+        role: Role,
         config: Config | None = None,
         *,
         headers: Pairs = (),

@@ -320,24 +320,20 @@ class Outgoing:
         return len(self.payload) + len(self.headers) + len(self.attachments)
 
 
+@attrs.define(eq=False)
 class ConnectionState:
     """What all halves of one connection share: settings, the time, byte totals and the streams to write."""
 
-    def __init__(
-        self,
-        config: Config,
-        limits: Limits,
-        observer: Observer | None,
-        streams: StreamScheduler,
-        on_writable: Callable[[SenderMachine], None],
-    ) -> None:
-        self.config, self.limits, self.observer, self.streams = config, limits, observer, streams
-        self.on_writable = on_writable
-        self.now = 0.0
-        self.rtt: float | None = None
-        self.in_order = False  # on this link no datagram is overtaken by what was written after it
-        self.outbox = 0  # bytes of messages that wait for the link
-        self.unread_datagrams = 0  # cost of those that were not consumed
+    config: Config
+    limits: Limits
+    observer: Observer | None
+    streams: StreamScheduler
+    on_writable: Callable[[SenderMachine], None]
+    now: float = 0.0
+    rtt: float | None = None
+    in_order: bool = False  # on this link no datagram is overtaken by what was written after it
+    outbox: int = 0  # bytes of messages that wait for the link
+    unread_datagrams: int = 0  # cost of those that were not consumed
 
     @property
     def receipt_deadline(self) -> float:
@@ -365,12 +361,12 @@ class _Machine:
         self.oneshot = oneshot
         self.transit = transit
         self.outcome: Outcome | None = None
-        self.attached = False  # the application has it
+        self.attached = False  # the message that brings it to the other side has come, or was sent
         self.is_told = False  # an event has reported its end
         self.flush = False  # acks or counts of datagrams may be written
         self.main: OutStream | None = None  # the stream of all but unordered messages
-        self.taken = False  # the application has its object
-        self.owner: object = None  # that object, as long as anything can happen to it
+        self.owner: object = None  # the session's sender or receiver, as long as anything can happen to it
+        self.taken = False  # the application has that
 
     @property
     def gone(self) -> bool:

@@ -43,6 +43,7 @@ MISS_SIZE = len(b',"miss":[]')
 DELTA_SIZE = len(b"4294967295,")
 LISTED_SIZE = 4  # bytes of one delta of a long list, on average
 ASK_SIZE = ACK_SIZE + MISS_SIZE + len(b"99999")  # kept free in each packet for an ack
+COUNTERS = ("packets_sent", "packets_received", "bytes_sent", "bytes_received", "resent", "lost", "evicted")
 ERR_MOST = 128  # characters of an err that is sent
 
 
@@ -143,13 +144,7 @@ class Engine:
         """Return the counters of now."""
         state, counters, congestion = self._state, self._state.counters, self._state.congestion
         return Stats(
-            packets_sent=counters["packets_sent"],
-            packets_received=counters["packets_received"],
-            bytes_sent=counters["bytes_sent"],
-            bytes_received=counters["bytes_received"],
-            resent=counters["resent"],
-            lost=counters["lost"],
-            evicted=counters["evicted"],
+            **{name: counters[name] for name in COUNTERS},
             channels=len(state.table),
             held=state.held,
             unsent=state.unsent,
