@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from muxkit._limits import Limits
     from muxkit._observer import Observer
-    from muxkit.core import StreamId
+    from muxkit.core import Buffer, StreamId
     from muxkit.protocols.aqueduct.config import Config
     from muxkit.protocols.aqueduct.engine.streams import StreamScheduler
 
@@ -208,6 +208,7 @@ class Fate(Enum):
     LOST = "lost"
 
 
+@attrs.define(eq=False)
 class Transit:
     """The way of one attached channel to the peer, as a node of a tree.
 
@@ -218,15 +219,12 @@ class Transit:
     has ended stays only while it joins two or more others, so the tree is no larger than the number of live channels.
     """
 
-    __slots__ = ("alive", "channel", "children", "fate", "ours", "parent")
-
-    def __init__(self, channel: int | None, *, ours: bool, fate: Fate = Fate.PENDING) -> None:
-        self.channel = channel
-        self.ours = ours
-        self.fate = fate
-        self.alive = True
-        self.parent: Transit | None = None
-        self.children: dict[Transit, None] = {}
+    channel: int | None
+    ours: bool
+    fate: Fate = Fate.PENDING
+    alive: bool = True
+    parent: Transit | None = None
+    children: dict[Transit, None] = attrs.Factory(dict)
 
     def carried_by(self, carrier: Transit) -> list[Transit]:
         """Record that the message with this attachment arrived on `carrier`; give nodes of ours that are lost."""
@@ -432,7 +430,7 @@ class SenderMachine(_Machine):
 
     def send_alone(self, outgoing: Outgoing) -> None:
         """Send a message in a stream of its own; its bytes are counted already."""
-        outgoing.stream = OutStream(self.route(), source=SingleMessage(self, outgoing))
+        outgoing.stream = OutStream([self.route()], source=SingleMessage(self, outgoing))
         self.unordered[outgoing.stream] = outgoing
         self.connection.streams.add(outgoing.stream)
 
@@ -445,8 +443,8 @@ class SenderMachine(_Machine):
         self.state = Sending.CLOSED
         self.cancelling = True
         self.drop_streams()
-        routed = self.route(), frames.encode_frame(frames.CancelSender())
-        self.connection.streams.add(OutStream(*routed, urgent=True))
+        routed: list[Buffer] = [self.route(), frames.encode_frame(frames.CancelSender())]
+        self.connection.streams.add(OutStream(routed, urgent=True))
         self.connection.frame_written("CANCEL_SENDER", self.id)
 
     def message_numbered(self) -> None:
@@ -530,7 +528,7 @@ class SenderMachine(_Machine):
     def stream(self) -> OutStream:
         """The stream of ordered messages, counts and FINISH_SENDER."""
         if self.main is None:
-            self.main = OutStream(self.route(), source=self)
+            self.main = OutStream([self.route()], source=self)
         return self.main
 
     @property
@@ -756,7 +754,7 @@ class ReceiverMachine(_Machine):
     def stream(self) -> OutStream:
         """The stream of acks, reports and CLOSE_RECEIVER."""
         if self.main is None:
-            self.main = OutStream(self.route(), source=self, urgent=True)
+            self.main = OutStream([self.route()], source=self, urgent=True)
         return self.main
 
     def has_frames(self) -> bool:

@@ -588,7 +588,7 @@ class Incoming:
         if stream is not None and stream.id is None and not stream.ended:
             stream.pending.insert(0 if first else len(stream.pending), frame)
             return
-        self._handshake = OutStream(frame, urgent=True)
+        self._handshake = OutStream([frame], urgent=True)
         self.registry.streams.add(self._handshake)
 
     def connection_frame(self, frame: object, *, on_stream: bool) -> None:

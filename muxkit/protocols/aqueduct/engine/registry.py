@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from muxkit._limits import Limits
     from muxkit._observer import Observer
-    from muxkit.core import StreamId
+    from muxkit.core import Buffer, StreamId
     from muxkit.protocols.aqueduct.config import Config
     from muxkit.protocols.aqueduct.engine.events import Event
 
@@ -378,8 +378,8 @@ class Registry:
     def send_forget(self, id: int) -> None:
         if id in self._forgets:
             return
-        routed = frames.encode_frame(frames.RouteTo(id)), frames.encode_frame(frames.ForgetChannel())
-        stream = OutStream(*routed, urgent=True, on_end=lambda: self._forgets.pop(id, None))
+        routed: list[Buffer] = [frames.encode_frame(frames.RouteTo(id)), frames.encode_frame(frames.ForgetChannel())]
+        stream = OutStream(routed, urgent=True, on_end=lambda: self._forgets.pop(id, None))
         self._forgets[id] = stream
         closing = self.closing.pop(id, None)
         if closing is not None:
