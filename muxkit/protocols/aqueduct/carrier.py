@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from muxkit.core import StreamId
-    from muxkit.protocols.aqueduct.engine import Engine
+    from muxkit.protocols.aqueduct.engine.engine import Engine
 
 HELLO: Final = b"AQUEDUX1"
 DATA: Final = 0
