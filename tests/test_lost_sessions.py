@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CHANNELS = 5 * WAKES
 PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x"]
-PATIENCE = 60.0  # s
+PATIENCE = 300.0  # s; reached only when something hangs
 
 
 class Passes:

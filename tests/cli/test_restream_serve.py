@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
-PATIENCE = 20.0  # s
+PATIENCE = 300.0  # s; reached only when something hangs
 UUID = "bf575c35-c25b-4386-8430-d5e2a93f3b1a"
 TCP = "restream+tcp://127.0.0.1:0"
 
