@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import attrs
+
+from muxkit.protocols.restream.wire.messages import Message as Message
 
 State = TypeVar("State")
 Data = TypeVar("Data")
@@ -17,15 +19,6 @@ Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any
 LAST_ID = 2**32 - 1  # ids are unsigned 32-bit integers and never wrap
 KEEP = 30.0  # s, "if it fails to re-establish a connection within 30 seconds"
 MOST = 256  # messages of one `replay` or `put_many` by default
-
-
-@attrs.define(eq=True)
-class Message(Generic[Data]):
-    """One message of a session; `time` is in seconds since 1970, if the source gave one."""
-
-    id: int
-    data: Data
-    time: float | None = None
 
 
 @attrs.frozen
