@@ -1,6 +1,6 @@
 """The sessions of a server as its connections use them: in a session store, or behind the specification's methods.
 
-A connection has one `StoredSession` of `StoredSessions`, or one `PlainSession` of `PlainSessions`, with the same methods.
+A connection has a `StoredSession` of `StoredSessions` or a `PlainSession` of `PlainSessions`; their methods are alike.
 """
 
 from __future__ import annotations

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 import trio
 
-from muxkit.protocols.restream.store.rows import LAST_ID, Row, Session, Wanted
+from muxkit.protocols.restream.store.rules import LAST_ID, Row, Session, Wanted
 from muxkit.protocols.restream.store.store import SessionStore
 from muxkit.runtime import protect_package, protected_manager
-from muxkit.storage import Job, Schema, StoreError, StoreFailed, Waiters, Worker
+from muxkit.storage import Job, Schema, StoreError, Waiters, Worker
+from muxkit.storage.errors import copy_of
 from muxkit.storage.postgres import HEARTBEAT, Database, Listener
 from muxkit.storage.schema import migrate_postgres
 
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from muxkit.protocols.restream.store.rows import Data, Now, Rows, State
-    from muxkit.protocols.restream.store.rules import Rules
+    from muxkit.protocols.restream.store.rules import Data, Now, Rows, Rules, State
 
 T = TypeVar("T")
 
@@ -247,7 +247,7 @@ class _Postgres:
     def _fail(self, jobs: list[Job[Rows]], error: StoreError) -> None:
         for job in jobs:
             job.result = None
-            job.error = StoreFailed(str(error)) if type(error) is StoreFailed else error
+            job.error = copy_of(error)
 
 
 def _run_jobs(jobs: list[Job[Rows]], rows: PostgresRows, database_errors: type[Exception]) -> None:

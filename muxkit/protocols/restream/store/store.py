@@ -15,25 +15,27 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from muxkit.protocols.restream.store.errors import IdsExhausted, SessionFinished, Superseded, UnknownSession
-from muxkit.protocols.restream.store.rows import (
+from muxkit.protocols.restream.store.rules import (
     LAST_ID,
     MOST,
     Data,
+    IdsExhausted,
     IsFinal,
-    Message,
+    SessionFinished,
     State,
     Status,
+    Superseded,
     Transform,
+    UnknownSession,
     Wanted,
 )
+from muxkit.protocols.restream.wire import Message
 from muxkit.storage import StoreFull
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from muxkit.protocols.restream.store.rows import Rows
-    from muxkit.protocols.restream.store.rules import Rules
+    from muxkit.protocols.restream.store.rules import Rows, Rules
     from muxkit.storage import Waiters
 
 T = TypeVar("T")
