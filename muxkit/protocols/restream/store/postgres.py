@@ -18,8 +18,7 @@ from muxkit.protocols.restream.store.store import SessionStore
 from muxkit.runtime import protect_package, protected_manager
 from muxkit.storage import Job, Schema, StoreError, Waiters, Worker
 from muxkit.storage.errors import copy_of
-from muxkit.storage.postgres import HEARTBEAT, Database, Listener
-from muxkit.storage.schema import migrate_postgres
+from muxkit.storage.postgres import HEARTBEAT, Database, Listener, migrate_postgres
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -129,7 +128,6 @@ async def open_postgres(url: str, rules: Rules[State, Data]) -> AsyncIterator[Se
         opened = listener is not None
         await backend.reader.stop(backend.close_reading, shield=opened)
         await backend.writer.stop(backend.close_writing, shield=opened)
-        waiters.wake_all()
 
 
 class _Postgres:
@@ -140,9 +138,7 @@ class _Postgres:
         self._keep = keep
         self._now = now
         self._writing, self._reading = Database(url, APPLICATION), Database(url, APPLICATION)
-        self._waiters = waiters
-        self._changed: list[str] = []  # filled in the thread before a group is delivered, emptied when it is
-        self.writer: Worker[Rows] = Worker("muxkit store writer", self._write, self._wake)
+        self.writer: Worker[Rows] = Worker("muxkit store writer", self._write, waiters)
         self.reader: Worker[Rows] = Worker("muxkit store reader", self._read)
 
     async def work(self, uuid: str, act: Callable[[Rows], T]) -> T:
@@ -150,10 +146,6 @@ class _Postgres:
 
     async def look(self, uuid: str, act: Callable[[Rows], T], wants: Wanted | None = None) -> T:
         return await self.reader.look(uuid, act, wants)
-
-    def _wake(self) -> None:
-        while self._changed:
-            self._waiters.wake(self._changed.pop())
 
     # ------------------------------------------------------------------------ in the threads
 
@@ -203,7 +195,7 @@ class _Postgres:
                 rows = act(database.connection(), jobs)
                 if act != self._look:
                     rows.write()
-                self._changed.extend(rows.woken)
+                self.writer.changed.extend(rows.woken)
                 return
             except database.errors as error:
                 is_lost = database.recover()
