@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit.runtime import protect_package
-from muxkit.storage.errors import (
-    StoreCorrupt,
-    StoreError,
-    StoreFailed,
-    StoreFull,
-    StoreReadOnly,
-)
+from muxkit.storage.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull, StoreReadOnly
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -98,10 +98,7 @@ class Worker(Generic[RowsT]):
     """
 
     def __init__(
-        self,
-        name: str,
-        run_group: Callable[[list[Job[RowsT]]], None],
-        waiters: Waiters | None = None,
+        self, name: str, run_group: Callable[[list[Job[RowsT]]], None], waiters: Waiters | None = None
     ) -> None:
         self._queue: queue.SimpleQueue[Job[RowsT] | _Call] = queue.SimpleQueue()
         self._run_group = run_group

@@ -266,14 +266,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         if mode is Mode.STATEFUL:
             position.check = verifier.resume(position.check) if position.id else verifier.begin()
         return cls(
-            mode,
-            position,
-            uuid=uuid,
-            params=params,
-            verifier=verifier,
-            config=config,
-            limits=limits,
-            observer=observer,
+            mode, position, uuid=uuid, params=params, verifier=verifier, config=config, limits=limits, observer=observer
         )
 
     # --- state

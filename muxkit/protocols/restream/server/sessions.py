@@ -299,12 +299,7 @@ class PlainSessions:
     """The sessions of a server in an object with the specification's five methods, which knows no owners."""
 
     def __init__(
-        self,
-        methods: Sessions[Any, Any],
-        application: AnyApplication,
-        *,
-        takeover: bool,
-        random32: Callable[[], int],
+        self, methods: Sessions[Any, Any], application: AnyApplication, *, takeover: bool, random32: Callable[[], int]
     ) -> None:
         self.methods = methods
         self.application = application

@@ -90,8 +90,7 @@ class SessionStore(Generic[State, Data]):
             raise ValueError(f"a uuid is 1 to {LONGEST_UUID} printable ASCII characters")
         stored, asked = self._encode(state), self._encode(params)
         return await self._backend.work(
-            uuid,
-            lambda rows: self._rules.register(rows, uuid, stored, asked, attached=attached, keep=keep, head=head),
+            uuid, lambda rows: self._rules.register(rows, uuid, stored, asked, attached=attached, keep=keep, head=head)
         )
 
     async def disconnect(self, uuid: str, *, epoch: int | None = None) -> None:
