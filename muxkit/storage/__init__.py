@@ -20,5 +20,6 @@ from muxkit.storage.schema import kind_of as kind_of
 from muxkit.storage.worker import Job as Job
 from muxkit.storage.worker import Waiters as Waiters
 from muxkit.storage.worker import Worker as Worker
+from muxkit.storage.worker import fail_jobs as fail_jobs
 
 protect_package(__name__)

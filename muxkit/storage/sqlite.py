@@ -22,9 +22,8 @@ from muxkit.storage.errors import (
     StoreLocked,
     StoreReadOnly,
     StoreVersion,
-    copy_of,
 )
-from muxkit.storage.worker import Job, Waiters, Worker
+from muxkit.storage.worker import Job, Waiters, Worker, fail_jobs
 
 if TYPE_CHECKING:
     from muxkit.storage.schema import Schema
@@ -534,14 +533,14 @@ class SqliteBackend(Worker[RowsT]):
                     self._run_jobs([job])
                 return
             self.is_failed = isinstance(error, StoreCorrupt)
-            _fail(jobs, error)
+            fail_jobs(jobs, error)
         except StoreCorrupt as corrupt:
             self._undo()
             self._rows = None
             self.is_failed = True
-            _fail(jobs, self._file.quarantine(str(corrupt)))
+            fail_jobs(jobs, self._file.quarantine(str(corrupt)))
         except StoreError as error:  # there is no connection
-            _fail(jobs, error)
+            fail_jobs(jobs, error)
 
     def _undo(self) -> None:
         if self._rows is not None:
@@ -573,12 +572,6 @@ def _run_job(job: Job[RowsT], connection: Connection, rows: RowsT) -> None:
             connection.run("ROLLBACK TO job")
     if not job.reads:
         connection.run("RELEASE job")
-
-
-def _fail(jobs: list[Job[RowsT]], error: StoreError) -> None:
-    for job in jobs:
-        job.result = None
-        job.error = copy_of(error)
 
 
 def give_back_pages(connection: Connection, *, least: int) -> bool:

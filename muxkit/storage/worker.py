@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import attrs
 import trio
 
-from muxkit.storage.errors import StoreClosed
+from muxkit.storage.errors import StoreClosed, StoreError, copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,6 +77,13 @@ class Job(Generic[RowsT]):
     task: trio.lowlevel.Task | None = None  # None: it was abandoned
     result: object = None
     error: BaseException | None = None
+
+
+def fail_jobs(jobs: list[Job[RowsT]], error: StoreError) -> None:
+    """Give all of these jobs, which were undone together, an error of their own."""
+    for job in jobs:
+        job.result = None
+        job.error = copy_of(error)
 
 
 @attrs.define(eq=False)
@@ -194,8 +201,7 @@ class Worker(Generic[RowsT]):
             except BaseException as error:
                 for job in jobs:
                     job.error = error
-            with suppress(trio.RunFinishedError):  # no task is left
-                self._token.run_sync_soon(self._deliver, jobs)
+            self._run_in_trio(self._deliver, jobs)
             del jobs, item  # an idle thread keeps no job
 
     def _group_of(self, first: Job[RowsT]) -> tuple[list[Job[RowsT]], Job[RowsT] | _Call | None]:
@@ -214,5 +220,5 @@ class Worker(Generic[RowsT]):
         return [job for job in jobs if job.task is not None], following
 
     def _run_in_trio(self, act: Callable[..., None], *values: Any) -> None:
-        with suppress(trio.RunFinishedError):
+        with suppress(trio.RunFinishedError):  # no task is left
             self._token.run_sync_soon(act, *values)

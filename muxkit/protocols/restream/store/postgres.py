@@ -16,8 +16,7 @@ import trio
 from muxkit.protocols.restream.store.rules import LAST_ID, Row, Session, Wanted
 from muxkit.protocols.restream.store.store import SessionStore
 from muxkit.runtime import protect_package, protected_manager
-from muxkit.storage import Job, Schema, StoreError, Waiters, Worker
-from muxkit.storage.errors import copy_of
+from muxkit.storage import Job, Schema, StoreError, Waiters, Worker, fail_jobs
 from muxkit.storage.postgres import HEARTBEAT, Database, Listener, migrate_postgres
 
 if TYPE_CHECKING:
@@ -207,10 +206,10 @@ class _Postgres:
                 if rows is None and is_lost and not was_lost:
                     was_lost = True
                     continue
-                self._fail(jobs, database.judge(error))
+                fail_jobs(jobs, database.judge(error))
                 return
             except StoreError as error:
-                self._fail(jobs, error)
+                fail_jobs(jobs, error)
                 return
 
     def _transact(self, connection: psycopg.Connection, jobs: list[Job[Rows]]) -> PostgresRows:
@@ -235,11 +234,6 @@ class _Postgres:
         rows = PostgresRows(connection, self.server)
         _run_jobs(jobs, rows, self._writing.errors)
         return rows
-
-    def _fail(self, jobs: list[Job[Rows]], error: StoreError) -> None:
-        for job in jobs:
-            job.result = None
-            job.error = copy_of(error)
 
 
 def _run_jobs(jobs: list[Job[Rows]], rows: PostgresRows, database_errors: type[Exception]) -> None:
