@@ -12,6 +12,7 @@ cancelled may have taken effect or not, but never half of it: ask `status`, or g
 from __future__ import annotations
 
 import math
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -42,6 +43,7 @@ T = TypeVar("T")
 
 SWEPT_AT_ONCE = 100  # sessions that one unit of work deletes, so that other work is not delayed
 LONGEST_UUID = 255
+_is_storable = re.compile(rf"[ -~]{{1,{LONGEST_UUID}}}").fullmatch  # printable ASCII characters
 
 
 class Backend(Protocol):
@@ -259,10 +261,6 @@ def _check(uuid: str) -> None:
     """Refuse a uuid that cannot have been registered: a database may fail on it in its own way."""
     if not _is_storable(uuid):
         raise UnknownSession(ascii(uuid[:LONGEST_UUID])[1:-1])
-
-
-def _is_storable(uuid: str) -> bool:
-    return 0 < len(uuid) <= LONGEST_UUID and uuid.isascii() and uuid.isprintable()
 
 
 def _check_most(most: int) -> None:
