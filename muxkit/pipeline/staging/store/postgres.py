@@ -13,8 +13,7 @@ from muxkit.pipeline.staging.store.sql import POSTGRES, SqlRows, migrations
 from muxkit.pipeline.staging.store.store import Staging
 from muxkit.storage import Job, Schema, StoreError, Waiters, Worker
 from muxkit.storage.errors import copy_of
-from muxkit.storage.postgres import Database
-from muxkit.storage.schema import migrate_postgres
+from muxkit.storage.postgres import Database, migrate_postgres
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -45,7 +44,6 @@ async def open_postgres(url: str, rules: Rules) -> AsyncIterator[Staging]:
         yield Staging(backend, rules, waiters, poll_interval=POLL_INTERVAL)
     finally:
         await backend.stop(backend.close, shield=opened)
-        waiters.wake_all()
 
 
 class _Postgres(Worker["Rows"]):
@@ -53,14 +51,8 @@ class _Postgres(Worker["Rows"]):
 
     def __init__(self, url: str, waiters: Waiters) -> None:
         self._database = Database(url, APPLICATION)
-        self._waiters = waiters
-        self._changed: list[str] = []  # filled in the thread before a group is delivered, emptied when it is
         self._statements: dict[str, str] = {}
-        super().__init__("muxkit staging", self._run_jobs, self._wake)
-
-    def _wake(self) -> None:
-        while self._changed:
-            self._waiters.wake(self._changed.pop())
+        super().__init__("muxkit staging", self._run_jobs, waiters)
 
     # ------------------------------------------------------------------------ in the thread
 
@@ -106,7 +98,7 @@ class _Postgres(Worker["Rows"]):
             job.error = error
             return
         connection.execute("COMMIT")
-        self._changed.extend(rows.take_changed())
+        self.changed.extend(rows.take_changed())
 
     def _runs(self, connection: psycopg.Connection) -> Callable[[str, Sequence[Value]], list[tuple[Value, ...]]]:
         def run(sql: str, values: Sequence[Value]) -> list[tuple[Value, ...]]:

@@ -17,8 +17,7 @@ from muxkit.storage import StoreClosed, StoreFull, Waiters
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from muxkit.protocols.restream.store.rows import Data, Row, Session, State, Wanted
-    from muxkit.protocols.restream.store.rules import Rules
+    from muxkit.protocols.restream.store.rules import Data, Row, Rules, Session, State, Wanted
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 from zlib import crc32
 
-from muxkit.protocols.restream.store.rows import Row, Session, Wanted
+from muxkit.protocols.restream.store.rules import Row, Session, Wanted
 from muxkit.protocols.restream.store.store import SessionStore
 from muxkit.runtime import protect_package, protected_manager
 from muxkit.storage import Schema, StoreCorrupt, Waiters
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from muxkit.protocols.restream.store.rows import Data, State
-    from muxkit.protocols.restream.store.rules import Rules
+    from muxkit.protocols.restream.store.rules import Data, Rules, State
     from muxkit.storage.sqlite import Connection, Value
 
 COLUMNS = "uuid, params, state, head, acknowledged, final, fed, epoch, keep, due"
