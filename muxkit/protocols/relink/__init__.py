@@ -55,7 +55,7 @@ from muxkit.protocols.relink.handshake import mismatch as mismatch
 Engine = LinkEngine
 
 if TYPE_CHECKING:
-    from muxkit.protocols.relink._session.channel import Channel as Channel
+    from muxkit.protocols.relink._session.common import Channel as Channel
     from muxkit.protocols.relink._session.errors import LinkChanged as LinkChanged
     from muxkit.protocols.relink._session.errors import LinkRefused as LinkRefused
     from muxkit.protocols.relink._session.errors import NotCommitted as NotCommitted
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 
 # The engine works without Trio; what needs it is fetched when it is first asked for.
 _LAZY = {
-    "Channel": "_session.channel",
+    "Channel": "_session.common",
     "Endpoint": "dial.listen",
     "Identified": "dial.handshake",
     "Keep": "dial.listen",

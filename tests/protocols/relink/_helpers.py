@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import attrs
 
 from muxkit.core import Cursor
-from muxkit.protocols.relink import Bounds, Config, Event, Failed, LinkEngine, bounds_of, parse_packet
+from muxkit.protocols.relink import Arrived, Bounds, Config, Event, Failed, LinkEngine, bounds_of, parse_packet
 from muxkit.testing._pair import drain, feed
 
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
     from muxkit._limits import Limits
     from muxkit.protocols.relink import Packet
-    from muxkit.protocols.relink.engine.state import Incoming, Outgoing
+    from muxkit.protocols.relink.engine.incoming import Incoming
+    from muxkit.protocols.relink.engine.outgoing import Outgoing
 
 EPOCH, LINK = 7, 5
 GENEROUS = Bounds(2, 2, 2**32, 2**32, 2**64)
@@ -77,12 +78,17 @@ def deliver(sender: LinkEngine, receiver: LinkEngine, now: float = 0.0) -> bytes
     return data
 
 
+def arrived(engine: LinkEngine, channel: int) -> list[tuple[int, list[tuple[bytes, ...]]]]:
+    """Take the batches of a channel from the events, each with the number of its first message; the others stay."""
+    events = engine.events()
+    batches = [one for one in events if isinstance(one, Arrived) and one.channel == channel]
+    engine._link.events = [one for one in events if one not in batches]
+    return [(one.first, one.messages) for one in batches]
+
+
 def taken(engine: LinkEngine, channel: int) -> list[tuple[bytes, ...]]:
-    """All messages that wait, without their numbers."""
-    messages = []
-    while batch := engine.receive(channel)[1]:
-        messages += batch
-    return messages
+    """The same without the numbers."""
+    return [parts for _, batch in arrived(engine, channel) for parts in batch]
 
 
 def exchange(*engines: LinkEngine, now: float = 0.0) -> None:
@@ -168,23 +174,23 @@ def violation(engine: LinkEngine, *packets: str, now: float = 0.0) -> RemoteProt
 
 def state_of(engine: LinkEngine) -> object:
     """Everything that a command or a packet may change, as one value."""
-    link = engine._link
+    link, ours, theirs, probes = engine._link, engine._ours, engine._theirs, engine._link.probes
     return (
-        {channel: _fields(one) for channel, one in link.outgoing.items()},
-        {channel: _fields(one) for channel, one in link.incoming.items()},
-        (link.retained, link.outbox.used, link.held, link.outcomes, link.closing, link.unanswered),
-        (link.connected, link.resumed, link.peer_resumed, link.told_resume, link.shutdown_written),
+        {channel: _fields(one) for channel, one in ours.live.items()},
+        {channel: _fields(one) for channel, one in theirs.live.items()},
+        (ours.retained, ours.retained_over, ours.outbox.used, ours.closing, [one.channel for one in ours.unannounced]),
+        (theirs.bytes, theirs.held_over, theirs.arrivals, theirs.unanswered, theirs.resume_left),
+        (link.connected, link.resumed, link.peer_resumed, link.told_resume, link.shutdown_written, link.outcomes),
         (link.peer_shut_down, link.wants_shutdown, link.epoch, link.link_id),
-        (tuple(one.channel for one in link.unannounced), dict(link.watchers), tuple(link.control.unopened)),
-        (link.control.pongs, len(link.control._pings), [one.channel for one in link.control._dirty]),
-        (len(link.control._pings_out), [one.channel for one in link.control._resuming]),
-        ([one.channel for one in link.control._unproven], link.control.wants_proof),
-        len(link.scheduler),
+        (dict(ours.watchers), tuple(theirs.unopened), [one.channel for one in theirs.resuming]),
+        ([one.channel for one in theirs.dirty], [one.channel for one in theirs.owing]),
+        (probes.pongs, len(probes.pings), len(probes._under_way), len(probes.unproven), probes.wants_proof),
+        len(ours.scheduler),
     )
 
 
 def _fields(one: Outgoing | Incoming) -> dict[str, object]:
-    skipped = {"_link", "link", "put", "weigh", "_head", "_head_size"}
+    skipped = {"link", "ours", "theirs", "head", "head_size"}
     names: tuple[str, ...] = getattr(type(one), "__slots__", ()) or vars(type(one))["__mypyc_attrs__"]  # if compiled
     return {name: _copy(getattr(one, name)) for name in names if name not in skipped}
 

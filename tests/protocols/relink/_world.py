@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError
 from muxkit.protocols.relink import (
+    Arrived,
     ChannelClosed,
     Committed,
     Config,
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from muxkit._limits import Limits
-    from muxkit.protocols.relink.engine.state import Item
+    from muxkit.protocols.relink.engine.outgoing import Item
+    from muxkit.protocols.relink.frames import Parts
 
 EPOCH, LINK = 7, 5
 
@@ -50,6 +52,8 @@ class World:
         self.transactions = (config.connector_transactions, config.listener_transactions)
         self.first = config.first_sequence
         self.lives: dict[tuple[int, int], list[Life]] = defaultdict(list)
+        # What arrived and the application of this side has not taken.
+        self.waiting: dict[tuple[int, int], list[tuple[int, Parts]]] = defaultdict(list)
         self.pipes = (bytearray(), bytearray())  # on the way to each side
         self.now = 0.0
         self.cuts = 0
@@ -176,24 +180,28 @@ class World:
         return opened[-1] if opened else None
 
     def receive(self, side: int, channel: int, most: int | None) -> int:
-        first, batch = self.engines[side].receive(channel, most)
-        life = self.peer_life(side, channel)
-        for number, parts in enumerate(batch, first - self.first):
+        """Have the application take at most so many of the messages that arrived."""
+        waiting, life = self.waiting[side, channel], self.peer_life(side, channel)
+        batch = waiting[:most]
+        del waiting[:most]
+        for number, parts in batch:
             assert life is not None
-            message = life.messages[number]
+            message = life.messages[number - self.first]
             assert message.parts == parts
             assert message.decision == "commit" or not self.transactions[1 - side]
             assert not message.consumed, "given again though it was consumed"
-            for before in life.messages[:number]:
+            for before in life.messages[: number - self.first]:
                 assert before.given or before.decision == "rollback", "a gap"
             message.given = True
         return len(batch)
 
     def rewind(self, side: int, channel: int) -> None:
-        self.engines[side].rewind(channel)
         life = self.peer_life(side, channel)
         for message in life.messages if life is not None else ():
             message.given = message.consumed and message.decision != "rollback"
+        self.waiting[side, channel].clear()
+        self.engines[side].rewind(channel)
+        self.collect()
 
     def consume(self, side: int, channel: int, count: int) -> None:
         life = self.peer_life(side, channel)
@@ -240,6 +248,8 @@ class World:
                 life = next(one for one in lives if not one.opened)
                 assert all(one.ended for one in lives[: lives.index(life)])
                 life.opened = True
+            case Arrived():
+                self.waiting[side, event.channel].extend(enumerate(event.messages, event.first))
             case Ended():
                 life = self._peer(side, event.channel)
                 assert life.closing
@@ -301,7 +311,7 @@ class World:
             engine = self.engines[side]
             for channel in {key[1] for key in self.lives if key[0] == side}:
                 life = self.life(side, channel)
-                outgoing = engine._link.outgoing.get(channel)
+                outgoing = engine._ours.live.get(channel)
                 assert (life is None) == (outgoing is None)
                 if life is not None and outgoing is not None:
                     assert outgoing.next - self.first == len(life.messages)
@@ -310,14 +320,14 @@ class World:
                     assert len(outgoing.kept) + len(outgoing.unsent) == outgoing.outstanding
                     grown = [item for item in (*outgoing.kept, *outgoing.unsent) if not isinstance(item, bytes)]
                     assert outgoing.grown == len(grown)
-            link = engine._link
+            ours, theirs = engine._ours, engine._theirs
             for total, over, channels in (
-                (link.retained, link.retained_over, link.outgoing),
-                (link.held, link.held_over, link.incoming),
+                (ours.retained, ours.retained_over, ours.live),
+                (theirs.bytes, theirs.held_over, theirs.live),
             ):
                 assert total == sum(one.bytes for one in channels.values())
-                assert over == sum(max(0, one.bytes - link.floor) for one in channels.values())
-            queued = sum(len(item) for one in engine._link.outgoing.values() for item in one.unsent)
+                assert over == sum(max(0, one.bytes - theirs.floor) for one in channels.values())
+            queued = sum(len(item) for one in engine._ours.live.values() for item in one.unsent)
             assert engine.outbox == queued
 
     def run_until_settled(self) -> None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 import attrs
 import pytest
 
-from muxkit.protocols.relink import ChannelClosed, Failed, LinkEngine, Opened
+from muxkit.protocols.relink import Arrived, ChannelClosed, Failed, LinkEngine, Opened, Parts
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import EPOCH, LINK, quiet
 from tests.protocols.relink._plain_peer import PlainPeer
@@ -29,6 +29,8 @@ class Talk:
     """By us: of each channel its lives, of each life its messages."""
     sent_to_us: dict[int, list[list[bytes]]] = attrs.field(factory=lambda: defaultdict(list))
     came: dict[int, list[list[bytes]]] = attrs.field(factory=lambda: defaultdict(list))
+    arrived: dict[int, list[tuple[int, Parts]]] = attrs.field(factory=lambda: defaultdict(list))
+    """What the application has not taken yet."""
     open: set[int] = attrs.field(factory=set)
     closing: set[int] = attrs.field(factory=set)
     serial: int = 0
@@ -48,6 +50,8 @@ class Talk:
             assert not isinstance(event, Failed), event
             if isinstance(event, Opened):
                 self.came[event.channel].append([])
+            elif isinstance(event, Arrived):
+                self.arrived[event.channel] += enumerate(event.messages, event.first)
             elif isinstance(event, ChannelClosed):
                 self.open.remove(event.channel)
                 self.closing.remove(event.channel)
@@ -99,10 +103,11 @@ class Talk:
                 pass
 
     def take(self, channel: int, most: int | None) -> None:
-        first, batch = self.engine.receive(channel, most)
+        batch = self.arrived[channel][:most]
+        del self.arrived[channel][:most]
         if batch:
-            self.came[channel][-1] += [parts[0] for parts in batch]
-            self.engine.consume(channel, through=first + len(batch) - 1, now=self.now)
+            self.came[channel][-1] += [parts[0] for _, parts in batch]
+            self.engine.consume(channel, through=batch[-1][0], now=self.now)
 
     def rest(self) -> None:
         """No more cuts: everything is consumed and every end confirmed."""

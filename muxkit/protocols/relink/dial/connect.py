@@ -8,7 +8,6 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.relink._session.core import Core
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
 from muxkit.protocols.relink.dial.handshake import ask
 from muxkit.protocols.relink.dial.urls import config_for, dial_of
@@ -56,10 +55,16 @@ def link(
     each attempt that failed, and of the seconds until the next. Other keyword arguments are options of the transport.
     """
     dial, named = dial_of(where, options)
-    core = Core(config_for(config, endpoint, named), limits or Limits(), observer, is_connector=True)
     outage = Outage()
-    mux = Link(core, on_changed=on_changed, outage=outage)
-    dialling = _Dialling(core, dial, backoff, on_failed, outage)
+    mux = Link(
+        config_for(config, endpoint, named),
+        limits or Limits(),
+        observer,
+        is_connector=True,
+        on_changed=on_changed,
+        outage=outage,
+    )
+    dialling = _Dialling(mux, dial, backoff, on_failed, outage)
 
     async def give_up() -> None:
         if patience is not None:
@@ -72,16 +77,15 @@ class _Dialling:
     """The loop that dials, runs a connection, and dials again."""
 
     def __init__(
-        self, core: Core, dial: Dial, backoff: Backoff | None, on_failed: OnFailed | None, outage: Outage
+        self, link: Link, dial: Dial, backoff: Backoff | None, on_failed: OnFailed | None, outage: Outage
     ) -> None:
-        self._core = core
+        self._link = link
         self._dial = dial
         self._backoff = backoff
         self._on_failed = on_failed
         self._outage = outage
 
     async def run(self) -> None:
-        core = self._core
         try:
             await redial(
                 self._dial,
@@ -95,10 +99,10 @@ class _Dialling:
         except Exception as error:  # whatever dialling raises, tasks that wait for the link raise it
             reason = str(error) or type(error).__name__
             by: Side = "peer" if isinstance(error, RemoteProtocolError) else "network"
-            core.lose_because(reason, by=by, cause=error)
+            self._link.lose_because(reason, by=by, cause=error)
 
     async def _connection(self, stream: trio.abc.Stream) -> Ended | Exception:
-        core = self._core
+        link, core = self._link, self._link.core
         if core.error is not None:
             return Ended.DONE
         try:
@@ -110,25 +114,25 @@ class _Dialling:
             core.dispatch_events()
             return Ended.DONE
         self._outage.over()
-        before, began = core.progress, trio.current_time()
-        await core.run_connection(stream, epoch=event.epoch, link_id=event.link_id)
+        before, began = link.progress, trio.current_time()
+        await link.run_connection(stream, epoch=event.epoch, link_id=event.link_id)
         if core.error is not None:
             return Ended.DONE
-        if not core.refusals:
-            return Ended.LOST if core.progress == before else Ended.WORKED
+        if not link.refusals:
+            return Ended.LOST if link.progress == before else Ended.WORKED
         lived = trio.current_time() - began
-        failure = ConnectionError(f"the connection was lost {lived:.2f} s after it began: {core.last_loss()}")
-        failure.__cause__ = core.last_loss()
+        failure = ConnectionError(f"the connection was lost {lived:.2f} s after it began: {link.last_loss()}")
+        failure.__cause__ = link.last_loss()
         return failure
 
     async def give_up_after(self, patience: float) -> None:
-        core = self._core
+        link, core = self._link, self._link.core
         while True:
             with trio.move_on_after(patience) as scope:
-                while not core.works:
+                while not link.works:
                     await core.moved.park()
             if scope.cancelled_caught:
-                while core.pump is not None and not core.works:  # a moment more for one that has just begun
+                while core.pump is not None and not link.works:  # a moment more for one that has just begun
                     await core.moved.park()
                 if core.pump is None:
                     break
@@ -136,7 +140,7 @@ class _Dialling:
                 await core.moved.park()
         last = self._outage.last
         because = "" if last is None else f": {last}"
-        core.lose_because(f"no connection for {patience:g} s{because}", by="network", cause=last)
+        link.lose_because(f"no connection for {patience:g} s{because}", by="network", cause=last)
 
 
 def _heals(error: Exception) -> bool:

@@ -8,7 +8,6 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.relink._session.core import Core
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
 from muxkit.protocols.relink.dial.connect import link
 from muxkit.protocols.relink.dial.handshake import (
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
+    from muxkit.protocols.relink._session.core import Core
     from muxkit.protocols.relink._session.link import OnChanged
     from muxkit.protocols.relink.config import Config
     from muxkit.protocols.relink.dial.listen import Identify, Keep, LinkHandler
@@ -55,8 +55,8 @@ async def session(
     A listener gives every connector a new link. `link` and `listen` are for links that outlive their connections.
     Raises `LinkLost` if the handshake fails.
     """
-    core = Core(config_for(config), limits or Limits(), observer, is_connector=role == "connector")
-    mux = Link(core)
+    mux = Link(config_for(config), limits or Limits(), observer, is_connector=role == "connector")
+    core = mux.core
     try:
         stream, epoch, link_id = await (_ask if role == "connector" else _answer)(stream, core)
     except BaseException:
@@ -64,8 +64,8 @@ async def session(
         raise
 
     async def run() -> None:
-        await core.run_connection(stream, epoch=epoch, link_id=link_id)
-        core.lose(core.last_loss)
+        await mux.run_connection(stream, epoch=epoch, link_id=link_id)
+        mux.lose_because_of_last()
 
     async with living(mux, linger, run):
         while core.pump is None and core.error is None:
