@@ -26,6 +26,7 @@ from muxkit.runtime import (
     SendHalf,
     SlotQueue,
     Unsupported,
+    turns,
 )
 from muxkit.runtime import Channel as CommonChannel
 
@@ -50,6 +51,7 @@ STOP: Final[Parts] = (b"stop", b"")
 RESERVE: Final = 3 * (OVERHEAD + PART_OVERHEAD + 48)  # bytes kept free in each window, so that markers can always go
 TOLD_CALLS: Final = 16  # messages that are taken before the engine is told of them
 TOLD_BYTES: Final = 16 * 1024
+CLOSED_A_TURN: Final = 32  # channels, when a link with many of them ends
 
 
 class Sink(SendHalf):
@@ -123,7 +125,7 @@ class Sink(SendHalf):
             self.send_marker(CANCEL)
 
     def send_marker(self, marker: Parts) -> None:
-        """Send a marker behind everything that was sent, as soon as there is room."""
+        """Send a marker behind everything that was sent, as soon as there is room; the caller requests the write."""
         if marker is END or marker is CANCEL:
             self.is_finished = True
         if not self.is_unannounced:
@@ -146,7 +148,6 @@ class Sink(SendHalf):
                 break
             if marker is END or marker is CANCEL:
                 self._end = number
-        self._request_write()
 
     def window_changed(self) -> None:
         self._send_markers()
@@ -229,16 +230,17 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
 
     def close(self) -> None:
         """`aclose` without the checkpoint."""
-        self.sink.is_unannounced = self._is_idle
-        self.sink.close()  # first: a peer counts the other order as breaking off
-        super().close()
-        self._close_if_done()
+        self._leave(self.sink.close)
 
     def abort(self) -> None:
-        self.sink.is_unannounced = self._is_idle
-        self.sink.abort()
-        super().close()
-        self._close_if_done()
+        self._leave(self.sink.abort)
+
+    def _leave(self, end_sending: Callable[[], None]) -> None:
+        with self._core.written_together():
+            self.sink.is_unannounced = self._is_idle
+            end_sending()  # first: a peer counts the other order as breaking off
+            super().close()
+            self._close_if_done()
 
     def as_stream(self) -> ByteStream:
         """Return the channel as a `trio.abc.HalfCloseableStream`; use the stream or the channel, not both."""
@@ -590,13 +592,12 @@ class CommonChannels:
         for channel in [*self.live.values()]:
             channel.announce()
 
-    def close_all(self) -> None:
-        for channel in [*self.live.values()]:
-            channel.close()
-
-    def abort_all(self) -> None:
-        for channel in [*self.live.values()]:
-            channel.abort()
+    async def close_all(self, *, abort: bool = False) -> None:
+        """Close or abort all channels, in turns of processor time."""
+        for number, channel in enumerate([*self.live.values()], 1):
+            (channel.abort if abort else channel.close)()
+            if not number % CLOSED_A_TURN:
+                await turns().wait()
 
     def peer_shut_down(self) -> None:
         self.ended(None)

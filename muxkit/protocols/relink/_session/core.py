@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -10,7 +11,7 @@ from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.runtime import OutboxBudget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from muxkit._limits import Limits
     from muxkit._observer import Observer
@@ -82,13 +83,24 @@ class Core:
         self.messages_sent = 0
         self.deadline: float | None = None  # of the engine, when the pump's clock was last set
         self._on_events = on_events
+        self._is_holding = False  # what is written in this step goes out together
 
     def request_write(self) -> None:
         """Wake the writer, or weigh the absent link again."""
-        if self.pump is not None:
-            self.pump.request_write()
-        else:
+        if self.pump is None:
             self.on_weight()
+        elif not self._is_holding:
+            self.pump.request_write()
+
+    @contextmanager
+    def written_together(self) -> Iterator[None]:
+        """Write what this block, which must not wait, gives the engine with one write at its end."""
+        was_holding, self._is_holding = self._is_holding, True
+        try:
+            yield
+        finally:
+            self._is_holding = was_holding
+            self.request_write()
 
     def after_command(self) -> None:
         """Dispatch events, wake the writer and set the timer again, after any command to the engine."""

@@ -284,7 +284,8 @@ class Link(CommonSession):
             while self._common.live or any(one.is_live for one in self._senders()):
                 await core.moved.park()
         if not self._is_over:
-            self._common.abort_all()
+            with trio.CancelScope(shield=True):  # for some turns
+                await self._common.close_all(abort=True)
             for sender in self._senders():
                 sender.close()
 
@@ -584,7 +585,7 @@ class Link(CommonSession):
         with trio.move_on_after(linger):
             self._common.ended(None)
             self._common.refuse_unclaimed()
-            self._common.close_all()
+            await self._common.close_all()
             for sender in self._senders():
                 sender.close()
             while core.error is None and self._is_unheard:

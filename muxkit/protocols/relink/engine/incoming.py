@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 RESUME: Final = encode_general(General.RESUME)
 COUNTED_ACKS: Final = 4  # a window of messages
 SIZED_ACKS: Final = 2  # a window of bytes
+LARGE_LEAST: Final = SMALL_MOST + 1  # bytes of a part whose size takes eight bytes
 
 
 @attrs.define
@@ -236,8 +237,9 @@ class Incoming:
 
     def weigh(self, parts: Parts) -> int:
         """Return the window bytes of a message, as its sender counts them."""
-        if len(parts) == 1 and len(parts[0]) <= SMALL_MOST:
-            return self.theirs.small + (len(parts[0]) + 7 & -8)
+        if len(parts) == 1:
+            size = len(parts[0])
+            return (self.theirs.small if size <= SMALL_MOST else self.theirs.large) + (size + 7 & -8)
         return message_cost(tuple(map(len, parts)), self.link.in_id_size)
 
     def check_given(self, through: int) -> None:
@@ -424,7 +426,9 @@ class PeerChannels:
     def __init__(self, link: LinkState) -> None:
         self.link = link
         self.floor = link.floor
-        self.small = message_cost((0,), link.in_id_size)  # weight of a small message without payload
+        # What messages of one part weigh without their payload.
+        self.small = message_cost((0,), link.in_id_size)
+        self.large = message_cost((LARGE_LEAST,), link.in_id_size) - LARGE_LEAST
         self.ack_count = max(1, link.config.window // COUNTED_ACKS)
         self.ack_bytes = max(1, link.limits.channel_bytes // SIZED_ACKS)
         self.arrivals = 0
