@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 
@@ -14,7 +14,6 @@ from muxkit.protocols.relink.dial.handshake import (
     RequestReader,
     answer,
     ask,
-    identity_of,
     new_epoch,
     new_link_id,
     unknown,
@@ -31,10 +30,8 @@ if TYPE_CHECKING:
 
     from muxkit._observer import Observer
     from muxkit.protocols.relink._session.core import Core
-    from muxkit.protocols.relink._session.link import OnChanged
     from muxkit.protocols.relink.config import Config
-    from muxkit.protocols.relink.dial.listen import Identify, Keep, LinkHandler
-    from muxkit.runtime import Backoff, Dial, OnFailed
+    from muxkit.protocols.relink.dial.listen import LinkHandler
 
 
 Role = Literal["connector", "listener"]
@@ -120,67 +117,22 @@ class _Protocol:
         *,
         role: Literal["client", "server"],
         address: str,
-        limits: Limits,
-        observer: Observer | None,
-        linger: float,
         config: Config | None = None,
+        **options: Any,
     ) -> AbstractAsyncContextManager[Link]:
         """A link on one connection; a `?endpoint=` in the address names its endpoint."""
         _, endpoint = split_endpoint("ws", address)
-        return session(
-            stream,
-            role="connector" if role == "client" else "listener",
-            config=config_for(config, endpoint),
-            limits=limits,
-            observer=observer,
-            linger=linger,
-        )
-
-    def link(
-        self,
-        dial: Dial,
-        *,
-        endpoint: str | None,
-        limits: Limits,
-        observer: Observer | None,
-        linger: float,
-        config: Config | None = None,
-        backoff: Backoff | None = None,
-        patience: float | None = None,
-        on_failed: OnFailed | None = None,
-        on_changed: OnChanged | None = None,
-    ) -> AbstractAsyncContextManager[Link]:
-        """For a door that gives a function that dials instead of one stream."""
-        return link(
-            dial,
-            endpoint,
-            config=config,
-            limits=limits,
-            observer=observer,
-            linger=linger,
-            backoff=backoff,
-            patience=patience,
-            on_failed=on_failed,
-            on_changed=on_changed,
-        )
+        side: Role = "connector" if role == "client" else "listener"
+        return session(stream, role=side, config=config_for(config, endpoint), **options)
 
     def listener(
-        self,
-        handler: LinkHandler,
-        *,
-        endpoint: str | None,
-        limits: Limits,
-        observer: Observer | None,
-        linger: float,
-        config: Config | None = None,
-        keep: Keep | None = None,
-        identify: Identify = identity_of,
+        self, handler: LinkHandler, *, endpoint: str | None, config: Config | None = None, **options: Any
     ) -> AbstractAsyncContextManager[Listener]:
         """For a door that hands each connection to the `handle` of one listener."""
         settings = config_for(config, endpoint)
-        services = {settings.endpoint: Endpoint(handler, settings)}
-        return listener(services, keep=keep, limits=limits, observer=observer, linger=linger, identify=identify)
+        return listener({settings.endpoint: Endpoint(handler, settings)}, **options)
 
+    link = staticmethod(link)  # for a door that gives a function that dials instead of one stream
     split = staticmethod(split_endpoint)
     join = staticmethod(join_endpoint)
 
