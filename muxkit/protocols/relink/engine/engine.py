@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final
 
 from muxkit._errors import LocalProtocolError
@@ -74,6 +75,13 @@ class LinkEngine:
             link.deadlines, Timer.STALL, seconds=limits.stall, least=limits.stall_bytes
         )
         self._is_watching = False  # a packet was unfinished behind the last read
+        self.frames_at_once = sys.maxsize
+        """Packets that one call of `receive_bytes` parses at most."""
+        self.unparsed = 0
+        """Bytes that came beyond these; `receive_bytes(b"", now)` goes on with them.
+
+        A multicast that not all of its channels have yet counts as one more.
+        """
         self.waiting: Outbox = ours.outbox
         """The counter behind `outbox`, which changes in place."""
 
@@ -169,20 +177,6 @@ class LinkEngine:
         return bool(probes.unproven) and probes.may_ask
 
     @property
-    def unparsed(self) -> int:
-        """Bytes that came beyond `frames_at_once` packets; `receive_bytes(b"", now)` goes on with them."""
-        return self._parser.unparsed if self._link.connected and not self._link.over else 0
-
-    @property
-    def frames_at_once(self) -> int:
-        """Packets that one call of `receive_bytes` parses at most."""
-        return self._parser.frames_at_once
-
-    @frames_at_once.setter
-    def frames_at_once(self, count: int) -> None:
-        self._parser.frames_at_once = count
-
-    @property
     def bytes_received(self) -> int:
         """Bytes parsed on the present connection."""
         return self._parser.offset
@@ -236,6 +230,7 @@ class LinkEngine:
             self._ours.disconnect()
             self._theirs.disconnect()
             self._parser.restart()
+            self.unparsed = 0
 
     def link_lost(self, now: float, *, epoch: int = 0) -> None:
         """Drop the link after `Refused`: the listener does not know it. A new one may follow."""
@@ -264,7 +259,8 @@ class LinkEngine:
         if link.over or not link.connected:
             return
         link.now = now
-        failure = parser.feed(data)
+        failure = parser.feed(data, self.frames_at_once)
+        self.unparsed = parser.unparsed
         if failure is not None:
             self._stop(Failed(failure))
             if self._observer is not None:
@@ -297,7 +293,9 @@ class LinkEngine:
         link = self._link
         if link.over or not link.connected:
             return False
-        return bool(self._ours.scheduler.line) or self.owes_control or self._may_write_shutdown
+        if self._ours.scheduler.line or self.owes_control:
+            return True
+        return link.wants_shutdown and self._may_write_shutdown
 
     def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
         link, out = self._link, list[Buffer]()
@@ -329,12 +327,13 @@ class LinkEngine:
 
     @property
     def _may_write_shutdown(self) -> bool:
-        """True if shutdown can be written: behind the first message of each of our channels."""
-        return self._link.wants_shutdown and not self._link.shutdown_written and not self._ours.unannounced
+        """True if shutdown, once it is wanted, can be written: behind the first message of each of our channels."""
+        return not (self._link.shutdown_written or self._ours.unannounced)
 
     def _stop(self, last: Event) -> None:
         self._link.events.append(last)
         self._link.over = True
+        self.unparsed = 0
 
     def _check_finished(self) -> None:
         """Once both sides are shutting down acks do not wait, and when nothing is open the link is over."""

@@ -141,19 +141,20 @@ class Incoming:
         if self.link.in_transactions:
             self.held.extend(messages)
         else:
-            event = theirs.fresh.get(self.channel)
-            if event is None:
-                self.give(self.arrived - count + 1, messages)
-            else:
-                event.messages += messages
             self.kept.extend(messages)
+            event = theirs.fresh.get(self.channel)
+            if event is not None:
+                event.messages += messages
+            else:
+                event = theirs.fresh[self.channel] = Arrived(self.channel, self.arrived - count + 1, messages)
+                self.link.events.append(event)
         if self.arrived - max(self.told_received, self.told_consumed) >= theirs.ack_count:
             theirs.make_due(self)
         elif not self.owing:
             theirs.owe(self)
 
     def give(self, first: int, messages: list[Parts]) -> None:
-        """Report messages; those that come before the event is fetched are added to it."""
+        """Report messages; what comes before the event is fetched is added to it."""
         event = self.theirs.fresh[self.channel] = Arrived(self.channel, first, messages)
         self.link.events.append(event)
 
@@ -469,16 +470,13 @@ class PeerChannels:
 
     # --- commands
 
-    def _find(self, channel: int) -> Incoming:
-        incoming = self.live.get(channel)
-        if incoming is None:
-            raise LocalProtocolError(f"the peer has no channel {channel}")
-        return incoming
-
     def consume(self, channel: int, *, through: int, now: float) -> None:
         """Acknowledge the messages up to this one as consumed; does nothing if they were consumed before."""
         self.link.now = now
-        self._find(channel).consume(through)
+        incoming = self.live.get(channel)
+        if incoming is None:
+            raise LocalProtocolError(f"the peer has no channel {channel}")
+        incoming.consume(through)
 
     def rewind(self, channel: int) -> None:
         """Report the messages that were given and not consumed once more."""
@@ -495,7 +493,9 @@ class PeerChannels:
         self._answer(Ack.UNCOMMITTED, channel, through, now)
 
     def _answer(self, ack: Ack, channel: int, through: int, now: float) -> None:
-        incoming = self._find(channel)
+        incoming = self.live.get(channel)
+        if incoming is None:
+            raise LocalProtocolError(f"the peer has no channel {channel}")
         incoming.check_answer(through)
         self.link.now = now
         incoming.answer(ack, through)
@@ -607,7 +607,7 @@ class PeerChannels:
             return
         incoming.owing = True
         self.owing.append(incoming)
-        if link.connected and Timer.ACKS not in link.deadlines:
+        if len(self.owing) == 1 and link.connected:
             link.deadlines.set(Timer.ACKS, link.now + link.config.ack_delay)
 
     def make_due(self, incoming: Incoming) -> None:

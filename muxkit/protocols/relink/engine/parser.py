@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from functools import partial
 from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final, assert_never
@@ -122,7 +121,6 @@ class Parser:
         code = HEADS.get(bounds.id_size) if bounds.message >= SMALL_MOST else None
         self._head = struct.Struct(code) if code else None
         self._payload_at = 0 if self._head is None else (self._head.size + 7) // 8 * 8
-        self.frames_at_once = sys.maxsize
         self._left = 0  # packets that this call may still parse
         self.restart()
 
@@ -137,17 +135,11 @@ class Parser:
         self.offset = 0
         """Bytes parsed on this connection."""
         self.unparsed = 0
-        """Received bytes that were left because the call had parsed `frames_at_once` packets.
+        """Received bytes that the last call left, and 1 for a multicast that not all of its channels have."""
+        self.is_mid_packet = False
 
-        A multicast that not all of its channels have yet counts as one more.
-        """
-
-    @property
-    def is_mid_packet(self) -> bool:
-        return self._held.size > 0 or self._body is not None or self._undelivered is not None
-
-    def feed(self, data: bytes) -> RemoteProtocolError | None:
-        """Parse more bytes; returns the protocol violation, if any, after which no more may be fed."""
+    def feed(self, data: bytes, frames: int) -> RemoteProtocolError | None:
+        """Parse up to so many packets more; returns the violation, if any, after which no more may be fed."""
         if self._link.observer is not None and data:
             self._link.observer.transport("in", data)
         start = 0
@@ -157,7 +149,7 @@ class Parser:
             else:  # a position is kept, or each step of a turn would copy what is left
                 data, start = self._data, self._at
             self._data = b""
-        self._left = self.frames_at_once
+        self._left = frames
         base = self.offset - start
         position = start
         try:
@@ -188,6 +180,7 @@ class Parser:
             self._data, self._at = data, position
         if self._undelivered is not None:
             self.unparsed += 1
+        self.is_mid_packet = self._held.size > 0 or self._body is not None or self._undelivered is not None
         return None
 
     def _go_on(self, data: bytes, position: int) -> int:
