@@ -20,7 +20,7 @@ from tests.protocols.relink._session_world import Packets, at_rest, both, world
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-    from tests.protocols.relink._session_world import World
+    from tests.protocols.relink._session_world import Both, World
 
 
 @pytest.mark.clause("relink-S01", "relink-S02", "relink-S03")
@@ -156,20 +156,22 @@ async def test_leaving_says_so_only_when_everything_is_acknowledged(autojump_clo
 
 
 async def test_channels_that_are_over_are_freed_without_a_garbage_collection(autojump_clock: MockClock) -> None:
+    async def live_and_end(pair: Both) -> None:
+        async with pair.one.open() as channel:
+            await channel.send(b"x")
+            async for other in pair.other.incoming():
+                assert await other.receive() == b"x"
+                await other.aclose()
+                break
+            with pytest.raises(trio.EndOfChannel):
+                await channel.receive()
+
     async with both() as pair:
         gc.collect()
         gc.disable()
         try:
             for _ in range(3):
-                async with pair.one.open() as channel:
-                    await channel.send(b"x")
-                    async for other in pair.other.incoming():
-                        assert await other.receive() == b"x"
-                        await other.aclose()
-                        break
-                    with pytest.raises(trio.EndOfChannel):
-                        await channel.receive()
-            del channel, other
+                await live_and_end(pair)
             await trio.sleep(1)
             kinds = (Channel, Incoming, Outgoing)
             assert [one for one in gc.get_objects() if isinstance(one, kinds)] == []

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 
-    from muxkit.protocols.relink._session.core import Core
+    from muxkit.protocols.relink._session.core import Acknowledged, Core
     from muxkit.protocols.relink.engine.events import Arrived
     from muxkit.protocols.relink.frames import Parts
     from muxkit.runtime import ErrorMaker, Reading
@@ -251,14 +251,8 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
 
     # --- for the link: what we send
 
-    def received(self, through: int) -> None:
-        self.sink.heard(through)
-
-    def consumed(self, through: int) -> None:
-        self.sink.heard(through)
-
-    def answered(self, through: int, *, committed: bool) -> None:
-        self.sink.heard(through)
+    def acknowledged(self, event: Acknowledged) -> None:
+        self.sink.heard(event.through)
 
     def window_changed(self) -> None:
         self.sink.window_changed()

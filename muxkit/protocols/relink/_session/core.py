@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from muxkit._limits import Limits
     from muxkit._observer import Observer
     from muxkit.protocols.relink.config import Config
-    from muxkit.protocols.relink.engine.events import Arrived, Event
+    from muxkit.protocols.relink.engine.events import Arrived, Committed, Consumed, Event, Received, Uncommitted
     from muxkit.runtime import ErrorMaker, Reading, StreamPump
+
+    Acknowledged = Received | Consumed | Committed | Uncommitted
 
 
 class Out(Protocol):
     """What sends on one channel of ours, as the link sees it."""
 
-    def received(self, through: int) -> None:
-        """The peer has the messages through this one."""
+    def acknowledged(self, event: Acknowledged) -> None:
+        """The peer has the messages through this one, or has done more with them."""
 
-    def consumed(self, through: int) -> None: ...
-    def answered(self, through: int, *, committed: bool) -> None: ...
     def closed(self) -> None:
         """The peer confirmed the end of the channel."""
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from muxkit._limits import Limits
     from muxkit._observer import Observer
     from muxkit.protocols.relink._session.common import Channel
-    from muxkit.protocols.relink._session.core import In, Out
+    from muxkit.protocols.relink._session.core import Acknowledged, In, Out
     from muxkit.protocols.relink._session.receiver import Receiver
     from muxkit.protocols.relink.config import Config
     from muxkit.runtime import ErrorMaker, Outage, Side
@@ -66,6 +66,11 @@ CLOSE_TIMEOUT = 1.0  # s, for the end of a connection whose link is finished
 CHANNEL_COST = 3 * 1024  # bytes that a channel in one direction counts, with nothing in it; it takes up to twice that
 SHORT_CONNECTION = 1.0  # s; a connection that ends sooner and brought nothing forward may have been refused
 MOST_REFUSALS = 50  # such connections in a row; bad weather alone makes dozens
+
+# Events that bring the application's work forward.
+PROGRESS = frozenset(
+    (Opened, Arrived, Ended, Received, Consumed, Committed, Uncommitted, RolledBack, ChannelClosed, PeerShutDown)
+)
 
 _log = logging.getLogger("muxkit")
 
@@ -130,19 +135,18 @@ class Link(CommonSession):
         self._actions: dict[type, Callable[..., None]] = {
             Opened: self._on_opened,
             Ended: self._on_ended,
-            Received: self._on_received,
-            Consumed: self._on_consumed,
-            Committed: self._on_answered,
-            Uncommitted: self._on_answered,
+            Received: self._on_acknowledged,
+            Consumed: self._on_acknowledged,
+            Committed: self._on_acknowledged,
+            Uncommitted: self._on_acknowledged,
             ChannelClosed: self._on_closed,
             Writable: self._on_writable,
             Ponged: lambda event: self._pings.answered(None),
-            RolledBack: self._on_rolled_back,
             Resumed: lambda event: self.core.budget.wake_waiting(),
             LinkReplaced: self._on_changed_link,
             EpochChanged: self._on_changed_link,
             Silent: self._on_silent,
-            PeerShutDown: self._on_peer_shut_down,
+            PeerShutDown: lambda event: self._common.peer_shut_down(),
             Finished: self._on_finished,
             Failed: self._on_failed,
         }
@@ -456,21 +460,19 @@ class Link(CommonSession):
     def _dispatch(self, events: Sequence[Event]) -> None:
         core, actions = self.core, self._actions
         for event in events:
-            if type(event) is Arrived:
-                self.progress += 1
+            kind = type(event)
+            self.progress += kind in PROGRESS
+            if isinstance(event, Arrived):
                 taker = core.ins.get(event.channel)
                 if taker is not None:  # else it comes again when one asks for the channel
                     taker.arrived(event)
-            else:
-                action = actions.get(type(event))
-                if action is not None:
-                    action(event)
+            elif kind in actions:
+                actions[kind](event)
         if core.moved:
             core.moved.unpark_all()
 
     def _on_opened(self, event: Opened) -> None:
         core, channel = self.core, event.channel
-        self.progress += 1
         core.peer_channels[channel] = False
         taker = core.ins.get(channel)
         if taker is not None and taker.opened():
@@ -481,36 +483,18 @@ class Link(CommonSession):
             self._common.refuse_unclaimed()
 
     def _on_ended(self, event: Ended) -> None:
-        self.progress += 1
         self.core.peer_channels[event.channel] = True
         taker = self.core.ins.get(event.channel)
         if taker is not None:
             taker.peer_closed()
 
-    def _on_received(self, event: Received) -> None:
-        self.progress += 1
+    def _on_acknowledged(self, event: Acknowledged) -> None:
         sender = self.core.outs.get(event.channel)
         if sender is not None:
-            sender.received(event.through)
-
-    def _on_consumed(self, event: Consumed) -> None:
-        self.progress += 1
-        sender = self.core.outs.get(event.channel)
-        if sender is not None:
-            sender.consumed(event.through)
-
-    def _on_answered(self, event: Committed | Uncommitted) -> None:
-        self.progress += 1
-        sender = self.core.outs.get(event.channel)
-        if sender is not None:
-            sender.answered(event.through, committed=isinstance(event, Committed))
-
-    def _on_rolled_back(self, _event: RolledBack) -> None:
-        self.progress += 1
+            sender.acknowledged(event)
 
     def _on_closed(self, event: ChannelClosed) -> None:
         core = self.core
-        self.progress += 1
         sender = core.outs.pop(event.channel, None)
         successor = core.successors.pop(event.channel, None)
         if successor is not None:
@@ -548,10 +532,6 @@ class Link(CommonSession):
         if self.core.pump is not None:
             what = "a packet made no progress" if event.stalled else "nothing was heard"
             self.core.pump.lose(f"{what} for {event.seconds:.0f} s", by="network")
-
-    def _on_peer_shut_down(self, _event: PeerShutDown) -> None:
-        self.progress += 1
-        self._common.peer_shut_down()
 
     def _on_finished(self, _event: Finished) -> None:
         self._is_finished = True

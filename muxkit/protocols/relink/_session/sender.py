@@ -12,12 +12,13 @@ import trio
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Sending
 from muxkit.protocols.relink._session.errors import NotCommitted, RolledBackError
+from muxkit.protocols.relink.engine.events import Committed, Consumed, Received
 from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, SendTurn, as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from muxkit.protocols.relink._session.core import Core
+    from muxkit.protocols.relink._session.core import Acknowledged, Core
     from muxkit.runtime import ErrorMaker
 
 
@@ -255,19 +256,20 @@ class Sender(SendTurn, trio.abc.AsyncResource):
 
     # --- for the link
 
-    def received(self, through: int) -> None:
-        self._reception.advance(through)
+    def acknowledged(self, event: Acknowledged) -> None:
+        self._reception.advance(event.through)
+        if isinstance(event, Consumed):
+            self._consumed(event.through)
+        elif not isinstance(event, Received):
+            self._answered(event.through, Outcome.COMMITTED if isinstance(event, Committed) else Outcome.UNCOMMITTED)
 
-    def consumed(self, through: int) -> None:
-        self._reception.advance(through)
+    def _consumed(self, through: int) -> None:
         self._consumption.advance(through)
         waiting = self._unanswered
         while waiting and waiting[0].number <= through and waiting[0].outcome is Outcome.ROLLED_BACK:
             waiting.popleft()
 
-    def answered(self, through: int, *, committed: bool) -> None:
-        self._reception.advance(through)
-        outcome = Outcome.COMMITTED if committed else Outcome.UNCOMMITTED
+    def _answered(self, through: int, outcome: Outcome) -> None:
         waiting = self._unanswered
         while waiting and waiting[0].number <= through:
             receipt = waiting.popleft()
@@ -277,7 +279,8 @@ class Sender(SendTurn, trio.abc.AsyncResource):
 
     def closed(self) -> None:
         if self._last is not None:
-            self.consumed(self._last)
+            self._reception.advance(self._last)
+            self._consumed(self._last)
         self.confirmed()
 
     def lost(self, error: ErrorMaker) -> None:
