@@ -23,7 +23,7 @@ GENEROUS = Bounds(2, 2, 2**32, 2**32, 2**64)
 
 
 class Settings(TypedDict, total=False):
-    """What tests choose."""
+    """The settings that tests change."""
 
     connector_id_size: int
     listener_id_size: int
@@ -59,7 +59,7 @@ def listener(config: Config | None = None, *, limits: Limits | None = None) -> L
 
 
 def reconnect(*engines: LinkEngine, now: float = 0.0) -> None:
-    """The connection breaks, what was not delivered is lost, and the link is resumed on another one."""
+    """Lose the connection with what was not delivered, and resume the link on another one."""
     for engine in engines:
         engine.connection_lost(now)
     for engine in engines:
@@ -72,7 +72,7 @@ def pair(config: Config | None = None, *, limits: Limits | None = None) -> tuple
 
 
 def deliver(sender: LinkEngine, receiver: LinkEngine, now: float = 0.0) -> bytes:
-    """Everything that one has to write, to the other."""
+    """Move everything that the sender has to write to the receiver; return the bytes."""
     data = drain(sender)
     receiver.receive_bytes(data, now)
     return data
@@ -87,19 +87,19 @@ def arrived(engine: LinkEngine, channel: int) -> list[tuple[int, list[tuple[byte
 
 
 def taken(engine: LinkEngine, channel: int) -> list[tuple[bytes, ...]]:
-    """The same without the numbers."""
+    """Take the messages of a channel from the events, without their numbers."""
     return [parts for _, batch in arrived(engine, channel) for parts in batch]
 
 
 def exchange(*engines: LinkEngine, now: float = 0.0) -> None:
-    """Everything that two engines have to say to each other, at one moment."""
+    """Exchange bytes between two engines until neither has output, without letting time pass."""
     while any(engine.has_output() for engine in engines):
         for one, other in (engines, engines[::-1]):
             other.receive_bytes(drain(one), now)
 
 
 def settle(one: LinkEngine, other: LinkEngine, now: float = 0.0) -> float:
-    """The same, and the acks that wait for their time; gives the time."""
+    """Exchange bytes, and let time pass until no timer runs; return the time."""
     for _ in range(10):
         exchange(one, other, now=now)
         dues = [due for engine in (one, other) if (due := engine.next_deadline()) is not None]
@@ -112,7 +112,7 @@ def settle(one: LinkEngine, other: LinkEngine, now: float = 0.0) -> float:
 
 
 def fed(engine: LinkEngine, *packets: str, now: float = 0.0) -> list[tuple[object, ...]]:
-    """Feed hexadecimal; what the engine tells, made comparable."""
+    """Feed packets in hexadecimal; return the events as tuples."""
     return [told(event) for event in feed(engine, [bytes.fromhex(packet) for packet in packets], now=now)]
 
 
@@ -121,7 +121,7 @@ def seen(engine: LinkEngine) -> list[tuple[object, ...]]:
 
 
 def told(event: Event) -> tuple[object, ...]:
-    """An event as a tuple of its name and its fields."""
+    """Return an event as a tuple of its name and its fields."""
     if isinstance(event, Failed):
         error = event.error
         return "Failed", error.rule, error.limit, error.offset, error.message
@@ -129,7 +129,7 @@ def told(event: Event) -> tuple[object, ...]:
 
 
 def written(engine: LinkEngine) -> str:
-    """All that the engine has to write, in hexadecimal with a space after each packet."""
+    """Return all output of the engine in hexadecimal, with a space after each packet."""
     bounds = bounds_of(engine.config, is_connector=engine.is_connector, message=2**64)
     turned = Bounds(bounds.ack_id_size, bounds.id_size, 2**32, 2**32, 2**64)
     return " ".join(packet.hex() for packet in split(drain(engine), turned))
@@ -152,7 +152,7 @@ def parsed(data: bytes, bounds: Bounds = GENEROUS) -> list[Packet]:
 
 
 def violation(engine: LinkEngine, *packets: str, now: float = 0.0) -> RemoteProtocolError:
-    """Feed what must end in a violation: exactly one Failed, nothing changed by its packet, and then silence."""
+    """Feed packets, the last of which breaks a rule: it gives one Failed, changes nothing, and ends the engine."""
     *legal, last = [bytes.fromhex(packet) for packet in packets]
     assert not any(isinstance(event, Failed) for event in feed(engine, legal, now=now))
     before = state_of(engine)
@@ -173,7 +173,7 @@ def violation(engine: LinkEngine, *packets: str, now: float = 0.0) -> RemoteProt
 
 
 def state_of(engine: LinkEngine) -> object:
-    """Everything that a command or a packet may change, as one value."""
+    """Return everything that a command or a packet may change, as one comparable value."""
     link, ours, theirs, probes = engine._link, engine._ours, engine._theirs, engine._link.probes
     return (
         {channel: _fields(one) for channel, one in ours.live.items()},

@@ -1,4 +1,4 @@
-"""Two engines, a connection that breaks at any byte, and a plain model of what a link promises.
+"""Two engines on a connection that breaks at any byte, compared with a plain model of a link.
 
 The model knows lists only: what was sent on a channel in each of its lives, what was decided about it, what the other
 side was given and answered. Every event and every message is compared with it as it happens.
@@ -70,7 +70,7 @@ class World:
         self.collect()
 
     def cut(self) -> None:
-        """What is on its way is lost."""
+        """Break the connection, lose the bytes under way, and connect again."""
         for pipe in self.pipes:
             pipe.clear()
         for engine in self.engines:
@@ -105,7 +105,7 @@ class World:
     # --- the senders' commands
 
     def life(self, side: int, channel: int) -> Life | None:
-        """The open one, if the channel is open."""
+        """Return the life of an open channel, or None."""
         lives = self.lives[side, channel]
         return lives[-1] if lives and not lives[-1].closed else None
 
@@ -175,7 +175,7 @@ class World:
     # --- the receivers' commands; `side` is the one that receives
 
     def peer_life(self, side: int, channel: int) -> Life | None:
-        """The last one that the receiver has heard of."""
+        """Return the last life of a channel that the receiver was told of, or None."""
         opened = [life for life in self.lives[1 - side, channel] if life.opened]
         return opened[-1] if opened else None
 
@@ -306,7 +306,7 @@ class World:
     # --- to the end
 
     def check_windows(self) -> None:
-        """What each engine counts agrees with the lists."""
+        """Check each engine's counters against the model."""
         for side in (0, 1):
             engine = self.engines[side]
             for channel in {key[1] for key in self.lives if key[0] == side}:
@@ -331,7 +331,7 @@ class World:
             assert engine.outbox == queued
 
     def run_until_settled(self) -> None:
-        """Everything is delivered, decided, taken and answered."""
+        """Deliver, decide, take and answer everything."""
         for _ in range(10_000):
             moved = 0
             for side in (0, 1):
@@ -357,7 +357,7 @@ class World:
         raise AssertionError("the link does not come to rest")
 
     def check_the_end(self) -> None:
-        """Nothing is lost, nothing is left; then both sides shut down."""
+        """Check that no message was lost and nothing is kept, then shut both sides down."""
         self.run_until_settled()
         for (sender, channel), lives in self.lives.items():
             for life in lives:

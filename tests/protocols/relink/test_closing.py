@@ -37,14 +37,14 @@ def bare(*packets: str) -> str:
 
 
 def known(one: LinkEngine, other: LinkEngine) -> None:
-    """The first messages have arrived, and the pong says so: a close goes out at once from now on."""
+    """Let a ping and its pong prove that the first messages arrived, so that a close goes out at once from then on."""
     for channel in one.channels:
         one._link.probes.prove(one._ours.live[channel], at_once=True)
     exchange(one, other)
 
 
 def consume_all(engine: LinkEngine, channel: int = 1) -> None:
-    """As an application that takes everything that came, whether the test has fetched the events or not."""
+    """Consume everything that arrived, whether the test has fetched the events or not."""
     incoming = engine._theirs.live.get(channel)
     if incoming is not None and incoming.kept:
         engine.consume(channel, through=incoming.consumed + len(incoming.kept), now=0.0)

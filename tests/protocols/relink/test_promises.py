@@ -1,4 +1,4 @@
-"""What every engine promises, for this one: any input, any split, any order; and the observer's view."""
+"""The promises of every engine, for any input in any split; and what an observer is told."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOP, PING, PONG, RESUME, SHUTDOWN = (f"{kind:02x}" + "00" * 7 for kind in (0x00,
 
 
 class Notes:
-    """An observer that writes down what it sees."""
+    """An observer that records its calls."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[object, ...]] = []
@@ -148,7 +148,7 @@ def test_a_flood_of_the_smallest_packets_is_taken_in_turns() -> None:
 
 
 def made(config: Config, *, resumed: bool = False) -> LinkEngine:
-    """A listener with a channel of its own, two messages written and one not."""
+    """Return a listener's engine with two messages written and one queued."""
     engine = listener(config)
     for _ in range(2):
         engine.send(1, (b"x",))

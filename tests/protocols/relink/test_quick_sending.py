@@ -1,4 +1,4 @@
-"""The quick ways to send do what `send` does, or nothing at all."""
+"""`try_send` and `try_send_all` do what `send` does, or change nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = Limits(channel_bytes=6000, channel_floor=1000, connection_bytes=4000, me
 
 
 def engines() -> tuple[LinkEngine, LinkEngine, LinkEngine]:
-    """Three alike, with a channel that is open."""
+    """Return three equal engines with open channels."""
     made = tuple(connector(quiet(window=40), limits=SMALL) for _ in range(3))
     for engine in made:
         engine.send(1, (b"first",))

@@ -35,7 +35,7 @@ def bare(*packets: str) -> str:
 
 
 def resuming(count: int = 7) -> LinkEngine:
-    """A connector that had sent messages on channel 1 when the connection broke, and has said what it has."""
+    """Return a connector that sent messages on channel 1 before the connection broke, and has written its resume."""
     engine = connector()
     for n in range(count):
         engine.send(1, (bytes([n]),))
@@ -217,7 +217,7 @@ CLOSE = "41 00 01 00 00 00 00 00"
 
 
 def lacking(*, written_again: bool) -> LinkEngine:
-    """Three messages and a close on channel 1; after a reconnect the peer had one message, and now comes back anew."""
+    """Send three messages and a close; after a reconnect the peer tells that it has one message, then reconnects."""
     one = connector()
     for _ in range(3):
         one.send(1, (b"",))

@@ -35,7 +35,7 @@ MESSAGE = bytes.fromhex("11 01 01 00 01 00 00 00 61 00 00 00 00 00 00 00")
 
 @attrs.define(eq=False)
 class Refuser:
-    """A plain listener that agrees to every link and hangs up when it has said its part."""
+    """A listener that agrees to every link, writes some packets, and closes the connection."""
 
     nursery: trio.Nursery
     serves: bytes = b""

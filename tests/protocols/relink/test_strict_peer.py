@@ -57,7 +57,7 @@ class Talk:
                 self.closing.remove(event.channel)
 
     def move(self, most: int) -> bool:
-        """Carry some bytes in both directions."""
+        """Move up to `most` bytes in each direction; return True if there were any."""
         self.to_peer += drain(self.engine)
         self.to_us += self.peer.write()
         did = bool(self.to_peer or self.to_us)
@@ -110,7 +110,7 @@ class Talk:
             self.engine.consume(channel, through=batch[-1][0], now=self.now)
 
     def rest(self) -> None:
-        """No more cuts: everything is consumed and every end confirmed."""
+        """Consume everything and confirm every end, without further cuts."""
         for channel in CHANNELS:
             self.peer.close(channel)
             if channel in self.open - self.closing:
@@ -136,7 +136,7 @@ def start(seed: int, *, is_connector: bool, is_hasty: bool) -> Talk:
 
 
 def check(talk: Talk, *, is_hasty: bool) -> None:
-    """Both agree that everything is over, and each message came once, in order, in a life of its own channel."""
+    """Check that both agree that everything is over, and that each message came once, in order."""
     talk.rest()
     assert (talk.engine.channel_count, talk.engine.unanswered) == (0, 0)
     assert not talk.peer.outs
@@ -200,7 +200,7 @@ def test_a_cut_may_fall_at_every_byte_of_an_opening_a_close_and_the_next_life(is
 
 
 def drive(talk: Talk) -> bool:
-    """What both applications do at each step; False when nothing is left."""
+    """Make one step of both applications; return False when nothing is left to do."""
     talk.take(1, None)
     talk.peer.consume(1, 9)
     talk.now += 0.05

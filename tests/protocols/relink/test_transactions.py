@@ -35,12 +35,12 @@ MESSAGE = "11 01 01 00 00 00 00 00"
 
 
 def through(first: str, number: int) -> str:
-    """A packet about channel 1 with a number."""
+    """Encode a packet about channel 1 with a sequence number."""
     return f"{first} 00 01 00 {number.to_bytes(4, 'little').hex(' ')}"
 
 
 def transacting(count: int = 0) -> tuple[LinkEngine, LinkEngine]:
-    """Two engines, and messages 0 … on channel 1 that the listener holds."""
+    """Return two engines; the listener holds undecided messages on channel 1."""
     one, other = pair(transactional())
     for n in range(count):
         one.send(1, (bytes([n]),))
@@ -50,7 +50,7 @@ def transacting(count: int = 0) -> tuple[LinkEngine, LinkEngine]:
 
 
 def offering(count: int) -> LinkEngine:
-    """A connector that has sent so many messages, not decided."""
+    """Return a connector that has sent undecided messages on channel 1."""
     engine = connector(transactional())
     for _ in range(count):
         engine.send(1, (b"",))

@@ -1,4 +1,4 @@
-"""What a peer must not do: each case ends the link with one error that names its clause, and changes nothing."""
+"""Violations by a peer: each ends the link with one error that names its clause, and changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KIB = 1024
 
 
 def sent(count: int, *, transactions: bool = False, decided: str = "") -> LinkEngine:
-    """A connector that has sent so many messages on channel 1, and decided about each with c or r."""
+    """Return a connector that has sent messages on channel 1, and committed (c) or rolled back (r) each."""
     engine = connector(transactional() if transactions else None)
     for _ in range(count):
         engine.send(1, (b"",))
