@@ -155,7 +155,6 @@ class Parser:
         try:
             if self._undelivered is not None:
                 channels, body = self._undelivered
-                self._undelivered = None
                 self._left -= 1
                 self._deliver(channels, body)
             if self._left > 0:
@@ -202,8 +201,7 @@ class Parser:
         now = channels[: max(1, self._left + 1)]
         self._left -= max(0, len(now) - 1)
         self._theirs.deliver(now, body.parts, body.weight)
-        if len(now) < len(channels):
-            self._undelivered = channels[len(now) :], body
+        self._undelivered = (channels[len(now) :], body) if len(now) < len(channels) else None
 
     def _parse(self, data: bytes, position: int, base: int) -> int:
         """Parse packets from `position` on; buffers an incomplete one. `base` is the stream offset of `data`.
