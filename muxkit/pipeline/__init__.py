@@ -13,6 +13,7 @@ from muxkit.pipeline.errors import DataLoss as DataLoss
 from muxkit.pipeline.errors import OffsetError as OffsetError
 from muxkit.pipeline.errors import OptionError as OptionError
 from muxkit.pipeline.errors import PipelineError as PipelineError
+from muxkit.pipeline.errors import StagingError as StagingError
 from muxkit.pipeline.errors import StreamBroken as StreamBroken
 from muxkit.pipeline.errors import StreamUnavailable as StreamUnavailable
 
@@ -37,19 +38,18 @@ if TYPE_CHECKING:
     from muxkit.pipeline.source.offsets import lag as lag
     from muxkit.pipeline.spark import java_home as java_home
     from muxkit.pipeline.spark import spark_session as spark_session
+    from muxkit.pipeline.staging.backends import open_staging as open_staging
     from muxkit.pipeline.staging.client import StagingClient as StagingClient
     from muxkit.pipeline.staging.forward import forward as forward
-    from muxkit.pipeline.staging.messages import make_block as make_block
+    from muxkit.pipeline.staging.records import Encoding as Encoding
+    from muxkit.pipeline.staging.records import Key as Key
+    from muxkit.pipeline.staging.records import StagingLimits as StagingLimits
+    from muxkit.pipeline.staging.records import make_block as make_block
     from muxkit.pipeline.staging.server import Claim as Claim
     from muxkit.pipeline.staging.server import StagingService as StagingService
     from muxkit.pipeline.staging.server import serve_staging as serve_staging
     from muxkit.pipeline.staging.server import tokens as tokens
-    from muxkit.pipeline.staging.store import Encoding as Encoding
-    from muxkit.pipeline.staging.store import Key as Key
     from muxkit.pipeline.staging.store import Staging as Staging
-    from muxkit.pipeline.staging.store import StagingLimits as StagingLimits
-    from muxkit.pipeline.staging.store import open_staging as open_staging
-    from muxkit.pipeline.staging.store.errors import StagingError as StagingError
 
 # Importing this must be cheap: Spark does so whenever it looks for data sources. name -> module here.
 _LAZY: dict[str, str] = {
@@ -60,17 +60,16 @@ _LAZY: dict[str, str] = {
     "spark_session": "spark",
     # --- the sink and its server
     "Claim": "staging.server",
-    "Encoding": "staging.store",
-    "Key": "staging.store",
+    "Encoding": "staging.records",
+    "Key": "staging.records",
     "SinkOptions": "options.sink",
     "Staging": "staging.store",
     "StagingClient": "staging.client",
-    "StagingError": "staging.store.errors",
-    "StagingLimits": "staging.store",
+    "StagingLimits": "staging.records",
     "StagingService": "staging.server",
     "forward": "staging.forward",
-    "make_block": "staging.messages",
-    "open_staging": "staging.store",
+    "make_block": "staging.records",
+    "open_staging": "staging.backends",
     "serve_staging": "staging.server",
     "tokens": "staging.server",
     # --- captures, analysis, the report

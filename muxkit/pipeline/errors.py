@@ -6,7 +6,7 @@ Spark shows the text of such an error only, so a single exception is raised, nev
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from muxkit._errors import MuxError
 
@@ -33,43 +33,100 @@ class OffsetError(PipelineError):
     """An offset that this version cannot read: from a newer version, or from another source."""
 
 
-class StreamUnavailable(PipelineError):
+class _StreamError(PipelineError):
+    """An error about one stream, whose uuid is `stream`."""
+
+    def __init__(self, stream: str, problem: str) -> None:
+        super().__init__(stream, problem)
+        self.stream = stream
+
+    def __str__(self) -> str:
+        return f"stream {self.args[0]}: {self.args[1]}"
+
+
+class StreamUnavailable(_StreamError):
     """A stream could not be reached or read within the time of an option; its messages are not lost."""
 
-    def __init__(self, stream: str, problem: str) -> None:
-        super().__init__(stream, problem)
-        self.stream = stream
 
-    def __str__(self) -> str:
-        return f"stream {self.args[0]}: {self.args[1]}"
-
-
-class StreamBroken(PipelineError):
+class StreamBroken(_StreamError):
     """A server broke the rules of its protocol: a gap, a repeat, no JSON, a wrong CRC; its text has the ids."""
 
-    def __init__(self, stream: str, problem: str) -> None:
-        super().__init__(stream, problem)
-        self.stream = stream
 
-    def __str__(self) -> str:
-        return f"stream {self.args[0]}: {self.args[1]}"
-
-
-class DataLoss(PipelineError):
+class DataLoss(_StreamError):
     """Messages that this query has not read are gone, or are not those that it knew.
 
     `stream` says of which; the text has the ids. The option `failOnDataLoss=false` goes on with what is left.
     """
 
-    def __init__(self, stream: str, problem: str) -> None:
-        super().__init__(stream, problem)
-        self.stream = stream
-
     def __str__(self) -> str:
         return (
-            f"stream {self.args[0]}: {self.args[1]}; option failOnDataLoss=false would log this "
+            f"{super().__str__()}; option failOnDataLoss=false would log this "
             "and go on with the oldest message that is left"
         )
+
+
+# ---------------------------------------------------------------------------- staging
+
+
+class StagingError(PipelineError):
+    """The base of all errors that staging raises on its own account; each names stream, application and batch."""
+
+    kind: ClassVar[str] = "failed"
+    """The name of the class on the wire."""
+
+
+class TransactionGone(StagingError):
+    """The transaction is not staged: it was never begun, was aborted or deleted, or its batch is committed."""
+
+    kind = "gone"
+
+
+class TransactionConflict(StagingError):
+    """The transaction exists with another batch, another stream or other rows than those that were sent."""
+
+    kind = "conflict"
+
+
+class NotCommitted(StagingError):
+    """The commit does not match the staged rows. Nothing of the batch was committed."""
+
+    kind = "uncommitted"
+
+
+class StagingFull(StagingError):
+    """A limit of `StagingLimits` or the disk is full. Nothing was added."""
+
+    kind = "full"
+
+
+class StagingRefused(StagingError):
+    """The server does not allow this client to do that."""
+
+    kind = "refused"
+
+
+class StagingRequestInvalid(StagingError):
+    """The received bytes are no request, or no block of rows."""
+
+    kind = "invalid"
+
+
+class StagingUnavailable(StagingError):
+    """There is no connection, or the store of the server has failed. The call may be repeated."""
+
+    kind = "unavailable"
+
+
+class RowsGone(StagingError):
+    """The requested rows were trimmed, or do not exist yet."""
+
+    kind = "rows-gone"
+
+
+STAGING_ERRORS: dict[str, type[StagingError]] = {each.kind: each for each in StagingError.__subclasses__()}
+
+
+# ---------------------------------------------------------------------------- groups
 
 
 def first_error(error: BaseException) -> BaseException:

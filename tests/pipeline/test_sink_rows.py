@@ -16,7 +16,7 @@ from muxkit.pipeline.errors import OptionError, PipelineError
 from muxkit.pipeline.options.sink import RowEncoding
 from muxkit.pipeline.sink.rows import Blocks, encoding_of
 from muxkit.pipeline.staging.messages import decode_block, encode_block
-from muxkit.pipeline.staging.store import rows_of
+from muxkit.pipeline.staging.records import rows_of
 
 LIMITS = StagingLimits()
 

@@ -10,7 +10,7 @@ import attrs
 from muxkit.pipeline.errors import OptionError
 from muxkit.pipeline.options import values
 from muxkit.pipeline.options.tls import TLS_NAMES, Tls
-from muxkit.pipeline.staging.store import LONGEST_NAME
+from muxkit.pipeline.staging.records import LONGEST_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from muxkit.pipeline.errors import OptionError, PipelineError
 from muxkit.pipeline.options.sink import RowEncoding
-from muxkit.pipeline.staging.messages import make_block
-from muxkit.pipeline.staging.store import Block, Encoding
+from muxkit.pipeline.staging.records import Block, Encoding, make_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

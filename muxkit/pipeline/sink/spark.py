@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from muxkit.pipeline.staging.store import Encoding
+    from muxkit.pipeline.staging.records import Encoding
 
 BATCH = "streaming.sql.batchId"  # the local properties in which Spark tells its tasks
 QUERY = "sql.streaming.queryId"

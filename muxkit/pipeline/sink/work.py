@@ -18,7 +18,7 @@ from muxkit.pipeline.errors import PipelineError, ungrouped
 from muxkit.pipeline.options.tls import link_options
 from muxkit.pipeline.sink.rows import Blocks
 from muxkit.pipeline.staging.client import StagingClient
-from muxkit.pipeline.staging.store import Block, Key
+from muxkit.pipeline.staging.records import Block, Key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from muxkit.pipeline.options.sink import SinkOptions
-    from muxkit.pipeline.staging.store import Encoding
+    from muxkit.pipeline.staging.records import Encoding
 
 T = TypeVar("T")
 

@@ -11,17 +11,21 @@ import attrs
 import trio
 
 import muxkit
-from muxkit.pipeline.errors import first_error
+from muxkit.pipeline.errors import (
+    StagingError,
+    StagingRefused,
+    StagingRequestInvalid,
+    StagingUnavailable,
+    first_error,
+)
 from muxkit.pipeline.staging.messages import (
     Abort,
     Aborted,
     Answer,
     AnyQuestion,
     Ask,
-    BatchProgress,
     Begin,
     Begun,
-    Committed,
     Committing,
     Failed,
     Prepare,
@@ -31,17 +35,12 @@ from muxkit.pipeline.staging.messages import (
     is_block,
     question,
 )
-from muxkit.pipeline.staging.store.errors import (
-    StagingError,
-    StagingRefused,
-    StagingRequestInvalid,
-    StagingUnavailable,
-)
 from muxkit.runtime import background
 from muxkit.storage import StoreError, StoreFull
 
 if TYPE_CHECKING:
-    from muxkit.pipeline.staging.store import Block, Staging
+    from muxkit.pipeline.staging.records import Block
+    from muxkit.pipeline.staging.store import Staging
 
 SWEEP_INTERVAL: Final = 5.0  # s
 
@@ -176,11 +175,11 @@ class _Channel:
                 done = await self._store.commit(asked.key, asked.batch, parts)
                 if done.duplicate:
                     _log.info("staging: %s, batch %d was committed before", asked.key, asked.batch)
-                return Committed(duplicate=done.duplicate, rows=done.rows, head=done.head)
+                return done
             case Abort():
                 return Aborted(dropped=await self._store.abort(asked.key, asked.batch, asked.txns))
             case Ask():
-                return BatchProgress(**attrs.asdict(await self._store.progress(asked.key)))
+                return await self._store.progress(asked.key)
             case _:
                 assert_never(asked)
 

@@ -1,92 +1,102 @@
-"""The rules of a staging store: what each operation checks, and what it changes in the rows.
+"""A staging store over any backend: transactions until they are committed, and the streams that they become.
 
-They are the same for every kind of store. Each function is one unit of work and may be repeated, so a caller that does
-not know whether it was done calls it again. There is no Trio and no disk here.
+Each operation is a unit of work: it checks everything, then changes the rows. A unit may be repeated, so a caller that
+does not know whether it was done calls it again.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-import attrs
+import trio
 
-from muxkit.pipeline.staging.store.errors import (
-    NotCommitted,
-    RowsGone,
-    StagingFull,
-    TransactionConflict,
-    TransactionGone,
-)
-from muxkit.pipeline.staging.store.rows import (
+from muxkit.pipeline.errors import NotCommitted, RowsGone, StagingFull, TransactionConflict, TransactionGone
+from muxkit.pipeline.staging.records import (
     NO_BATCH,
     Application,
+    BatchProgress,
     Block,
+    Committed,
     Encoding,
     Key,
-    Rows,
+    Published,
     Span,
     StagingLimits,
     Stream,
     Transaction,
+    rows_of,
 )
 from muxkit.storage import StoreCorrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
-Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any thread
+    from muxkit.pipeline.staging.rows import Rows
+    from muxkit.storage import Waiters
 
+    Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any thread
 
-@attrs.frozen(kw_only=True)
-class Commit:
-    """The result of a commit."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
-    duplicate: bool
-    """The batch, or a later one, was committed before: this call did nothing."""
-    rows: int
-    head: int
-    """The last id of the stream."""
+SWEPT_AT_ONCE = 100
+READ_BYTES = 1 << 20
 
 
-@attrs.frozen(kw_only=True)
-class BatchProgress:
-    """The progress of an application in a stream."""
+class Backend(Protocol):
+    """What holds the rows and runs units of work on them."""
 
-    batch: int | None
-    """The last committed one."""
-    rows: int
-    """The number of rows of that batch."""
-    staged: int
-    """Bytes that are staged and not committed."""
-    transactions: int
-    head: int
-    """The last id of the stream."""
-    trimmed: int
-    """The last id that may be deleted."""
+    async def work(self, key: str, act: Callable[[Rows], T]) -> T:
+        """Run a unit of work; return when it is durable. No backend uses the key."""
 
 
-@attrs.frozen
-class Published:
-    """Consecutive rows of a stream; the first of them has the id `first`."""
+def unit_of_work(
+    act: Callable[Concatenate[Staging, Rows, P], T],
+) -> Callable[Concatenate[Staging, P], Coroutine[Any, Any, T]]:
+    """Turn a method that is given the rows, and runs where they are, into one that a task calls without them."""
 
-    first: int
-    encoding: Encoding
-    rows: list[bytes]
+    @wraps(act)
+    async def method(store: Staging, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await store._backend.work("", lambda rows: act(store, rows, *args, **kwargs))
+
+    return method
 
 
-@attrs.frozen(eq=False)
-class Rules:
-    """The rules, with the limits and the clock."""
+class Staging:
+    """A staging store. Several tasks may use it at once.
 
-    limits: StagingLimits
-    now: Now
+    Every method is a checkpoint. When one returns, its effect is durable (as durable as the store is). A call that is
+    cancelled may have taken effect or not, but never half of it; each may be repeated.
+
+    `poll_interval`: seconds between two looks for the commits of other servers; None: there can be no other server.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        waiters: Waiters,
+        limits: StagingLimits,
+        now: Now,
+        *,
+        poll_interval: float | None = None,
+    ) -> None:
+        self.limits = limits
+        self._backend = backend
+        self._waiters = waiters
+        self._now = now
+        self._poll_interval = poll_interval
 
     # ------------------------------------------------------------------------ the first phase
 
-    def begin(self, rows: Rows, id: str, key: Key, batch: int, encoding: Encoding, ttl: float, *, once: bool) -> bool:
-        """Begin a transaction, or continue it. False: the batch is committed, and there is nothing to write."""
+    @unit_of_work
+    def begin(
+        self, rows: Rows, id: str, key: Key, batch: int, encoding: Encoding, ttl: float, *, once: bool = False
+    ) -> bool:
+        """Begin a transaction, or continue it. False: the batch is committed, and there is nothing to write.
+
+        `once`: the application has this one batch only, and is deleted `ttl` seconds after it.
+        """
         application = self._application(rows, key)
         if batch <= application.batch:
             return False
@@ -97,7 +107,7 @@ class Rules:
                     f"{key}, batch {batch}: transaction {id} was begun for {found.key}, batch {found.batch}, "
                     f"with rows of {found.encoding.value}"
                 )
-            found.due = self.now() + found.ttl
+            found.due = self._now() + found.ttl
             rows.save_transaction(found)
             return True
         if application.transactions - (found is not None) >= self.limits.transactions:
@@ -107,43 +117,48 @@ class Rules:
                 "failed ones be swept (txnTtl), or raise it"
             )
         if found is not None:
-            self._drop(rows, application, found)
+            _drop(rows, application, found)
         rows.reclaim(id)
         ttl = min(ttl, self.limits.ttl)
-        due = self.now() + ttl
+        due = self._now() + ttl
         rows.save_transaction(Transaction(id, key, batch, encoding, ttl, due))
         application.transactions += 1
         application.due = due if once else None
         rows.save_application(application)
         return True
 
+    @unit_of_work
     def put(self, rows: Rows, id: str, key: Key, batch: int, blocks: Sequence[Block]) -> bool:
-        """Add blocks to a transaction; existing ones stay as they are. False: its batch is committed."""
+        """Add the blocks that a transaction does not have yet; those that it has stay as they are.
+
+        False: its batch is committed. Raises `TransactionGone`, `TransactionConflict` and `StagingFull`.
+        """
         application = self._application(rows, key)
         if batch <= application.batch:
             return False
         found = self._staged(rows, id, key, batch)
         new = self._new(rows, found, blocks)
         if new and found.prepared:
-            raise TransactionConflict(f"{_named(found)}: rows came after it was prepared with {found.rows:,} rows")
+            raise TransactionConflict(f"{found}: rows came after it was prepared with {found.rows:,} rows")
         size = sum(len(block.body) for block in new)
         if application.staged + size > self.limits.staged:
             raise StagingFull(
-                f"{_named(found)}: {application.staged:,} bytes are staged and not committed, and {size:,} more would "
+                f"{found}: {application.staged:,} bytes are staged and not committed, and {size:,} more would "
                 f"pass StagingLimits(staged={self.limits.staged}); write smaller batches, let what failed be swept "
                 "(txnTtl), or raise it"
             )
         rows.add(id, new)
         found.rows += sum(block.rows for block in new)
         found.size += size
-        found.due = self.now() + found.ttl
+        found.due = self._now() + found.ttl
         rows.save_transaction(found)
         application.staged += size
         rows.save_application(application)
         return True
 
+    @unit_of_work
     def prepare(self, rows: Rows, id: str, key: Key, batch: int, count: int) -> bool:
-        """Promise that the transaction can be committed with `count` rows. False: its batch is committed."""
+        """Check that a transaction has exactly `count` rows, and promise them. False: its batch is committed."""
         application = self._application(rows, key)
         if batch <= application.batch:
             return False
@@ -155,27 +170,32 @@ class Rules:
             whole += span.rows
         if whole != count or found.rows != count:
             raise NotCommitted(
-                f"{_named(found)}: {found.rows:,} rows are staged, {whole:,} of them without a gap, and {count:,} were "
+                f"{found}: {found.rows:,} rows are staged, {whole:,} of them without a gap, and {count:,} were "
                 "announced"
             )
         found.prepared = True
-        found.due = self.now() + found.ttl
+        found.due = self._now() + found.ttl
         rows.save_transaction(found)
         return True
 
     # ------------------------------------------------------------------------ the second phase
 
-    def commit(self, rows: Rows, key: Key, batch: int, parts: Mapping[str, int]) -> Commit:
-        """Add all of these transactions to the stream, or none. `parts`: the number of rows of each."""
+    @unit_of_work
+    def commit(self, rows: Rows, key: Key, batch: int, parts: Mapping[str, int]) -> Committed:
+        """Add these transactions to the stream, in this order, all or none; `parts`: the number of rows of each.
+
+        Raises `NotCommitted` when one is not staged, prepared and as long as it should be. A batch that is not above
+        the last one is a duplicate, which is no error.
+        """
         application = self._application(rows, key)
         if batch <= application.batch:
             stream = rows.look_at_stream(key.stream) or Stream(key.stream)
             count = application.rows if batch == application.batch else 0
-            return Commit(duplicate=True, rows=count, head=stream.head)
+            return Committed(duplicate=True, rows=count, head=stream.head)
         found = [self._committable(rows, id, key, batch, count) for id, count in parts.items()]
         stream = rows.stream(key.stream) or Stream(key.stream)
         if application.due is not None:  # long enough for a client that missed the answer to ask again
-            application.due = self.now() + max((each.ttl for each in found), default=0.0)
+            application.due = self._now() + max((each.ttl for each in found), default=0.0)
         for each in found:
             each.base, each.due = stream.head, None
             stream.head += each.rows
@@ -187,55 +207,81 @@ class Rules:
         # The transactions of failed attempts can never be committed.
         for each in rows.staged(key, batch):
             if each.id not in parts:
-                self._drop(rows, application, each)
+                _drop(rows, application, each)
         rows.save_application(application)
         rows.save_stream(stream)
         rows.changed(key.stream)
-        return Commit(duplicate=False, rows=application.rows, head=stream.head)
+        return Committed(duplicate=False, rows=application.rows, head=stream.head)
 
-    def abort(self, rows: Rows, key: Key, batch: int, ids: Iterable[str]) -> int:
-        """Delete those of these transactions that are staged for this batch; return how many. Committed ones stay."""
+    async def abort(self, key: Key, batch: int, ids: Iterable[str]) -> int:
+        """Delete these transactions of a batch; return how many there were. Once it is committed nothing happens."""
+        return await self._abort(key, batch, tuple(ids))
+
+    @unit_of_work
+    def _abort(self, rows: Rows, key: Key, batch: int, ids: tuple[str, ...]) -> int:
         application = self._application(rows, key)
         dropped = 0
         for id in ids:
             found = rows.transaction(id)
             if found is not None and found.base is None and (found.key, found.batch) == (key, batch):
-                self._drop(rows, application, found)
+                _drop(rows, application, found)
                 dropped += 1
         if dropped:
             rows.save_application(application)
         return dropped
 
-    def overdue(self, rows: Rows, most: int) -> list[Transaction]:
-        return rows.overdue(self.now(), most)
+    # ------------------------------------------------------------------------ what is over
 
-    def sweep(self, rows: Rows, id: str, key: Key) -> bool:
+    async def sweep(self) -> int:
+        """Delete expired transactions, whose number it returns, and applications; call it every few seconds."""
+        dropped = 0
+        while found := await self._overdue():
+            for each in found:
+                dropped += await self._sweep(each.id, each.key)
+        while forgotten := await self._overdue_applications():
+            for key in forgotten:
+                await self._forget(key)
+        # In small portions, so that a commit does not wait for long.
+        while await self._backend.work("", lambda rows: rows.purge()):
+            pass
+        while await self._backend.work("", lambda rows: rows.shrink()):
+            pass
+        return dropped
+
+    @unit_of_work
+    def _overdue(self, rows: Rows) -> list[Transaction]:
+        return rows.overdue(self._now(), SWEPT_AT_ONCE)
+
+    @unit_of_work
+    def _sweep(self, rows: Rows, id: str, key: Key) -> bool:
         """Delete a transaction if it is expired; return True if it was."""
         application = self._application(rows, key)
         found = rows.transaction(id)
         if found is None or not self._is_over(found):
             return False
-        self._drop(rows, application, found)
+        _drop(rows, application, found)
         rows.save_application(application)
         return True
 
-    def overdue_applications(self, rows: Rows, most: int) -> list[Key]:
-        return rows.overdue_applications(self.now(), most)
+    @unit_of_work
+    def _overdue_applications(self, rows: Rows) -> list[Key]:
+        return rows.overdue_applications(self._now(), SWEPT_AT_ONCE)
 
-    def forget(self, rows: Rows, key: Key) -> bool:
-        """Delete an expired application that was for one batch only; return True if it was."""
-        application = rows.application(key)
-        if application is None or application.due is None or application.transactions:
-            return False
-        if application.due > self.now():
-            return False
-        rows.remove_application(key)
-        return True
+    @unit_of_work
+    def _forget(self, rows: Rows, key: Key) -> None:
+        """Delete an application that was for one batch only, if it is still expired."""
+        found = rows.application(key)
+        if found is not None and found.due is not None and not found.transactions and found.due <= self._now():
+            rows.remove_application(key)
 
     # ------------------------------------------------------------------------ the stream
 
-    def read(self, rows: Rows, stream: str, after: int, most_bytes: int) -> Published | None:
-        """Return rows after the id `after`, or None if there are none yet."""
+    @unit_of_work
+    def read(self, rows: Rows, stream: str, after: int, *, most_bytes: int = READ_BYTES) -> Published | None:
+        """Return rows after the id `after` (0: from the beginning), or None if there are none yet.
+
+        It returns at least one row if there is one. Raises `RowsGone` below what was trimmed and above the end.
+        """
         known = rows.look_at_stream(stream) or Stream(stream)
         if not known.trimmed <= after <= known.head:
             raise RowsGone(
@@ -258,20 +304,43 @@ class Rules:
             got.extend(rows_of(block)[row + len(got) - block.first :])
         return Published(after + 1, found.encoding, got)
 
-    def trim(self, rows: Rows, name: str, upto: int, most: int) -> bool:
-        """Delete rows up to this id; return True if there are more to delete."""
+    async def wait(self, stream: str, after: int) -> None:
+        """Sleep until there may be a row after `after`."""
+        while True:
+            with self._waiters.watching(stream) as changed:
+                if await self.head(stream) > after:
+                    return
+                with trio.move_on_after(self._poll_interval or float("inf")):
+                    await changed.wait()
+
+    async def trim(self, stream: str, upto: int) -> None:
+        """Delete the rows up to this id. Space is freed by whole transactions, in `sweep`."""
+        while await self._trim(stream, upto):
+            pass
+
+    @unit_of_work
+    def _trim(self, rows: Rows, name: str, upto: int) -> bool:
+        """Delete some of the rows up to this id; return True if there are more to delete."""
         stream = rows.stream(name) or Stream(name)
         if upto > stream.head:
             raise RowsGone(f"stream {name!a}: rows up to {upto} were to go, and it ends with {stream.head}")
-        gone = rows.passed(name, max(upto, stream.trimmed), most)
+        gone = rows.passed(name, max(upto, stream.trimmed), SWEPT_AT_ONCE)
         for id in gone:
             rows.remove_transaction(id)
         if upto > stream.trimmed:
             stream.trimmed = upto
             rows.save_stream(stream)
-        return len(gone) == most
+        return len(gone) == SWEPT_AT_ONCE
 
+    @unit_of_work
+    def head(self, rows: Rows, stream: str) -> int:
+        """Return the last id of a stream; 0 before the first row."""
+        found = rows.look_at_stream(stream)
+        return 0 if found is None else found.head
+
+    @unit_of_work
     def progress(self, rows: Rows, key: Key) -> BatchProgress:
+        """Return the progress of an application in a stream."""
         application = rows.application(key) or Application(key)
         stream = rows.look_at_stream(key.stream) or Stream(key.stream)
         return BatchProgress(
@@ -319,7 +388,7 @@ class Rules:
                 new[block.first] = block
                 present[block.first] = Span(*block[:3])
             elif known != block[:3]:
-                raise TransactionConflict(f"{_named(found)}: other rows came for row {block.first} than before")
+                raise TransactionConflict(f"{found}: other rows came for row {block.first} than before")
         return list(new.values())
 
     def _committable(self, rows: Rows, id: str, key: Key, batch: int, count: int) -> Transaction:
@@ -342,25 +411,11 @@ class Rules:
             )
         return found
 
-    def _drop(self, rows: Rows, application: Application, found: Transaction) -> None:
-        rows.remove_transaction(found.id)
-        application.staged -= found.size
-        application.transactions -= 1
-
     def _is_over(self, found: Transaction) -> bool:
-        return found.due is not None and found.due <= self.now()
+        return found.due is not None and found.due <= self._now()
 
 
-def rows_of(block: Block) -> list[bytes]:
-    """Return the rows of a valid block."""
-    lengths = struct.unpack_from(f"<{block.rows}I", block.body)
-    got: list[bytes] = []
-    at = 4 * block.rows
-    for length in lengths:
-        got.append(block.body[at : at + length])
-        at += length
-    return got
-
-
-def _named(found: Transaction) -> str:
-    return f"{found.key}, batch {found.batch}: transaction {found.id}"
+def _drop(rows: Rows, application: Application, found: Transaction) -> None:
+    rows.remove_transaction(found.id)
+    application.staged -= found.size
+    application.transactions -= 1

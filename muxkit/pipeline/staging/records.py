@@ -1,4 +1,4 @@
-"""The rows of a staging store (applications, transactions, blocks, streams), and the interface to read and write them.
+"""What a staging store holds (applications, transactions, blocks, streams), what it answers, and its limits.
 
 A commit moves no rows: the transaction gets its position in the stream, and its blocks stay where they are. Row `n` of
 it, counted from 0, has the id `base + n + 1`.
@@ -7,10 +7,13 @@ it, counted from 0, has the id `base + n + 1`.
 from __future__ import annotations
 
 import math
+import struct
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
 
 import attrs
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +71,9 @@ class Transaction:
     prepared: bool = False
     base: int | None = None  # the number of rows of the stream before it; None: not committed
 
+    def __str__(self) -> str:
+        return f"{self.key}, batch {self.batch}: transaction {self.id}"
+
 
 @attrs.define
 class Stream:
@@ -76,6 +82,9 @@ class Stream:
     name: str
     head: int = 0
     trimmed: int = 0
+
+
+# ---------------------------------------------------------------------------- blocks
 
 
 class Block(NamedTuple):
@@ -93,6 +102,68 @@ class Span(NamedTuple):
     first: int
     rows: int
     crc: int
+
+
+def make_block(first: int, rows: Sequence[bytes]) -> Block:
+    """Make a block of rows; `first` is the number of its first row in the transaction."""
+    body = struct.pack(f"<{len(rows)}I", *map(len, rows)) + b"".join(rows)
+    return Block(first, len(rows), crc32(body), body)
+
+
+def lengths_of(block: Block) -> tuple[int, ...]:
+    """Return the lengths of the rows of a block, as its body gives them."""
+    return struct.unpack_from(f"<{block.rows}I", block.body)
+
+
+def rows_of(block: Block) -> list[bytes]:
+    """Return the rows of a valid block."""
+    got: list[bytes] = []
+    at = 4 * block.rows
+    for length in lengths_of(block):
+        got.append(block.body[at : at + length])
+        at += length
+    return got
+
+
+# ---------------------------------------------------------------------------- answers
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="committed"):
+    """The result of a commit."""
+
+    duplicate: bool
+    """The batch, or a later one, was committed before: this call did nothing."""
+    rows: int
+    head: int
+    """The last id of the stream."""
+
+
+class BatchProgress(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="standing"):
+    """The progress of an application in a stream."""
+
+    batch: int | None
+    """The last committed one."""
+    rows: int
+    """The number of rows of that batch."""
+    staged: int
+    """Bytes that are staged and not committed."""
+    transactions: int
+    head: int
+    """The last id of the stream."""
+    trimmed: int
+    """The last id that may be deleted."""
+
+
+@attrs.frozen
+class Published:
+    """Consecutive rows of a stream; the first of them has the id `first`."""
+
+    first: int
+    encoding: Encoding
+    rows: list[bytes]
+
+
+# ---------------------------------------------------------------------------- limits
 
 
 def _above_zero(instance: StagingLimits, field: attrs.Attribute[int], value: int) -> None:
@@ -123,68 +194,3 @@ class StagingLimits:
     """In memory: of all rows; in SQLite: of the file."""
     ttl: int = _limit(7 * 86_400)
     """The longest lifetime of an unchanged transaction that a client may request."""
-
-
-class Rows(Protocol):
-    """The rows during one unit of work. The rules write only after all their checks."""
-
-    def application(self, key: Key) -> Application | None:
-        """Return the application, locked until the unit of work is over."""
-
-    def save_application(self, application: Application) -> None: ...
-
-    def applications(self) -> int:
-        """Return the number of applications."""
-
-    def remove_application(self, key: Key) -> None: ...
-
-    def overdue_applications(self, now: float, most: int) -> list[Key]:
-        """Return some expired applications with nothing staged."""
-
-    def transaction(self, id: str) -> Transaction | None: ...
-
-    def save_transaction(self, transaction: Transaction) -> None: ...
-
-    def remove_transaction(self, id: str) -> None:
-        """Delete the transaction; its blocks may be deleted later, in small portions."""
-
-    def reclaim(self, id: str) -> None:
-        """Delete what is left of a transaction of this name, before another one gets the name."""
-
-    def purge(self) -> bool:
-        """Delete a portion of the blocks of deleted transactions; True if there may be more."""
-
-    def staged(self, key: Key, upto: int) -> list[Transaction]:
-        """Return the transactions of this application that are not committed, of batches up to this one."""
-
-    def overdue(self, now: float, most: int) -> list[Transaction]:
-        """Return some expired transactions."""
-
-    def add(self, id: str, blocks: Sequence[Block]) -> None:
-        """Add new blocks of a transaction."""
-
-    def spans(self, id: str, first: int, last: int) -> list[Span]:
-        """Return the blocks of a transaction that begin at one of these rows, in order."""
-
-    def blocks(self, id: str, row: int, most_bytes: int) -> list[Block]:
-        """Return the block that holds this row and as many of the next ones as fit; at least one."""
-
-    def stream(self, name: str) -> Stream | None:
-        """Return the stream, locked until the unit of work is over."""
-
-    def look_at_stream(self, name: str) -> Stream | None:
-        """Return the stream without locking it."""
-
-    def save_stream(self, stream: Stream) -> None: ...
-
-    def published(self, stream: str, id: int) -> Transaction | None:
-        """Return the committed transaction that holds this row of the stream."""
-
-    def passed(self, stream: str, upto: int, most: int) -> list[str]:
-        """Return some committed transactions of the stream whose rows all have ids up to this one."""
-
-    def changed(self, stream: str) -> None:
-        """Wake the tasks that wait for this stream when the work is durable."""
-
-    def shrink(self) -> bool:
-        """Return some unused space to the disk; True if there is more."""

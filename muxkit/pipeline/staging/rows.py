@@ -1,4 +1,4 @@
-"""The tables and statements of a staging store, the same for SQLite and PostgreSQL.
+"""The rows of a staging store: its tables and statements, the same for SQLite and PostgreSQL.
 
 Each row carries a checksum as a seal, which is compared when the row is read.
 """
@@ -10,7 +10,7 @@ from zlib import crc32
 
 import attrs
 
-from muxkit.pipeline.staging.store.rows import Application, Block, Encoding, Key, Span, Stream, Transaction
+from muxkit.pipeline.staging.records import Application, Block, Encoding, Key, Span, Stream, Transaction
 from muxkit.storage import StoreCorrupt
 
 if TYPE_CHECKING:
@@ -72,10 +72,12 @@ def migrations(dialect: Dialect) -> tuple[tuple[str, ...], ...]:
 TRANSACTION = "id, stream, app, batch, encoding, ttl, due, row_count, size, prepared, base"
 
 
-class SqlRows:
-    """The rows behind one connection."""
+class Rows:
+    """The rows behind one connection, during one unit of work. The store writes only after all its checks."""
 
-    def __init__(self, run: Run, run_many: RunMany, dialect: Dialect, shrink: Callable[[], bool]) -> None:
+    def __init__(
+        self, run: Run, run_many: RunMany, dialect: Dialect, shrink: Callable[[], bool] = lambda: False
+    ) -> None:
         self._run = run
         self._run_many = run_many
         self._lock = dialect.lock
@@ -96,6 +98,7 @@ class SqlRows:
     # ------------------------------------------------------------------------ applications
 
     def application(self, key: Key) -> Application | None:
+        """Return the application, locked until the unit of work is over."""
         found = self._run(
             "SELECT stream, app, batch, row_count, staged, transactions, due, seal FROM staging_applications "
             f"WHERE stream = ? AND app = ?{self._lock}",
@@ -125,6 +128,7 @@ class SqlRows:
             self._known.add(key)
 
     def applications(self) -> int:
+        """Return the number of applications."""
         return _int(self._run("SELECT count(*) FROM staging_applications", ())[0][0])
 
     def remove_application(self, key: Key) -> None:
@@ -132,6 +136,7 @@ class SqlRows:
         self._known.discard(key)
 
     def overdue_applications(self, now: float, most: int) -> list[Key]:
+        """Return some expired applications with nothing staged."""
         found = self._run(
             "SELECT stream, app FROM staging_applications WHERE due IS NOT NULL AND due <= ? AND transactions = 0 "
             "LIMIT ?",
@@ -141,9 +146,34 @@ class SqlRows:
 
     # ------------------------------------------------------------------------ transactions
 
+    def _transactions(self, condition: str, *values: Value) -> list[Transaction]:
+        found = self._run(f"SELECT {TRANSACTION}, seal FROM staging_transactions WHERE {condition}", values)
+        return [_transaction(row) for row in found]
+
     def transaction(self, id: str) -> Transaction | None:
-        found = self._run(f"SELECT {TRANSACTION}, seal FROM staging_transactions WHERE id = ?", (id,))
-        return _transaction(found[0]) if found else None
+        return next(iter(self._transactions("id = ?", id)), None)
+
+    def staged(self, key: Key, upto: int) -> list[Transaction]:
+        """Return the transactions of this application that are not committed, of batches up to this one."""
+        return self._transactions("base IS NULL AND stream = ? AND app = ? AND batch <= ?", *key, upto)
+
+    def overdue(self, now: float, most: int) -> list[Transaction]:
+        """Return some expired transactions."""
+        return self._transactions("due IS NOT NULL AND due <= ? LIMIT ?", now, most)
+
+    def published(self, stream: str, id: int) -> Transaction | None:
+        """Return the committed transaction that holds this row of the stream."""
+        condition = "base IS NOT NULL AND stream = ? AND base < ? AND row_count > 0 ORDER BY base DESC LIMIT 1"
+        return next(iter(self._transactions(condition, stream, id)), None)
+
+    def passed(self, stream: str, upto: int, most: int) -> list[str]:
+        """Return some committed transactions of the stream whose rows all have ids up to this one."""
+        found = self._run(
+            "SELECT id FROM staging_transactions WHERE base IS NOT NULL AND stream = ? AND base + row_count <= ? "
+            "ORDER BY base LIMIT ?",
+            (stream, upto, most),
+        )
+        return [cast("str", id) for (id,) in found]
 
     def save_transaction(self, transaction: Transaction) -> None:
         columns = _columns(transaction)
@@ -155,17 +185,19 @@ class SqlRows:
         )
 
     def remove_transaction(self, id: str) -> None:
-        # There may be many blocks: `purge` deletes them, so that a commit does not wait for it.
+        """Delete the transaction. There may be many blocks: `purge` deletes them, so that a commit does not wait."""
         self._run("DELETE FROM staging_transactions WHERE id = ?", (id,))
         self._run("INSERT INTO staging_garbage (id) VALUES (?) ON CONFLICT DO NOTHING", (id,))
 
     def reclaim(self, id: str) -> None:
+        """Delete what is left of a transaction of this name, before another one gets the name."""
         # Locked, as in `purge`, which must not delete the blocks of the next transaction.
         if self._run(f"SELECT id FROM staging_garbage WHERE id = ?{self._lock}", (id,)):
             self._run("DELETE FROM staging_blocks WHERE id = ?", (id,))
             self._run("DELETE FROM staging_garbage WHERE id = ?", (id,))
 
     def purge(self) -> bool:
+        """Delete a portion of the blocks of deleted transactions; True if there may be more."""
         found = self._run(f"SELECT id FROM staging_garbage LIMIT 1{self._lock}", ())
         if not found:
             return False
@@ -179,30 +211,21 @@ class SqlRows:
             self._run("DELETE FROM staging_garbage WHERE id = ?", (id,))
         return True
 
-    def staged(self, key: Key, upto: int) -> list[Transaction]:
-        found = self._run(
-            f"SELECT {TRANSACTION}, seal FROM staging_transactions "
-            "WHERE base IS NULL AND stream = ? AND app = ? AND batch <= ?",
-            (*key, upto),
-        )
-        return [_transaction(row) for row in found]
-
-    def overdue(self, now: float, most: int) -> list[Transaction]:
-        found = self._run(
-            f"SELECT {TRANSACTION}, seal FROM staging_transactions WHERE due IS NOT NULL AND due <= ? LIMIT ?",
-            (now, most),
-        )
-        return [_transaction(row) for row in found]
+    def shrink(self) -> bool:
+        """Return some unused space to the disk; True if there is more."""
+        return self._shrink()
 
     # ------------------------------------------------------------------------ blocks
 
     def add(self, id: str, blocks: Sequence[Block]) -> None:
+        """Add new blocks of a transaction."""
         self._run_many(
             "INSERT INTO staging_blocks (id, first_row, row_count, crc, body) VALUES (?, ?, ?, ?, ?)",
             [(id, *block) for block in blocks],
         )
 
     def spans(self, id: str, first: int, last: int) -> list[Span]:
+        """Return the blocks of a transaction that begin at one of these rows, in order."""
         found = self._run(
             "SELECT first_row, row_count, crc FROM staging_blocks WHERE id = ? AND first_row BETWEEN ? AND ? "
             "ORDER BY first_row",
@@ -211,6 +234,7 @@ class SqlRows:
         return [Span(_int(at), _int(rows), _int(crc)) for at, rows, crc in found]
 
     def blocks(self, id: str, row: int, most_bytes: int) -> list[Block]:
+        """Return the block that holds this row and as many of the next ones as fit; at least one."""
         at = self._run("SELECT max(first_row) FROM staging_blocks WHERE id = ? AND first_row <= ?", (id, row))[0][0]
         after = -1 if at is None else _int(at) - 1
         found: list[Block] = []
@@ -236,13 +260,19 @@ class SqlRows:
     # ------------------------------------------------------------------------ streams
 
     def stream(self, name: str) -> Stream | None:
-        found = self._run(f"SELECT name, head, trimmed, seal FROM staging_streams WHERE name = ?{self._lock}", (name,))
-        if found:
+        """Return the stream, locked until the unit of work is over."""
+        found = self.look_at_stream(name, self._lock)
+        if found is not None:
             self._known.add(name)
-        return _stream(found)
+        return found
 
-    def look_at_stream(self, name: str) -> Stream | None:
-        return _stream(self._run("SELECT name, head, trimmed, seal FROM staging_streams WHERE name = ?", (name,)))
+    def look_at_stream(self, name: str, lock: str = "") -> Stream | None:
+        """Return the stream without locking it."""
+        found = self._run(f"SELECT name, head, trimmed, seal FROM staging_streams WHERE name = ?{lock}", (name,))
+        if not found:
+            return None
+        _, head, trimmed = _checked(found[0], "a stream")
+        return Stream(name, _int(head), _int(trimmed))
 
     def save_stream(self, stream: Stream) -> None:
         columns = (stream.name, stream.head, stream.trimmed)
@@ -256,27 +286,9 @@ class SqlRows:
             self._run("INSERT INTO staging_streams VALUES (?, ?, ?, ?)", (*columns, seal))
             self._known.add(stream.name)
 
-    def published(self, stream: str, id: int) -> Transaction | None:
-        found = self._run(
-            f"SELECT {TRANSACTION}, seal FROM staging_transactions "
-            "WHERE base IS NOT NULL AND stream = ? AND base < ? AND row_count > 0 ORDER BY base DESC LIMIT 1",
-            (stream, id),
-        )
-        return _transaction(found[0]) if found else None
-
-    def passed(self, stream: str, upto: int, most: int) -> list[str]:
-        found = self._run(
-            "SELECT id FROM staging_transactions WHERE base IS NOT NULL AND stream = ? AND base + row_count <= ? "
-            "ORDER BY base LIMIT ?",
-            (stream, upto, most),
-        )
-        return [cast("str", id) for (id,) in found]
-
     def changed(self, stream: str) -> None:
+        """Wake the tasks that wait for this stream when the work is durable."""
         self._changed[stream] = None
-
-    def shrink(self) -> bool:
-        return self._shrink()
 
 
 def _columns(transaction: Transaction) -> tuple[Value, ...]:
@@ -309,13 +321,6 @@ def _transaction(row: tuple[Value, ...]) -> Transaction:
         bool(prepared),
         cast("int | None", base),
     )
-
-
-def _stream(found: list[tuple[Value, ...]]) -> Stream | None:
-    if not found:
-        return None
-    name, head, trimmed = _checked(found[0], "a stream")
-    return Stream(cast("str", name), _int(head), _int(trimmed))
 
 
 def _checked(row: tuple[Value, ...], what: str) -> tuple[Value, ...]:
