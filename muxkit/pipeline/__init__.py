@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from muxkit.pipeline.fleet import run_fleet as run_fleet
     from muxkit.pipeline.fleet import simulate as simulate
     from muxkit.pipeline.fleet import simulate_all as simulate_all
-    from muxkit.pipeline.options.sink import SinkOptions as SinkOptions
-    from muxkit.pipeline.options.source import SourceOptions as SourceOptions
+    from muxkit.pipeline.options import SinkOptions as SinkOptions
+    from muxkit.pipeline.options import SourceOptions as SourceOptions
     from muxkit.pipeline.source.offsets import lag as lag
     from muxkit.pipeline.spark import java_home as java_home
     from muxkit.pipeline.spark import spark_session as spark_session
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 # Importing this must be cheap: Spark does so whenever it looks for data sources. name -> module here.
 _LAZY: dict[str, str] = {
     # --- the source, and sessions of Spark
-    "SourceOptions": "options.source",
+    "SourceOptions": "options",
     "java_home": "spark",
     "lag": "source.offsets",
     "spark_session": "spark",
@@ -62,7 +62,7 @@ _LAZY: dict[str, str] = {
     "Claim": "staging.server",
     "Encoding": "staging.records",
     "Key": "staging.records",
-    "SinkOptions": "options.sink",
+    "SinkOptions": "options",
     "Staging": "staging.store",
     "StagingClient": "staging.client",
     "StagingLimits": "staging.records",

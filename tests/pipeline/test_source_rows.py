@@ -107,7 +107,7 @@ def test_large_messages_make_small_batches() -> None:
 
 def test_rows_of_a_real_server_are_all_there() -> None:
     from muxkit.pipeline.client.client import Client
-    from muxkit.pipeline.options.source import SourceOptions
+    from muxkit.pipeline.options import SourceOptions
 
     with hall() as there:
         there.feed(ONE, [{"n": n} for n in range(2500)])

@@ -17,7 +17,7 @@ import trio
 
 from muxkit.pipeline.client.client import Client
 from muxkit.pipeline.errors import PipelineError
-from muxkit.pipeline.options.source import SourceOptions
+from muxkit.pipeline.options import SourceOptions
 from muxkit.protocols import restream
 from muxkit_bench.proof.data import Verdict, files_of_batches, files_of_sink, judge, stream_names
 from muxkit_bench.proof.driver import MOMENTS

@@ -17,8 +17,7 @@ import trio
 from muxkit import PluginError
 from muxkit.pipeline.client.requests import SILENCE_TIMEOUT, Refusal, acknowledged, run_request
 from muxkit.pipeline.errors import DataLoss, OptionError, StreamUnavailable
-from muxkit.pipeline.options.source import SourceOptions, Verify
-from muxkit.pipeline.options.tls import Tls, link_options
+from muxkit.pipeline.options import SourceOptions, Tls, Verify, link_options
 from muxkit.protocols import restream
 from muxkit.protocols.restream.client import dial_of
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from muxkit.pipeline.errors import OptionError, PipelineError
-from muxkit.pipeline.options.sink import RowEncoding
+from muxkit.pipeline.options import RowEncoding
 from muxkit.pipeline.staging.records import Block, Encoding, make_block
 
 if TYPE_CHECKING:

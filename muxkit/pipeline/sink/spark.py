@@ -10,7 +10,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from muxkit.pipeline.errors import OptionError, PipelineError
-from muxkit.pipeline.options.sink import SinkOptions
+from muxkit.pipeline.options import SinkOptions
 from muxkit.pipeline.sink.rows import encoding_of
 from muxkit.pipeline.sink.work import Staged, Target, abort_batch, commit_batch, write_partition
 

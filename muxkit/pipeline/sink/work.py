@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from muxkit.pipeline.errors import PipelineError, ungrouped
-from muxkit.pipeline.options.tls import link_options
+from muxkit.pipeline.options import link_options
 from muxkit.pipeline.sink.rows import Blocks
 from muxkit.pipeline.staging.client import StagingClient
 from muxkit.pipeline.staging.records import Block, Key
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from muxkit.pipeline.options.sink import SinkOptions
+    from muxkit.pipeline.options import SinkOptions
     from muxkit.pipeline.staging.records import Encoding
 
 T = TypeVar("T")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 from muxkit.pipeline.client.client import NoStatus
 from muxkit.pipeline.errors import OptionError, StreamUnavailable
-from muxkit.pipeline.options.values import Reference, parse_reference, parse_references
+from muxkit.pipeline.options import Reference, parse_reference, parse_references
 from muxkit.pipeline.source.offsets import Span
 
 if TYPE_CHECKING:
     from muxkit.pipeline.client.client import Client
-    from muxkit.pipeline.options.source import SourceOptions
+    from muxkit.pipeline.options import SourceOptions
     from muxkit.protocols.restream import Json, Received
 
 MOST_AHEAD: Final = 1_000_000  # messages of a directory that are read at once

@@ -16,7 +16,7 @@ import trio
 from muxkit.pipeline.client.client import Client
 from muxkit.pipeline.concurrency import for_each_limited
 from muxkit.pipeline.errors import OptionError
-from muxkit.pipeline.options.source import AckMode, SourceOptions, Start
+from muxkit.pipeline.options import AckMode, SourceOptions, Start
 from muxkit.pipeline.source.offsets import Offset, Position, Span, share
 from muxkit.pipeline.source.streams import StreamPlanner
 

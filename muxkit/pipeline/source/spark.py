@@ -32,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 
 from muxkit.pipeline.client.client import Client
 from muxkit.pipeline.errors import ungrouped
-from muxkit.pipeline.options.source import SourceOptions
+from muxkit.pipeline.options import SourceOptions
 from muxkit.pipeline.source.offsets import Span, group
 from muxkit.pipeline.source.planner import Limit, Planner
 from muxkit.pipeline.source.rows import Rows, read, schema_of

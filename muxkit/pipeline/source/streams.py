@@ -12,15 +12,14 @@ from muxkit.pipeline.client.client import NoStatus
 from muxkit.pipeline.client.requests import acknowledged
 from muxkit.pipeline.concurrency import for_each_limited
 from muxkit.pipeline.errors import DataLoss, OptionError
-from muxkit.pipeline.options.source import MOST_ID, Planning, Start
-from muxkit.pipeline.options.values import Reference
+from muxkit.pipeline.options import MOST_ID, Planning, Reference, Start
 from muxkit.pipeline.source.discovery import Discovery
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from muxkit.pipeline.client.client import Answer, Client
-    from muxkit.pipeline.options.source import SourceOptions
+    from muxkit.pipeline.options import SourceOptions
     from muxkit.pipeline.source.offsets import Offset, Position
     from muxkit.protocols import restream
 
