@@ -43,6 +43,15 @@ async def for_each_limited(items: Iterable[ItemT], act: Callable[[ItemT], Awaita
         raise failed[0]
 
 
+def run_bare(act: Callable[[], Awaitable[ItemT]]) -> ItemT:
+    """Run Trio in this thread. Of a group of exceptions the first leaf is raised, without the group."""
+    try:
+        return trio.run(act)
+    except BaseExceptionGroup as group:
+        told = first_error(group)
+    raise told.with_traceback(None) from None
+
+
 def bridged(work: Callable[[Callable[[ItemT], Awaitable[None]]], Awaitable[None]]) -> Iterator[ItemT]:
     """Run `work(emit)` in a Trio thread and yield what it emits, at most `AHEAD` items ahead.
 
@@ -64,10 +73,10 @@ class _Bridge(Generic[ItemT]):
     def __init__(self, work: Callable[[Callable[[ItemT], Awaitable[None]]], Awaitable[None]]) -> None:
         self._work = work
         self._items: queue.SimpleQueue[ItemT | _End] = queue.SimpleQueue()
+        self._room = trio.Semaphore(AHEAD)
+        self._scope = trio.CancelScope()
         self._started = threading.Event()
         self._token: trio.lowlevel.TrioToken | None = None
-        self._scope: trio.CancelScope | None = None
-        self._room: trio.Semaphore | None = None
         self._thread = threading.Thread(target=self._run, name="muxkit reader", daemon=True)
 
     def items(self) -> Iterator[ItemT]:
@@ -78,15 +87,20 @@ class _Bridge(Generic[ItemT]):
                 if item.error is not None:
                     raise item.error
                 return
-            self._soon(self._release)
+            self._soon(self._room.release)
             yield item
 
     def close(self) -> None:
         if not self._thread.is_alive():
             return
         self._started.wait(ENDING)
-        self._soon(self._cancel)
+        self._soon(self._scope.cancel)
         self._thread.join(ENDING)
+
+    def _soon(self, act: Callable[[], None]) -> None:
+        if self._token is not None:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(act)
 
     # --- in the thread
 
@@ -102,25 +116,10 @@ class _Bridge(Generic[ItemT]):
 
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
-        self._room = trio.Semaphore(AHEAD)
-        with trio.CancelScope() as self._scope:
-            self._started.set()
+        self._started.set()
+        with self._scope:
             await self._work(self._emit)
 
     async def _emit(self, item: ItemT) -> None:
-        assert self._room is not None
         await self._room.acquire()
         self._items.put(item)
-
-    def _release(self) -> None:
-        assert self._room is not None
-        self._room.release()
-
-    def _cancel(self) -> None:
-        assert self._scope is not None
-        self._scope.cancel()
-
-    def _soon(self, act: Callable[[], None]) -> None:
-        if self._token is not None:
-            with suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(act)

@@ -5,13 +5,9 @@ Spark shows the text of such an error only, so a single exception is raised, nev
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from muxkit._errors import MuxError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class PipelineError(MuxError):
@@ -126,23 +122,8 @@ class RowsGone(StagingError):
 STAGING_ERRORS: dict[str, type[StagingError]] = {each.kind: each for each in StagingError.__subclasses__()}
 
 
-# ---------------------------------------------------------------------------- groups
-
-
 def first_error(error: BaseException) -> BaseException:
     """Return the first leaf of a group of exceptions; anything else unchanged."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-@contextmanager
-def ungrouped() -> Iterator[None]:
-    """Raise the first leaf of a group that leaves the block, without the group."""
-    told: BaseException | None = None
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        told = first_error(group)
-    if told is not None:
-        raise told.with_traceback(None) from None

@@ -12,8 +12,8 @@ import trio
 import trustme
 
 from muxkit.pipeline import DataLoss, OptionError, StreamBroken, StreamUnavailable
-from muxkit.pipeline.client.client import Client, NoStatus
 from muxkit.pipeline.options import SourceOptions
+from muxkit.pipeline.source.client import Client, NoStatus
 from muxkit.pipeline.source.offsets import Span
 from muxkit.protocols import restream
 from muxkit.testing import ChaosPlan, Way, chaos_relay

@@ -105,8 +105,8 @@ def test_workers_run_this_python_and_nothing_listens_beyond_this_machine() -> No
 
 
 def test_what_needs_no_jvm_imports_no_spark() -> None:
-    source = ["offsets", "planner", "streams", "discovery", "rows"]
-    modules = ["options", "client.client", "concurrency", "spark", *(f"source.{name}" for name in source)]
+    source = ["client", "offsets", "planner", "streams", "rows"]
+    modules = ["options", "concurrency", "spark", *(f"source.{name}" for name in source)]
     program = f"import sys, {', '.join(f'muxkit.pipeline.{name}' for name in modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "pyspark" not in done.stdout.split()

@@ -11,8 +11,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from muxkit.pipeline.errors import OptionError, PipelineError
 from muxkit.pipeline.options import SinkOptions
-from muxkit.pipeline.sink.rows import encoding_of
-from muxkit.pipeline.sink.work import Staged, Target, abort_batch, commit_batch, write_partition
+from muxkit.pipeline.sink.work import Staged, Target, abort_batch, commit_batch, encoding_of, write_partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from muxkit.pipeline.client.client import Client
 from muxkit.pipeline.concurrency import for_each_limited
 from muxkit.pipeline.errors import OptionError
 from muxkit.pipeline.options import AckMode, SourceOptions, Start
+from muxkit.pipeline.source.client import Client
 from muxkit.pipeline.source.offsets import Offset, Position, Span, share
 from muxkit.pipeline.source.streams import StreamPlanner
 

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
-import trio
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
@@ -30,15 +29,15 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from muxkit.pipeline.client.client import Client
-from muxkit.pipeline.errors import ungrouped
-from muxkit.pipeline.options import SourceOptions
+from muxkit.pipeline.concurrency import run_bare
+from muxkit.pipeline.options import MOST_ID, SourceOptions
+from muxkit.pipeline.source.client import Client
 from muxkit.pipeline.source.offsets import Span, group
 from muxkit.pipeline.source.planner import Limit, Planner
 from muxkit.pipeline.source.rows import Rows, read, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
@@ -117,22 +116,22 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        _run(self._planner.prepare_available_now)
+        run_bare(self._planner.prepare_available_now)
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
-        return dict(_run(partial(self._planner.latest, start, _limit(limit))))
+        return dict(run_bare(partial(self._planner.latest, start, _limit(limit))))
 
     def reportLatestOffset(self) -> dict[str, object] | None:
         return self._planner.report()
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
-        return self._partitions(_run(partial(self._planner.spans, start, end)))
+        return self._partitions(run_bare(partial(self._planner.spans, start, end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._rows(partition)
 
     def commit(self, end: dict[str, object]) -> None:
-        _run(partial(self._planner.commit, end))
+        run_bare(partial(self._planner.commit, end))
 
 
 class BatchReader(_Reading, DataSourceReader):
@@ -143,7 +142,7 @@ class BatchReader(_Reading, DataSourceReader):
         self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
-        spans = _run(partial(self._planner.everything, self._bounds.streams))
+        spans = run_bare(partial(self._planner.everything, self._bounds.streams))
         # At least one partition: without any, Spark would call `read` once with none.
         return self._partitions(self._bounds.narrow(spans)) or [Spans(())]
 
@@ -171,15 +170,6 @@ def _limit(limit: ReadLimit) -> Limit:
             return Limit(all=True)
         case _:
             return Limit()
-
-
-def _run(act: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    with ungrouped():
-        return trio.run(act)
-    raise AssertionError("a group of exceptions comes out as one of them")
-
-
-MOST_ID = 0xFFFFFFFF
 
 
 @attrs.define
