@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
 import pyarrow.dataset as ds
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from muxkit.pipeline.capture.decoder import Side
 
 Value = str | int | float | None
 Row = Mapping[str, Value]
@@ -75,7 +74,7 @@ class Raw:
 
     protocol: str
     engine: bool = False
-    side: Side = "connector"
+    side: Literal["connector", "listener"] = "connector"
     connector_id_size: int = 2
     listener_id_size: int = 2
 

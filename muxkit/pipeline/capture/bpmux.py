@@ -7,13 +7,13 @@ the code that would have found it live, and carries its clause.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
-import msgspec
 
 from muxkit import Limits, LocalProtocolError
-from muxkit.pipeline.capture.decoder import BOTH, Cutting, Half
+from muxkit.pipeline.capture.decoder import Decoder
 from muxkit.protocols.bpmux import (
     Chunk,
     Config,
@@ -32,7 +32,7 @@ from muxkit.protocols.bpmux import (
 if TYPE_CHECKING:
     from muxkit._observer import Direction
     from muxkit.core import Cursor
-    from muxkit.pipeline.capture.decoder import Found
+    from muxkit.pipeline.capture.files import Found
 
 # The recorder's name for what the peer names: the peer's sink is a stream here.
 OURS: Final = {
@@ -53,30 +53,17 @@ TOP: Final = {
 
 
 @attrs.define
-class BpmuxDecoder(Cutting):
+class BpmuxDecoder(Decoder):
     """Decodes both directions of one connection; it finds only chunks that cannot be parsed."""
 
-    halves: dict[str, Half] = attrs.field(factory=lambda: {direction: Half() for direction in BOTH})
-    segment: int = 0
-
-    def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
-        found: list[Found] = []
-        if self.begin(direction, data, segment, offset, found):
-            half = self.halves[direction]
-
-            def parse(cursor: Cursor) -> None:
-                chunk = parse_chunk(cursor)
-                if isinstance(chunk, Partial):
-                    half.announced = chunk.total_size
-                else:
-                    tell(chunk, direction, half.announced > 0, found)
-                    half.announced = 0
-
-            self.cut(direction, data, parse, found)
-        return found
-
-    def dump(self) -> bytes:
-        return msgspec.msgpack.encode(self)
+    def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
+        half = self.halves[direction]
+        chunk = parse_chunk(cursor)
+        if isinstance(chunk, Partial):
+            half.announced = chunk.total_size
+        else:
+            tell(chunk, direction, half.announced > 0, found)
+            half.announced = 0
 
 
 def name_of(direction: Direction, type: Type, id: int) -> str:
@@ -119,12 +106,11 @@ GENEROUS = Limits(
 )  # fmt: skip
 
 
-class EngineDecoder(Cutting):
+class EngineDecoder(Decoder):
     """Decodes one connection with a real engine; it must have been recorded from its first byte on."""
 
     def __init__(self) -> None:
-        self.halves = {direction: Half() for direction in BOTH}
-        self.segment = 0
+        super().__init__()
         self._found: list[Found] = []
         # Grants and pongs follow the recording, so the engine sends none by itself.
         self._engine = Engine(Config(grants=False, pongs=False, keepalive=None), limits=GENEROUS, observer=_Told(self))
@@ -138,7 +124,7 @@ class EngineDecoder(Cutting):
         if not self.begin(direction, data, segment, offset, found):
             return found
         if direction == "out":
-            self.cut(direction, data, self._follow, found)
+            self.cut(direction, data, partial(self.parse, direction, found), found)
         else:
             self._engine.receive_bytes(data, 0.0)
         self._settle()
@@ -171,15 +157,15 @@ class EngineDecoder(Cutting):
 
     # --- sent
 
-    def _follow(self, cursor: Cursor) -> None:
+    def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
         """Report a chunk of the recorder, and make the engine do the same."""
-        half = self.halves["out"]
+        half = self.halves[direction]
         chunk = parse_chunk(cursor)
         if isinstance(chunk, Partial):
             half.announced = chunk.total_size
             return
         total, half.announced = half.announced, 0
-        tell(chunk, "out", total > 0, self._found)
+        tell(chunk, direction, total > 0, found)
         if self._engine.over:
             return
         try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from muxkit._observer import Direction
-    from muxkit.pipeline.capture.schema import FramesRow, Kind, RawRow
+    from muxkit.pipeline.capture.files import FramesRow, Kind, RawRow
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 1 * MIB  # of a batch of raw bytes
