@@ -61,6 +61,7 @@ class Capture:
         self._writer = FileWriter(self.folder, self.name, rotation or Rotation(), waiting)
         self._frames: _RowBuffer[FramesRow] | None = _RowBuffer("frames", self._writer, batch_rows) if frames else None
         self._raw: _RawBuffer | None = _RawBuffer("raw", self._writer, batch_rows) if raw else None
+        self._buffers = [buffer for buffer in (self._frames, self._raw) if buffer is not None]
         self._names: dict[str, int] = {}
         self._own: ConnectionCapture | None = None
         self._closed = False
@@ -86,7 +87,7 @@ class Capture:
     @property
     def dropped(self) -> int:
         """How many rows are in no file."""
-        return sum(buffer.dropped for buffer in (self._frames, self._raw) if buffer is not None)
+        return sum(buffer.dropped for buffer in self._buffers)
 
     @property
     def files(self) -> list[Path]:
@@ -95,10 +96,9 @@ class Capture:
 
     def flush(self) -> None:
         """Write what was recorded; a file can be read once it is closed. Blocks while the disk is slow."""
-        for buffer in (self._frames, self._raw):
-            if buffer is not None:
-                self._writer.wait_until_written()
-                buffer.hand_over()
+        for buffer in self._buffers:
+            self._writer.wait_until_written()
+            buffer.hand_over()
         self._writer.wait_until_written()
 
     def close(self) -> None:
@@ -108,11 +108,10 @@ class Capture:
         self._closed = True
         self.flush()
         if self._frames is not None and self._frames.left_out:
-            self.own._tell_left_out(self._frames, self._clock())
+            self.own.tell_left_out(self._clock())
             self.flush()
-        for buffer in (self._frames, self._raw):
-            if buffer is not None:
-                buffer.over = True
+        for buffer in self._buffers:
+            buffer.over = True
         self._writer.close()
         if self._writer.error is not None:
             raise CaptureError(f"{self.folder}: {self._writer.error}; {self.dropped} rows are missing") from (
@@ -173,28 +172,25 @@ class ConnectionCapture:
         self._offsets: dict[Direction, int] = {"in": 0, "out": 0}
 
     def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
-        if self._frames is not None:
-            self._put(self._frames, "frame", direction, channel, name, size)
+        self._put("frame", direction, channel, name, size)
 
     def credit(self, direction: Direction, channel: str, amount: int) -> None:
-        if self._frames is not None:
-            self._put(self._frames, "credit", direction, channel, credit=amount)
+        self._put("credit", direction, channel, credit=amount)
 
     def state(self, channel: str, state: str) -> None:
         if (channel, state) == ("link", "connected"):
             self._begin_segment()
-        if self._frames is not None:
-            self._put(self._frames, "state", None, channel, state)
+        self._put("state", None, channel, state)
 
     def timer(self, name: str) -> None:
-        if self._frames is not None:
-            self._put(self._frames, "timer", None, None, name)
+        self._put("timer", None, None, name)
 
     def error(self, error: BaseException) -> None:
-        if self._frames is not None:
-            rule, offset = (error.rule, error.offset) if isinstance(error, RemoteProtocolError) else (None, None)
-            event = "error" if isinstance(error, RemoteProtocolError) else "lost"
-            self._put(self._frames, event, None, None, type(error).__name__, id=offset, rule=rule, text=str(error))
+        name, text = type(error).__name__, str(error)
+        if isinstance(error, RemoteProtocolError):
+            self._put("error", None, None, name, id=error.offset, rule=error.rule, text=text)
+        else:
+            self._put("lost", None, None, name, text=text)
         self._begin_segment()
 
     def transport(self, direction: Direction, data: bytes | memoryview) -> None:
@@ -214,7 +210,6 @@ class ConnectionCapture:
 
     def _put(
         self,
-        buffer: _RowBuffer[FramesRow],
         event: str,
         direction: Direction | None,
         channel: str | None,
@@ -226,16 +221,22 @@ class ConnectionCapture:
         rule: str | None = None,
         text: str | None = None,
     ) -> None:
+        buffer = self._frames
+        if buffer is None:
+            return
         now = self._clock()
-        if buffer.left_out:
-            self._tell_left_out(buffer, now)
+        self.tell_left_out(now)
         number = next(self._number)
         row = (
             now, self._capture, self.name, number, event, direction, channel, kind, size, credit, id, rule, text,
         )  # fmt: skip
         buffer.put(row, now, 0)
 
-    def _tell_left_out(self, buffer: _RowBuffer[FramesRow], now: float) -> None:
+    def tell_left_out(self, now: float) -> None:
+        """Add a row that says how many rows of the capture were left out, if any were."""
+        buffer = self._frames
+        if buffer is None or not buffer.left_out:
+            return
         count = buffer.left_out
         row = (
             now, self._capture, self.name, next(self._number), "dropped", None, None, None, count, None, None, None,

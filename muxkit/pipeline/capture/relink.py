@@ -85,7 +85,10 @@ class Numbers:
 
 
 class RelinkEnd(TypedDict, total=False):
-    """What the bytes of a Relink link do not say: the end that recorded them, and the options of its endpoint."""
+    """What the bytes of a Relink link do not say: the end that recorded them, and the options of its endpoint.
+
+    What is not given is as in `RelinkDecoder`.
+    """
 
     side: Literal["connector", "listener"]
     connector_id_size: int
