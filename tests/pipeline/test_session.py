@@ -105,7 +105,7 @@ def test_workers_run_this_python_and_nothing_listens_beyond_this_machine() -> No
 
 
 def test_what_needs_no_jvm_imports_no_spark() -> None:
-    source = ["client", "offsets", "planner", "streams", "rows"]
+    source = ["client", "offsets", "planner", "rows"]
     modules = ["options", "concurrency", "spark", *(f"source.{name}" for name in source)]
     program = f"import sys, {', '.join(f'muxkit.pipeline.{name}' for name in modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

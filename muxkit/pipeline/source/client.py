@@ -75,17 +75,15 @@ class Client:
         if span.count:
             await _Range(span, take, self._options, self._config).run(self._dial(span.server))
 
-    async def count(
-        self, server: str, uuid: str, begin: int, *, most: int, most_bytes: int | None = None
-    ) -> tuple[int, int]:
-        """Read ahead: return the id of the last message that is there now, and the bytes of all.
+    async def count(self, server: str, uuid: str, begin: int, *, most: int, most_bytes: int | None = None) -> int:
+        """Read ahead: return the id of the last message that is there now.
 
         Stops after `most` messages, or after the one with which they pass `most_bytes`. Raises `DataLoss` as `fetch`
         does.
         """
         request = _Count(uuid, begin, most, most_bytes, self._options, self._config)
         await request.run(self._dial(server))
-        return request.last, request.bytes
+        return request.last
 
     async def acknowledge(self, server: str, uuid: str, id: int) -> None:
         """Let the server delete everything up to this message. It is no error if that was done before."""
@@ -321,7 +319,7 @@ class _Count(_Reading):
     ) -> None:
         super().__init__(uuid, begin, options, config)
         self.silence = options.prefetch_wait
-        self.bytes = 0
+        self._bytes = 0
         self._end = begin + most
         self._most_bytes = most_bytes
         self._encode = msgspec.json.Encoder().encode
@@ -331,9 +329,9 @@ class _Count(_Reading):
         for event in events:
             if not isinstance(event, restream.Received):
                 continue
-            self.bytes += len(self._encode(event.data))
+            self._bytes += len(self._encode(event.data))
             self._taken(engine, event)
-            if event.id >= self._end or (self._most_bytes is not None and self.bytes >= self._most_bytes):
+            if event.id >= self._end or (self._most_bytes is not None and self._bytes >= self._most_bytes):
                 return True
         return False
 
