@@ -14,6 +14,7 @@ import attrs
 
 from muxkit import Limits, LocalProtocolError
 from muxkit.pipeline.capture.decoder import Decoder
+from muxkit.pipeline.capture.files import Found, row
 from muxkit.protocols.bpmux import (
     Chunk,
     Config,
@@ -32,7 +33,6 @@ from muxkit.protocols.bpmux import (
 if TYPE_CHECKING:
     from muxkit._observer import Direction
     from muxkit.core import Cursor
-    from muxkit.pipeline.capture.files import Found
 
 # The recorder's name for what the peer names: the peer's sink is a stream here.
 OURS: Final = {
@@ -76,26 +76,23 @@ def name_of(direction: Direction, type: Type, id: int) -> str:
 def tell(chunk: Chunk, direction: Direction, in_parts: bool, found: list[Found]) -> None:
     """Make a row for each part of a chunk."""
     channel = name_of(direction, chunk.type, chunk.id)
-
-    def say(kind: str, size: int) -> None:
-        found.append(("frame", direction, channel, kind, size, None, None, None, None))
-
+    frame = partial(row, "frame", direction, channel)
     if in_parts:
-        say("partial", 0)
+        found.append(frame("partial", 0))
     if chunk.payload is not None:
-        say("payload", len(chunk.payload))
+        found.append(frame("payload", len(chunk.payload)))
     if chunk.credit is not None:
-        say("credit", 0)
+        found.append(frame("credit", 0))
         if chunk.credit:
-            found.append(("credit", direction, channel, None, None, chunk.credit, None, None, None))
+            found.append(row("credit", direction, channel, credit=chunk.credit))
     if chunk.ping:
-        say("ping", 0)
+        found.append(frame("ping", 0))
     if chunk.end is not None:
-        say("end", len(chunk.end))
+        found.append(frame("end", len(chunk.end)))
     if chunk.ack_end:
-        say("ack-end", 0)
+        found.append(frame("ack-end", 0))
     elif chunk.payload is None and chunk.credit is None and not chunk.ping and chunk.end is None:
-        say("pong", 0)
+        found.append(frame("pong", 0))
 
 
 LARGEST = 2**40
@@ -232,7 +229,7 @@ class EngineDecoder(Decoder):
         half = self.halves["out"]
         self.halves["in"].lost = True
         text = f"decode without an engine: what was written does not follow from what is recorded before: {error}"
-        self._found.append(("unverified", "out", None, None, None, None, half.offset, None, text))
+        self._found.append(row("unverified", "out", id=half.offset, text=text))
         self._plain = BpmuxDecoder(halves=self.halves, segment=self.segment)
 
 
@@ -244,19 +241,20 @@ class _Told:
 
     def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
         if direction == "in":
-            self._owner._found.append(("frame", "in", channel, name, size, None, None, None, None))
+            self._owner._found.append(row("frame", direction, channel, name, size))
 
     def credit(self, direction: Direction, channel: str, amount: int) -> None:
         if direction == "in":
-            self._owner._found.append(("credit", "in", channel, None, None, amount, None, None, None))
+            self._owner._found.append(row("credit", direction, channel, credit=amount))
 
     def state(self, channel: str, state: str) -> None:
-        self._owner._found.append(("state", None, channel, state, None, None, None, None, None))
+        self._owner._found.append(row("state", None, channel, state))
 
     def timer(self, name: str) -> None: ...
 
     def error(self, error: BaseException) -> None:
         rule, offset = getattr(error, "rule", None), getattr(error, "offset", None)
-        self._owner._found.append(("error", "in", None, type(error).__name__, None, None, offset, rule, str(error)))
+        told = row("error", "in", None, type(error).__name__, id=offset, rule=rule, text=str(error))
+        self._owner._found.append(told)
 
     def transport(self, direction: Direction, data: bytes | memoryview) -> None: ...

@@ -15,12 +15,12 @@ import msgspec
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore
+from muxkit.pipeline.capture.files import Found, row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from muxkit._observer import Direction
-    from muxkit.pipeline.capture.files import Found
 
 
 @attrs.define
@@ -78,7 +78,7 @@ class Decoder(ABC):
             half.lost = True
             missing = offset - half.offset
             text = f"{missing} bytes before byte {offset} of segment {segment} were not recorded"
-            found.append(("gap", direction, None, None, missing, None, offset, None, text))
+            found.append(row("gap", direction, size=missing, id=offset, text=text))
         half.offset += len(data)
         return not half.lost
 
@@ -109,6 +109,5 @@ class Decoder(ABC):
         except RemoteProtocolError as error:
             half.lost = True
             error.offset = half.offset - (end - start)
-            found.append(
-                ("error", direction, None, type(error).__name__, None, None, error.offset, error.rule, str(error))
-            )
+            kind = type(error).__name__
+            found.append(row("error", direction, None, kind, id=error.offset, rule=error.rule, text=str(error)))

@@ -33,6 +33,23 @@ Found = tuple[
 ]
 """A row of frames from `event` on."""
 
+
+def row(
+    event: str,
+    direction: Direction | None,
+    channel: str | None = None,
+    kind: str | None = None,
+    size: int | None = None,
+    *,
+    credit: int | None = None,
+    id: int | None = None,
+    rule: str | None = None,
+    text: str | None = None,
+) -> Found:
+    """Make a row of frames from `event` on."""
+    return (event, direction, channel, kind, size, credit, id, rule, text)
+
+
 FramesRow = tuple[float, str, str, int, *Found]
 """Time in s since 1970, capture, connection, number, and the rest."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.pipeline.capture.files import MIB, FileWriter, Rotation
+from muxkit.pipeline.capture.files import MIB, FileWriter, Rotation, row
 from muxkit.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from muxkit._observer import Direction
-    from muxkit.pipeline.capture.files import FramesRow, Kind, RawRow
+    from muxkit.pipeline.capture.files import Found, FramesRow, Kind, RawRow
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 1 * MIB  # of a batch of raw bytes
@@ -172,25 +172,25 @@ class ConnectionCapture:
         self._offsets: dict[Direction, int] = {"in": 0, "out": 0}
 
     def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
-        self._put("frame", direction, channel, name, size)
+        self._put(row("frame", direction, channel, name, size))
 
     def credit(self, direction: Direction, channel: str, amount: int) -> None:
-        self._put("credit", direction, channel, credit=amount)
+        self._put(row("credit", direction, channel, credit=amount))
 
     def state(self, channel: str, state: str) -> None:
         if (channel, state) == ("link", "connected"):
             self._begin_segment()
-        self._put("state", None, channel, state)
+        self._put(row("state", None, channel, state))
 
     def timer(self, name: str) -> None:
-        self._put("timer", None, None, name)
+        self._put(row("timer", None, None, name))
 
     def error(self, error: BaseException) -> None:
         name, text = type(error).__name__, str(error)
         if isinstance(error, RemoteProtocolError):
-            self._put("error", None, None, name, id=error.offset, rule=error.rule, text=text)
+            self._put(row("error", None, None, name, id=error.offset, rule=error.rule, text=text))
         else:
-            self._put("lost", None, None, name, text=text)
+            self._put(row("lost", None, None, name, text=text))
         self._begin_segment()
 
     def transport(self, direction: Direction, data: bytes | memoryview) -> None:
@@ -208,41 +208,18 @@ class ConnectionCapture:
             self._segment += 1
             self._offsets = {"in": 0, "out": 0}
 
-    def _put(
-        self,
-        event: str,
-        direction: Direction | None,
-        channel: str | None,
-        kind: str | None = None,
-        size: int | None = None,
-        *,
-        credit: int | None = None,
-        id: int | None = None,
-        rule: str | None = None,
-        text: str | None = None,
-    ) -> None:
-        buffer = self._frames
-        if buffer is None:
-            return
-        now = self._clock()
-        self.tell_left_out(now)
-        number = next(self._number)
-        row = (
-            now, self._capture, self.name, number, event, direction, channel, kind, size, credit, id, rule, text,
-        )  # fmt: skip
-        buffer.put(row, now, 0)
+    def _put(self, found: Found) -> None:
+        if self._frames is not None:
+            now = self._clock()
+            self.tell_left_out(now)
+            self._frames.put((now, self._capture, self.name, next(self._number), *found), now, 0)
 
     def tell_left_out(self, now: float) -> None:
         """Add a row that says how many rows of the capture were left out, if any were."""
-        buffer = self._frames
-        if buffer is None or not buffer.left_out:
-            return
-        count = buffer.left_out
-        row = (
-            now, self._capture, self.name, next(self._number), "dropped", None, None, None, count, None, None, None,
-            f"the disk was too slow: {count} rows of this capture are missing",
-        )  # fmt: skip
-        buffer.tell_left_out(row, now)
+        if self._frames is not None and (count := self._frames.left_out):
+            text = f"the disk was too slow: {count} rows of this capture are missing"
+            told = row("dropped", None, size=count, text=text)
+            self._frames.tell_left_out((now, self._capture, self.name, next(self._number), *told), now)
 
 
 class _RowBuffer(Generic[RowT]):
@@ -282,25 +259,23 @@ class _RowBuffer(Generic[RowT]):
         rows, self._rows, self._bytes = self._rows, [], 0
         telling, self._telling = self._telling, 0
         if rows and not self._writer.offer(self._kind, rows):
-            lost = len(rows) - (telling > 0)
-            self.dropped += lost
-            self.left_out += lost + telling
+            self._leave_out(rows, telling)
+
+    def _leave_out(self, rows: list[RowT], telling: int) -> None:
+        lost = len(rows) - (telling > 0)
+        self.dropped += lost
+        self.left_out += lost + telling
 
 
 class _RawBuffer(_RowBuffer["RawRow"]):
     """Recorded bytes. Where bytes are left out, an empty row keeps their end, so that decoders see the gap."""
 
-    def hand_over(self) -> None:
-        rows, self._rows, self._bytes = self._rows, [], 0
-        if not rows or self._writer.offer(self._kind, rows):
-            return
+    def _leave_out(self, rows: list[RawRow], telling: int) -> None:
         ends: dict[tuple[str, Direction, int], RawRow] = {}
-        for row in rows:
-            now, capture, connection, number, direction, segment, offset, data = row
+        for now, capture, connection, number, direction, segment, offset, data in rows:
             self.dropped += bool(data)
-            ends[connection, direction, segment] = (
-                now, capture, connection, number, direction, segment, offset + len(data), b"",
-            )  # fmt: skip
+            end = (now, capture, connection, number, direction, segment, offset + len(data), b"")
+            ends[connection, direction, segment] = end
         self._rows = [*ends.values()]
 
 

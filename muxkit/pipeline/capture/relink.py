@@ -9,6 +9,7 @@ import attrs
 
 from muxkit._limits import Limits
 from muxkit.pipeline.capture.decoder import Decoder
+from muxkit.pipeline.capture.files import Found, row
 from muxkit.protocols.relink import (
     Ack,
     AckPacket,
@@ -24,7 +25,6 @@ from muxkit.protocols.relink import (
 if TYPE_CHECKING:
     from muxkit._observer import Direction
     from muxkit.core import Cursor
-    from muxkit.pipeline.capture.files import Found
 
 LARGEST: Final = 2**40  # bytes of a message; the recorder's own limits already held
 HALF_WAY: Final = 2**31
@@ -116,7 +116,7 @@ class RelinkDecoder(Decoder):
         about = direction if not isinstance(packet, AckPacket) else OTHER[direction]
 
         def say(channel: str, name: str, size: int = 0, number: int | None = None) -> None:
-            found.append(("frame", direction, channel, name, size, None, number, None, None))
+            found.append(row("frame", direction, channel, name, size, id=number))
 
         match packet:
             case General():
@@ -132,14 +132,12 @@ class RelinkDecoder(Decoder):
             case AckPacket():
                 theirs = self.numbers[OTHER[direction]]
                 for channel in packet.channels:
-                    told = (
-                        None
-                        if packet.ack is Ack.CLOSED
-                        else theirs.acknowledged_number(channel, packet.ack, packet.sequence)
-                    )
-                    say(f"{about} {channel}", packet.ack.name.lower(), 0, told)
+                    told = None
                     if packet.ack is Ack.CLOSED:
                         theirs.forget(channel)
+                    else:
+                        told = theirs.acknowledged_number(channel, packet.ack, packet.sequence)
+                    say(f"{about} {channel}", packet.ack.name.lower(), 0, told)
             case _:
                 assert_never(packet)
 
