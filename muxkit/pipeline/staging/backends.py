@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 from muxkit.pipeline.errors import StagingFull
-from muxkit.pipeline.staging.records import StagingLimits
+from muxkit.pipeline.staging.records import StagingLimits, Transaction
 from muxkit.pipeline.staging.rows import POSTGRES, SQLITE, Rows, migrations
 from muxkit.pipeline.staging.store import Staging
 from muxkit.storage import Job, Kind, Schema, StoreClosed, StoreError, Waiters, Worker, kind_of
@@ -123,7 +123,7 @@ class _MemoryRows(Rows):
         self._used += growth
 
     def remove_transaction(self, id: str) -> None:
-        found = self.transaction(id)
+        found = self.get(Transaction, id)
         self._used -= 0 if found is None else found.size
         super().remove_transaction(id)
         self.reclaim(id)

@@ -48,12 +48,18 @@ class Key(NamedTuple):
 class Application:
     """The progress of an application in a stream."""
 
-    key: Key
+    stream: str
+    app: str
     batch: int = NO_BATCH  # the last committed one
     rows: int = 0  # of that batch
     staged: int = 0  # bytes of its transactions that are not committed
     transactions: int = 0  # the number of those
-    due: float | None = None  # when it is deleted, if nothing of it is staged; None: never
+    due: float | None = attrs.field(default=None, converter=attrs.converters.optional(float))
+    """When it is deleted, if nothing of it is staged; None: never."""
+
+    @property
+    def key(self) -> Key:
+        return Key(self.stream, self.app)
 
 
 @attrs.define
@@ -61,15 +67,22 @@ class Transaction:
     """The rows of one partition of a batch."""
 
     id: str
-    key: Key
+    stream: str
+    app: str
     batch: int
-    encoding: Encoding
-    ttl: float  # s without a change after which it is deleted
-    due: float | None  # when it is deleted; None once it is committed
+    encoding: Encoding = attrs.field(converter=Encoding)
+    ttl: float = attrs.field(converter=float)  # s without a change after which it is deleted
+    due: float | None = attrs.field(
+        converter=attrs.converters.optional(float)
+    )  # when it is deleted; None once it is committed
     rows: int = 0
     size: int = 0  # bytes
-    prepared: bool = False
+    prepared: bool = attrs.field(default=False, converter=bool)
     base: int | None = None  # the number of rows of the stream before it; None: not committed
+
+    @property
+    def key(self) -> Key:
+        return Key(self.stream, self.app)
 
     def __str__(self) -> str:
         return f"{self.key}, batch {self.batch}: transaction {self.id}"

@@ -5,12 +5,12 @@ Each row carries a checksum as a seal, which is compared when the row is read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
 import attrs
 
-from muxkit.pipeline.staging.records import Application, Block, Encoding, Key, Span, Stream, Transaction
+from muxkit.pipeline.staging.records import Application, Block, Encoding, Span, Stream, Transaction
 from muxkit.storage import StoreCorrupt
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     Run = Callable[[str, Sequence[Value]], list[tuple[Value, ...]]]
     RunMany = Callable[[str, Sequence[Sequence[Value]]], None]
+
+RecordT = TypeVar("RecordT", Application, Transaction, Stream)
 
 PURGED_AT_ONCE = 64  # blocks
 STEP = 16  # blocks that are fetched at once, as the size of a block is not known before it is read
@@ -69,7 +71,37 @@ def migrations(dialect: Dialect) -> tuple[tuple[str, ...], ...]:
     )
 
 
-TRANSACTION = "id, stream, app, batch, encoding, ttl, due, row_count, size, prepared, base"
+@attrs.frozen
+class Table:
+    """A table whose rows are records of one kind; `columns` are in the order of its fields, the key first."""
+
+    name: str
+    noun: str
+    """For errors: `an application`."""
+    columns: tuple[str, ...]
+    key_size: int
+
+    @property
+    def is_key(self) -> str:
+        """The condition that a row has this key."""
+        return " AND ".join(f"{name} = ?" for name in self.columns[: self.key_size])
+
+
+TABLES: dict[type, Table] = {
+    Application: Table(
+        "staging_applications",
+        "an application",
+        ("stream", "app", "batch", "row_count", "staged", "transactions", "due"),
+        key_size=2,
+    ),
+    Transaction: Table(
+        "staging_transactions",
+        "a transaction",
+        ("id", "stream", "app", "batch", "encoding", "ttl", "due", "row_count", "size", "prepared", "base"),
+        key_size=1,
+    ),
+    Stream: Table("staging_streams", "a stream", ("name", "head", "trimmed"), key_size=1),
+}
 
 
 class Rows:
@@ -81,13 +113,18 @@ class Rows:
         self._run = run
         self._run_many = run_many
         self._lock = dialect.lock
-        self._shrink = shrink
-        self._known: set[Key | str] = set()  # the applications and streams that this unit of work found
+        self.shrink = shrink
+        """Return some unused space to the disk; True if there is more."""
+        self._known: set[tuple[Value, ...]] = set()  # tables and keys of the rows that this unit of work found
         self._changed: dict[str, None] = {}
 
     def begin(self) -> None:
         """Start another unit of work."""
         self._known.clear()
+
+    def changed(self, stream: str) -> None:
+        """Wake the tasks that wait for this stream when the work is durable."""
+        self._changed[stream] = None
 
     def take_changed(self) -> list[str]:
         """Return the streams whose waiters are to be woken, and forget them."""
@@ -95,98 +132,50 @@ class Rows:
         self._changed.clear()
         return changed
 
-    # ------------------------------------------------------------------------ applications
+    # ------------------------------------------------------------------------ records
 
-    def application(self, key: Key) -> Application | None:
-        """Return the application, locked until the unit of work is over."""
-        found = self._run(
-            "SELECT stream, app, batch, row_count, staged, transactions, due, seal FROM staging_applications "
-            f"WHERE stream = ? AND app = ?{self._lock}",
-            key,
-        )
-        if not found:
-            return None
-        _, _, batch, rows, staged, transactions, due = _checked(found[0], "an application")
-        self._known.add(key)
-        # The seal fits, so it is of the type that was written.
-        return Application(key, _int(batch), _int(rows), _int(staged), _int(transactions), cast("float | None", due))
+    def find(self, kind: type[RecordT], condition: str, *values: Value) -> list[RecordT]:
+        """Return the records of this kind that meet a condition in SQL."""
+        table: Table = TABLES[kind]
+        records = []
+        columns = ", ".join(table.columns)
+        for *row, seal in self._run(f"SELECT {columns}, seal FROM {table.name} WHERE {condition}", values):
+            if seal != _seal(row):
+                raise StoreCorrupt(f"{table.noun} is not what was written")
+            self._known.add((table.name, *row[: table.key_size]))
+            of_its_types: list[Any] = row  # since the seal fits
+            records.append(kind(*of_its_types))
+        return records
 
-    def save_application(self, application: Application) -> None:
-        key = application.key
-        due = None if application.due is None else float(application.due)
-        columns = (*key, application.batch, application.rows, application.staged, application.transactions, due)
-        seal = _seal(columns)
-        if key in self._known:
-            self._run(
-                "UPDATE staging_applications SET batch = ?, row_count = ?, staged = ?, transactions = ?, due = ?, "
-                "seal = ? WHERE stream = ? AND app = ?",
-                (*columns[2:], seal, *key),
-            )
+    def get(self, kind: type[RecordT], *key: Value, locked: bool = False) -> RecordT | None:
+        """Return the record with this key; with `locked` no other server changes it until the unit of work is over."""
+        return next(iter(self.find(kind, TABLES[kind].is_key + self._lock * locked, *key)), None)
+
+    def save(self, record: Application | Transaction | Stream) -> None:
+        table = TABLES[type(record)]
+        row = [_plain(getattr(record, field.name)) for field in attrs.fields(type(record))]
+        key, values = row[: table.key_size], row[table.key_size :]
+        if (table.name, *key) in self._known:
+            changes = ", ".join(f"{name} = ?" for name in (*table.columns[table.key_size :], "seal"))
+            self._run(f"UPDATE {table.name} SET {changes} WHERE {table.is_key}", (*values, _seal(row), *key))
         else:
             # If another server has made it meanwhile, this fails and the unit of work is repeated.
-            self._run("INSERT INTO staging_applications VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*columns, seal))
-            self._known.add(key)
+            marks = ", ".join("?" * (len(row) + 1))
+            self._run(f"INSERT INTO {table.name} VALUES ({marks})", (*row, _seal(row)))
+            self._known.add((table.name, *key))
+
+    def remove(self, kind: type[RecordT], *key: Value) -> None:
+        table = TABLES[kind]
+        self._run(f"DELETE FROM {table.name} WHERE {table.is_key}", key)
+        self._known.discard((table.name, *key))
 
     def applications(self) -> int:
         """Return the number of applications."""
         return _int(self._run("SELECT count(*) FROM staging_applications", ())[0][0])
 
-    def remove_application(self, key: Key) -> None:
-        self._run("DELETE FROM staging_applications WHERE stream = ? AND app = ?", key)
-        self._known.discard(key)
-
-    def overdue_applications(self, now: float, most: int) -> list[Key]:
-        """Return some expired applications with nothing staged."""
-        found = self._run(
-            "SELECT stream, app FROM staging_applications WHERE due IS NOT NULL AND due <= ? AND transactions = 0 "
-            "LIMIT ?",
-            (now, most),
-        )
-        return [Key(cast("str", stream), cast("str", app)) for stream, app in found]
-
-    # ------------------------------------------------------------------------ transactions
-
-    def _transactions(self, condition: str, *values: Value) -> list[Transaction]:
-        found = self._run(f"SELECT {TRANSACTION}, seal FROM staging_transactions WHERE {condition}", values)
-        return [_transaction(row) for row in found]
-
-    def transaction(self, id: str) -> Transaction | None:
-        return next(iter(self._transactions("id = ?", id)), None)
-
-    def staged(self, key: Key, upto: int) -> list[Transaction]:
-        """Return the transactions of this application that are not committed, of batches up to this one."""
-        return self._transactions("base IS NULL AND stream = ? AND app = ? AND batch <= ?", *key, upto)
-
-    def overdue(self, now: float, most: int) -> list[Transaction]:
-        """Return some expired transactions."""
-        return self._transactions("due IS NOT NULL AND due <= ? LIMIT ?", now, most)
-
-    def published(self, stream: str, id: int) -> Transaction | None:
-        """Return the committed transaction that holds this row of the stream."""
-        condition = "base IS NOT NULL AND stream = ? AND base < ? AND row_count > 0 ORDER BY base DESC LIMIT 1"
-        return next(iter(self._transactions(condition, stream, id)), None)
-
-    def passed(self, stream: str, upto: int, most: int) -> list[str]:
-        """Return some committed transactions of the stream whose rows all have ids up to this one."""
-        found = self._run(
-            "SELECT id FROM staging_transactions WHERE base IS NOT NULL AND stream = ? AND base + row_count <= ? "
-            "ORDER BY base LIMIT ?",
-            (stream, upto, most),
-        )
-        return [cast("str", id) for (id,) in found]
-
-    def save_transaction(self, transaction: Transaction) -> None:
-        columns = _columns(transaction)
-        self._run(
-            f"INSERT INTO staging_transactions ({TRANSACTION}, seal) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (id) DO UPDATE SET due = excluded.due, row_count = excluded.row_count, size = excluded.size, "
-            "prepared = excluded.prepared, base = excluded.base, seal = excluded.seal",
-            (*columns, _seal(columns)),
-        )
-
     def remove_transaction(self, id: str) -> None:
         """Delete the transaction. There may be many blocks: `purge` deletes them, so that a commit does not wait."""
-        self._run("DELETE FROM staging_transactions WHERE id = ?", (id,))
+        self.remove(Transaction, id)
         self._run("INSERT INTO staging_garbage (id) VALUES (?) ON CONFLICT DO NOTHING", (id,))
 
     def reclaim(self, id: str) -> None:
@@ -210,10 +199,6 @@ class Rows:
         if len(firsts) < PURGED_AT_ONCE:
             self._run("DELETE FROM staging_garbage WHERE id = ?", (id,))
         return True
-
-    def shrink(self) -> bool:
-        """Return some unused space to the disk; True if there is more."""
-        return self._shrink()
 
     # ------------------------------------------------------------------------ blocks
 
@@ -257,81 +242,21 @@ class Rows:
             if len(rows) < STEP:
                 return found
 
-    # ------------------------------------------------------------------------ streams
 
-    def stream(self, name: str) -> Stream | None:
-        """Return the stream, locked until the unit of work is over."""
-        found = self.look_at_stream(name, self._lock)
-        if found is not None:
-            self._known.add(name)
-        return found
-
-    def look_at_stream(self, name: str, lock: str = "") -> Stream | None:
-        """Return the stream without locking it."""
-        found = self._run(f"SELECT name, head, trimmed, seal FROM staging_streams WHERE name = ?{lock}", (name,))
-        if not found:
-            return None
-        _, head, trimmed = _checked(found[0], "a stream")
-        return Stream(name, _int(head), _int(trimmed))
-
-    def save_stream(self, stream: Stream) -> None:
-        columns = (stream.name, stream.head, stream.trimmed)
-        seal = _seal(columns)
-        if stream.name in self._known:
-            self._run(
-                "UPDATE staging_streams SET head = ?, trimmed = ?, seal = ? WHERE name = ?",
-                (*columns[1:], seal, stream.name),
-            )
-        else:
-            self._run("INSERT INTO staging_streams VALUES (?, ?, ?, ?)", (*columns, seal))
-            self._known.add(stream.name)
-
-    def changed(self, stream: str) -> None:
-        """Wake the tasks that wait for this stream when the work is durable."""
-        self._changed[stream] = None
+def _plain(value: object) -> Value:
+    """Return the value of a field as the database keeps it."""
+    match value:
+        case bool():
+            return int(value)
+        case Encoding():
+            return value.value
+        case None | int() | float() | str():
+            return value
+    raise TypeError(f"{type(value).__name__} has no column")
 
 
-def _columns(transaction: Transaction) -> tuple[Value, ...]:
-    return (
-        transaction.id,
-        *transaction.key,
-        transaction.batch,
-        transaction.encoding.value,
-        float(transaction.ttl),
-        None if transaction.due is None else float(transaction.due),
-        transaction.rows,
-        transaction.size,
-        int(transaction.prepared),
-        transaction.base,
-    )
-
-
-def _transaction(row: tuple[Value, ...]) -> Transaction:
-    # The seal fits, so these are the types that were written.
-    id, stream, app, batch, encoding, ttl, due, rows, size, prepared, base = _checked(row, "a transaction")
-    return Transaction(
-        cast("str", id),
-        Key(cast("str", stream), cast("str", app)),
-        cast("int", batch),
-        Encoding(encoding),
-        cast("float", ttl),
-        cast("float | None", due),
-        cast("int", rows),
-        cast("int", size),
-        bool(prepared),
-        cast("int | None", base),
-    )
-
-
-def _checked(row: tuple[Value, ...], what: str) -> tuple[Value, ...]:
-    *columns, seal = row
-    if seal != _seal(tuple(columns)):
-        raise StoreCorrupt(f"{what} is not what was written")
-    return tuple(columns)
-
-
-def _seal(columns: tuple[Value, ...]) -> int:
-    return crc32(repr(columns).encode())
+def _seal(row: Sequence[Value]) -> int:
+    return crc32(repr(tuple(row)).encode())
 
 
 def _int(value: Value) -> int:

@@ -43,6 +43,12 @@ T = TypeVar("T")
 SWEPT_AT_ONCE = 100
 READ_BYTES = 1 << 20
 
+# Of the transactions of an application that are not committed, those of batches up to one.
+STAGED = "base IS NULL AND stream = ? AND app = ? AND batch <= ?"
+# Of the committed ones of a stream, the one that holds a row; and some whose rows all have ids up to one.
+PUBLISHED = "base IS NOT NULL AND stream = ? AND base < ? AND row_count > 0 ORDER BY base DESC LIMIT 1"
+PASSED = "base IS NOT NULL AND stream = ? AND base + row_count <= ? ORDER BY base LIMIT ?"
+
 
 class Backend(Protocol):
     """What holds the rows and runs units of work on them."""
@@ -100,7 +106,7 @@ class Staging:
         application = self._application(rows, key)
         if batch <= application.batch:
             return False
-        found = rows.transaction(id)
+        found = rows.get(Transaction, id)
         if found is not None and not self._is_over(found):
             if (found.key, found.batch, found.encoding) != (key, batch, encoding):
                 raise TransactionConflict(
@@ -108,7 +114,7 @@ class Staging:
                     f"with rows of {found.encoding.value}"
                 )
             found.due = self._now() + found.ttl
-            rows.save_transaction(found)
+            rows.save(found)
             return True
         if application.transactions - (found is not None) >= self.limits.transactions:
             raise StagingFull(
@@ -121,10 +127,10 @@ class Staging:
         rows.reclaim(id)
         ttl = min(ttl, self.limits.ttl)
         due = self._now() + ttl
-        rows.save_transaction(Transaction(id, key, batch, encoding, ttl, due))
+        rows.save(Transaction(id, *key, batch, encoding, ttl, due))
         application.transactions += 1
         application.due = due if once else None
-        rows.save_application(application)
+        rows.save(application)
         return True
 
     @unit_of_work
@@ -151,9 +157,9 @@ class Staging:
         found.rows += sum(block.rows for block in new)
         found.size += size
         found.due = self._now() + found.ttl
-        rows.save_transaction(found)
+        rows.save(found)
         application.staged += size
-        rows.save_application(application)
+        rows.save(application)
         return True
 
     @unit_of_work
@@ -175,7 +181,7 @@ class Staging:
             )
         found.prepared = True
         found.due = self._now() + found.ttl
-        rows.save_transaction(found)
+        rows.save(found)
         return True
 
     # ------------------------------------------------------------------------ the second phase
@@ -189,11 +195,11 @@ class Staging:
         """
         application = self._application(rows, key)
         if batch <= application.batch:
-            stream = rows.look_at_stream(key.stream) or Stream(key.stream)
+            stream = rows.get(Stream, key.stream) or Stream(key.stream)
             count = application.rows if batch == application.batch else 0
             return Committed(duplicate=True, rows=count, head=stream.head)
         found = [self._committable(rows, id, key, batch, count) for id, count in parts.items()]
-        stream = rows.stream(key.stream) or Stream(key.stream)
+        stream = rows.get(Stream, key.stream, locked=True) or Stream(key.stream)
         if application.due is not None:  # long enough for a client that missed the answer to ask again
             application.due = self._now() + max((each.ttl for each in found), default=0.0)
         for each in found:
@@ -201,15 +207,15 @@ class Staging:
             stream.head += each.rows
             application.staged -= each.size
             application.transactions -= 1
-            rows.save_transaction(each)
+            rows.save(each)
         application.batch = batch
         application.rows = sum(each.rows for each in found)
         # The transactions of failed attempts can never be committed.
-        for each in rows.staged(key, batch):
+        for each in rows.find(Transaction, STAGED, *key, batch):
             if each.id not in parts:
                 _drop(rows, application, each)
-        rows.save_application(application)
-        rows.save_stream(stream)
+        rows.save(application)
+        rows.save(stream)
         rows.changed(key.stream)
         return Committed(duplicate=False, rows=application.rows, head=stream.head)
 
@@ -222,12 +228,12 @@ class Staging:
         application = self._application(rows, key)
         dropped = 0
         for id in ids:
-            found = rows.transaction(id)
+            found = rows.get(Transaction, id)
             if found is not None and found.base is None and (found.key, found.batch) == (key, batch):
                 _drop(rows, application, found)
                 dropped += 1
         if dropped:
-            rows.save_application(application)
+            rows.save(application)
         return dropped
 
     # ------------------------------------------------------------------------ what is over
@@ -250,29 +256,30 @@ class Staging:
 
     @unit_of_work
     def _overdue(self, rows: Rows) -> list[Transaction]:
-        return rows.overdue(self._now(), SWEPT_AT_ONCE)
+        return rows.find(Transaction, "due IS NOT NULL AND due <= ? LIMIT ?", self._now(), SWEPT_AT_ONCE)
 
     @unit_of_work
     def _sweep(self, rows: Rows, id: str, key: Key) -> bool:
         """Delete a transaction if it is expired; return True if it was."""
         application = self._application(rows, key)
-        found = rows.transaction(id)
+        found = rows.get(Transaction, id)
         if found is None or not self._is_over(found):
             return False
         _drop(rows, application, found)
-        rows.save_application(application)
+        rows.save(application)
         return True
 
     @unit_of_work
     def _overdue_applications(self, rows: Rows) -> list[Key]:
-        return rows.overdue_applications(self._now(), SWEPT_AT_ONCE)
+        condition = "due IS NOT NULL AND due <= ? AND transactions = 0 LIMIT ?"
+        return [found.key for found in rows.find(Application, condition, self._now(), SWEPT_AT_ONCE)]
 
     @unit_of_work
     def _forget(self, rows: Rows, key: Key) -> None:
         """Delete an application that was for one batch only, if it is still expired."""
-        found = rows.application(key)
+        found = rows.get(Application, *key, locked=True)
         if found is not None and found.due is not None and not found.transactions and found.due <= self._now():
-            rows.remove_application(key)
+            rows.remove(Application, *key)
 
     # ------------------------------------------------------------------------ the stream
 
@@ -282,7 +289,7 @@ class Staging:
 
         It returns at least one row if there is one. Raises `RowsGone` below what was trimmed and above the end.
         """
-        known = rows.look_at_stream(stream) or Stream(stream)
+        known = rows.get(Stream, stream) or Stream(stream)
         if not known.trimmed <= after <= known.head:
             raise RowsGone(
                 f"stream {stream!a}: rows behind {after} were asked for; those that there are begin behind "
@@ -290,7 +297,7 @@ class Staging:
             )
         if after == known.head:
             return None
-        found = rows.published(stream, after + 1)
+        found = next(iter(rows.find(Transaction, PUBLISHED, stream, after + 1)), None)
         if found is None or found.base is None:
             raise StoreCorrupt(
                 f"stream {stream!a}: row {after + 1} is missing, though {known.head} were committed and only "
@@ -321,28 +328,28 @@ class Staging:
     @unit_of_work
     def _trim(self, rows: Rows, name: str, upto: int) -> bool:
         """Delete some of the rows up to this id; return True if there are more to delete."""
-        stream = rows.stream(name) or Stream(name)
+        stream = rows.get(Stream, name, locked=True) or Stream(name)
         if upto > stream.head:
             raise RowsGone(f"stream {name!a}: rows up to {upto} were to go, and it ends with {stream.head}")
-        gone = rows.passed(name, max(upto, stream.trimmed), SWEPT_AT_ONCE)
-        for id in gone:
-            rows.remove_transaction(id)
+        gone = rows.find(Transaction, PASSED, name, max(upto, stream.trimmed), SWEPT_AT_ONCE)
+        for each in gone:
+            rows.remove_transaction(each.id)
         if upto > stream.trimmed:
             stream.trimmed = upto
-            rows.save_stream(stream)
+            rows.save(stream)
         return len(gone) == SWEPT_AT_ONCE
 
     @unit_of_work
     def head(self, rows: Rows, stream: str) -> int:
         """Return the last id of a stream; 0 before the first row."""
-        found = rows.look_at_stream(stream)
+        found = rows.get(Stream, stream)
         return 0 if found is None else found.head
 
     @unit_of_work
     def progress(self, rows: Rows, key: Key) -> BatchProgress:
         """Return the progress of an application in a stream."""
-        application = rows.application(key) or Application(key)
-        stream = rows.look_at_stream(key.stream) or Stream(key.stream)
+        application = rows.get(Application, *key, locked=True) or Application(*key)
+        stream = rows.get(Stream, key.stream) or Stream(key.stream)
         return BatchProgress(
             batch=None if application.batch == NO_BATCH else application.batch,
             rows=application.rows,
@@ -355,7 +362,7 @@ class Staging:
     # ------------------------------------------------------------------------ helpers
 
     def _application(self, rows: Rows, key: Key) -> Application:
-        found = rows.application(key)
+        found = rows.get(Application, *key, locked=True)
         if found is not None:
             return found
         if (count := rows.applications()) >= self.limits.applications:
@@ -363,10 +370,10 @@ class Staging:
                 f"{key}: {count:,} applications are all that StagingLimits(applications={self.limits.applications}) "
                 "allows; use one txnAppId for what is one application, or raise it"
             )
-        return Application(key)
+        return Application(*key)
 
     def _staged(self, rows: Rows, id: str, key: Key, batch: int) -> Transaction:
-        found = rows.transaction(id)
+        found = rows.get(Transaction, id)
         if found is None or found.base is not None or self._is_over(found):
             raise TransactionGone(
                 f"{key}, batch {batch}: transaction {id} is not staged any more (it was aborted, or untouched for its "
@@ -392,7 +399,7 @@ class Staging:
         return list(new.values())
 
     def _committable(self, rows: Rows, id: str, key: Key, batch: int, count: int) -> Transaction:
-        found = rows.transaction(id)
+        found = rows.get(Transaction, id)
         if found is None or found.base is not None or self._is_over(found):
             raise NotCommitted(
                 f"{key}, batch {batch}: transaction {id} is not staged any more (it was aborted, or untouched for its "
