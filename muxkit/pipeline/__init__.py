@@ -51,44 +51,23 @@ if TYPE_CHECKING:
     from muxkit.pipeline.staging.server import tokens as tokens
     from muxkit.pipeline.staging.store import Staging as Staging
 
-# Importing this must be cheap: Spark does so whenever it looks for data sources. name -> module here.
-_LAZY: dict[str, str] = {
-    # --- the source, and sessions of Spark
-    "SourceOptions": "options",
-    "java_home": "spark",
-    "lag": "source.offsets",
-    "spark_session": "spark",
-    # --- the sink and its server
-    "Claim": "staging.server",
-    "Encoding": "staging.records",
-    "Key": "staging.records",
-    "SinkOptions": "options",
-    "Staging": "staging.store",
-    "StagingClient": "staging.client",
-    "StagingLimits": "staging.records",
-    "StagingService": "staging.server",
-    "forward": "staging.forward",
-    "make_block": "staging.records",
-    "open_staging": "staging.backends",
-    "serve_staging": "staging.server",
-    "tokens": "staging.server",
-    # --- captures, analysis, the report
-    "Answers": "capture.analysis",
-    "Capture": "capture.recorder",
-    "CaptureError": "capture.recorder",
-    "Raw": "capture.analysis",
-    "Rotation": "capture.files",
-    "analyse": "capture.analysis",
-    "decode": "capture.decoding",
-    "decode_batches": "capture.decoding",
-    "decode_stream": "capture.decoding",
-    "decoder": "capture.decoding",
-    "report": "capture.report",
-    # --- the fleet
-    "Outcome": "fleet",
-    "run_fleet": "fleet",
-    "simulate": "fleet",
-    "simulate_all": "fleet",
+# Importing this must be cheap: Spark does so whenever it looks for data sources. These are imported when they are used.
+_LAZY: dict[str, tuple[str, ...]] = {
+    "capture.analysis": ("Answers", "Raw", "analyse"),
+    "capture.decoding": ("decode", "decode_batches", "decode_stream", "decoder"),
+    "capture.files": ("Rotation",),
+    "capture.recorder": ("Capture", "CaptureError"),
+    "capture.report": ("report",),
+    "fleet": ("Outcome", "run_fleet", "simulate", "simulate_all"),
+    "options": ("SinkOptions", "SourceOptions"),
+    "source.offsets": ("lag",),
+    "spark": ("java_home", "spark_session"),
+    "staging.backends": ("open_staging",),
+    "staging.client": ("StagingClient",),
+    "staging.forward": ("forward",),
+    "staging.records": ("Encoding", "Key", "StagingLimits", "make_block"),
+    "staging.server": ("Claim", "StagingService", "serve_staging", "tokens"),
+    "staging.store": ("Staging",),
 }
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+__getattr__, __dir__ = lazily(globals(), {name: module for module, names in _LAZY.items() for name in names})

@@ -58,7 +58,6 @@ class Client:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._config = restream.ClientConfig(ack_every=None, line=options.message_bytes)
 
     async def status(self, server: str, uuid: str) -> Answer:
         """Ask a server for the status of a stream."""
@@ -73,7 +72,7 @@ class Client:
         Raises `DataLoss` if the server has deleted them. Nothing is acknowledged.
         """
         if span.count:
-            await _Range(span, take, self._options, self._config).run(self._dial(span.server))
+            await _Range(span, take, self._options).run(self._dial(span.server))
 
     async def count(self, server: str, uuid: str, begin: int, *, most: int, most_bytes: int | None = None) -> int:
         """Read ahead: return the id of the last message that is there now.
@@ -81,17 +80,17 @@ class Client:
         Stops after `most` messages, or after the one with which they pass `most_bytes`. Raises `DataLoss` as `fetch`
         does.
         """
-        request = _Count(uuid, begin, most, most_bytes, self._options, self._config)
+        request = _Count(uuid, begin, most, most_bytes, self._options)
         await request.run(self._dial(server))
         return request.last
 
     async def acknowledge(self, server: str, uuid: str, id: int) -> None:
         """Let the server delete everything up to this message. It is no error if that was done before."""
-        await _Acknowledge(uuid, id, self._options, self._config).run(self._dial(server))
+        await _Acknowledge(uuid, id, self._options).run(self._dial(server))
 
     def _dial(self, server: str) -> Dial:
         tls = self._options.tls
-        return _dial(server, tls, tuple(_written(path) for path in (tls.ca_file, tls.cert_file, tls.key_file)))
+        return _dial(server, tls, tuple(map(_written, (tls.ca_file, tls.cert_file, tls.key_file))))
 
 
 @lru_cache(maxsize=1024)
@@ -245,9 +244,9 @@ class _Reading(_Request):
 
     option = "readTimeout"
 
-    def __init__(self, uuid: str, begin: int, options: SourceOptions, config: restream.ClientConfig) -> None:
+    def __init__(self, uuid: str, begin: int, options: SourceOptions) -> None:
         super().__init__(uuid, options.read_timeout)
-        self._config = config
+        self._config = restream.ClientConfig(ack_every=None, line=options.message_bytes)
         # The CRC covers all messages, so it can be checked only from the first one on.
         checked = options.verify is Verify.NUMBERS and begin == 0
         self._verifier: Verifier = restream.NumbersVerifier() if checked else restream.Unverified()
@@ -280,8 +279,8 @@ class _Reading(_Request):
 
 
 class _Range(_Reading):
-    def __init__(self, span: Span, take: Take, options: SourceOptions, config: restream.ClientConfig) -> None:
-        super().__init__(span.uuid, span.begin, options, config)
+    def __init__(self, span: Span, take: Take, options: SourceOptions) -> None:
+        super().__init__(span.uuid, span.begin, options)
         self._end = span.end
         self._take = take
         self._may_lose = not options.fail_on_data_loss
@@ -308,16 +307,8 @@ class _Range(_Reading):
 
 
 class _Count(_Reading):
-    def __init__(
-        self,
-        uuid: str,
-        begin: int,
-        most: int,
-        most_bytes: int | None,
-        options: SourceOptions,
-        config: restream.ClientConfig,
-    ) -> None:
-        super().__init__(uuid, begin, options, config)
+    def __init__(self, uuid: str, begin: int, most: int, most_bytes: int | None, options: SourceOptions) -> None:
+        super().__init__(uuid, begin, options)
         self.silence = options.prefetch_wait
         self._bytes = 0
         self._end = begin + most
@@ -348,8 +339,8 @@ class _Acknowledge(_Reading):
     option = "ackTimeout"
     closing = Closing.CONFIRMED
 
-    def __init__(self, uuid: str, id: int, options: SourceOptions, config: restream.ClientConfig) -> None:
-        super().__init__(uuid, id - 1, options, config)
+    def __init__(self, uuid: str, id: int, options: SourceOptions) -> None:
+        super().__init__(uuid, id - 1, options)
         self.timeout = options.ack_timeout
         self._id = id
 
