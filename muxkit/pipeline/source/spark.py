@@ -92,7 +92,7 @@ class _Reading:
     def _partitions(self, spans: Sequence[Span]) -> Sequence[Spans]:
         return [Spans(each) for each in group(spans, self._options.most_partitions)]
 
-    def _rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         spans = cast("Spans", partition).spans  # this reader has made it
         rows = Rows(to_arrow_schema(self._schema, timezone="UTC"))
         return read(Client(self._options), rows, spans, self._options.batch_rows)
@@ -127,9 +127,6 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         return self._partitions(run_bare(partial(self._planner.spans, start, end)))
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._rows(partition)
-
     def commit(self, end: dict[str, object]) -> None:
         run_bare(partial(self._planner.commit, end))
 
@@ -146,16 +143,12 @@ class BatchReader(_Reading, DataSourceReader):
         # At least one partition: without any, Spark would call `read` once with none.
         return self._partitions(self._bounds.narrow(spans)) or [Spans(())]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._rows(partition)
-
 
 class FilteredReader(BatchReader):
     """A batch reader that takes filters, for option `filterPushdown`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._bounds, left = bounds_of(filters)
-        return left
+        return [each for each in filters if not self._bounds.cover(each)]
 
 
 def _limit(limit: ReadLimit) -> Limit:
@@ -189,36 +182,31 @@ class Bounds:
                 narrowed.append(Span(span.uuid, span.server, begin, end))
         return narrowed
 
-    def only(self, streams: Iterable[object]) -> None:
-        wanted = {each for each in streams if isinstance(each, str)}
-        self.streams = wanted if self.streams is None else self.streams & wanted
+    def cover(self, each: Filter) -> bool:
+        """Narrow the bounds by a filter on `stream` or `id`; return False for one that is left to Spark."""
+        match each:
+            case EqualTo(("stream",), str() as value):
+                self._only({value})
+            case In(("stream",), values):
+                self._only({value for value in values if isinstance(value, str)})
+            case EqualTo(("id",), int() as value):
+                self._between(value - 1, value)
+            case GreaterThan(("id",), int() as value):
+                self._between(value, MOST_ID)
+            case GreaterThanOrEqual(("id",), int() as value):
+                self._between(value - 1, MOST_ID)
+            case LessThan(("id",), int() as value):
+                self._between(0, value - 1)
+            case LessThanOrEqual(("id",), int() as value):
+                self._between(0, value)
+            case IsNotNull(("stream",) | ("id",) | ("value",)):
+                pass
+            case _:
+                return False
+        return True
 
+    def _only(self, streams: set[str]) -> None:
+        self.streams = streams if self.streams is None else self.streams & streams
 
-def bounds_of(filters: Iterable[Filter]) -> tuple[Bounds, list[Filter]]:
-    """Return the bounds of filters on `stream` and `id`, and the filters that are left to Spark."""
-    bounds = Bounds()
-    left = [each for each in filters if not _cover(bounds, each)]
-    return bounds, left
-
-
-def _cover(bounds: Bounds, each: Filter) -> bool:
-    match each:
-        case EqualTo(("stream",), str() as value):
-            bounds.only((value,))
-        case In(("stream",), values):
-            bounds.only(values)
-        case EqualTo(("id",), int() as value):
-            bounds.above, bounds.upto = max(bounds.above, value - 1), min(bounds.upto, value)
-        case GreaterThan(("id",), int() as value):
-            bounds.above = max(bounds.above, value)
-        case GreaterThanOrEqual(("id",), int() as value):
-            bounds.above = max(bounds.above, value - 1)
-        case LessThan(("id",), int() as value):
-            bounds.upto = min(bounds.upto, value - 1)
-        case LessThanOrEqual(("id",), int() as value):
-            bounds.upto = min(bounds.upto, value)
-        case IsNotNull(("stream",) | ("id",) | ("value",)):
-            pass
-        case _:
-            return False
-    return True
+    def _between(self, above: int, upto: int) -> None:
+        self.above, self.upto = max(self.above, above), min(self.upto, upto)
