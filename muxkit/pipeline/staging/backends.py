@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,7 +13,7 @@ import trio
 
 from muxkit.pipeline.errors import StagingFull
 from muxkit.pipeline.staging.records import StagingLimits, Transaction
-from muxkit.pipeline.staging.rows import POSTGRES, SQLITE, Rows, migrations
+from muxkit.pipeline.staging.rows import MIGRATIONS, Rows, postgres_migrations
 from muxkit.pipeline.staging.store import Staging
 from muxkit.storage import Job, Kind, Schema, StoreClosed, StoreError, Waiters, Worker, kind_of
 from muxkit.storage.errors import copy_of
@@ -32,8 +33,8 @@ T = TypeVar("T")
 
 LIMITS = StagingLimits()
 NUMBER, NOUN = 0x6D787374, "a staging store"  # "mxst"
-SQLITE_SCHEMA = Schema(NUMBER, NOUN, migrations(SQLITE))
-POSTGRES_SCHEMA = Schema(NUMBER, NOUN, migrations(POSTGRES), version_table="staging_store")
+SQLITE_SCHEMA = Schema(NUMBER, NOUN, MIGRATIONS)
+POSTGRES_SCHEMA = Schema(NUMBER, NOUN, postgres_migrations(), version_table="staging_store")
 
 MIN_UNUSED_PAGES = 64  # of a file; fewer are not given back
 APPLICATION = "muxkit staging"  # of the connections, as the database shows them
@@ -108,7 +109,7 @@ class _MemoryRows(Rows):
         def run_many(sql: str, values: Sequence[Sequence[Value]]) -> None:
             connection.executemany(sql, values)
 
-        super().__init__(run, run_many, SQLITE)
+        super().__init__(run, run_many)
         self._most_bytes = most_bytes
         self._used = 0
 
@@ -145,9 +146,8 @@ async def _open_sqlite(path: Path, limits: StagingLimits, now: Now) -> AsyncIter
 
 
 def _rows_of(connection: Connection) -> Rows:
-    return Rows(
-        connection.run, connection.run_many, SQLITE, lambda: give_back_pages(connection, least=MIN_UNUSED_PAGES)
-    )
+    shrink = partial(give_back_pages, connection, least=MIN_UNUSED_PAGES)
+    return Rows(connection.run, connection.run_many, shrink=shrink)
 
 
 # ---------------------------------------------------------------------------- PostgreSQL
@@ -228,7 +228,7 @@ class _Postgres(Worker[Rows]):
                 with connection.cursor() as cursor:
                     cursor.executemany(_translated(sql), values)
 
-        rows = Rows(run, run_many, POSTGRES)
+        rows = Rows(run, run_many, lock=" FOR UPDATE")
         connection.execute("BEGIN")
         try:
             job.result = job.act(rows)

@@ -5,6 +5,7 @@ Each row carries a checksum as a seal, which is compared when the row is read.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
@@ -27,47 +28,38 @@ PURGED_AT_ONCE = 64  # blocks
 STEP = 16  # blocks that are fetched at once, as the size of a block is not known before it is read
 
 
-@attrs.frozen
-class Dialect:
-    """The types and the locking clause of one database."""
-
-    text: str
-    integer: str
-    number: str
-    binary: str
-    lock: str  # after a SELECT: locks the rows until the end of the transaction
-
-
-SQLITE = Dialect(text="TEXT", integer="INTEGER", number="REAL", binary="BLOB", lock="")
-POSTGRES = Dialect(
-    text='TEXT COLLATE "C"', integer="BIGINT", number="DOUBLE PRECISION", binary="BYTEA", lock=" FOR UPDATE"
+# The n-th entry makes version n of the tables from version n - 1, with the names that SQLite has for types.
+MIGRATIONS = (
+    (
+        "CREATE TABLE staging_applications (stream TEXT NOT NULL, app TEXT NOT NULL, "
+        "batch INTEGER NOT NULL, row_count INTEGER NOT NULL, staged INTEGER NOT NULL, "
+        "transactions INTEGER NOT NULL, due REAL, "
+        "seal INTEGER NOT NULL, PRIMARY KEY (stream, app))",
+        "CREATE INDEX staging_applications_due ON staging_applications (due) WHERE due IS NOT NULL",
+        "CREATE TABLE staging_transactions (id TEXT NOT NULL PRIMARY KEY, stream TEXT NOT NULL, "
+        "app TEXT NOT NULL, batch INTEGER NOT NULL, encoding TEXT NOT NULL, ttl REAL NOT NULL, "
+        "due REAL, row_count INTEGER NOT NULL, size INTEGER NOT NULL, prepared INTEGER NOT NULL, "
+        "base INTEGER, seal INTEGER NOT NULL)",
+        "CREATE INDEX staging_transactions_staged ON staging_transactions (stream, app, batch) WHERE base IS NULL",
+        "CREATE INDEX staging_transactions_base ON staging_transactions (stream, base) WHERE base IS NOT NULL",
+        "CREATE INDEX staging_transactions_due ON staging_transactions (due) WHERE due IS NOT NULL",
+        "CREATE TABLE staging_blocks (id TEXT NOT NULL, first_row INTEGER NOT NULL, "
+        "row_count INTEGER NOT NULL, crc INTEGER NOT NULL, body BLOB NOT NULL, "
+        "PRIMARY KEY (id, first_row))",
+        "CREATE TABLE staging_garbage (id TEXT NOT NULL PRIMARY KEY)",
+        "CREATE TABLE staging_streams (name TEXT NOT NULL PRIMARY KEY, head INTEGER NOT NULL, "
+        "trimmed INTEGER NOT NULL, seal INTEGER NOT NULL)",
+    ),
 )
+POSTGRES_TYPES = {" TEXT": ' TEXT COLLATE "C"', " INTEGER": " BIGINT", " REAL": " DOUBLE PRECISION", " BLOB": " BYTEA"}
 
 
-def migrations(dialect: Dialect) -> tuple[tuple[str, ...], ...]:
-    """Return the statements that make each version of the tables from the one before."""
-    text, integer, number, binary = dialect.text, dialect.integer, dialect.number, dialect.binary
-    return (
-        (
-            f"CREATE TABLE staging_applications (stream {text} NOT NULL, app {text} NOT NULL, "
-            f"batch {integer} NOT NULL, row_count {integer} NOT NULL, staged {integer} NOT NULL, "
-            f"transactions {integer} NOT NULL, due {number}, "
-            f"seal {integer} NOT NULL, PRIMARY KEY (stream, app))",
-            "CREATE INDEX staging_applications_due ON staging_applications (due) WHERE due IS NOT NULL",
-            f"CREATE TABLE staging_transactions (id {text} NOT NULL PRIMARY KEY, stream {text} NOT NULL, "
-            f"app {text} NOT NULL, batch {integer} NOT NULL, encoding {text} NOT NULL, ttl {number} NOT NULL, "
-            f"due {number}, row_count {integer} NOT NULL, size {integer} NOT NULL, prepared {integer} NOT NULL, "
-            f"base {integer}, seal {integer} NOT NULL)",
-            "CREATE INDEX staging_transactions_staged ON staging_transactions (stream, app, batch) WHERE base IS NULL",
-            "CREATE INDEX staging_transactions_base ON staging_transactions (stream, base) WHERE base IS NOT NULL",
-            "CREATE INDEX staging_transactions_due ON staging_transactions (due) WHERE due IS NOT NULL",
-            f"CREATE TABLE staging_blocks (id {text} NOT NULL, first_row {integer} NOT NULL, "
-            f"row_count {integer} NOT NULL, crc {integer} NOT NULL, body {binary} NOT NULL, "
-            "PRIMARY KEY (id, first_row))",
-            f"CREATE TABLE staging_garbage (id {text} NOT NULL PRIMARY KEY)",
-            f"CREATE TABLE staging_streams (name {text} NOT NULL PRIMARY KEY, head {integer} NOT NULL, "
-            f"trimmed {integer} NOT NULL, seal {integer} NOT NULL)",
-        ),
+def postgres_migrations() -> tuple[tuple[str, ...], ...]:
+    """Return the same with the names that PostgreSQL has."""
+    kinds = re.compile("|".join(POSTGRES_TYPES))
+    return tuple(
+        tuple(kinds.sub(lambda found: POSTGRES_TYPES[found[0]], statement) for statement in statements)
+        for statements in MIGRATIONS
     )
 
 
@@ -105,14 +97,17 @@ TABLES: dict[type, Table] = {
 
 
 class Rows:
-    """The rows behind one connection, during one unit of work. The store writes only after all its checks."""
+    """The rows behind one connection, during one unit of work. The store writes only after all its checks.
+
+    `lock` follows a SELECT whose rows are to be locked until the end of the transaction.
+    """
 
     def __init__(
-        self, run: Run, run_many: RunMany, dialect: Dialect, shrink: Callable[[], bool] = lambda: False
+        self, run: Run, run_many: RunMany, *, lock: str = "", shrink: Callable[[], bool] = lambda: False
     ) -> None:
         self._run = run
         self._run_many = run_many
-        self._lock = dialect.lock
+        self._lock = lock
         self.shrink = shrink
         """Return some unused space to the disk; True if there is more."""
         self._known: set[tuple[Value, ...]] = set()  # tables and keys of the rows that this unit of work found
