@@ -63,6 +63,9 @@ class DataLoss(_StreamError):
 
 # ---------------------------------------------------------------------------- staging
 
+STAGING_ERRORS: dict[str, type[StagingError]] = {}
+"""The classes by their names on the wire."""
+
 
 class StagingError(PipelineError):
     """The base of all errors that staging raises on its own account; each names stream, application and batch."""
@@ -70,56 +73,41 @@ class StagingError(PipelineError):
     kind: ClassVar[str] = "failed"
     """The name of the class on the wire."""
 
+    def __init_subclass__(cls, kind: str = "failed") -> None:
+        cls.kind = kind
+        STAGING_ERRORS.setdefault(kind, cls)
 
-class TransactionGone(StagingError):
+
+class TransactionGone(StagingError, kind="gone"):
     """The transaction is not staged: it was never begun, was aborted or deleted, or its batch is committed."""
 
-    kind = "gone"
 
-
-class TransactionConflict(StagingError):
+class TransactionConflict(StagingError, kind="conflict"):
     """The transaction exists with another batch, another stream or other rows than those that were sent."""
 
-    kind = "conflict"
 
-
-class NotCommitted(StagingError):
+class NotCommitted(StagingError, kind="uncommitted"):
     """The commit does not match the staged rows. Nothing of the batch was committed."""
 
-    kind = "uncommitted"
 
-
-class StagingFull(StagingError):
+class StagingFull(StagingError, kind="full"):
     """A limit of `StagingLimits` or the disk is full. Nothing was added."""
 
-    kind = "full"
 
-
-class StagingRefused(StagingError):
+class StagingRefused(StagingError, kind="refused"):
     """The server does not allow this client to do that."""
 
-    kind = "refused"
 
-
-class StagingRequestInvalid(StagingError):
+class StagingRequestInvalid(StagingError, kind="invalid"):
     """The received bytes are no request, or no block of rows."""
 
-    kind = "invalid"
 
-
-class StagingUnavailable(StagingError):
+class StagingUnavailable(StagingError, kind="unavailable"):
     """There is no connection, or the store of the server has failed. The call may be repeated."""
 
-    kind = "unavailable"
 
-
-class RowsGone(StagingError):
+class RowsGone(StagingError, kind="rows-gone"):
     """The requested rows were trimmed, or do not exist yet."""
-
-    kind = "rows-gone"
-
-
-STAGING_ERRORS: dict[str, type[StagingError]] = {each.kind: each for each in StagingError.__subclasses__()}
 
 
 def first_error(error: BaseException) -> BaseException:

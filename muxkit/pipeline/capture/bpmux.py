@@ -62,8 +62,12 @@ class BpmuxDecoder(Decoder):
         if isinstance(chunk, Partial):
             half.announced = chunk.total_size
         else:
-            tell(chunk, direction, half.announced > 0, found)
-            half.announced = 0
+            total, half.announced = half.announced, 0
+            self.on_chunk(chunk, total, direction, found)
+
+    def on_chunk(self, chunk: Chunk, total: int, direction: Direction, found: list[Found]) -> None:
+        """Handle a chunk; `total` is the size of the message whose first part it is, or 0."""
+        tell(chunk, direction, total > 0, found)
 
 
 def name_of(direction: Direction, type: Type, id: int) -> str:
@@ -103,29 +107,28 @@ GENEROUS = Limits(
 )  # fmt: skip
 
 
-class EngineDecoder(Decoder):
+class EngineDecoder(BpmuxDecoder):
     """Decodes one connection with a real engine; it must have been recorded from its first byte on."""
 
     def __init__(self) -> None:
         super().__init__()
         self._found: list[Found] = []
         # Grants and pongs follow the recording, so the engine sends none by itself.
-        self._engine = Engine(Config(grants=False, pongs=False, keepalive=None), limits=GENEROUS, observer=_Told(self))
+        self._engine = Engine(Config(grants=False, pongs=False, keepalive=None), limits=GENEROUS, observer=self)
         self._parts: dict[tuple[Type, int], int] = {}  # bytes that are left of messages written in parts
-        self._plain: BpmuxDecoder | None = None  # used once the engine cannot follow
+        self._follows = True  # until the engine cannot repeat what was recorded
 
     def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
-        if self._plain is not None:
-            return self._plain.feed(direction, data, segment=segment, offset=offset)
+        if not self._follows:
+            return super().feed(direction, data, segment=segment, offset=offset)
         found = self._found = []
-        if not self.begin(direction, data, segment, offset, found):
-            return found
-        if direction == "out":
-            self.cut(direction, data, partial(self.parse, direction, found), found)
-        else:
-            self._engine.receive_bytes(data, 0.0)
-        self._settle()
-        return self._found
+        if self.begin(direction, data, segment, offset, found):
+            if direction == "out":
+                self.cut(direction, data, partial(self.parse, direction, found), found)
+            else:
+                self._engine.receive_bytes(data, 0.0)
+            self._settle()
+        return found
 
     def dump(self) -> bytes:
         raise TypeError("an engine cannot be kept as bytes: decode streams without one")
@@ -154,16 +157,10 @@ class EngineDecoder(Decoder):
 
     # --- sent
 
-    def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
+    def on_chunk(self, chunk: Chunk, total: int, direction: Direction, found: list[Found]) -> None:
         """Report a chunk of the recorder, and make the engine do the same."""
-        half = self.halves[direction]
-        chunk = parse_chunk(cursor)
-        if isinstance(chunk, Partial):
-            half.announced = chunk.total_size
-            return
-        total, half.announced = half.announced, 0
-        tell(chunk, direction, total > 0, found)
-        if self._engine.over:
+        super().on_chunk(chunk, total, direction, found)
+        if self._engine.over or not self._follows:
             return
         try:
             self._settle()
@@ -230,31 +227,26 @@ class EngineDecoder(Decoder):
         self.halves["in"].lost = True
         text = f"decode without an engine: what was written does not follow from what is recorded before: {error}"
         self._found.append(row("unverified", "out", id=half.offset, text=text))
-        self._plain = BpmuxDecoder(halves=self.halves, segment=self.segment)
+        self._follows = False
 
-
-class _Told:
-    """The observer of the engine; it turns events into rows."""
-
-    def __init__(self, owner: EngineDecoder) -> None:
-        self._owner = owner
+    # --- what the engine tells its observer
 
     def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
         if direction == "in":
-            self._owner._found.append(row("frame", direction, channel, name, size))
+            self._found.append(row("frame", direction, channel, name, size))
 
     def credit(self, direction: Direction, channel: str, amount: int) -> None:
         if direction == "in":
-            self._owner._found.append(row("credit", direction, channel, credit=amount))
+            self._found.append(row("credit", direction, channel, credit=amount))
 
     def state(self, channel: str, state: str) -> None:
-        self._owner._found.append(row("state", None, channel, state))
+        self._found.append(row("state", None, channel, state))
 
     def timer(self, name: str) -> None: ...
 
     def error(self, error: BaseException) -> None:
         rule, offset = getattr(error, "rule", None), getattr(error, "offset", None)
         told = row("error", "in", None, type(error).__name__, id=offset, rule=rule, text=str(error))
-        self._owner._found.append(told)
+        self._found.append(told)
 
     def transport(self, direction: Direction, data: bytes | memoryview) -> None: ...
