@@ -29,7 +29,7 @@ QUERY = "sql.streaming.queryId"
 class StagedMessage(WriterCommitMessage):
     """What a task tells the driver."""
 
-    staged: Staged
+    staged: Staged | None
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
@@ -106,5 +106,5 @@ def _task(context: TaskContext) -> str:
 
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged | None]:
-    # They are those that `write` gave; None for a task that failed.
+    # They are those that `write` gave; None for a task that failed, as for one without rows.
     return [None if message is None else cast("StagedMessage", message).staged for message in messages]

@@ -43,8 +43,7 @@ class Staged:
     key: Key
     batch: int
     rows: int
-    txn: str | None
-    """None if there were no rows, so that nothing was begun."""
+    txn: str
     urls: tuple[str, ...]
 
 
@@ -59,14 +58,17 @@ class Target:
 
 def write_partition(
     options: SinkOptions, target: Target, task: str, encoding: Encoding, batches: Iterator[pa.RecordBatch]
-) -> Staged:
-    """Stage and prepare the rows of a task on all servers; `task` is a part of the transaction's name."""
+) -> Staged | None:
+    """Stage and prepare the rows of a task on all servers; None if there are none, so that nothing was begun.
+
+    `task` is a part of the transaction's name.
+    """
     key = Key(options.stream, target.app)
     maker = Blocks(encoding, min(LARGEST_BLOCK, max(1, options.window // 4)))
     made = (blocks for blocks in map(maker.of, batches) if blocks)
     first = next(made, None)
     if first is None:
-        return Staged(key=key, batch=target.batch, rows=0, txn=None, urls=options.urls)
+        return None
     txn = f"{target.batch}-{task}-{uuid.uuid4().hex}"
 
     async def write(client: StagingClient, blocks: AsyncIterator[Block]) -> None:
@@ -97,7 +99,7 @@ def write_partition(
 
 def commit_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: int) -> None:
     """Commit what the tasks of a batch have staged, on all servers. A batch that was committed before is no error."""
-    staged = _with_rows(parts)
+    staged = [each for each in parts if each is not None]
     if not staged:
         return
     key = staged[0].key
@@ -107,7 +109,7 @@ def commit_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: in
             f"{key}, batch {batch}: a task has staged for {strange[0].key}, batch {strange[0].batch}; "
             "nothing was committed"
         )
-    rows = {each.txn: each.rows for each in staged if each.txn is not None}
+    rows = {each.txn: each.rows for each in staged}
 
     async def commit(client: StagingClient) -> None:
         done = await client.commit(key, batch, rows)
@@ -119,11 +121,11 @@ def commit_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: in
 
 def abort_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: int) -> None:
     """Drop what the tasks of a batch have staged. Committed rows stay; what cannot be reached is swept later."""
-    staged = _with_rows(parts)
+    staged = [each for each in parts if each is not None]
     if not staged:
         return
     key = staged[0].key
-    txns = [each.txn for each in staged if each.txn is not None]
+    txns = [each.txn for each in staged]
     hasty = attrs.evolve(options, patience=min(ABORT_TIMEOUT, options.patience))
 
     async def abort(client: StagingClient) -> None:
@@ -134,10 +136,6 @@ def abort_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: int
     except Exception as error:
         # Spark reports why the batch failed; this error only goes to the log.
         _log.warning("%s, batch %d: what was staged could not be dropped, it will be swept: %s", key, batch, error)
-
-
-def _with_rows(parts: Sequence[Staged | None]) -> list[Staged]:
-    return [each for each in parts if each is not None and each.txn is not None]
 
 
 def _on_all(options: SinkOptions, act: Callable[[StagingClient], Awaitable[None]]) -> None:
