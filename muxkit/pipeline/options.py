@@ -70,10 +70,9 @@ class GivenOptions:
 # ---------------------------------------------------------------------------- values
 
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_KIB: Final = 1 << 10
-_MIB: Final = 1 << 20
-_GIB: Final = 1 << 30
-_BYTES: Final = {"": 1, "b": 1, "k": _KIB, "kib": _KIB, "m": _MIB, "mib": _MIB, "g": _GIB, "gib": _GIB}
+_BYTES: Final = {
+    "": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30,
+}  # fmt: skip
 _MEASURE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 _YES_NO: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 MOST_ID: Final = 0xFFFFFFFF

@@ -148,6 +148,7 @@ class FilteredReader(BatchReader):
     """A batch reader that takes filters, for option `filterPushdown`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._bounds = Bounds()  # a data frame may be used again with other filters
         return [each for each in filters if not self._bounds.cover(each)]
 
 

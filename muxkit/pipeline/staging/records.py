@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 NO_BATCH = -1  # the last committed batch of an application that has committed nothing
 LONGEST_NAME = 255  # characters of the name of a stream, an application, a transaction
 LAST_BATCH = 2**63 - 1
-KIB = 1024
-MIB = 1024 * KIB
-GIB = 1024 * MIB
 
 
 class Encoding(Enum):
@@ -193,15 +190,15 @@ def _limit(default: int) -> int:
 class StagingLimits:
     """The limits of a staging store; sizes in bytes, times in seconds."""
 
-    staged: int = _limit(4 * GIB)
+    staged: int = _limit(4 << 30)
     """Staged and not committed bytes of one application in one stream."""
     transactions: int = _limit(10_000)
     """Staged and not committed transactions of one application in one stream."""
     applications: int = _limit(100_000)
     """Applications in all streams together."""
-    row: int = _limit(512 * KIB)
+    row: int = _limit(512 << 10)
     """One row."""
-    block: int = _limit(4 * MIB)
+    block: int = _limit(4 << 20)
     """One block of rows."""
     bytes: int = _limit(1 << 40)
     """In memory: of all rows; in SQLite: of the file."""
