@@ -107,11 +107,6 @@ def machine_java() -> Path | None:
     return None
 
 
-def java_version(java: Path) -> int:
-    """Return the first number of its version, 8 for 1.8; 0 if it does not run."""
-    return _version(_ask(java))
-
-
 def _ask(java: Path) -> str:
     """Return what it prints about itself; nothing if it does not run."""
     command = [str(java), "-XshowSettings:properties", "-version"]
@@ -123,6 +118,7 @@ def _ask(java: Path) -> str:
 
 
 def _version(said: str) -> int:
+    """Return the first number of a version, 8 for 1.8; 0 if there is none."""
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     return int(found[1]) if found else 0
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from muxkit.pipeline.client.client import Client
-from muxkit.pipeline.options.source import SourceOptions
+from muxkit.pipeline.options import SourceOptions
+from muxkit.pipeline.source.client import Client
 from muxkit.pipeline.source.planner import Limit, Planner
 from muxkit.protocols import restream
 from muxkit.runtime import background

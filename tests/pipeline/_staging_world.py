@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pytest
 
     import muxkit
+    from muxkit.pipeline.staging.records import Block
     from muxkit.pipeline.staging.server import Authorize
-    from muxkit.pipeline.staging.store import Block
 
 KEY = Key("orders", "query")
 DAY = 86_400.0

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from muxkit._observer import Direction
-    from muxkit.pipeline.capture.files import FileWriter
-    from muxkit.pipeline.capture.schema import Kind
+    from muxkit.pipeline.capture.files import FileWriter, Kind
 
 
 class Tally:

@@ -14,7 +14,7 @@ from muxkit.protocols import relink
 
 if TYPE_CHECKING:
     from muxkit._observer import Direction
-    from muxkit.pipeline.capture.decoder import Found
+    from muxkit.pipeline.capture.files import Found
 
 
 def errors(found: list[Found]) -> list[Found]:

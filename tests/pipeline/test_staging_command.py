@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from muxkit.cli.commands import stage
 from muxkit.pipeline import StagingClient
-from muxkit.pipeline.staging.store.errors import StagingRefused
+from muxkit.pipeline.errors import StagingRefused
 from muxkit.protocols import restream
 from tests.pipeline._staging_world import KEY, rows, write
 

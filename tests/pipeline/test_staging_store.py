@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from muxkit.pipeline import Encoding, Key, make_block
-from muxkit.pipeline.staging.store.errors import NotCommitted, RowsGone, TransactionConflict, TransactionGone
+from muxkit.pipeline.errors import NotCommitted, RowsGone, TransactionConflict, TransactionGone
 from tests.pipeline._staging_world import DAY, KEY, everything, rows, stage
 
 if TYPE_CHECKING:

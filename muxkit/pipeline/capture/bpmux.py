@@ -7,13 +7,14 @@ the code that would have found it live, and carries its clause.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
-import msgspec
 
 from muxkit import Limits, LocalProtocolError
-from muxkit.pipeline.capture.decoder import BOTH, Cutting, Half
+from muxkit.pipeline.capture.decoder import Decoder
+from muxkit.pipeline.capture.files import Found, row
 from muxkit.protocols.bpmux import (
     Chunk,
     Config,
@@ -32,7 +33,6 @@ from muxkit.protocols.bpmux import (
 if TYPE_CHECKING:
     from muxkit._observer import Direction
     from muxkit.core import Cursor
-    from muxkit.pipeline.capture.decoder import Found
 
 # The recorder's name for what the peer names: the peer's sink is a stream here.
 OURS: Final = {
@@ -53,30 +53,21 @@ TOP: Final = {
 
 
 @attrs.define
-class BpmuxDecoder(Cutting):
+class BpmuxDecoder(Decoder):
     """Decodes both directions of one connection; it finds only chunks that cannot be parsed."""
 
-    halves: dict[str, Half] = attrs.field(factory=lambda: {direction: Half() for direction in BOTH})
-    segment: int = 0
+    def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
+        half = self.halves[direction]
+        chunk = parse_chunk(cursor)
+        if isinstance(chunk, Partial):
+            half.announced = chunk.total_size
+        else:
+            total, half.announced = half.announced, 0
+            self.on_chunk(chunk, total, direction, found)
 
-    def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
-        found: list[Found] = []
-        if self.begin(direction, data, segment, offset, found):
-            half = self.halves[direction]
-
-            def parse(cursor: Cursor) -> None:
-                chunk = parse_chunk(cursor)
-                if isinstance(chunk, Partial):
-                    half.announced = chunk.total_size
-                else:
-                    tell(chunk, direction, half.announced > 0, found)
-                    half.announced = 0
-
-            self.cut(direction, data, parse, found)
-        return found
-
-    def dump(self) -> bytes:
-        return msgspec.msgpack.encode(self)
+    def on_chunk(self, chunk: Chunk, total: int, direction: Direction, found: list[Found]) -> None:
+        """Handle a chunk; `total` is the size of the message whose first part it is, or 0."""
+        tell(chunk, direction, total > 0, found)
 
 
 def name_of(direction: Direction, type: Type, id: int) -> str:
@@ -89,26 +80,23 @@ def name_of(direction: Direction, type: Type, id: int) -> str:
 def tell(chunk: Chunk, direction: Direction, in_parts: bool, found: list[Found]) -> None:
     """Make a row for each part of a chunk."""
     channel = name_of(direction, chunk.type, chunk.id)
-
-    def say(kind: str, size: int) -> None:
-        found.append(("frame", direction, channel, kind, size, None, None, None, None))
-
+    frame = partial(row, "frame", direction, channel)
     if in_parts:
-        say("partial", 0)
+        found.append(frame("partial", 0))
     if chunk.payload is not None:
-        say("payload", len(chunk.payload))
+        found.append(frame("payload", len(chunk.payload)))
     if chunk.credit is not None:
-        say("credit", 0)
+        found.append(frame("credit", 0))
         if chunk.credit:
-            found.append(("credit", direction, channel, None, None, chunk.credit, None, None, None))
+            found.append(row("credit", direction, channel, credit=chunk.credit))
     if chunk.ping:
-        say("ping", 0)
+        found.append(frame("ping", 0))
     if chunk.end is not None:
-        say("end", len(chunk.end))
+        found.append(frame("end", len(chunk.end)))
     if chunk.ack_end:
-        say("ack-end", 0)
+        found.append(frame("ack-end", 0))
     elif chunk.payload is None and chunk.credit is None and not chunk.ping and chunk.end is None:
-        say("pong", 0)
+        found.append(frame("pong", 0))
 
 
 LARGEST = 2**40
@@ -119,30 +107,28 @@ GENEROUS = Limits(
 )  # fmt: skip
 
 
-class EngineDecoder(Cutting):
+class EngineDecoder(BpmuxDecoder):
     """Decodes one connection with a real engine; it must have been recorded from its first byte on."""
 
     def __init__(self) -> None:
-        self.halves = {direction: Half() for direction in BOTH}
-        self.segment = 0
+        super().__init__()
         self._found: list[Found] = []
         # Grants and pongs follow the recording, so the engine sends none by itself.
-        self._engine = Engine(Config(grants=False, pongs=False, keepalive=None), limits=GENEROUS, observer=_Told(self))
+        self._engine = Engine(Config(grants=False, pongs=False, keepalive=None), limits=GENEROUS, observer=self)
         self._parts: dict[tuple[Type, int], int] = {}  # bytes that are left of messages written in parts
-        self._plain: BpmuxDecoder | None = None  # used once the engine cannot follow
+        self._follows = True  # until the engine cannot repeat what was recorded
 
     def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
-        if self._plain is not None:
-            return self._plain.feed(direction, data, segment=segment, offset=offset)
+        if not self._follows:
+            return super().feed(direction, data, segment=segment, offset=offset)
         found = self._found = []
-        if not self.begin(direction, data, segment, offset, found):
-            return found
-        if direction == "out":
-            self.cut(direction, data, self._follow, found)
-        else:
-            self._engine.receive_bytes(data, 0.0)
-        self._settle()
-        return self._found
+        if self.begin(direction, data, segment, offset, found):
+            if direction == "out":
+                self.cut(direction, data, partial(self.parse, direction, found), found)
+            else:
+                self._engine.receive_bytes(data, 0.0)
+            self._settle()
+        return found
 
     def dump(self) -> bytes:
         raise TypeError("an engine cannot be kept as bytes: decode streams without one")
@@ -171,16 +157,10 @@ class EngineDecoder(Cutting):
 
     # --- sent
 
-    def _follow(self, cursor: Cursor) -> None:
+    def on_chunk(self, chunk: Chunk, total: int, direction: Direction, found: list[Found]) -> None:
         """Report a chunk of the recorder, and make the engine do the same."""
-        half = self.halves["out"]
-        chunk = parse_chunk(cursor)
-        if isinstance(chunk, Partial):
-            half.announced = chunk.total_size
-            return
-        total, half.announced = half.announced, 0
-        tell(chunk, "out", total > 0, self._found)
-        if self._engine.over:
+        super().on_chunk(chunk, total, direction, found)
+        if self._engine.over or not self._follows:
             return
         try:
             self._settle()
@@ -247,31 +227,27 @@ class EngineDecoder(Cutting):
         half = self.halves["out"]
         self.halves["in"].lost = True
         text = f"decode without an engine: what was written does not follow from what is recorded before: {error}"
-        self._found.append(("unverified", "out", None, None, None, None, half.offset, None, text))
-        self._plain = BpmuxDecoder(halves=self.halves, segment=self.segment)
+        self._found.append(row("unverified", "out", id=half.offset, text=text))
+        self._follows = False
 
-
-class _Told:
-    """The observer of the engine; it turns events into rows."""
-
-    def __init__(self, owner: EngineDecoder) -> None:
-        self._owner = owner
+    # --- what the engine tells its observer
 
     def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
         if direction == "in":
-            self._owner._found.append(("frame", "in", channel, name, size, None, None, None, None))
+            self._found.append(row("frame", direction, channel, name, size))
 
     def credit(self, direction: Direction, channel: str, amount: int) -> None:
         if direction == "in":
-            self._owner._found.append(("credit", "in", channel, None, None, amount, None, None, None))
+            self._found.append(row("credit", direction, channel, credit=amount))
 
     def state(self, channel: str, state: str) -> None:
-        self._owner._found.append(("state", None, channel, state, None, None, None, None, None))
+        self._found.append(row("state", None, channel, state))
 
     def timer(self, name: str) -> None: ...
 
     def error(self, error: BaseException) -> None:
         rule, offset = getattr(error, "rule", None), getattr(error, "offset", None)
-        self._owner._found.append(("error", "in", None, type(error).__name__, None, None, offset, rule, str(error)))
+        told = row("error", "in", None, type(error).__name__, id=offset, rule=rule, text=str(error))
+        self._found.append(told)
 
     def transport(self, direction: Direction, data: bytes | memoryview) -> None: ...

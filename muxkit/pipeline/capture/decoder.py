@@ -6,33 +6,21 @@ have been told, with more in them: the numbers of messages, and those that ackno
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING
 
 import attrs
+import msgspec
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore
+from muxkit.pipeline.capture.files import Found, row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from muxkit._observer import Direction
-
-Side = Literal["connector", "listener"]
-"""Which end of a Relink link recorded the bytes."""
-
-Found = tuple[
-    str,  # event
-    "Direction | None",
-    str | None,  # channel
-    str | None,  # kind
-    int | None,  # size
-    int | None,  # credit
-    int | None,  # id
-    str | None,  # rule
-    str | None,  # text
-]
-"""A row of a capture from `event` on."""
 
 
 @attrs.define
@@ -52,46 +40,52 @@ class Half:
     lost: bool = False
     """A frame could not be parsed or was not recorded, so nothing after it can be parsed."""
 
-    def restart(self, segment_offset: int = 0) -> None:
+    def restart(self) -> None:
         """Start with a new transport: an unfinished frame of the old one is dropped."""
         self.held, self.size, self.wanted = [], 0, 0
-        self.offset, self.announced, self.lost = segment_offset, 0, False
+        self.offset, self.announced, self.lost = 0, 0, False
 
 
-class Decoder(Protocol):
-    """Turns the bytes of one connection into rows."""
+@attrs.define
+class Decoder(ABC):
+    """Turns the bytes of one connection into rows: holds back incomplete frames, and reports gaps and violations."""
+
+    halves: dict[str, Half] = attrs.field(factory=lambda: {"in": Half(), "out": Half()})
+    segment: int = 0
 
     def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
         """Decode the next bytes; `offset` shows whether any are missing before them. Never raises for their content."""
+        found: list[Found] = []
+        if self.begin(direction, data, segment, offset, found):
+            self.cut(direction, data, partial(self.parse, direction, found), found)
+        return found
+
+    @abstractmethod
+    def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
+        """Parse one frame and add its rows. Raises `NeedMore` and `RemoteProtocolError`."""
 
     def dump(self) -> bytes:
         """Serialise the state for `restore`."""
-
-
-class Cutting:
-    """Base of the decoders: holds back incomplete frames, and reports gaps and violations."""
-
-    halves: dict[str, Half]
-    segment: int
+        return msgspec.msgpack.encode(self)
 
     def begin(self, direction: Direction, data: bytes, segment: int, offset: int | None, found: list[Found]) -> bool:
         """Note the position of the next bytes; return False if they cannot be parsed."""
         if segment != self.segment:
             self.segment = segment
-            for half in self.halves.values():
-                half.restart()
-            self.on_segment()
+            self.restart()
         half = self.halves[direction]
         if offset is not None and offset != half.offset and not half.lost:
             half.lost = True
             missing = offset - half.offset
             text = f"{missing} bytes before byte {offset} of segment {segment} were not recorded"
-            found.append(("gap", direction, None, None, missing, None, offset, None, text))
+            found.append(row("gap", direction, size=missing, id=offset, text=text))
         half.offset += len(data)
         return not half.lost
 
-    def on_segment(self) -> None:
-        """React to a new transport."""
+    def restart(self) -> None:
+        """Begin a new transport."""
+        for half in self.halves.values():
+            half.restart()
 
     def cut(self, direction: Direction, data: bytes, parse: Callable[[Cursor], None], found: list[Found]) -> None:
         """Call `parse` for each complete frame in the held bytes and `data`."""
@@ -115,12 +109,5 @@ class Cutting:
         except RemoteProtocolError as error:
             half.lost = True
             error.offset = half.offset - (end - start)
-            found.append(violation(error, direction))
-
-
-def violation(error: RemoteProtocolError, direction: Direction) -> Found:
-    """Make the row of a violation."""
-    return ("error", direction, None, type(error).__name__, None, None, error.offset, error.rule, str(error))
-
-
-BOTH: Final = ("in", "out")
+            kind = type(error).__name__
+            found.append(row("error", direction, None, kind, id=error.offset, rule=error.rule, text=str(error)))

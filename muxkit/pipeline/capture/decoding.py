@@ -6,14 +6,14 @@ On Spark the rows of a connection go to one task, in order, through the same dec
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 import msgspec
 import pyarrow.dataset as ds
 
 from muxkit.pipeline.capture.bpmux import BpmuxDecoder, EngineDecoder
-from muxkit.pipeline.capture.relink import RelinkDecoder
-from muxkit.pipeline.capture.schema import FRAMES_DDL, to_batch
+from muxkit.pipeline.capture.files import FRAMES, FRAMES_DDL, to_batch
+from muxkit.pipeline.capture.relink import RelinkDecoder, RelinkEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,48 +24,34 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.state import GroupState
 
-    from muxkit.pipeline.capture.decoder import Decoder, Found, Side
-    from muxkit.pipeline.capture.schema import FramesRow
+    from muxkit.pipeline.capture.decoder import Decoder
+    from muxkit.pipeline.capture.files import FramesRow
 
+KEYS: Final = ("capture", "connection")
 ROWS: Final = 10_000  # of a batch that goes out
 
 
-def decoder(
-    protocol: str,
-    *,
-    engine: bool = False,
-    side: Side = "connector",
-    connector_id_size: int = 2,
-    listener_id_size: int = 2,
-) -> Decoder:
-    """Make a decoder for `bpmux` or `relink`; the last three arguments are those of the Relink endpoint.
+def decoder(protocol: str, *, engine: bool = False, **end: Unpack[RelinkEnd]) -> Decoder:
+    """Make a decoder for `bpmux` or `relink`; `end` is the recording end of a Relink link.
 
     With `engine` (bpmux only) a real engine repeats what the recording end did and reads what it received: violations
     of the peer come with their clause, and states are reported. Such a decoder cannot be dumped.
     """
-
     if protocol == "bpmux":
         return EngineDecoder() if engine else BpmuxDecoder()
     if protocol == "relink":
-        return RelinkDecoder(side, connector_id_size, listener_id_size)
+        return RelinkDecoder(**end)
     raise ValueError(f"no bytes of {protocol!r} can be decoded; those of bpmux and relink can")
 
 
 def restore(protocol: str, dumped: bytes) -> Decoder:
     """Make a decoder that continues from a dump."""
-
-    kinds = {"bpmux": BpmuxDecoder, "relink": RelinkDecoder}
+    kinds: dict[str, type[Decoder]] = {"bpmux": BpmuxDecoder, "relink": RelinkDecoder}
     return msgspec.msgpack.decode(dumped, type=kinds[protocol])
 
 
 def decode_batches(
-    batches: Iterable[pa.RecordBatch],
-    protocol: str,
-    *,
-    engine: bool = False,
-    side: Side = "connector",
-    connector_id_size: int = 2,
-    listener_id_size: int = 2,
+    batches: Iterable[pa.RecordBatch], protocol: str, *, engine: bool = False, **end: Unpack[RelinkEnd]
 ) -> Iterator[pa.RecordBatch]:
     """Decode raw rows into rows of frames; all rows of a connection must be adjacent and in order.
 
@@ -76,21 +62,13 @@ def decode_batches(
     one: Decoder | None = None
     number = 0
     for batch in batches:
-        columns = [
-            batch.column(name).to_pylist()
-            for name in ("capture", "connection", "direction", "segment", "offset", "data")
-        ]
+        names = ("capture", "connection", "direction", "segment", "offset", "data")
+        columns = [batch.column(name).to_pylist() for name in names]
         times = batch.column("time").cast("int64").to_pylist()
         for micros, capture, connection, direction, segment, offset, data in zip(times, *columns, strict=True):
             if one is None or (capture, connection) != current:
                 current, number = (capture, connection), 0
-                one = decoder(
-                    protocol,
-                    engine=engine,
-                    side=side,
-                    connector_id_size=connector_id_size,
-                    listener_id_size=listener_id_size,
-                )
+                one = decoder(protocol, engine=engine, **end)
             for found in one.feed(direction, data, segment=segment, offset=offset):
                 rows.append((micros / 1e6, capture, connection, number, *found))
                 number += 1
@@ -104,13 +82,7 @@ def decode_batches(
 def read_raw(folder: str | Path) -> Iterator[pa.RecordBatch]:
     """Read the raw rows below a capture's folder, in the order that `decode_batches` needs; all are held in memory."""
     table = ds.dataset(f"{folder}/raw", format="parquet").to_table()
-    yield from table.sort_by(
-        [("capture", "ascending"), ("connection", "ascending"), ("number", "ascending")]
-    ).to_batches()
-
-
-KEYS: Final = ("capture", "connection")
-COLUMNS: Final = [part.split()[0] for part in FRAMES_DDL.split(", ")]
+    yield from table.sort_by([(name, "ascending") for name in (*KEYS, "number")]).to_batches()
 
 
 def decode(
@@ -119,9 +91,7 @@ def decode(
     *,
     engine: bool = False,
     partitions: int | None = None,
-    side: Side = "connector",
-    connector_id_size: int = 2,
-    listener_id_size: int = 2,
+    **end: Unpack[RelinkEnd],
 ) -> DataFrame:
     """Decode raw captures, read from their `raw` folders with `spark.read.parquet`.
 
@@ -129,37 +99,17 @@ def decode(
     the connections; one connection is never split.
     """
     by_connection = raw.repartition(partitions, *KEYS) if partitions is not None else raw.repartition(*KEYS)
-    function = partial(
-        decode_batches,
-        protocol=protocol,
-        engine=engine,
-        side=side,
-        connector_id_size=connector_id_size,
-        listener_id_size=listener_id_size,
-    )
+    function = partial(decode_batches, protocol=protocol, engine=engine, **end)
     return by_connection.sortWithinPartitions(*KEYS, "number").mapInArrow(function, FRAMES_DDL)
 
 
-def decode_stream(
-    raw: DataFrame,
-    protocol: str,
-    *,
-    side: Side = "connector",
-    connector_id_size: int = 2,
-    listener_id_size: int = 2,
-) -> DataFrame:
+def decode_stream(raw: DataFrame, protocol: str, **end: Unpack[RelinkEnd]) -> DataFrame:
     """Decode a stream of raw captures (`spark.readStream.schema(…).parquet(…)`), without real engines.
 
     A frame that a micro-batch ends within waits in Spark's state for the rest. Files must arrive in the order in which
     their capture closed them; otherwise a `gap` is reported and the connection is decoded no further.
     """
-    function = partial(
-        _go_on,
-        protocol=protocol,
-        side=side,
-        connector_id_size=connector_id_size,
-        listener_id_size=listener_id_size,
-    )
+    function = partial(_go_on, protocol=protocol, **end)
     return raw.groupBy(*KEYS).applyInPandasWithState(
         function, FRAMES_DDL, "decoder binary, number bigint", "append", "NoTimeout"
     )
@@ -171,28 +121,24 @@ def _go_on(
     state: GroupState,
     *,
     protocol: str,
-    side: Side,
-    connector_id_size: int,
-    listener_id_size: int,
+    **end: Unpack[RelinkEnd],
 ) -> Iterator[pd.DataFrame]:
     import pandas as pd
 
-    one = decoder(protocol, side=side, connector_id_size=connector_id_size, listener_id_size=listener_id_size)
+    one = decoder(protocol, **end)
     number = 0
     if state.exists:
         dumped, number = state.get
         one = restore(protocol, bytes(dumped))
     came = pd.concat(list(frames)).sort_values("number")
     rows: list[tuple[object, ...]] = []
-    for moment, direction, segment, offset, data in zip(
-        came["time"], came["direction"], came["segment"], came["offset"], came["data"], strict=True
-    ):
-        found: Found
+    columns = (came[name] for name in ("time", "direction", "segment", "offset", "data"))
+    for moment, direction, segment, offset, data in zip(*columns, strict=True):
         for found in one.feed(direction, bytes(data), segment=int(segment), offset=int(offset)):
             rows.append((moment, *key, number, *found))
             number += 1
     state.update((one.dump(), number))
-    told = pd.DataFrame(rows, columns=COLUMNS)
+    told = pd.DataFrame(rows, columns=FRAMES.names)
     for name in ("size", "credit", "id"):
         told[name] = told[name].astype("Int64")
     yield told

@@ -1,22 +1,110 @@
-"""The Parquet files of a capture: a thread writes them, closes them in time, and deletes old ones."""
+"""The columns of captures, and their Parquet files: a thread writes them, closes them in time, and deletes old ones."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import attrs
+import pyarrow as pa
 import pyarrow.parquet as pq
-
-from muxkit.pipeline.capture.schema import SCHEMAS, Kind, to_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from muxkit.pipeline.capture.schema import FramesRow, RawRow
+    from muxkit._observer import Direction
+
+Kind = Literal["frames", "raw"]
+"""The kind of a file's rows, and the name of its folder."""
+
+Found = tuple[
+    str,  # event
+    "Direction | None",
+    str | None,  # channel
+    str | None,  # kind
+    int | None,  # size
+    int | None,  # credit
+    int | None,  # id
+    str | None,  # rule
+    str | None,  # text
+]
+"""A row of frames from `event` on."""
+
+
+def row(
+    event: str,
+    direction: Direction | None,
+    channel: str | None = None,
+    kind: str | None = None,
+    size: int | None = None,
+    *,
+    credit: int | None = None,
+    id: int | None = None,
+    rule: str | None = None,
+    text: str | None = None,
+) -> Found:
+    """Make a row of frames from `event` on."""
+    return (event, direction, channel, kind, size, credit, id, rule, text)
+
+
+FramesRow = tuple[float, str, str, int, *Found]
+"""Time in s since 1970, capture, connection, number, and the rest."""
+
+RawRow = tuple[float, str, str, int, "Direction", int, int, bytes]
+
+MOMENT: Final = pa.timestamp("us", tz="UTC")
+
+FRAMES: Final = pa.schema(
+    [
+        ("time", MOMENT),
+        ("capture", pa.string()),  # which process recorded it
+        ("connection", pa.string()),
+        ("number", pa.int64()),  # of the row among all of its connection, raw ones included
+        ("event", pa.string()),  # frame, credit, state, timer, error, lost, dropped; decoded: gap, unverified
+        ("direction", pa.string()),
+        ("channel", pa.string()),  # as the protocol names it
+        ("kind", pa.string()),  # of the frame; the state, the timer, the class of the error
+        ("size", pa.int64()),  # bytes of payload; of `dropped`, rows; of `gap`, bytes that are missing
+        ("credit", pa.int64()),  # bytes that were granted
+        ("id", pa.int64()),  # a message's number, or the one an acknowledgement names; where a violation begins
+        ("rule", pa.string()),  # the clause that was broken
+        ("text", pa.string()),
+    ]
+)
+
+RAW: Final = pa.schema(
+    [
+        ("time", MOMENT),
+        ("capture", pa.string()),
+        ("connection", pa.string()),
+        ("number", pa.int64()),
+        ("direction", pa.string()),
+        ("segment", pa.int64()),  # counts the transports that a link had, from 0
+        ("offset", pa.int64()),  # of the first byte, in this direction of this segment
+        ("data", pa.binary()),
+    ]
+)
+
+SCHEMAS: Final = {"frames": FRAMES, "raw": RAW}
+
+_SPARK_TYPES: Final = {MOMENT: "timestamp", pa.string(): "string", pa.int64(): "bigint"}
+FRAMES_DDL: Final = ", ".join(f"{column.name} {_SPARK_TYPES[column.type]}" for column in FRAMES)
+
+
+def to_batch(kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> pa.RecordBatch:
+    """Turn rows into a record batch."""
+    schema = SCHEMAS[kind]
+    columns: list[Sequence[object]] = [*zip(*rows, strict=True)] or [[] for _ in schema]
+    columns[0] = [round(row[0] * 1e6) for row in rows]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+# ---------------------------------------------------------------------------- files
 
 MIB = 1024 * 1024
 
@@ -46,7 +134,7 @@ class FileWriter:
     """
 
     def __init__(self, folder: Path, name: str, rotation: Rotation, waiting: int) -> None:
-        self._files = {kind: _Files(folder / kind, name, rotation, kind) for kind in _KINDS}
+        self._files = {kind: _Files(folder / kind, name, rotation, kind) for kind in get_args(Kind)}
         self._queue: queue.Queue[tuple[Kind, Sequence[FramesRow] | Sequence[RawRow]] | None] = queue.Queue(waiting)
         self._thread = threading.Thread(target=self._write, name=f"muxkit capture {name}", daemon=True)
         self._thread.start()
@@ -134,6 +222,3 @@ class _Files:
         keep = self._rotation.keep
         while keep is not None and len(self.closed) > keep:
             self.closed.pop(0).unlink(missing_ok=True)
-
-
-_KINDS: tuple[Kind, ...] = ("frames", "raw")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, assert_never
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Literal, TypedDict, assert_never
 
 import attrs
-import msgspec
 
 from muxkit._limits import Limits
-from muxkit.pipeline.capture.decoder import BOTH, Cutting, Half
+from muxkit.pipeline.capture.decoder import Decoder
+from muxkit.pipeline.capture.files import Found, row
 from muxkit.protocols.relink import (
     Ack,
     AckPacket,
@@ -24,7 +25,6 @@ from muxkit.protocols.relink import (
 if TYPE_CHECKING:
     from muxkit._observer import Direction
     from muxkit.core import Cursor
-    from muxkit.pipeline.capture.decoder import Found
 
 LARGEST: Final = 2**40  # bytes of a message; the recorder's own limits already held
 HALF_WAY: Final = 2**31
@@ -84,55 +84,39 @@ class Numbers:
         return number
 
 
+class RelinkEnd(TypedDict, total=False):
+    """What the bytes of a Relink link do not say: the end that recorded them, and the options of its endpoint.
+
+    What is not given is as in `RelinkDecoder`.
+    """
+
+    side: Literal["connector", "listener"]
+    connector_id_size: int
+    listener_id_size: int
+
+
 @attrs.define
-class RelinkDecoder(Cutting):
+class RelinkDecoder(Decoder):
     """Decodes both directions of one link, over all its transports."""
 
     side: str = "connector"
     connector_id_size: int = 2
     listener_id_size: int = 2
-    halves: dict[str, Half] = attrs.field(factory=lambda: {direction: Half() for direction in BOTH})
-    numbers: dict[str, Numbers] = attrs.field(factory=lambda: {direction: Numbers() for direction in BOTH})
-    segment: int = 0
+    numbers: dict[str, Numbers] = attrs.field(factory=lambda: {"in": Numbers(), "out": Numbers()})
 
-    def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
-        found: list[Found] = []
-        if self.begin(direction, data, segment, offset, found):
-            bounds = self._bounds(direction)
-
-            def parse(cursor: Cursor) -> None:
-                self._tell(parse_packet(cursor, bounds), direction, found)
-
-            self.cut(direction, data, parse, found)
-        return found
-
-    def dump(self) -> bytes:
-        return msgspec.msgpack.encode(self)
-
-    def on_segment(self) -> None:
+    def restart(self) -> None:
+        super().restart()
         for numbers in self.numbers.values():
             numbers.restart()
 
-    def _bounds(self, direction: Direction) -> Bounds:
-        """Return the bounds of packets in this direction."""
-        most = Limits().message
-        config = Config(connector_id_size=self.connector_id_size, listener_id_size=self.listener_id_size)
-        comes_to_connector = (self.side == "connector") == (direction == "in")
-        bounds = bounds_of(config, is_connector=comes_to_connector, message=most)
-        return attrs.evolve(bounds, targets=2**32, parts=2**32, message=LARGEST)
-
-    def _tell(
-        self,
-        packet: General | OperationPacket | AckPacket | MessagePacket,
-        direction: Direction,
-        found: list[Found],
-    ) -> None:
+    def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
+        packet = parse_packet(cursor, _bounds(self.side, direction, self.connector_id_size, self.listener_id_size))
         ours = self.numbers[direction]
         # A channel is named by the direction of its messages: `out 5` goes out, and its acknowledgements come in.
         about = direction if not isinstance(packet, AckPacket) else OTHER[direction]
 
         def say(channel: str, name: str, size: int = 0, number: int | None = None) -> None:
-            found.append(("frame", direction, channel, name, size, None, number, None, None))
+            found.append(row("frame", direction, channel, name, size, id=number))
 
         match packet:
             case General():
@@ -148,13 +132,20 @@ class RelinkDecoder(Cutting):
             case AckPacket():
                 theirs = self.numbers[OTHER[direction]]
                 for channel in packet.channels:
-                    told = (
-                        None
-                        if packet.ack is Ack.CLOSED
-                        else theirs.acknowledged_number(channel, packet.ack, packet.sequence)
-                    )
-                    say(f"{about} {channel}", packet.ack.name.lower(), 0, told)
+                    told = None
                     if packet.ack is Ack.CLOSED:
                         theirs.forget(channel)
+                    else:
+                        told = theirs.acknowledged_number(channel, packet.ack, packet.sequence)
+                    say(f"{about} {channel}", packet.ack.name.lower(), 0, told)
             case _:
                 assert_never(packet)
+
+
+@lru_cache
+def _bounds(side: str, direction: Direction, connector_id_size: int, listener_id_size: int) -> Bounds:
+    """Return the bounds of packets in this direction, as the end of this side recorded them."""
+    config = Config(connector_id_size=connector_id_size, listener_id_size=listener_id_size)
+    comes_to_connector = (side == "connector") == (direction == "in")
+    bounds = bounds_of(config, is_connector=comes_to_connector, message=Limits().message)
+    return attrs.evolve(bounds, targets=2**32, parts=2**32, message=LARGEST)

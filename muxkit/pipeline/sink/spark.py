@@ -10,9 +10,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from muxkit.pipeline.errors import OptionError, PipelineError
-from muxkit.pipeline.options.sink import SinkOptions
-from muxkit.pipeline.sink.rows import encoding_of
-from muxkit.pipeline.sink.work import Staged, Target, abort_batch, commit_batch, write_partition
+from muxkit.pipeline.options import SinkOptions
+from muxkit.pipeline.sink.work import Staged, Target, abort_batch, commit_batch, encoding_of, write_partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from muxkit.pipeline.staging.store import Encoding
+    from muxkit.pipeline.staging.records import Encoding
 
 BATCH = "streaming.sql.batchId"  # the local properties in which Spark tells its tasks
 QUERY = "sql.streaming.queryId"
@@ -30,7 +29,7 @@ QUERY = "sql.streaming.queryId"
 class StagedMessage(WriterCommitMessage):
     """What a task tells the driver."""
 
-    staged: Staged
+    staged: Staged | None
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
@@ -107,5 +106,5 @@ def _task(context: TaskContext) -> str:
 
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged | None]:
-    # They are those that `write` gave; None for a task that failed.
+    # They are those that `write` gave; None for a task that failed, as for one without rows.
     return [None if message is None else cast("StagedMessage", message).staged for message in messages]

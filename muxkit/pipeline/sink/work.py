@@ -1,4 +1,4 @@
-"""The work of a sink's tasks and its driver, without Spark: write a partition, commit a batch, abort it.
+"""The work of a sink's tasks and its driver, without Spark: make blocks of rows, write them, commit a batch, abort it.
 
 With several servers each gets every row and commits for itself: a server that missed a batch gets it when the batch is
 written again.
@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import logging
 import uuid
+from contextlib import aclosing
 from itertools import chain
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 import attrs
+import msgspec
+import numpy as np
+import pyarrow as pa
 import trio
 
-from muxkit.pipeline.errors import PipelineError, ungrouped
-from muxkit.pipeline.options.tls import link_options
-from muxkit.pipeline.sink.rows import Blocks
+from muxkit.pipeline.concurrency import run_bare
+from muxkit.pipeline.errors import OptionError, PipelineError
+from muxkit.pipeline.options import RowEncoding, link_options
 from muxkit.pipeline.staging.client import StagingClient
-from muxkit.pipeline.staging.store import Block, Key
+from muxkit.pipeline.staging.records import Block, Encoding, Key, make_block
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-    import pyarrow as pa
-
-    from muxkit.pipeline.options.sink import SinkOptions
-    from muxkit.pipeline.staging.store import Encoding
-
-T = TypeVar("T")
+    from muxkit.pipeline.options import SinkOptions
 
 LARGEST_BLOCK: Final = 256 << 10  # bytes
 ABORT_TIMEOUT: Final = 10.0  # s that an abort may take; what it does not reach is swept
@@ -43,8 +43,7 @@ class Staged:
     key: Key
     batch: int
     rows: int
-    txn: str | None
-    """None if there were no rows, so that nothing was begun."""
+    txn: str
     urls: tuple[str, ...]
 
 
@@ -59,46 +58,48 @@ class Target:
 
 def write_partition(
     options: SinkOptions, target: Target, task: str, encoding: Encoding, batches: Iterator[pa.RecordBatch]
-) -> Staged:
-    """Stage and prepare the rows of a task on all servers; `task` is a part of the transaction's name."""
+) -> Staged | None:
+    """Stage and prepare the rows of a task on all servers; None if there are none, so that nothing was begun.
+
+    `task` is a part of the transaction's name.
+    """
     key = Key(options.stream, target.app)
     maker = Blocks(encoding, min(LARGEST_BLOCK, max(1, options.window // 4)))
     made = (blocks for blocks in map(maker.of, batches) if blocks)
     first = next(made, None)
     if first is None:
-        return Staged(key=key, batch=target.batch, rows=0, txn=None, urls=options.urls)
+        return None
     txn = f"{target.batch}-{task}-{uuid.uuid4().hex}"
 
-    async def write(client: StagingClient, blocks: _GeneratedBlocks | trio.MemoryReceiveChannel[Block]) -> None:
+    async def write(client: StagingClient, blocks: AsyncIterator[Block]) -> None:
         await client.write(txn, key, target.batch, blocks, encoding=encoding, ttl=options.ttl, once=target.once)
 
     async def main() -> None:
-        given = _GeneratedBlocks(chain([first], made))
         clients = [_client(options, url) for url in options.urls]
-        if len(clients) == 1:
-            await write(clients[0], given)
-            return
-        async with trio.open_nursery() as nursery:
-            ends: list[trio.MemorySendChannel[Block]] = []
-            for client in clients:
-                send, receive = trio.open_memory_channel[Block](0)
-                ends.append(send)
-                nursery.start_soon(write, client, receive)
-            # An error here cancels the writers; none may take it for the end of the rows.
-            async for block in given:
+        async with aclosing(_in_threads(chain([first], made))) as given:
+            if len(clients) == 1:
+                await write(clients[0], given)
+                return
+            async with trio.open_nursery() as nursery:
+                ends: list[trio.MemorySendChannel[Block]] = []
+                for client in clients:
+                    send, receive = trio.open_memory_channel[Block](0)
+                    ends.append(send)
+                    nursery.start_soon(write, client, receive)
+                # An error here cancels the writers; none may take it for the end of the rows.
+                async for block in given:
+                    for send in ends:
+                        await send.send(block)
                 for send in ends:
-                    await send.send(block)
-            for send in ends:
-                send.close()
+                    send.close()
 
-    with ungrouped():
-        trio.run(main)
+    run_bare(main)
     return Staged(key=key, batch=target.batch, rows=maker.rows, txn=txn, urls=options.urls)
 
 
 def commit_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: int) -> None:
     """Commit what the tasks of a batch have staged, on all servers. A batch that was committed before is no error."""
-    staged = _with_rows(parts)
+    staged = [each for each in parts if each is not None]
     if not staged:
         return
     key = staged[0].key
@@ -108,7 +109,7 @@ def commit_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: in
             f"{key}, batch {batch}: a task has staged for {strange[0].key}, batch {strange[0].batch}; "
             "nothing was committed"
         )
-    rows = {each.txn: each.rows for each in staged if each.txn is not None}
+    rows = {each.txn: each.rows for each in staged}
 
     async def commit(client: StagingClient) -> None:
         done = await client.commit(key, batch, rows)
@@ -120,11 +121,11 @@ def commit_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: in
 
 def abort_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: int) -> None:
     """Drop what the tasks of a batch have staged. Committed rows stay; what cannot be reached is swept later."""
-    staged = _with_rows(parts)
+    staged = [each for each in parts if each is not None]
     if not staged:
         return
     key = staged[0].key
-    txns = [each.txn for each in staged if each.txn is not None]
+    txns = [each.txn for each in staged]
     hasty = attrs.evolve(options, patience=min(ABORT_TIMEOUT, options.patience))
 
     async def abort(client: StagingClient) -> None:
@@ -137,18 +138,13 @@ def abort_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: int
         _log.warning("%s, batch %d: what was staged could not be dropped, it will be swept: %s", key, batch, error)
 
 
-def _with_rows(parts: Sequence[Staged | None]) -> list[Staged]:
-    return [each for each in parts if each is not None and each.txn is not None]
-
-
 def _on_all(options: SinkOptions, act: Callable[[StagingClient], Awaitable[None]]) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             for url in options.urls:
                 nursery.start_soon(act, _client(options, url))
 
-    with ungrouped():
-        trio.run(main)
+    run_bare(main)
 
 
 def _client(options: SinkOptions, url: str) -> StagingClient:
@@ -162,22 +158,86 @@ def _client(options: SinkOptions, url: str) -> StagingClient:
     )
 
 
-class _GeneratedBlocks:
-    """The blocks of a generator without Trio; each is made in a thread."""
+async def _in_threads(made: Iterator[list[Block]]) -> AsyncGenerator[Block, None]:
+    """Yield the blocks of a generator without Trio; each list is made in a thread."""
+    while (blocks := await trio.to_thread.run_sync(next, made, None)) is not None:
+        for block in blocks:
+            yield block
 
-    def __init__(self, made: Iterator[list[Block]]) -> None:
-        self._made = made
-        self._ready: Iterator[Block] = iter(())
 
-    def __aiter__(self) -> _GeneratedBlocks:
-        return self
+# ---------------------------------------------------------------------------- blocks
 
-    async def __anext__(self) -> Block:
-        block = next(self._ready, None)
-        while block is None:
-            blocks = await trio.to_thread.run_sync(next, self._made, None)
-            if blocks is None:
-                raise StopAsyncIteration
-            self._ready = iter(blocks)
-            block = next(self._ready, None)
+VALUE: Final = "value"
+LENGTH: Final = np.dtype("<u4")
+
+
+def encoding_of(columns: dict[str, str], wanted: RowEncoding) -> Encoding:
+    """Choose the encoding of rows; `columns` maps names to the simple names of their types in Spark."""
+    alone = len(columns) == 1 and columns.get(VALUE) in ("string", "binary")
+    if wanted is RowEncoding.JSON or (wanted is RowEncoding.AUTO and not alone):
+        return Encoding.JSON
+    if not alone:
+        told = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+        raise OptionError(
+            "encoding",
+            f"value needs one column, value, of strings or bytes, and there are: {told}; use json, or select",
+        )
+    return Encoding.TEXT if columns[VALUE] == "string" else Encoding.BINARY
+
+
+class Blocks:
+    """Makes blocks of about `size` bytes from the rows of one transaction."""
+
+    def __init__(self, encoding: Encoding, size: int) -> None:
+        self.rows = 0
+        self._size = size
+        self._encode = msgspec.json.Encoder().encode
+        self._make = self._json if encoding is Encoding.JSON else self._values
+
+    def of(self, batch: pa.RecordBatch) -> list[Block]:
+        """Make the blocks of the next rows."""
+        return list(self._make(batch))
+
+    def _json(self, batch: pa.RecordBatch) -> Iterator[Block]:
+        rows: list[bytes] = []
+        encode, size = self._encode, 0
+        for row in batch.to_pylist():
+            try:
+                encoded = encode(row)
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                raise PipelineError(
+                    f"row {self.rows + len(rows)} of this partition cannot be written as JSON (option encoding): "
+                    f"{error}"
+                ) from error
+            rows.append(encoded)
+            size += len(encoded)
+            if size >= self._size:
+                yield self._counted(make_block(self.rows, rows))
+                rows, size = [], 0
+        if rows:
+            yield self._counted(make_block(self.rows, rows))
+
+    def _values(self, batch: pa.RecordBatch) -> Iterator[Block]:
+        column: Any = batch.column(VALUE)
+        if column.null_count:
+            row = self.rows + column.is_null().to_pylist().index(True)
+            raise PipelineError(f"row {row} of this partition is null in the column value; filter such rows out")
+        if not len(column):
+            return
+        # With 64-bit offsets in any case; the cast does not copy the bytes.
+        column = column.cast(pa.large_binary())
+        _, starts, data = column.buffers()
+        offsets = np.frombuffer(starts, np.int64)[column.offset : column.offset + len(column) + 1]
+        content = memoryview(data) if data is not None else memoryview(b"")
+        lengths = np.diff(offsets).astype(LENGTH)
+        first = 0
+        while first < len(lengths):
+            end = int(np.searchsorted(offsets, offsets[first] + self._size, "right")) - 1
+            end = max(end, first + 1)
+            body = lengths[first:end].tobytes() + bytes(content[offsets[first] : offsets[end]])
+            yield self._counted(Block(self.rows, end - first, crc32(body), body))
+            first = end
+
+    def _counted(self, block: Block) -> Block:
+        self.rows += block.rows
         return block

@@ -14,7 +14,7 @@ from muxkit.pipeline.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from muxkit.pipeline.client.client import Client
+    from muxkit.pipeline.source.client import Client
     from muxkit.pipeline.source.offsets import Span
     from muxkit.protocols.restream import Received
 

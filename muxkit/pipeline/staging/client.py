@@ -13,16 +13,15 @@ import attrs
 import trio
 
 import muxkit
+from muxkit.pipeline.errors import StagingError, StagingRequestInvalid, StagingUnavailable
 from muxkit.pipeline.staging.messages import (
     Abort,
     Aborted,
     Answer,
     AnyQuestion,
     Ask,
-    BatchProgress,
     Begin,
     Begun,
-    Committed,
     Committing,
     Prepare,
     Stored,
@@ -30,13 +29,13 @@ from muxkit.pipeline.staging.messages import (
     encode,
     encode_block,
 )
-from muxkit.pipeline.staging.store.errors import StagingError, StagingRequestInvalid, StagingUnavailable
+from muxkit.pipeline.staging.records import BatchProgress, Committed
 from muxkit.runtime import Backoff, background, can_heal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-    from muxkit.pipeline.staging.store import Block, Encoding, Key
+    from muxkit.pipeline.staging.records import Block, Encoding, Key
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", Begun, Committed, Aborted, BatchProgress)

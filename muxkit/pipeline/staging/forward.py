@@ -14,12 +14,13 @@ import msgspec
 import trio
 
 from muxkit._errors import MuxError
-from muxkit.pipeline.staging.store import Encoding
+from muxkit.pipeline.staging.records import Encoding
 from muxkit.protocols.restream.store import SessionExists
 from muxkit.storage import StoreFailed, StoreFull
 
 if TYPE_CHECKING:
-    from muxkit.pipeline.staging.store import Published, Staging
+    from muxkit.pipeline.staging.records import Published
+    from muxkit.pipeline.staging.store import Staging
     from muxkit.protocols.restream.store import SessionStore, Transform
 
 FORWARDED: Final = "forwarded"  # key in the session's state: the id of the last row that was forwarded

@@ -7,17 +7,24 @@ back with how many of them are durable. Every other question has one answer; a c
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from zlib import crc32
 
 import msgspec
 from msgspec import Meta
 
-from muxkit.pipeline.staging.store import LAST_BATCH, LONGEST_NAME, Block, Encoding, Key, StagingLimits
-from muxkit.pipeline.staging.store.errors import KINDS, StagingError, StagingRequestInvalid
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from muxkit.pipeline.errors import STAGING_ERRORS, StagingError, StagingRequestInvalid
+from muxkit.pipeline.staging.records import (
+    LAST_BATCH,
+    LONGEST_NAME,
+    BatchProgress,
+    Block,
+    Committed,
+    Encoding,
+    Key,
+    StagingLimits,
+    lengths_of,
+)
 
 JSON = b"J"
 ROWS = b"B"
@@ -91,23 +98,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="st
     blocks: int
 
 
-class Committed(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="committed"):
-    duplicate: bool
-    rows: int
-    head: int
-
-
 class Aborted(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="aborted"):
     dropped: int
-
-
-class BatchProgress(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="standing"):
-    batch: int | None
-    rows: int
-    staged: int
-    transactions: int
-    head: int
-    trimmed: int
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="say", tag="failed"):
@@ -148,17 +140,11 @@ def answer(message: bytes) -> Answer:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StagingRequestInvalid(f"the server sent no answer: {error}") from error
     if isinstance(got, Failed):
-        raise KINDS.get(got.kind, StagingError)(got.text)
+        raise STAGING_ERRORS.get(got.kind, StagingError)(got.text)
     return got
 
 
 # ---------------------------------------------------------------------------- blocks
-
-
-def make_block(first: int, rows: Sequence[bytes]) -> Block:
-    """Make a block of rows; `first` is the number of its first row in the transaction."""
-    body = struct.pack(f"<{len(rows)}I", *map(len, rows)) + b"".join(rows)
-    return Block(first, len(rows), crc32(body), body)
 
 
 def encode_block(block: Block) -> bytes:
@@ -183,7 +169,8 @@ def decode_block(message: bytes, limits: StagingLimits) -> Block:
         raise StagingRequestInvalid(f"the block from row {first} says that it has {rows:,} rows in {len(body):,} bytes")
     if crc32(body) != crc:
         raise StagingRequestInvalid(f"the block from row {first} was changed on its way: its CRC is wrong")
-    lengths = struct.unpack_from(f"<{rows}I", body)
+    block = Block(first, rows, crc, body)
+    lengths = lengths_of(block)
     if 4 * rows + sum(lengths) != len(body):
         raise StagingRequestInvalid(
             f"the rows of the block from row {first} have {sum(lengths):,} bytes, and {len(body) - 4 * rows:,} came"
@@ -194,4 +181,4 @@ def decode_block(message: bytes, limits: StagingLimits) -> Block:
             f"row {row} has {max(lengths):,} bytes, more than StagingLimits(row={limits.row}) allows; write smaller "
             "rows, or raise it on the server"
         )
-    return Block(first, rows, crc, body)
+    return block

@@ -11,17 +11,22 @@ import attrs
 import trio
 
 import muxkit
-from muxkit.pipeline.errors import first_error
+from muxkit.pipeline.errors import (
+    StagingError,
+    StagingFull,
+    StagingRefused,
+    StagingRequestInvalid,
+    StagingUnavailable,
+    first_error,
+)
 from muxkit.pipeline.staging.messages import (
     Abort,
     Aborted,
     Answer,
     AnyQuestion,
     Ask,
-    BatchProgress,
     Begin,
     Begun,
-    Committed,
     Committing,
     Failed,
     Prepare,
@@ -31,17 +36,12 @@ from muxkit.pipeline.staging.messages import (
     is_block,
     question,
 )
-from muxkit.pipeline.staging.store.errors import (
-    StagingError,
-    StagingRefused,
-    StagingRequestInvalid,
-    StagingUnavailable,
-)
 from muxkit.runtime import background
 from muxkit.storage import StoreError, StoreFull
 
 if TYPE_CHECKING:
-    from muxkit.pipeline.staging.store import Block, Staging
+    from muxkit.pipeline.staging.records import Block
+    from muxkit.pipeline.staging.store import Staging
 
 SWEEP_INTERVAL: Final = 5.0  # s
 
@@ -130,68 +130,63 @@ class StagingService:
                 _log.warning("sweeping staged transactions: %s", error)
 
 
+@attrs.frozen(eq=False)
 class _Channel:
     """Serves one channel."""
 
-    def __init__(self, channel: muxkit.Channel, store: Staging, authorize: Authorize | None, peer: str) -> None:
-        self._channel = channel
-        self._store = store
-        self._authorize = authorize
-        self._peer = peer
+    channel: muxkit.Channel
+    store: Staging
+    authorize: Authorize | None
+    peer: str
 
     async def run(self) -> None:
         try:
-            async for message in self._channel:
+            async for message in self.channel:
                 asked = question(message)
                 await self._admit(asked)
                 if isinstance(asked, Begin):
                     await self._take_rows(asked)
                     return
                 await self._say(await self._answer(asked))
-        except StagingError as error:
+        except (StagingError, StoreError) as error:
             await self._fail(error)
-        except StoreFull as error:
-            await self._fail(error, "full")
-        except StoreError as error:
-            _log.warning("staging: %s", error)
-            await self._fail(error, StagingUnavailable.kind)
 
     async def _admit(self, asked: AnyQuestion) -> None:
-        if self._authorize is None:
+        if self.authorize is None:
             return
         asks = str(asked.__struct_config__.tag)
-        claim = Claim(peer=self._peer, token=asked.token, stream=asked.stream, app=asked.app, asks=asks)
-        if not await self._authorize(claim):
+        claim = Claim(peer=self.peer, token=asked.token, stream=asked.stream, app=asked.app, asks=asks)
+        if not await self.authorize(claim):
             raise StagingRefused(f"{asked.key}: this server does not allow {asks!r} here; is the option token right?")
 
     async def _answer(self, asked: Prepare | Committing | Abort | Ask) -> Answer:
         match asked:
             case Prepare():
-                wanted = await self._store.prepare(asked.txn, asked.key, asked.batch, asked.rows)
+                wanted = await self.store.prepare(asked.txn, asked.key, asked.batch, asked.rows)
                 return Begun(wanted=wanted)
             case Committing():
                 parts = dict(asked.parts)
                 if len(parts) != len(asked.parts):
                     raise StagingRequestInvalid(f"{asked.key}, batch {asked.batch}: a transaction is named twice")
-                done = await self._store.commit(asked.key, asked.batch, parts)
+                done = await self.store.commit(asked.key, asked.batch, parts)
                 if done.duplicate:
                     _log.info("staging: %s, batch %d was committed before", asked.key, asked.batch)
-                return Committed(duplicate=done.duplicate, rows=done.rows, head=done.head)
+                return done
             case Abort():
-                return Aborted(dropped=await self._store.abort(asked.key, asked.batch, asked.txns))
+                return Aborted(dropped=await self.store.abort(asked.key, asked.batch, asked.txns))
             case Ask():
-                return BatchProgress(**attrs.asdict(await self._store.progress(asked.key)))
+                return await self.store.progress(asked.key)
             case _:
                 assert_never(asked)
 
     async def _take_rows(self, asked: Begin) -> None:
         """Store blocks as they come. The channel's window bounds those that wait."""
-        limits = self._store.limits
-        wanted = await self._store.begin(asked.txn, asked.key, asked.batch, asked.encoding, asked.ttl, once=asked.once)
+        limits = self.store.limits
+        wanted = await self.store.begin(asked.txn, asked.key, asked.batch, asked.encoding, asked.ttl, once=asked.once)
         await self._say(Begun(wanted=wanted))
         while wanted:
             try:
-                messages = await self._channel.receive_many()
+                messages = await self.channel.receive_many()
             except trio.EndOfChannel:
                 return
             blocks: list[Block] = []
@@ -201,17 +196,21 @@ class _Channel:
                         f"{asked.key}, batch {asked.batch}: a question came where rows were expected"
                     )
                 blocks.append(decode_block(message, limits))
-            wanted = await self._store.put(asked.txn, asked.key, asked.batch, blocks)
+            wanted = await self.store.put(asked.txn, asked.key, asked.batch, blocks)
             await self._say(Stored(blocks=len(blocks)) if wanted else Begun(wanted=False))
 
     async def _say(self, answer: Answer) -> None:
-        await self._channel.send(encode(answer))
+        await self.channel.send(encode(answer))
 
-    async def _fail(self, error: StagingError | StoreError, kind: str | None = None) -> None:
-        if isinstance(error, StagingError):
-            told = Failed(kind=kind or error.kind, text=str(error))
-        else:
-            told = Failed(kind=kind or StagingError.kind, text=error.for_client)
-        _log.debug("staging: %s refused: %s", self._peer or "a peer", error)
+    async def _fail(self, error: StagingError | StoreError) -> None:
+        match error:
+            case StagingError():
+                told = Failed(kind=error.kind, text=str(error))
+            case StoreFull():
+                told = Failed(kind=StagingFull.kind, text=error.for_client)
+            case _:
+                _log.warning("staging: %s", error)
+                told = Failed(kind=StagingUnavailable.kind, text=error.for_client)
+        _log.debug("staging: %s refused: %s", self.peer or "a peer", error)
         # The end of this handler closes the channel: a client that is still sending is stopped, and then reads this.
         await self._say(told)
