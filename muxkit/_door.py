@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import traceback
-from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from typing import Any, Literal, cast
 
 import attrs
 import trio
 
 from muxkit._limits import Limits
-from muxkit._observer import for_connection
+from muxkit._observer import Observer, for_connection
 from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport
 from muxkit.runtime import (
     Channel,
+    Link,
     LinkLost,
+    Listening,
     ProtocolPlugin,
     ResumingPlugin,
     Session,
@@ -29,15 +32,9 @@ from muxkit.runtime import (
     run_interruptible,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
+SessionHandler = Callable[[Session], Awaitable[object]]
+ChannelHandler = Callable[[Channel], Awaitable[object]]
 
-    from muxkit._observer import Observer
-    from muxkit.runtime import Link, Listening
-
-    SessionHandler = Callable[[Session], Awaitable[object]]
-    ChannelHandler = Callable[[Channel], Awaitable[object]]
 
 LINGER_SECONDS = 5.0  # for taking leave
 FORM = "protocol+transport://address, such as bpmux+tcp://127.0.0.1:7000"

@@ -8,13 +8,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import trio
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 GRACE = 5.0  # s for a child to end by itself
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 import click
@@ -16,17 +18,10 @@ import muxkit
 from muxkit import Limits
 from muxkit.cli.outcome import CommandFailed, Exit
 from muxkit.cli.terminal import printable, say
-from muxkit.pipeline import StagingLimits, forward, open_staging, serve_staging, tokens
+from muxkit.pipeline import Staging, StagingLimits, forward, open_staging, serve_staging, tokens
 from muxkit.protocols import restream
-from muxkit.protocols.restream.store import open_store
+from muxkit.protocols.restream.store import SessionStore, open_store
 from muxkit.runtime import background
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit.pipeline import Staging
-    from muxkit.protocols.restream.store import SessionStore
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 STORES: Final = "memory:, sqlite:PATH or postgresql://…"

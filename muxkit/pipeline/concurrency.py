@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import attrs
 import trio
 
 from muxkit.pipeline.errors import first_error
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 AHEAD: Final = 4  # items that wait to be taken
 ENDING: Final = 10.0  # s that the thread may take to end after a cancellation

@@ -6,7 +6,7 @@ import importlib
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.metadata import entry_points
@@ -17,8 +17,6 @@ import attrs
 from muxkit.pipeline.errors import PipelineError, first_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 

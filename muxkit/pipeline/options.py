@@ -6,16 +6,14 @@ import json
 import math
 import re
 import ssl
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 
 from muxkit.pipeline.errors import OptionError
 from muxkit.pipeline.staging.records import LONGEST_NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
 
 ChoiceT = TypeVar("ChoiceT", bound=Enum)
 ValueT = TypeVar("ValueT")

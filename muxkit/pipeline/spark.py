@@ -9,14 +9,13 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from muxkit.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import SparkSession
 
 LEAST_JAVA: Final = 17

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, TypeVar
 
 import attrs
 import trio
 
 from muxkit._limits import Limits
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable, Iterable
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit.runtime.halves.send import ErrorMaker
+from muxkit.runtime.halves.send import ErrorMaker
 
 
 class Channel(trio.abc.Channel[bytes]):

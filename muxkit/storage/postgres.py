@@ -6,6 +6,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,10 @@ import trio
 
 from muxkit.runtime import protect_package
 from muxkit.storage.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull, StoreReadOnly
+from muxkit.storage.schema import Schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import psycopg
-
-    from muxkit.storage.schema import Schema
 
 DEFAULTS = {
     "connect_timeout": "5",  # s

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
+from typing import Literal, Protocol, TypeVar, cast
 
 from muxkit.runtime import protect_package
 from muxkit.storage.errors import (
@@ -23,10 +23,8 @@ from muxkit.storage.errors import (
     StoreReadOnly,
     StoreVersion,
 )
+from muxkit.storage.schema import Schema
 from muxkit.storage.worker import Job, Waiters, Worker, fail_jobs
-
-if TYPE_CHECKING:
-    from muxkit.storage.schema import Schema
 
 T = TypeVar("T")
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import attrs
 import trio
 
 from muxkit.storage.errors import StoreClosed, StoreError, copy_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 RowsT = TypeVar("RowsT")

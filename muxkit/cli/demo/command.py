@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -21,8 +22,6 @@ from muxkit.cli.outcome import CommandFailed, Exit
 from muxkit.cli.terminal import console, failure_as_fields, is_live, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from rich.console import Console
 
 TRANSPORTS = ("tcp", "unix", "ws") if hasattr(socket, "AF_UNIX") else ("tcp", "ws")

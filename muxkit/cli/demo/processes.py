@@ -11,19 +11,17 @@ import os
 import random
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 import trio
 
 import muxkit
 from muxkit.cli.outcome import CommandFailed, Exit, failure_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
 
 BATCH = 16  # bulk messages that are sent together
 ECHO_PAUSE = 0.01  # s, between two echoes of a channel

@@ -8,7 +8,8 @@ value that so many percent of all values do not exceed.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
@@ -18,9 +19,6 @@ from muxkit.pipeline.capture.decoding import decode, decode_batches, read_raw
 from muxkit.pipeline.capture.files import FRAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 

@@ -8,11 +8,13 @@ the code that would have found it live, and carries its clause.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 
 from muxkit import Limits, LocalProtocolError
+from muxkit._observer import Direction
+from muxkit.core import Cursor
 from muxkit.pipeline.capture.decoder import Decoder
 from muxkit.pipeline.capture.files import Found, row
 from muxkit.protocols.bpmux import (
@@ -29,10 +31,6 @@ from muxkit.protocols.bpmux import (
     Type,
     parse_chunk,
 )
-
-if TYPE_CHECKING:
-    from muxkit._observer import Direction
-    from muxkit.core import Cursor
 
 # The recorder's name for what the peer names: the peer's sink is a stream here.
 OURS: Final = {

@@ -7,20 +7,16 @@ have been told, with more in them: the numbers of messages, and those that ackno
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
 
 from muxkit._errors import RemoteProtocolError
+from muxkit._observer import Direction
 from muxkit.core import Cursor, NeedMore
 from muxkit.pipeline.capture.files import Found, row
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from muxkit._observer import Direction
 
 
 @attrs.define

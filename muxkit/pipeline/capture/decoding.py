@@ -5,27 +5,24 @@ On Spark the rows of a connection go to one task, in order, through the same dec
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Unpack
 
 import msgspec
 import pyarrow.dataset as ds
 
 from muxkit.pipeline.capture.bpmux import BpmuxDecoder, EngineDecoder
-from muxkit.pipeline.capture.files import FRAMES, FRAMES_DDL, to_batch
+from muxkit.pipeline.capture.decoder import Decoder
+from muxkit.pipeline.capture.files import FRAMES, FRAMES_DDL, FramesRow, to_batch
 from muxkit.pipeline.capture.relink import RelinkDecoder, RelinkEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
     import pandas as pd
     import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.state import GroupState
-
-    from muxkit.pipeline.capture.decoder import Decoder
-    from muxkit.pipeline.capture.files import FramesRow
 
 KEYS: Final = ("capture", "connection")
 ROWS: Final = 10_000  # of a batch that goes out

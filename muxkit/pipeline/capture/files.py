@@ -5,17 +5,15 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, get_args
 
 import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from muxkit._observer import Direction
+from muxkit._observer import Direction
 
 Kind = Literal["frames", "raw"]
 """The kind of a file's rows, and the name of its folder."""

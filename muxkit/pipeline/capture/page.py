@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 import attrs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 WIDTH = 940  # of the drawing, in its own units
 NAMES = 170  # the column of the names

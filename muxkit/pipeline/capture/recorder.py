@@ -6,19 +6,15 @@ import itertools
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from types import TracebackType
+from typing import Generic, TypeVar
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.pipeline.capture.files import MIB, FileWriter, Rotation, row
+from muxkit._observer import Direction
+from muxkit.pipeline.capture.files import MIB, FileWriter, Found, FramesRow, Kind, RawRow, Rotation, row
 from muxkit.pipeline.errors import PipelineError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
-    from muxkit._observer import Direction
-    from muxkit.pipeline.capture.files import Found, FramesRow, Kind, RawRow
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 1 * MIB  # of a batch of raw bytes

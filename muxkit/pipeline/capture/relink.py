@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal, TypedDict, assert_never
+from typing import Final, Literal, TypedDict, assert_never
 
 import attrs
 
 from muxkit._limits import Limits
+from muxkit._observer import Direction
+from muxkit.core import Cursor
 from muxkit.pipeline.capture.decoder import Decoder
 from muxkit.pipeline.capture.files import Found, row
 from muxkit.protocols.relink import (
@@ -21,10 +23,6 @@ from muxkit.protocols.relink import (
     bounds_of,
     parse_packet,
 )
-
-if TYPE_CHECKING:
-    from muxkit._observer import Direction
-    from muxkit.core import Cursor
 
 LARGEST: Final = 2**40  # bytes of a message; the recorder's own limits already held
 HALF_WAY: Final = 2**31

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -9,15 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from muxkit.pipeline.capture.analysis import SLICES, analyse
+from muxkit.pipeline.capture.analysis import SLICES, Answers, Raw, Row, Rows, Value, analyse
 from muxkit.pipeline.capture.page import Bar, Group, Series, bars, cell, document, lines, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import SparkSession
-
-    from muxkit.pipeline.capture.analysis import Answers, Raw, Row, Rows, Value
 
 TOP: Final = 20  # bars of a plot
 LONGEST_NAME: Final = 28  # letters beside a bar

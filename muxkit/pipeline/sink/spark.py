@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -12,14 +13,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from muxkit.pipeline.errors import OptionError, PipelineError
 from muxkit.pipeline.options import SinkOptions
 from muxkit.pipeline.sink.work import Staged, Target, abort_batch, commit_batch, encoding_of, write_partition
+from muxkit.pipeline.staging.records import Encoding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-    from muxkit.pipeline.staging.records import Encoding
 
 BATCH = "streaming.sql.batchId"  # the local properties in which Spark tells its tasks
 QUERY = "sql.streaming.queryId"

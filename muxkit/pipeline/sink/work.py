@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from zlib import crc32
 
 import attrs
@@ -21,14 +22,9 @@ import trio
 
 from muxkit.pipeline.concurrency import run_bare
 from muxkit.pipeline.errors import OptionError, PipelineError
-from muxkit.pipeline.options import RowEncoding, link_options
+from muxkit.pipeline.options import RowEncoding, SinkOptions, link_options
 from muxkit.pipeline.staging.client import StagingClient
 from muxkit.pipeline.staging.records import Block, Encoding, Key, make_block
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-
-    from muxkit.pipeline.options import SinkOptions
 
 LARGEST_BLOCK: Final = 256 << 10  # bytes
 ABORT_TIMEOUT: Final = 10.0  # s that an abort may take; what it does not reach is swept

@@ -10,10 +10,11 @@ import logging
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import trio
@@ -21,18 +22,14 @@ import trio
 from muxkit import PluginError
 from muxkit.pipeline.errors import DataLoss, OptionError, StreamBroken, StreamUnavailable
 from muxkit.pipeline.options import SourceOptions, Tls, Verify, link_options
+from muxkit.pipeline.source.offsets import Span
 from muxkit.protocols import restream
+from muxkit.protocols.restream import ClientEngine, ClientEvent, Json, Received, Verifier
 from muxkit.protocols.restream.client import ClientDriver, Closing, Stop, dial_of
-from muxkit.runtime import Ended
+from muxkit.runtime import Dial, Ended
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+Take = Callable[[list[Received]], Awaitable[None]]
 
-    from muxkit.pipeline.source.offsets import Span
-    from muxkit.protocols.restream import ClientEngine, ClientEvent, Json, Received, Verifier
-    from muxkit.runtime import Dial
-
-    Take = Callable[[list[Received]], Awaitable[None]]
 
 READ_SIZE: Final = 256 * 1024  # bytes to ask for at once
 SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is dropped and dialled again

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 import trio
@@ -27,16 +28,10 @@ from muxkit.pipeline.options import (
     parse_reference,
     parse_references,
 )
-from muxkit.pipeline.source.client import Client, NoStatus, acknowledged
-from muxkit.pipeline.source.offsets import Offset, Position, Span, share
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from muxkit.pipeline.source.client import Answer
-    from muxkit.pipeline.source.offsets import JsonOffset
-    from muxkit.protocols import restream
-    from muxkit.protocols.restream import Json, Received
+from muxkit.pipeline.source.client import Answer, Client, NoStatus, acknowledged
+from muxkit.pipeline.source.offsets import JsonOffset, Offset, Position, Span, share
+from muxkit.protocols import restream
+from muxkit.protocols.restream import Json, Received
 
 MOST_AHEAD: Final = 1_000_000  # messages of a directory that are read at once
 PREFETCH: Final = 100_000  # messages of a stream that are counted ahead, unless a limit is lower

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -37,8 +38,6 @@ from muxkit.pipeline.source.planner import Limit, Planner
 from muxkit.pipeline.source.rows import Rows, read, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import trio
 
 from muxkit.pipeline.errors import StagingFull
-from muxkit.pipeline.staging.records import StagingLimits, Transaction
+from muxkit.pipeline.staging.records import Block, StagingLimits, Transaction
 from muxkit.pipeline.staging.rows import MIGRATIONS, Rows, postgres_migrations
-from muxkit.pipeline.staging.store import Staging
+from muxkit.pipeline.staging.store import Now, Staging
 from muxkit.storage import Job, Kind, Schema, StoreClosed, StoreError, Waiters, Worker, kind_of
 from muxkit.storage.errors import copy_of
 from muxkit.storage.postgres import Database, migrate_postgres
-from muxkit.storage.sqlite import SqliteBackend, SqliteFile, StandardConnection, give_back_pages
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit.pipeline.staging.records import Block
-    from muxkit.pipeline.staging.store import Now
-    from muxkit.storage.sqlite import Connection, Value
+from muxkit.storage.sqlite import Connection, SqliteBackend, SqliteFile, StandardConnection, Value, give_back_pages
 
 T = TypeVar("T")
 

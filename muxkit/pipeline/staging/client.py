@@ -7,7 +7,8 @@ stored yet are kept, at most `window` bytes for each channel.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import attrs
 import trio
@@ -29,13 +30,8 @@ from muxkit.pipeline.staging.messages import (
     encode,
     encode_block,
 )
-from muxkit.pipeline.staging.records import BatchProgress, Committed
+from muxkit.pipeline.staging.records import BatchProgress, Block, Committed, Encoding, Key
 from muxkit.runtime import Backoff, background, can_heal
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-
-    from muxkit.pipeline.staging.records import Block, Encoding, Key
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", Begun, Committed, Aborted, BatchProgress)

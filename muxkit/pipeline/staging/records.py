@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 import attrs
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NO_BATCH = -1  # the last committed batch of an application that has committed nothing
 LONGEST_NAME = 255  # characters of the name of a stream, an application, a transaction

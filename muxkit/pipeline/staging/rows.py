@@ -6,21 +6,19 @@ Each row carries a checksum as a seal, which is compared when the row is read.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from zlib import crc32
 
 import attrs
 
 from muxkit.pipeline.staging.records import Application, Block, Encoding, Span, Stream, Transaction
 from muxkit.storage import StoreCorrupt
+from muxkit.storage.sqlite import Value
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+Run = Callable[[str, Sequence[Value]], list[tuple[Value, ...]]]
+RunMany = Callable[[str, Sequence[Sequence[Value]]], None]
 
-    from muxkit.storage.sqlite import Value
-
-    Run = Callable[[str, Sequence[Value]], list[tuple[Value, ...]]]
-    RunMany = Callable[[str, Sequence[Sequence[Value]]], None]
 
 RecordT = TypeVar("RecordT", Application, Transaction, Stream)
 

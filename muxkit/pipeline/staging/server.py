@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from typing import Any, Final, assert_never
 
 import attrs
 import trio
@@ -36,12 +36,10 @@ from muxkit.pipeline.staging.messages import (
     is_block,
     question,
 )
+from muxkit.pipeline.staging.records import Block
+from muxkit.pipeline.staging.store import Staging
 from muxkit.runtime import background
 from muxkit.storage import StoreError, StoreFull
-
-if TYPE_CHECKING:
-    from muxkit.pipeline.staging.records import Block
-    from muxkit.pipeline.staging.store import Staging
 
 SWEEP_INTERVAL: Final = 5.0  # s
 

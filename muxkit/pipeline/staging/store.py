@@ -6,8 +6,9 @@ does not know whether it was done calls it again.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import trio
 
@@ -27,15 +28,11 @@ from muxkit.pipeline.staging.records import (
     Transaction,
     rows_of,
 )
-from muxkit.storage import StoreCorrupt
+from muxkit.pipeline.staging.rows import Rows
+from muxkit.storage import StoreCorrupt, Waiters
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any thread
 
-    from muxkit.pipeline.staging.rows import Rows
-    from muxkit.storage import Waiters
-
-    Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any thread
 
 P = ParamSpec("P")
 T = TypeVar("T")

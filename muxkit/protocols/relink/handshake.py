@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
+from muxkit.core import Buffer
 from muxkit.protocols.relink.config import LARGEST_ID_SIZE, Config
 from muxkit.protocols.relink.engine.events import Agreed, Failed, HandshakeEvent, HungUp, Refused, Requested
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from muxkit.core import Buffer
-
 
 MOST_BYTES: Final = 1024  # that a connector may send before it has an answer; the longest legal request has 296
 LARGEST_LINK_ID: Final = 2**63 - 1

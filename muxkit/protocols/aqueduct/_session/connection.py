@@ -7,17 +7,25 @@ one: it carries a receiver and a sender.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, overload
+from typing import Final, Literal, overload
 
 import trio
 
 from muxkit._errors import LocalProtocolError
+from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.core import Receiving, Sending
 from muxkit.protocols.aqueduct._session.core import Core, Receiver, Sender, closed, refused
-from muxkit.protocols.aqueduct.frames import Role
+from muxkit.protocols.aqueduct.config import Config
+from muxkit.protocols.aqueduct.engine.events import Arrived
+from muxkit.protocols.aqueduct.engine.halves import Ticket
+from muxkit.protocols.aqueduct.frames import Headers, Role
 from muxkit.runtime import (
     Backlog,
+    ErrorMaker,
     LinkKind,
     MultistreamLink,
     Opening,
@@ -31,20 +39,9 @@ from muxkit.runtime import (
 from muxkit.runtime import Channel as CommonChannel
 from muxkit.runtime import Session as CommonSession
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
-    from contextlib import AbstractAsyncContextManager
+Pairs = Sequence[tuple[bytes, bytes]]
+Side = Literal["client", "server"]
 
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.protocols.aqueduct.config import Config
-    from muxkit.protocols.aqueduct.engine.events import Arrived
-    from muxkit.protocols.aqueduct.engine.halves import Ticket
-    from muxkit.protocols.aqueduct.frames import Headers
-    from muxkit.runtime import ErrorMaker
-
-    Pairs = Sequence[tuple[bytes, bytes]]
-    Side = Literal["client", "server"]
 
 CLOSE_TIMEOUT = 5.0  # s
 CLIENT_MARKER: Final = b"muxkit channels"  # the payload of the client's first message

@@ -3,48 +3,44 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from types import TracebackType
+from typing import Final, TypeVar
 from weakref import WeakSet
 
 import trio
 
 from muxkit._errors import LocalProtocolError, MuxError
+from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.core import Receiving, Sending, Step, advance
 from muxkit.protocols.aqueduct.carrier import Carrier
+from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine import events
 from muxkit.protocols.aqueduct.engine.engine import Engine
-from muxkit.protocols.aqueduct.engine.events import Arrived
-from muxkit.protocols.aqueduct.engine.halves import Mode, Outcome, SenderMachine, Ticket
-from muxkit.protocols.aqueduct.frames import label
+from muxkit.protocols.aqueduct.engine.events import Arrived, Event
+from muxkit.protocols.aqueduct.engine.halves import Half, Mode, Outcome, Promise, ReceiverMachine, SenderMachine, Ticket
+from muxkit.protocols.aqueduct.frames import Headers, Role, label
 from muxkit.runtime import (
     YIELD_BYTES,
     YIELD_LEAST,
     ChannelCancelled,
     ChannelStopped,
+    ErrorMaker,
     Inbox,
     MultistreamLink,
     MultistreamPump,
     OutboxBudget,
+    Reading,
     SendHalf,
     StreamPump,
     as_bytes,
     turns,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
+Pairs = Sequence[tuple[bytes, bytes]]
 
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.protocols.aqueduct.config import Config
-    from muxkit.protocols.aqueduct.engine.events import Event
-    from muxkit.protocols.aqueduct.engine.halves import Half, Promise, ReceiverMachine
-    from muxkit.protocols.aqueduct.frames import Headers, Role
-    from muxkit.runtime import ErrorMaker, Reading
-
-    Pairs = Sequence[tuple[bytes, bytes]]
 
 NO_HEADERS_SIZE = 1  # byte, what the headers of a message without any take
 WORTH_A_GRANT = 1024  # bytes; half of the smallest window

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from collections.abc import Callable, Sequence
+from typing import Literal, overload
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.core import Reset, encode_varint
+from muxkit._observer import Observer
+from muxkit.core import Reset, StreamControl, StreamId, encode_varint
 from muxkit.protocols.aqueduct import frames
 from muxkit.protocols.aqueduct.config import Config
-from muxkit.protocols.aqueduct.engine.events import Arrived, Failed, HungUp, Silent
+from muxkit.protocols.aqueduct.engine.events import Arrived, Event, Failed, HungUp, Silent
 from muxkit.protocols.aqueduct.engine.halves import (
     Half,
     Mode,
@@ -20,20 +22,15 @@ from muxkit.protocols.aqueduct.engine.halves import (
     Promise,
     ReceiverMachine,
     SenderMachine,
+    Ticket,
+    Transit,
 )
 from muxkit.protocols.aqueduct.engine.incoming import Incoming
 from muxkit.protocols.aqueduct.engine.registry import Registry, Timer
+from muxkit.protocols.aqueduct.frames import Role
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+Pairs = Sequence[tuple[bytes, bytes]]
 
-    from muxkit._observer import Observer
-    from muxkit.core import StreamControl, StreamId
-    from muxkit.protocols.aqueduct.engine.events import Event
-    from muxkit.protocols.aqueduct.engine.halves import Ticket, Transit
-    from muxkit.protocols.aqueduct.frames import Role
-
-    Pairs = Sequence[tuple[bytes, bytes]]
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a half, its session objects and a share of a task that handles it
 EMPTY_FIELD = frames.encode_headers(())  # no headers, or no attachments

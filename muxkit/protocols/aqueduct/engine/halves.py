@@ -6,25 +6,20 @@ Streams and datagrams number their messages separately. No cost depends on the s
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import NO_QUEUE, Ranges, Sending, Step, advance, queue_of
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.core import NO_QUEUE, Buffer, Ranges, Sending, Step, StreamId, advance, queue_of
 from muxkit.protocols.aqueduct import frames
-from muxkit.protocols.aqueduct.engine.streams import OutStream
-
-if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Callable, Iterable, Iterator
-
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.core import Buffer, StreamId
-    from muxkit.protocols.aqueduct.config import Config
-    from muxkit.protocols.aqueduct.engine.streams import StreamScheduler
+from muxkit.protocols.aqueduct.config import Config
+from muxkit.protocols.aqueduct.engine.streams import OutStream, StreamScheduler
 
 DATAGRAM_COST = 256  # bytes that a message from a datagram counts beside its own
 

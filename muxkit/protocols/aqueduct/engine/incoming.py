@@ -6,27 +6,23 @@ Each frame is checked against the rules first, and applied to the registry then.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import Consumed, Cursor, Lent, NeedMore, Pieces, Reassembly, StallWatch, Stop
+from muxkit.core import Consumed, Cursor, Lent, NeedMore, Pieces, Reassembly, StallWatch, Stop, StreamControl, StreamId
 from muxkit.protocols.aqueduct import frames
 from muxkit.protocols.aqueduct.engine.events import Arrived, Attachment, Connected
 from muxkit.protocols.aqueduct.engine.halves import (
     DATAGRAM_COST,
+    Half,
     Outcome,
     ReceiverMachine,
     SenderMachine,
     SingleMessage,
 )
-from muxkit.protocols.aqueduct.engine.registry import Timer
+from muxkit.protocols.aqueduct.engine.registry import Registry, Timer
 from muxkit.protocols.aqueduct.engine.streams import OutStream
 from muxkit.protocols.aqueduct.frames import label
-
-if TYPE_CHECKING:
-    from muxkit.core import StreamControl, StreamId
-    from muxkit.protocols.aqueduct.engine.halves import Half
-    from muxkit.protocols.aqueduct.engine.registry import Registry
 
 NOTHING: Final = Pieces()  # shared; nothing is ever put into it
 

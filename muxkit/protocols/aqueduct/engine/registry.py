@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import ChannelTable, Deadlines, Ids, TokenBucket, queue_of
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.core import Buffer, ChannelTable, Deadlines, Ids, StreamId, TokenBucket, queue_of
 from muxkit.protocols.aqueduct import frames
-from muxkit.protocols.aqueduct.engine.events import Acked, Ended, Nacked, Unclaimed, Writable
+from muxkit.protocols.aqueduct.config import Config
+from muxkit.protocols.aqueduct.engine.events import Acked, Ended, Event, Nacked, Unclaimed, Writable
 from muxkit.protocols.aqueduct.engine.halves import (
     ConnectionState,
     Fate,
@@ -25,15 +29,6 @@ from muxkit.protocols.aqueduct.engine.halves import (
     lose,
 )
 from muxkit.protocols.aqueduct.engine.streams import OutStream, StreamScheduler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.core import Buffer, StreamId
-    from muxkit.protocols.aqueduct.config import Config
-    from muxkit.protocols.aqueduct.engine.events import Event
 
 MESSAGE_COST: Final = 256  # bytes that a message takes beside its own, about
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import attrs
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from muxkit.core import Buffer, StreamId
+from muxkit.core import Buffer, StreamId
 
 
 class FrameSource(Protocol):

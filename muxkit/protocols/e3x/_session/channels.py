@@ -4,43 +4,41 @@ from __future__ import annotations
 
 import errno
 import heapq
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 import trio
 
 from muxkit._errors import LocalProtocolError
+from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.core import Receiving, Sending
-from muxkit.protocols.e3x.config import LEAST_PACKET
+from muxkit.protocols.e3x.config import LEAST_PACKET, Config
+from muxkit.protocols.e3x.engine.channel import EngineChannel
 from muxkit.protocols.e3x.engine.chunked import ChunkedEngine
 from muxkit.protocols.e3x.engine.engine import Engine
+from muxkit.protocols.e3x.engine.events import Event
 from muxkit.runtime import (
     YIELD_BYTES,
     YIELD_LEAST,
     ChannelCancelled,
     ChannelStopped,
     DatagramPump,
+    ErrorMaker,
     NowaitPackets,
     OutboxBudget,
+    PacketLink,
     ReceiveHalf,
     SendHalf,
+    Side,
     StreamPump,
     Unsupported,
     as_bytes,
 )
 from muxkit.runtime import Channel as CommonChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
-
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.protocols.e3x.config import Config
-    from muxkit.protocols.e3x.engine.channel import EngineChannel
-    from muxkit.protocols.e3x.engine.events import Event
-    from muxkit.runtime import ErrorMaker, PacketLink, Side
 
 OVERHEAD = 64  # bytes that a waiting message counts beside its own
 MESSAGES_MOST = 1_000_000  # messages that one call of `receive_many` takes

@@ -5,25 +5,31 @@ from __future__ import annotations
 import logging
 import struct
 import sys
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Final, Literal
 
 import attrs
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.protocols.e3x._session.channels import BYE, Channel, Connection
 from muxkit.protocols.e3x.config import Config
 from muxkit.protocols.e3x.engine import events
+from muxkit.protocols.e3x.engine.channel import EngineChannel
 from muxkit.protocols.e3x.engine.engine import Stats
 from muxkit.protocols.e3x.engine.events import Cause
 from muxkit.runtime import (
     Backlog,
     ChannelStopped,
     DatagramPump,
+    ErrorMaker,
+    LinkKind,
     LinkLost,
     Opening,
+    PacketLink,
     Pings,
     SessionInfo,
     SlotQueue,
@@ -34,14 +40,6 @@ from muxkit.runtime import (
 )
 from muxkit.runtime import Session as CommonSession
 from muxkit.runtime import SessionStats as CommonStats
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit._observer import Observer
-    from muxkit.protocols.e3x.engine.channel import EngineChannel
-    from muxkit.runtime import ErrorMaker, LinkKind, PacketLink
 
 LINGER = 5.0  # s to leave in order
 FAREWELL_TIMEOUT = 1.0  # s to wait for the peer's ends, and again for its answer to the goodbye

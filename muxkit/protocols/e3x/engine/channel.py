@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque  # noqa: TC003  # the compiled class looks its annotations up
+from collections import deque  # the compiled class looks its annotations up
+from collections.abc import Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 
 from muxkit._errors import RemoteProtocolError
+from muxkit._limits import Limits
 from muxkit.core import NO_QUEUE, Ceiling, Ranges
 from muxkit.protocols.e3x.config import FIRST_WINDOW
-from muxkit.protocols.e3x.packets import LISTED_MOST, encode_miss
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from muxkit._limits import Limits
-    from muxkit.protocols.e3x.packets import Packet
+from muxkit.protocols.e3x.packets import LISTED_MOST, Packet, encode_miss
 
 NEVER: Final = float("inf")
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from muxkit._observer import Observer
-    from muxkit.core import Buffer
-    from muxkit.protocols.e3x.engine.engine import Engine
+from muxkit._observer import Observer
+from muxkit.core import Buffer
+from muxkit.protocols.e3x.engine.engine import Engine
 
 CHUNK_MOST: Final = 256  # bytes, with the length
 PACKET_CHUNKS: Final = 8  # chunks that a complete packet counts as

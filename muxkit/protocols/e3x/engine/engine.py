@@ -6,15 +6,16 @@ new, and otherwise about four times a round trip and before a pause.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import attrs
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.core import queue_of
 from muxkit.protocols.e3x.config import LEAST_PACKET, Config
-from muxkit.protocols.e3x.engine.channel import Piece
+from muxkit.protocols.e3x.engine.channel import EngineChannel, Incoming, Piece
 from muxkit.protocols.e3x.engine.events import Cause, Event, Writable
 from muxkit.protocols.e3x.engine.state import State
 from muxkit.protocols.e3x.packets import (
@@ -30,12 +31,6 @@ from muxkit.protocols.e3x.packets import (
     pieces_after,
     quoted,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from muxkit._observer import Observer
-    from muxkit.protocols.e3x.engine.channel import EngineChannel, Incoming
 
 PACKETS_AT_ONCE = 256  # packets that one call of `pull` returns at most
 ACK_SIZE = len(b',"ack":4294967295')

@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict, deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from muxkit._errors import RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.core import NO_QUEUE, ChannelTable, Ids, Ranges, TokenBucket
+from muxkit.protocols.e3x.config import Config
 from muxkit.protocols.e3x.engine import events
 from muxkit.protocols.e3x.engine.channel import (
     NEVER,
@@ -36,11 +39,6 @@ from muxkit.protocols.e3x.engine.channel import (
 from muxkit.protocols.e3x.engine.congestion import Congestion
 from muxkit.protocols.e3x.engine.events import Cause, Fault
 from muxkit.protocols.e3x.packets import ID_MOST, SEQ_MOST, TYPE_MOST, Packet, decode_miss, parse_packet
-
-if TYPE_CHECKING:
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.protocols.e3x.config import Config
 
 LINGER = 10.0  # s, at least, that a tombstone is kept, to answer what the peer sends again
 ERR_REPEATS = 2  # times that an err is sent again, a second apart; not in the document

@@ -8,20 +8,26 @@ marker: the first part says which, the second is empty. Relink itself can only c
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from typing import Final
 
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import NO_QUEUE, Ids, Sending, queue_of
+from muxkit.protocols.relink._session.core import Acknowledged, Core
 from muxkit.protocols.relink._session.errors import cancelled, refused, stopped
 from muxkit.protocols.relink._session.receiver import Receiver
-from muxkit.protocols.relink.frames import OVERHEAD, PART_OVERHEAD
+from muxkit.protocols.relink.engine.events import Arrived
+from muxkit.protocols.relink.frames import OVERHEAD, PART_OVERHEAD, Parts
 from muxkit.runtime import (
     Backlog,
     ByteStream,
     ChannelStopped,
+    ErrorMaker,
     Mailbox,
+    Reading,
     ReceiveHalf,
     SendHalf,
     SlotQueue,
@@ -29,16 +35,6 @@ from muxkit.runtime import (
     turns,
 )
 from muxkit.runtime import Channel as CommonChannel
-
-if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-
-    from muxkit.protocols.relink._session.core import Acknowledged, Core
-    from muxkit.protocols.relink.engine.events import Arrived
-    from muxkit.protocols.relink.frames import Parts
-    from muxkit.runtime import ErrorMaker, Reading
-
 
 BEGIN: Final[Parts] = ()
 END: Final[Parts] = (b"end", b"")

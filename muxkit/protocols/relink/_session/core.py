@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import trio
 
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.engine.engine import LinkEngine
-from muxkit.runtime import OutboxBudget
+from muxkit.protocols.relink.engine.events import Arrived, Committed, Consumed, Event, Received, Uncommitted
+from muxkit.runtime import ErrorMaker, OutboxBudget, Reading, StreamPump
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.protocols.relink.config import Config
-    from muxkit.protocols.relink.engine.events import Arrived, Committed, Consumed, Event, Received, Uncommitted
-    from muxkit.runtime import ErrorMaker, Reading, StreamPump
-
-    Acknowledged = Received | Consumed | Committed | Uncommitted
+Acknowledged = Received | Consumed | Committed | Uncommitted
 
 
 class Out(Protocol):

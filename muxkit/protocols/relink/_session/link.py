@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.relink._session.common import CommonChannels
-from muxkit.protocols.relink._session.core import Core
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.protocols.relink._session.common import Channel, CommonChannels
+from muxkit.protocols.relink._session.core import Acknowledged, Core, In, Out
 from muxkit.protocols.relink._session.errors import LinkChanged, LinkRefused
+from muxkit.protocols.relink._session.receiver import Receiver
 from muxkit.protocols.relink._session.sender import Receipt, Sender, as_parts
+from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.engine.events import (
     Arrived,
     ChannelClosed,
@@ -34,11 +39,14 @@ from muxkit.protocols.relink.engine.events import (
     Writable,
 )
 from muxkit.runtime import (
+    ErrorMaker,
     LinkLost,
     Opening,
+    Outage,
     Pings,
     SessionInfo,
     SessionStats,
+    Side,
     StreamPump,
     background,
     protected_manager,
@@ -46,19 +54,7 @@ from muxkit.runtime import (
 )
 from muxkit.runtime import Session as CommonSession
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.protocols.relink._session.common import Channel
-    from muxkit.protocols.relink._session.core import Acknowledged, In, Out
-    from muxkit.protocols.relink._session.receiver import Receiver
-    from muxkit.protocols.relink.config import Config
-    from muxkit.runtime import ErrorMaker, Outage, Side
-
-    OnChanged = Callable[[LinkReplaced], None]
+OnChanged = Callable[[LinkReplaced], None]
 
 
 LEAVE_TIMEOUT = 5.0  # s, for taking leave

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
 
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving
-from muxkit.runtime import ReceiveHalf, run_interruptible, turns
+from muxkit.protocols.relink._session.core import Core
+from muxkit.protocols.relink.engine.events import Arrived
+from muxkit.protocols.relink.frames import Parts
+from muxkit.runtime import ErrorMaker, Reading, ReceiveHalf, run_interruptible, turns
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from types import TracebackType
-
-    from muxkit.protocols.relink._session.core import Core
-    from muxkit.protocols.relink.engine.events import Arrived
-    from muxkit.protocols.relink.frames import Parts
-    from muxkit.runtime import ErrorMaker, Reading
-
-    Handler = Callable[["Message"], Awaitable[object]]
+Handler = Callable[["Message"], Awaitable[object]]
 
 
 _log = logging.getLogger("muxkit")

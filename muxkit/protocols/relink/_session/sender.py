@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Sending
+from muxkit.protocols.relink._session.core import Acknowledged, Core
 from muxkit.protocols.relink._session.errors import NotCommitted, RolledBackError
 from muxkit.protocols.relink.engine.events import Committed, Consumed, Received
-from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, SendTurn, as_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from muxkit.protocols.relink._session.core import Acknowledged, Core
-    from muxkit.runtime import ErrorMaker
-
+from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, ErrorMaker, SendTurn, as_bytes
 
 PART_ROOM = 56  # bytes that a part beside others takes in a window, at most
 PARTS_ROOM = 32  # and the head of such a message

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Literal
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
+from muxkit._observer import Observer
+from muxkit.protocols.relink._session.core import Core
+from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, OnChanged, living
+from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.dial.handshake import (
     RequestReader,
     answer,
@@ -17,33 +22,25 @@ from muxkit.protocols.relink.dial.handshake import (
     new_link_id,
     unknown,
 )
-from muxkit.protocols.relink.dial.listen import Endpoint, Listener, listener
+from muxkit.protocols.relink.dial.listen import Endpoint, LinkHandler, Listener, listener
 from muxkit.protocols.relink.dial.urls import config_for, dial_of, join_endpoint, split_endpoint
 from muxkit.protocols.relink.engine.events import Refused
 from muxkit.protocols.relink.handshake import mismatch
 from muxkit.runtime import (
+    Backoff,
+    Dial,
     Ended,
     HandshakeQueue,
     LinkLost,
+    OnFailed,
     Outage,
+    Side,
     can_heal,
     close_at_once,
     protect_package,
     protected_manager,
     redial,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit._observer import Observer
-    from muxkit.protocols.relink._session.core import Core
-    from muxkit.protocols.relink._session.link import OnChanged
-    from muxkit.protocols.relink.config import Config
-    from muxkit.protocols.relink.dial.listen import LinkHandler
-    from muxkit.runtime import Backoff, Dial, OnFailed, Side
-
 
 SHORT_PAUSE = 0.1  # s; the most between short connections in a row, each of which brought something forward
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import for_connection
+from muxkit._observer import Observer, for_connection
 from muxkit._plugins import load_transport
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
 from muxkit.protocols.relink.config import Config
@@ -27,9 +28,12 @@ from muxkit.protocols.relink.dial.handshake import (
     unknown,
 )
 from muxkit.protocols.relink.dial.urls import PROTOCOL, config_for, place_of
+from muxkit.protocols.relink.engine.events import Requested
 from muxkit.protocols.relink.handshake import mismatch
 from muxkit.runtime import (
+    Adopted,
     Backoff,
+    Forgotten,
     HandshakeQueue,
     LinkLost,
     Registry,
@@ -41,15 +45,8 @@ from muxkit.runtime import (
     run_interruptible,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-
-    LinkHandler = Callable[[Link], Awaitable[object]]
-    Identify = Callable[[trio.abc.Stream], bytes | None]
-
-    from muxkit._observer import Observer
-    from muxkit.protocols.relink.engine.events import Requested
-    from muxkit.runtime import Adopted, Forgotten
+LinkHandler = Callable[[Link], Awaitable[object]]
+Identify = Callable[[trio.abc.Stream], bytes | None]
 
 
 MIB = 1024 * 1024

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit.core import Buffer, Keepalive, StallWatch
+from muxkit._observer import Observer
+from muxkit.core import Buffer, Keepalive, Outbox, StallWatch
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.engine.events import (
     EpochChanged,
@@ -24,13 +26,6 @@ from muxkit.protocols.relink.engine.link import LinkState, Purpose, Timer
 from muxkit.protocols.relink.engine.outgoing import OurChannels
 from muxkit.protocols.relink.engine.parser import Parser
 from muxkit.protocols.relink.frames import General, bounds_of, encode_general, observe_written
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from muxkit._observer import Observer
-    from muxkit.core import Outbox
-
 
 SHUTDOWN: Final = encode_general(General.SHUTDOWN)
 CHANNEL_PRICE = 6 * 1024  # bytes of memory for a channel each way, its session objects and a task that handles it

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
-if TYPE_CHECKING:
-    from muxkit._errors import RemoteProtocolError
-    from muxkit.protocols.relink.frames import Parts
-
+from muxkit._errors import RemoteProtocolError
+from muxkit.protocols.relink.frames import Parts
 
 # --- the handshake
 

@@ -7,32 +7,28 @@ event, and stays here until it is consumed: a receiver that is opened anew gets 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import NO_QUEUE
+from muxkit.core import NO_QUEUE, Buffer
 from muxkit.protocols.relink.engine.events import Arrived, Ended, Opened, RolledBack
-from muxkit.protocols.relink.engine.link import Timer, advance, counts_of, resolve
+from muxkit.protocols.relink.engine.link import LinkState, Timer, advance, counts_of, resolve
 from muxkit.protocols.relink.frames import (
     SMALL_MOST,
     Ack,
     General,
+    MessageHead,
     Operation,
+    OperationPacket,
+    Parts,
     encode_ack,
     encode_general,
     message_cost,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from muxkit.core import Buffer
-    from muxkit.protocols.relink.engine.link import LinkState
-    from muxkit.protocols.relink.frames import MessageHead, OperationPacket, Parts
-
 
 RESUME: Final = encode_general(General.RESUME)
 COUNTED_ACKS: Final = 4  # a window of messages

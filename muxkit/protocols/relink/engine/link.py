@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import Deadlines, serial_add, serial_distance
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.core import Buffer, Deadlines, serial_add, serial_distance
+from muxkit.protocols.relink.config import Config
+from muxkit.protocols.relink.engine.events import Event
 from muxkit.protocols.relink.frames import PART_OVERHEAD, General, encode_general
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.core import Buffer
-    from muxkit.protocols.relink.config import Config
-    from muxkit.protocols.relink.engine.events import Event
-
 
 PING: Final = encode_general(General.PING)
 PONG: Final = encode_general(General.PONG)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import NO_QUEUE, Outbox, Scheduler
+from muxkit.core import NO_QUEUE, Buffer, Outbox, Scheduler
 from muxkit.protocols.relink.engine.events import (
     ChannelClosed,
     Committed,
@@ -18,13 +19,14 @@ from muxkit.protocols.relink.engine.events import (
     Uncommitted,
     Writable,
 )
-from muxkit.protocols.relink.engine.link import advance, counts_of, resolve
+from muxkit.protocols.relink.engine.link import LinkState, advance, counts_of, resolve
 from muxkit.protocols.relink.frames import (
     OVERHEAD,
     PADDING,
     PART_OVERHEAD,
     SMALL_MOST,
     Ack,
+    AckPacket,
     Operation,
     encode_operation,
     message_buffers,
@@ -32,14 +34,6 @@ from muxkit.protocols.relink.frames import (
     message_head,
     message_size,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from muxkit.core import Buffer
-    from muxkit.protocols.relink.engine.link import LinkState
-    from muxkit.protocols.relink.frames import AckPacket
-
 
 JOIN_MOST: Final = 2048  # bytes of payload up to which a packet is put together when it is queued
 

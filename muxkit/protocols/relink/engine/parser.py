@@ -5,17 +5,20 @@ from __future__ import annotations
 import struct
 from functools import partial
 from itertools import compress, repeat
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore, Pieces
 from muxkit.protocols.relink.engine.events import PeerShutDown, Ponged, Resumed
-from muxkit.protocols.relink.engine.link import Purpose
+from muxkit.protocols.relink.engine.incoming import PeerChannels
+from muxkit.protocols.relink.engine.link import LinkState, Purpose
+from muxkit.protocols.relink.engine.outgoing import OurChannels
 from muxkit.protocols.relink.frames import (
     CHANNEL,
     LARGE,
     OVERHEAD,
     SMALL_MOST,
+    AckPacket,
     Bounds,
     Format,
     General,
@@ -24,13 +27,6 @@ from muxkit.protocols.relink.frames import (
     Parts,
     parse_head,
 )
-
-if TYPE_CHECKING:
-    from muxkit.protocols.relink.engine.incoming import PeerChannels
-    from muxkit.protocols.relink.engine.link import LinkState
-    from muxkit.protocols.relink.engine.outgoing import OurChannels
-    from muxkit.protocols.relink.frames import AckPacket
-
 
 # The head of a message of one small part to one channel: the header as a number, the id, the size.
 HEADS: Final = {0: "<HH", 1: "<HBxH", 2: "<HHH", 4: "<HIH", 8: "<HQH"}

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import trio
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.protocols.restream.applications import MAX_COUNT, Unverified
-from muxkit.protocols.restream.client.driver import IDLE_SILENCE, ClientDriver, ClientPolicy, StreamRefused
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.protocols.restream.applications import MAX_COUNT, Unverified, Verifier
+from muxkit.protocols.restream.client.driver import (
+    IDLE_SILENCE,
+    ClientDriver,
+    ClientPolicy,
+    OnFailed,
+    Stop,
+    StreamRefused,
+)
 from muxkit.protocols.restream.engine import (
+    ClientConfig,
     ClientEngine,
+    ClientEvent,
     Failed,
     Finished,
     HungUp,
@@ -24,20 +37,8 @@ from muxkit.protocols.restream.engine import (
     StatusReceived,
 )
 from muxkit.protocols.restream.plugin import transport_of
-from muxkit.protocols.restream.wire import INLINE_DIGITS, Message, new_uuid, parse_integer
-from muxkit.runtime import Ended, LinkLost, background, protect_package, protected_manager
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
-
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.protocols.restream.applications import Verifier
-    from muxkit.protocols.restream.client.driver import OnFailed, Stop
-    from muxkit.protocols.restream.engine import ClientConfig, ClientEvent
-    from muxkit.protocols.restream.wire import Json, JsonObject, Status
-    from muxkit.runtime import Dial, Outage
+from muxkit.protocols.restream.wire import INLINE_DIGITS, Json, JsonObject, Message, Status, new_uuid, parse_integer
+from muxkit.runtime import Dial, Ended, LinkLost, Outage, background, protect_package, protected_manager
 
 Item = Received | ReceivedValue | StatusReceived
 ItemT = TypeVar("ItemT")

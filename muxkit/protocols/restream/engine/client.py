@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.core import Buffer
 from muxkit.protocols.restream.applications import NumbersVerifier, Verifier
 from muxkit.protocols.restream.engine.line_engine import (
     FIRST_LINE_EXTRA,
@@ -19,6 +22,7 @@ from muxkit.protocols.restream.engine.line_engine import (
     Silent,
     check_sizes,
 )
+from muxkit.protocols.restream.wire import Json, JsonObject
 from muxkit.protocols.restream.wire.integers import is_canonical
 from muxkit.protocols.restream.wire.json import encode_line
 from muxkit.protocols.restream.wire.messages import (
@@ -38,12 +42,6 @@ from muxkit.protocols.restream.wire.messages import (
     parse_value,
     read_uuid,
 )
-
-if TYPE_CHECKING:
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.core import Buffer
-    from muxkit.protocols.restream.wire import Json, JsonObject
 
 NEVER: Final = U32_MAX + 1  # above every id
 SNAPSHOT_VERSION: Final = 1

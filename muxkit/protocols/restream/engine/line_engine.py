@@ -5,19 +5,16 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import attrs
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.core import Deadlines, StallWatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from muxkit._observer import Observer
 
 EventT = TypeVar("EventT")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.core import Buffer
 from muxkit.protocols.restream.engine.line_engine import (
     FIRST_LINE_EXTRA,
     KIB,
@@ -20,6 +22,7 @@ from muxkit.protocols.restream.engine.line_engine import (
     Timer,
     check_sizes,
 )
+from muxkit.protocols.restream.wire import Json
 from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
 from muxkit.protocols.restream.wire.messages import (
     Acknowledged,
@@ -35,12 +38,6 @@ from muxkit.protocols.restream.wire.messages import (
     parse_later,
     parse_request,
 )
-
-if TYPE_CHECKING:
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.core import Buffer
-    from muxkit.protocols.restream.wire import Json
 
 ServerEvent = StatelessRequested | Registered | Resumed | Acknowledged | StatusRequested | HungUp | Silent | Failed
 

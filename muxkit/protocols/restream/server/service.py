@@ -9,14 +9,16 @@ import os
 import random
 import re
 import traceback
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.restream.applications import Numbers, Permutation
+from muxkit._observer import Observer
+from muxkit.protocols.restream.applications import Numbers, Permutation, StatelessApplication
 from muxkit.protocols.restream.engine import (
     Acknowledged,
     Failed,
@@ -32,27 +34,24 @@ from muxkit.protocols.restream.engine import (
     StatusRequested,
 )
 from muxkit.protocols.restream.plugin import PROTOCOL, transport_of
-from muxkit.protocols.restream.server.sessions import PlainSessions, StoredSessions, has_owners
+from muxkit.protocols.restream.server.sessions import (
+    AnyApplication,
+    AnyStore,
+    PlainSessions,
+    ServerSession,
+    ServerSessions,
+    Sessions,
+    StoredSessions,
+    has_owners,
+)
 from muxkit.protocols.restream.store import NotJson, StoreError, StoreFailed, Superseded
 from muxkit.protocols.restream.wire import INLINE_DIGITS, Status, format_integer, parse_integer
 from muxkit.runtime import StreamPump, background, close_at_once, protect_package
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
+Handler = Callable[[trio.abc.Stream], Awaitable[None]]
+Started = Callable[[list[str]], None]
 
-    from muxkit._observer import Observer
-    from muxkit.protocols.restream.applications import StatelessApplication
-    from muxkit.protocols.restream.server.sessions import (
-        AnyApplication,
-        AnyStore,
-        ServerSession,
-        ServerSessions,
-        Sessions,
-    )
-
-    Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
-    Handler = Callable[[trio.abc.Stream], Awaitable[None]]
-    Started = Callable[[list[str]], None]
 
 ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")

@@ -6,12 +6,14 @@ A connection has a `StoredSession` of `StoredSessions` or a `PlainSession` of `P
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, TypeVar
+from typing import Any, Final, Protocol, TypeGuard, TypeVar
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
+from muxkit.protocols.restream.applications import Application
 from muxkit.protocols.restream.store import (
     LAST_ID,
     Message,
@@ -20,24 +22,19 @@ from muxkit.protocols.restream.store import (
     SessionExists,
     SessionFinished,
     SessionStore,
+    Status,
     StoreError,
     StoreFull,
     Superseded,
     UnknownSession,
 )
+from muxkit.protocols.restream.wire import JsonObject
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+AnyStore = SessionStore[Any, Any]
+AnyApplication = Application[Any, Any]
+AnyMessage = Message[Any]
+Batch = tuple[list[AnyMessage], bool]  # the next messages, and whether nothing follows them
 
-    from muxkit.protocols.restream.applications import Application
-    from muxkit.protocols.restream.store import Status
-    from muxkit.protocols.restream.wire import JsonObject
-
-    # State and data are tied only where the caller knows both: an untyped store gives `object`.
-    AnyStore = SessionStore[Any, Any]
-    AnyApplication = Application[Any, Any]
-    AnyMessage = Message[Any]
-    Batch = tuple[list[AnyMessage], bool]  # the next messages, and whether nothing follows them
 
 ACK_TIMEOUT: Final = 30.0  # s that a client may take to acknowledge something when its session is full
 ABSENCE: Final = 30.0  # s that a session without owners is known after its client has left, "within 30 seconds"

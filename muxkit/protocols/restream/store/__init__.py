@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
-from muxkit.protocols.restream.store.rules import KEEP, Codec, Rules
+from muxkit.protocols.restream.store.rules import KEEP, Codec, Data, Now, Rules, State
 from muxkit.protocols.restream.store.rules import LAST_ID as LAST_ID
 from muxkit.protocols.restream.store.rules import IdsExhausted as IdsExhausted
 from muxkit.protocols.restream.store.rules import MessageGone as MessageGone
@@ -22,7 +23,7 @@ from muxkit.protocols.restream.store.rules import Superseded as Superseded
 from muxkit.protocols.restream.store.rules import Transform as Transform
 from muxkit.protocols.restream.store.rules import UnknownMessage as UnknownMessage
 from muxkit.protocols.restream.store.rules import UnknownSession as UnknownSession
-from muxkit.protocols.restream.store.store import SessionStore as SessionStore  # noqa: TC001 - a public name
+from muxkit.protocols.restream.store.store import SessionStore as SessionStore
 from muxkit.protocols.restream.wire import Message as Message
 from muxkit.runtime import protect_package
 from muxkit.storage import Kind, kind_of
@@ -31,11 +32,6 @@ from muxkit.storage import StoreError as StoreError
 from muxkit.storage import StoreFailed as StoreFailed
 from muxkit.storage import StoreFull as StoreFull
 from muxkit.storage import StoreLocked as StoreLocked
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit.protocols.restream.store.rules import Data, Now, State
 
 LIMITS = StoreLimits()
 

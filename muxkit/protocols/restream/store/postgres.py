@@ -7,24 +7,21 @@ its row locked, so a superseded owner is refused on any server.
 from __future__ import annotations
 
 import uuid as uuids
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import trio
 
-from muxkit.protocols.restream.store.rules import LAST_ID, Row, Session, Wanted
+from muxkit.protocols.restream.store.rules import LAST_ID, Data, Now, Row, Rows, Rules, Session, State, Wanted
 from muxkit.protocols.restream.store.store import SessionStore
 from muxkit.runtime import protect_package, protected_manager
 from muxkit.storage import Job, Schema, StoreError, Waiters, Worker, fail_jobs
 from muxkit.storage.postgres import HEARTBEAT, Database, Listener, migrate_postgres
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-
     import psycopg
-
-    from muxkit.protocols.restream.store.rules import Data, Now, Rows, Rules, State
 
 T = TypeVar("T")
 

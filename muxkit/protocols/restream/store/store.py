@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from muxkit.protocols.restream.store.rules import (
     LAST_ID,
@@ -22,6 +23,8 @@ from muxkit.protocols.restream.store.rules import (
     Data,
     IdsExhausted,
     IsFinal,
+    Rows,
+    Rules,
     SessionFinished,
     State,
     Status,
@@ -31,13 +34,7 @@ from muxkit.protocols.restream.store.rules import (
     Wanted,
 )
 from muxkit.protocols.restream.wire import Message
-from muxkit.storage import StoreFull
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from muxkit.protocols.restream.store.rules import Rows, Rules
-    from muxkit.storage import Waiters
+from muxkit.storage import StoreFull, Waiters
 
 T = TypeVar("T")
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import re
 import uuid as uuids
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
-from muxkit.protocols.restream.wire.json import encode_line, parse_object
-
-if TYPE_CHECKING:
-    from muxkit.protocols.restream.wire.json import Json, JsonObject
+from muxkit.protocols.restream.wire.json import Json, JsonObject, encode_line, parse_object
 
 DataT = TypeVar("DataT")
 
