@@ -12,8 +12,8 @@ import msgspec
 import trio
 
 import muxkit
-from muxkit.cli.demo.processes import PROBLEMS_MOST, End, Failed, Payloads, Plan, Server, measure, understand
 from muxkit.cli.outcome import Exit
+from muxkit_bench.demo.processes import PROBLEMS_MOST, End, Failed, Payloads, Plan, Server, measure, understand
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -138,7 +138,7 @@ def test_only_a_few_problems_are_kept() -> None:
 async def how_it_ends(url: str, plan: Plan = PLAN) -> tuple[int, Failed]:
     """Run the client process, as the demo does; gives its exit code and its last line."""
     text = msgspec.json.encode(plan).decode()
-    command = [sys.executable, "-P", "-m", "muxkit.cli.demo.processes", "client", url, text]
+    command = [sys.executable, "-P", "-m", "muxkit_bench.demo.processes", "client", url, text]
     async with trio.open_nursery() as nursery:
         process: trio.Process = await nursery.start(
             partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False)

@@ -1,6 +1,6 @@
 """The server and the client process of the demo: echo channels and one bulk channel on one connection, and pings.
 
-`python -m muxkit.cli.demo.processes server tcp` and `... client URL PLAN` print what happens as lines of JSON, the
+`python -m muxkit_bench.demo.processes server tcp` and `... client URL PLAN` print what happens as lines of JSON, the
 result as the last of them. Each ends when its standard input is closed.
 """
 

@@ -16,10 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from muxkit.cli.children import Child, child
-from muxkit.cli.demo.processes import Event, Failed, Plan, Progress, Ready, Totals, understand
 from muxkit.cli.outcome import CommandFailed, Exit
 from muxkit.cli.terminal import console, failure_as_fields, is_live, printable
+from muxkit_bench.children import Child, child
+from muxkit_bench.demo.processes import Event, Failed, Plan, Progress, Ready, Totals, understand
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,7 @@ IDLE_PART = 0.25  # of the time under load
 LINE_EVERY = 1.0  # s
 BAR = 24  # columns
 MIB = 1024 * 1024
-PROCESSES = "muxkit.cli.demo.processes"
+PROCESSES = "muxkit_bench.demo.processes"
 
 
 @click.command()
