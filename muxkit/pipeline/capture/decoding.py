@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Final, Unpack
 import msgspec
 import pyarrow.dataset as ds
 
-from muxkit.pipeline.capture.bpmux import BpmuxDecoder, EngineDecoder
-from muxkit.pipeline.capture.decoder import Decoder
+from muxkit.pipeline.capture.decoders import BpmuxDecoder, Decoder, EngineDecoder, RelinkDecoder, RelinkEnd
 from muxkit.pipeline.capture.files import FRAMES, FRAMES_DDL, FramesRow, to_batch
-from muxkit.pipeline.capture.relink import RelinkDecoder, RelinkEnd
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,18 +18,8 @@ from muxkit._observer import Direction
 Kind = Literal["frames", "raw"]
 """The kind of a file's rows, and the name of its folder."""
 
-Found = tuple[
-    str,  # event
-    "Direction | None",
-    str | None,  # channel
-    str | None,  # kind
-    int | None,  # size
-    int | None,  # credit
-    int | None,  # id
-    str | None,  # rule
-    str | None,  # text
-]
-"""A row of frames from `event` on."""
+Found = tuple[str, Direction | None, str | None, str | None, int | None, int | None, int | None, str | None, str | None]
+"""A row of frames from `event` on; `row` makes it and names its values."""
 
 
 def row(
@@ -51,7 +41,7 @@ def row(
 FramesRow = tuple[float, str, str, int, *Found]
 """Time in s since 1970, capture, connection, number, and the rest."""
 
-RawRow = tuple[float, str, str, int, "Direction", int, int, bytes]
+RawRow = tuple[float, str, str, int, Direction, int, int, bytes]
 
 MOMENT: Final = pa.timestamp("us", tz="UTC")
 
