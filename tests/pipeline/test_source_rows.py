@@ -10,7 +10,7 @@ import trio
 
 from muxkit.pipeline import OptionError
 from muxkit.pipeline.source.offsets import Span
-from muxkit.pipeline.source.spark import Rows, read
+from muxkit.pipeline.source.rows import Rows, read
 from muxkit.protocols.restream import Received
 from tests.pipeline._source_servers import ONE, TWO, hall
 

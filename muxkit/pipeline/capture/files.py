@@ -13,6 +13,7 @@ import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from muxkit._limits import must_be
 from muxkit._observer import Direction
 
 Kind = Literal["frames", "raw"]
@@ -95,24 +96,19 @@ def to_batch(kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> pa.Rec
 # ---------------------------------------------------------------------------- files
 
 MIB = 1024 * 1024
+_ABOVE_ZERO = must_be("above 0", lambda value: value > 0)
 
 
 @attrs.frozen(kw_only=True)
 class Rotation:
     """When a file is closed and the next one begins, and how many are kept."""
 
-    bytes: int = 64 * MIB
+    bytes: int = attrs.field(default=64 * MIB, validator=_ABOVE_ZERO)
     """Size on the disk."""
-    seconds: float = 300.0
+    seconds: float = attrs.field(default=300.0, validator=_ABOVE_ZERO)
     """Age since its first row was written; checked when rows are written."""
-    keep: int | None = None
+    keep: int | None = attrs.field(default=None, validator=attrs.validators.optional(_ABOVE_ZERO))
     """How many closed files of each kind are kept, the newest; None deletes nothing."""
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("bytes", "seconds", "keep"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"Rotation({name}={value}): must be above 0")
 
 
 class FileWriter:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
 
+import attrs
+
 from muxkit._errors import RemoteProtocolError
 from muxkit._observer import Direction
 from muxkit.pipeline.capture.files import MIB, FileWriter, Found, FramesRow, Kind, RawRow, Rotation, row
@@ -147,25 +149,18 @@ class Capture:
         self.own.transport(direction, data)
 
 
+@attrs.define(eq=False)
 class ConnectionCapture:
     """The observer of one connection of a capture."""
 
-    def __init__(
-        self,
-        capture: str,
-        name: str,
-        frames: _RowBuffer[FramesRow] | None,
-        raw: _RawBuffer | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self.name = name
-        self._capture = capture
-        self._frames = frames
-        self._raw = raw
-        self._clock = clock
-        self._number = itertools.count()
-        self._segment = 0
-        self._offsets: dict[Direction, int] = {"in": 0, "out": 0}
+    _capture: str
+    name: str
+    _frames: _RowBuffer[FramesRow] | None
+    _raw: _RawBuffer | None
+    _clock: Callable[[], float]
+    _number: itertools.count[int] = attrs.field(factory=itertools.count)
+    _segment: int = 0
+    _offsets: dict[Direction, int] = attrs.field(factory=lambda: {"in": 0, "out": 0})
 
     def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
         self._put(row("frame", direction, channel, name, size))

@@ -6,7 +6,6 @@ it, counted from 0, has the id `base + n + 1`.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Sequence
 from enum import Enum
@@ -15,6 +14,8 @@ from zlib import crc32
 
 import attrs
 import msgspec
+
+from muxkit._limits import ABOVE_ZERO
 
 NO_BATCH = -1  # the last committed batch of an application that has committed nothing
 LONGEST_NAME = 255  # characters of the name of a stream, an application, a transaction
@@ -104,14 +105,6 @@ class Block(NamedTuple):
     body: bytes
 
 
-class Span(NamedTuple):
-    """A block without its body."""
-
-    first: int
-    rows: int
-    crc: int
-
-
 def make_block(first: int, rows: Sequence[bytes]) -> Block:
     """Make a block of rows; `first` is the number of its first row in the transaction."""
     body = struct.pack(f"<{len(rows)}I", *map(len, rows)) + b"".join(rows)
@@ -174,13 +167,8 @@ class Published:
 # ---------------------------------------------------------------------------- limits
 
 
-def _above_zero(instance: StagingLimits, field: attrs.Attribute[int], value: int) -> None:
-    if not value > 0 or math.isinf(value):
-        raise ValueError(f"StagingLimits({field.name}={value!r}): must be finite and above 0")
-
-
 def _limit(default: int) -> int:
-    number: int = attrs.field(default=default, validator=_above_zero)
+    number: int = attrs.field(default=default, validator=ABOVE_ZERO)
     return number
 
 

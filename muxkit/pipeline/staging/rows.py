@@ -12,7 +12,7 @@ from zlib import crc32
 
 import attrs
 
-from muxkit.pipeline.staging.records import Application, Block, Encoding, Span, Stream, Transaction
+from muxkit.pipeline.staging.records import Application, Block, Encoding, Stream, Transaction
 from muxkit.storage import StoreCorrupt
 from muxkit.storage.sqlite import Value
 
@@ -63,13 +63,19 @@ def postgres_migrations() -> tuple[tuple[str, ...], ...]:
 
 @attrs.frozen
 class Table:
-    """A table whose rows are records of one kind; `columns` are in the order of its fields, the key first."""
+    """A table whose rows are records of one kind; its columns are the fields in their order, the key first."""
 
     name: str
     noun: str
     """For errors: `an application`."""
-    columns: tuple[str, ...]
+    kind: type[attrs.AttrsInstance]
     key_size: int
+    columns: tuple[str, ...] = attrs.field(init=False)
+
+    @columns.default
+    def _columns_of_kind(self) -> tuple[str, ...]:
+        names = (field.name for field in attrs.fields(self.kind))
+        return tuple("row_count" if name == "rows" else name for name in names)  # SQL has a meaning for ROWS
 
     @property
     def is_key(self) -> str:
@@ -78,19 +84,9 @@ class Table:
 
 
 TABLES: dict[type, Table] = {
-    Application: Table(
-        "staging_applications",
-        "an application",
-        ("stream", "app", "batch", "row_count", "staged", "transactions", "due"),
-        key_size=2,
-    ),
-    Transaction: Table(
-        "staging_transactions",
-        "a transaction",
-        ("id", "stream", "app", "batch", "encoding", "ttl", "due", "row_count", "size", "prepared", "base"),
-        key_size=1,
-    ),
-    Stream: Table("staging_streams", "a stream", ("name", "head", "trimmed"), key_size=1),
+    Application: Table("staging_applications", "an application", Application, key_size=2),
+    Transaction: Table("staging_transactions", "a transaction", Transaction, key_size=1),
+    Stream: Table("staging_streams", "a stream", Stream, key_size=1),
 }
 
 
@@ -202,14 +198,14 @@ class Rows:
             [(id, *block) for block in blocks],
         )
 
-    def spans(self, id: str, first: int, last: int) -> list[Span]:
-        """Return the blocks of a transaction that begin at one of these rows, in order."""
+    def spans(self, id: str, first: int, last: int) -> list[tuple[int, int, int]]:
+        """Return the blocks of a transaction that begin at one of these rows, in order, without their bodies."""
         found = self._run(
             "SELECT first_row, row_count, crc FROM staging_blocks WHERE id = ? AND first_row BETWEEN ? AND ? "
             "ORDER BY first_row",
             (id, first, last),
         )
-        return [Span(_int(at), _int(rows), _int(crc)) for at, rows, crc in found]
+        return [(_int(at), _int(rows), _int(crc)) for at, rows, crc in found]
 
     def blocks(self, id: str, row: int, most_bytes: int) -> list[Block]:
         """Return the block that holds this row and as many of the next ones as fit; at least one."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+import attrs
 import trio
 
 from muxkit.pipeline.errors import NotCommitted, RowsGone, StagingFull, TransactionConflict, TransactionGone
@@ -22,7 +23,6 @@ from muxkit.pipeline.staging.records import (
     Encoding,
     Key,
     Published,
-    Span,
     StagingLimits,
     Stream,
     Transaction,
@@ -66,6 +66,7 @@ def unit_of_work(
     return method
 
 
+@attrs.define(eq=False, slots=False)
 class Staging:
     """A staging store. Several tasks may use it at once.
 
@@ -75,20 +76,11 @@ class Staging:
     `poll_interval`: seconds between two looks for the commits of other servers; None: there can be no other server.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        waiters: Waiters,
-        limits: StagingLimits,
-        now: Now,
-        *,
-        poll_interval: float | None = None,
-    ) -> None:
-        self.limits = limits
-        self._backend = backend
-        self._waiters = waiters
-        self._now = now
-        self._poll_interval = poll_interval
+    _backend: Backend
+    _waiters: Waiters
+    limits: StagingLimits
+    _now: Now
+    _poll_interval: float | None = attrs.field(default=None, kw_only=True)
 
     # ------------------------------------------------------------------------ the first phase
 
@@ -167,10 +159,10 @@ class Staging:
             return False
         found = self._staged(rows, id, key, batch)
         whole = 0
-        for span in rows.spans(id, 0, count):
-            if span.first != whole:
+        for first, number, _ in rows.spans(id, 0, count):
+            if first != whole:
                 break
-            whole += span.rows
+            whole += number
         if whole != count or found.rows != count:
             raise NotCommitted(
                 f"{found}: {found.rows:,} rows are staged, {whole:,} of them without a gap, and {count:,} were "
@@ -373,8 +365,8 @@ class Staging:
         found = rows.get(Transaction, id)
         if found is None or found.base is not None or self._is_over(found):
             raise TransactionGone(
-                f"{key}, batch {batch}: transaction {id} is not staged any more (it was aborted, or untouched for its "
-                "txnTtl); write the partition again"
+                f"{key}, batch {batch}: transaction {id} is not staged any more: it was aborted, or untouched for its "
+                "txnTtl, and has to be written again"
             )
         if (found.key, found.batch) != (key, batch):
             raise TransactionConflict(
@@ -384,29 +376,22 @@ class Staging:
 
     def _new(self, rows: Rows, found: Transaction, blocks: Sequence[Block]) -> list[Block]:
         lowest, highest = min(block.first for block in blocks), max(block.first for block in blocks)
-        present = {span.first: span for span in rows.spans(found.id, lowest, highest)}
+        present = {span[0]: span for span in rows.spans(found.id, lowest, highest)}
         new: dict[int, Block] = {}
         for block in blocks:
             known = present.get(block.first)
             if known is None:
                 new[block.first] = block
-                present[block.first] = Span(*block[:3])
+                present[block.first] = block[:3]
             elif known != block[:3]:
                 raise TransactionConflict(f"{found}: other rows came for row {block.first} than before")
         return list(new.values())
 
     def _committable(self, rows: Rows, id: str, key: Key, batch: int, count: int) -> Transaction:
-        found = rows.get(Transaction, id)
-        if found is None or found.base is not None or self._is_over(found):
-            raise NotCommitted(
-                f"{key}, batch {batch}: transaction {id} is not staged any more (it was aborted, or untouched for its "
-                "txnTtl); nothing was committed, the batch has to be written again"
-            )
-        if (found.key, found.batch) != (key, batch):
-            raise NotCommitted(
-                f"{key}, batch {batch}: transaction {id} was staged for {found.key}, batch {found.batch}; nothing was "
-                "committed"
-            )
+        try:
+            found = self._staged(rows, id, key, batch)
+        except (TransactionGone, TransactionConflict) as error:
+            raise NotCommitted(f"{error}; nothing was committed") from error
         if not found.prepared or found.rows != count:
             state = "prepared" if found.prepared else "not prepared"
             raise NotCommitted(

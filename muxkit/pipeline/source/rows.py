@@ -1,0 +1,112 @@
+"""Rows from messages: record batches with the columns that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from muxkit.pipeline.concurrency import bridged, for_each_limited
+from muxkit.pipeline.errors import OptionError
+from muxkit.pipeline.source.client import Client
+from muxkit.pipeline.source.offsets import Span
+from muxkit.protocols.restream import Received
+
+Emit = Callable[[pa.RecordBatch], Awaitable[None]]
+
+
+SCHEMA: Final = "stream string not null, id bigint not null, time timestamp, value binary not null"
+"""The columns as Spark's DDL: the stream, the message's number, the server's time, and its data."""
+
+TIME: Final = pa.timestamp("us", tz="UTC")
+MICROSECONDS: Final = 1_000_000
+AT_ONCE: Final = 4  # ranges of a partition, since small ones mostly wait for the network
+READS: Final = 32  # network reads for one batch at most, so that large messages make small batches
+LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+
+
+def schema_of(json_schema: str | None) -> str:
+    """Return the columns, with one for the decoded data, a struct of this DDL, if it is given."""
+    return SCHEMA if json_schema is None else f"{SCHEMA}, json struct<{json_schema}>"
+
+
+class Rows:
+    """Makes record batches of messages; `schema` has some of the columns stream, id, time, value and json."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._makers = [self._maker(field) for field in schema]
+        self._encode = msgspec.json.Encoder().encode
+
+    def batch(self, stream: str, messages: Sequence[Received]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([make(stream, messages) for make in self._makers], schema=self._schema)
+
+    def _maker(self, field: pa.Field) -> Callable[[str, Sequence[Received]], pa.Array]:
+        match field.name:
+            case "stream":
+                return lambda stream, messages: pa.repeat(pa.scalar(stream, pa.string()), len(messages))
+            case "id":
+                return lambda _, messages: pa.array([message.id for message in messages], pa.int64())
+            case "time":
+                return lambda _, messages: pa.array([_microseconds(message.time) for message in messages], TIME)
+            case "value":
+                return lambda _, messages: pa.array([self._encode(message.data) for message in messages], pa.binary())
+            case "json":
+                return lambda _, messages: _structs([message.data for message in messages], field.type)
+            case name:
+                raise OptionError("schema", f"there is no column {name!r}; there are stream, id, time, value and json")
+
+
+def read(client: Client, rows: Rows, spans: Sequence[Span], size: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of these ranges, some ranges at a time, in batches of about `size` rows of one stream in order."""
+
+    async def work(emit: Emit) -> None:
+        await for_each_limited(spans, lambda span: _read_span(client, rows, span, size, emit), at_once=AT_ONCE)
+
+    return bridged(work)
+
+
+async def _read_span(client: Client, rows: Rows, span: Span, size: int, emit: Emit) -> None:
+    pending: list[Received] = []
+    reads = 0
+
+    async def take(messages: list[Received]) -> None:
+        nonlocal reads
+        pending.extend(messages)
+        reads += 1
+        while len(pending) >= size or (pending and reads >= READS):
+            await emit(rows.batch(span.uuid, pending[:size]))
+            del pending[:size]
+            reads = 0
+
+    await client.fetch(span, take)
+    if pending:
+        await emit(rows.batch(span.uuid, pending))
+
+
+def _microseconds(time: float | None) -> int | None:
+    """Convert to microseconds since 1970; None for a time that Spark cannot hold."""
+    return None if time is None or not 0 <= time <= LATEST else round(time * MICROSECONDS)
+
+
+def _structs(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Convert values to this type; a field that does not fit is null, as with `from_json`."""
+    try:
+        return pa.array([value if isinstance(value, dict) else None for value in values], kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
+        return pa.array([_fitting(value, kind) for value in values], kind)
+
+
+def _fitting(value: Any, kind: pa.DataType) -> Any:  # noqa: ANN401 - whatever JSON holds
+    if pa.types.is_struct(kind):
+        if not isinstance(value, dict):
+            return None
+        return {field.name: _fitting(value.get(field.name), field.type) for field in kind}
+    try:
+        pa.scalar(value, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
+        return None
+    return value
