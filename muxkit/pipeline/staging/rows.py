@@ -17,8 +17,7 @@ from muxkit.storage import StoreCorrupt
 from muxkit.storage.sqlite import Value
 
 Run = Callable[[str, Sequence[Value]], list[tuple[Value, ...]]]
-RunMany = Callable[[str, Sequence[Sequence[Value]]], None]
-
+RunMany = Callable[[str, Sequence[Sequence[Value]]], object]
 
 RecordT = TypeVar("RecordT", Application, Transaction, Stream)
 
