@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from zlib import crc32
 
 import attrs
@@ -21,15 +21,13 @@ import pyarrow as pa
 import trio
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from muxkit.pipeline.concurrency import run_bare
 from muxkit.pipeline.errors import OptionError, PipelineError
 from muxkit.pipeline.options import RowEncoding, SinkOptions, link_options
 from muxkit.pipeline.staging.client import StagingClient
 from muxkit.pipeline.staging.records import Block, Encoding, Key, make_block
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 BATCH: Final = "streaming.sql.batchId"  # the local properties in which Spark tells its tasks
 QUERY: Final = "sql.streaming.queryId"

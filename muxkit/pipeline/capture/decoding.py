@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypedDict, Unpack, assert_neve
 
 import attrs
 import msgspec
+import pyarrow as pa
 import pyarrow.dataset as ds
 
 from muxkit import Limits, LocalProtocolError, RemoteProtocolError
@@ -40,7 +41,6 @@ from muxkit.protocols.relink import Ack, AckPacket, General, MessagePacket, Oper
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.state import GroupState
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import attrs
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
@@ -27,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
 from muxkit.pipeline.concurrency import run_bare
 from muxkit.pipeline.options import MOST_ID, SourceOptions
@@ -34,10 +36,6 @@ from muxkit.pipeline.source.client import Client
 from muxkit.pipeline.source.offsets import Span, group
 from muxkit.pipeline.source.planner import Planner
 from muxkit.pipeline.source.rows import Rows, read, schema_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
 
 
 def schema(options: Mapping[str, str]) -> str:

@@ -15,22 +15,26 @@ import trio
 
 import muxkit
 from muxkit.pipeline.errors import StagingError, StagingRequestInvalid, StagingUnavailable
-from muxkit.pipeline.staging.messages import (
+from muxkit.pipeline.staging.records import (
     Abort,
     Aborted,
     Answer,
     AnyQuestion,
     Ask,
+    BatchProgress,
     Begin,
     Begun,
+    Block,
+    Committed,
     Committing,
+    Encoding,
+    Key,
     Prepare,
     Stored,
     answer,
     encode,
     encode_block,
 )
-from muxkit.pipeline.staging.records import BatchProgress, Block, Committed, Encoding, Key
 from muxkit.runtime import Backoff, background, can_heal
 
 T = TypeVar("T")

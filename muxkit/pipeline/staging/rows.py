@@ -89,22 +89,20 @@ TABLES: dict[type, Table] = {
 }
 
 
+@attrs.define(eq=False, slots=False)
 class Rows:
     """The rows behind one connection, during one unit of work. The store writes only after all its checks.
 
     `lock` follows a SELECT whose rows are to be locked until the end of the transaction.
     """
 
-    def __init__(
-        self, run: Run, run_many: RunMany, *, lock: str = "", shrink: Callable[[], bool] = lambda: False
-    ) -> None:
-        self._run = run
-        self._run_many = run_many
-        self._lock = lock
-        self.shrink = shrink
-        """Return some unused space to the disk; True if there is more."""
-        self._known: set[tuple[Value, ...]] = set()  # tables and keys of the rows that this unit of work found
-        self._changed: dict[str, None] = {}
+    _run: Run
+    _run_many: RunMany
+    _lock: str = attrs.field(default="", kw_only=True)
+    shrink: Callable[[], bool] = attrs.field(default=lambda: False, kw_only=True)
+    """Return some unused space to the disk; True if there is more."""
+    _known: set[tuple[Value, ...]] = attrs.field(factory=set, init=False)  # tables and keys that this unit found
+    _changed: dict[str, None] = attrs.field(factory=dict, init=False)
 
     def begin(self) -> None:
         """Start another unit of work."""

@@ -19,7 +19,7 @@ from muxkit.pipeline.errors import (
     StagingUnavailable,
     first_error,
 )
-from muxkit.pipeline.staging.messages import (
+from muxkit.pipeline.staging.records import (
     Abort,
     Aborted,
     Answer,
@@ -27,6 +27,7 @@ from muxkit.pipeline.staging.messages import (
     Ask,
     Begin,
     Begun,
+    Block,
     Committing,
     Failed,
     Prepare,
@@ -36,7 +37,6 @@ from muxkit.pipeline.staging.messages import (
     is_block,
     question,
 )
-from muxkit.pipeline.staging.records import Block
 from muxkit.pipeline.staging.store import Staging
 from muxkit.runtime import background
 from muxkit.storage import StoreError, StoreFull
