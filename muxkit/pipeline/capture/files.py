@@ -46,12 +46,16 @@ RawRow = tuple[float, str, str, int, Direction, int, int, bytes]
 
 MOMENT: Final = pa.timestamp("us", tz="UTC")
 
+_PLACE: Final = [
+    ("time", MOMENT),
+    ("capture", pa.string()),  # which process recorded it
+    ("connection", pa.string()),
+    ("number", pa.int64()),  # of the row among all of its connection, raw ones included
+]
+
 FRAMES: Final = pa.schema(
     [
-        ("time", MOMENT),
-        ("capture", pa.string()),  # which process recorded it
-        ("connection", pa.string()),
-        ("number", pa.int64()),  # of the row among all of its connection, raw ones included
+        *_PLACE,
         ("event", pa.string()),  # frame, credit, state, timer, error, lost, dropped; decoded: gap, unverified
         ("direction", pa.string()),
         ("channel", pa.string()),  # as the protocol names it
@@ -66,10 +70,7 @@ FRAMES: Final = pa.schema(
 
 RAW: Final = pa.schema(
     [
-        ("time", MOMENT),
-        ("capture", pa.string()),
-        ("connection", pa.string()),
-        ("number", pa.int64()),
+        *_PLACE,
         ("direction", pa.string()),
         ("segment", pa.int64()),  # counts the transports that a link had, from 0
         ("offset", pa.int64()),  # of the first byte, in this direction of this segment

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -61,7 +62,6 @@ class Capture:
         self._raw: _RawBuffer | None = _RawBuffer("raw", self._writer, batch_rows) if raw else None
         self._buffers = [buffer for buffer in (self._frames, self._raw) if buffer is not None]
         self._names: dict[str, int] = {}
-        self._own: ConnectionCapture | None = None
         self._closed = False
 
     # --- the connections
@@ -73,12 +73,10 @@ class Capture:
         unique = name if count == 1 else f"{name} #{count}"
         return ConnectionCapture(self.name, unique, self._frames, self._raw, self._clock)
 
-    @property
+    @cached_property
     def own(self) -> ConnectionCapture:
         """The connection that records what the capture itself observes."""
-        if self._own is None:
-            self._own = self.connection()
-        return self._own
+        return self.connection()
 
     # --- what was recorded
 

@@ -278,10 +278,9 @@ class StreamPlanner:
         lost = [uuid for uuid in uuids if uuid not in self.servers]
         if lost:
             references = await self._discovery.streams()
-            if len(self._options.servers) != 1:
-                for uuid in lost:
-                    if uuid not in references:
-                        raise OptionError("streams", f"a batch has to be read again and has stream {uuid}: name it")
+            unnamed = [uuid for uuid in lost if uuid not in references]
+            if unnamed and len(self._options.servers) != 1:
+                raise OptionError("streams", f"a batch has to be read again and has stream {unnamed[0]}: name it")
             await self._find(references, lost)
 
     def is_done(self, uuid: str) -> bool:
@@ -436,13 +435,7 @@ class Discovery:
         if self._options.streams_file is not None:
             found.update((each.uuid, each) for each in self._from_file(self._options.streams_file))
         found.update((each.uuid, each) for each in self._options.streams)
-        return {uuid: self._placed(each) for uuid, each in sorted(found.items())}
-
-    def _placed(self, reference: Reference) -> Reference:
-        servers = self._options.servers
-        if reference.server is None and len(servers) == 1:
-            return Reference(reference.uuid, servers[0])
-        return reference
+        return dict(sorted(found.items()))
 
     def _from_file(self, path: str) -> tuple[Reference, ...]:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import cast
 
 import attrs
@@ -70,16 +70,15 @@ class _Reading:
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._planned: Planner | None = None
 
-    @property
+    @cached_property
     def _planner(self) -> Planner:
-        if self._planned is None:
-            self._planned = Planner(self._options)
-        return self._planned
+        return Planner(self._options)
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_planned": None, "_options": attrs.evolve(self._options, streams=())}
+        state = self.__dict__ | {"_options": attrs.evolve(self._options, streams=())}
+        state.pop("_planner", None)
+        return state
 
     def _partitions(self, spans: Sequence[Span]) -> Sequence[Spans]:
         return [Spans(each) for each in group(spans, self._options.most_partitions)]

@@ -145,10 +145,7 @@ class StagingClient:
     # ------------------------------------------------------------------------ one question
 
     async def _ask(self, asked: AnyQuestion, expected: type[AnswerT], about: str) -> AnswerT:
-        async def over(session: muxkit.Session) -> AnswerT:
-            return await self.exchange(session, asked, expected)
-
-        return await self.persist(over, about)
+        return await self.persist(lambda session: self.exchange(session, asked, expected), about)
 
     async def exchange(self, session: muxkit.Session, asked: AnyQuestion, expected: type[AnswerT]) -> AnswerT:
         """Ask one question on a new channel."""

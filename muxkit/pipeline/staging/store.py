@@ -28,7 +28,7 @@ from muxkit.pipeline.staging.records import (
     Transaction,
     rows_of,
 )
-from muxkit.pipeline.staging.rows import Rows
+from muxkit.pipeline.staging.rows import RecordT, Rows
 from muxkit.storage import StoreCorrupt, Waiters
 
 Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any thread
@@ -229,23 +229,24 @@ class Staging:
 
     async def sweep(self) -> int:
         """Delete expired transactions, whose number it returns, and applications; call it every few seconds."""
+
+        async def overdue(kind: type[RecordT], also: str = "") -> list[RecordT]:
+            condition = f"due IS NOT NULL AND due <= ?{also} LIMIT ?"
+            return await self._backend.work("", lambda rows: rows.find(kind, condition, self._now(), SWEPT_AT_ONCE))
+
         dropped = 0
-        while found := await self._overdue():
-            for each in found:
-                dropped += await self._sweep(each.id, each.key)
-        while forgotten := await self._overdue_applications():
-            for key in forgotten:
-                await self._forget(key)
+        while transactions := await overdue(Transaction):
+            for transaction in transactions:
+                dropped += await self._sweep(transaction.id, transaction.key)
+        while applications := await overdue(Application, " AND transactions = 0"):
+            for application in applications:
+                await self._forget(application.key)
         # In small portions, so that a commit does not wait for long.
         while await self._backend.work("", lambda rows: rows.purge()):
             pass
         while await self._backend.work("", lambda rows: rows.shrink()):
             pass
         return dropped
-
-    @unit_of_work
-    def _overdue(self, rows: Rows) -> list[Transaction]:
-        return rows.find(Transaction, "due IS NOT NULL AND due <= ? LIMIT ?", self._now(), SWEPT_AT_ONCE)
 
     @unit_of_work
     def _sweep(self, rows: Rows, id: str, key: Key) -> bool:
@@ -257,11 +258,6 @@ class Staging:
         _drop(rows, application, found)
         rows.save(application)
         return True
-
-    @unit_of_work
-    def _overdue_applications(self, rows: Rows) -> list[Key]:
-        condition = "due IS NOT NULL AND due <= ? AND transactions = 0 LIMIT ?"
-        return [found.key for found in rows.find(Application, condition, self._now(), SWEPT_AT_ONCE)]
 
     @unit_of_work
     def _forget(self, rows: Rows, key: Key) -> None:
