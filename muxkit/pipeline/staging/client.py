@@ -261,12 +261,7 @@ class _Writing:
         if self._wanted:
             begin = self._begin
             asked = Prepare(
-                stream=begin.stream,
-                app=begin.app,
-                token=begin.token,
-                txn=begin.txn,
-                batch=begin.batch,
-                rows=self._rows,
+                stream=begin.stream, app=begin.app, token=begin.token, txn=begin.txn, batch=begin.batch, rows=self._rows
             )
             self._wanted = (await self._client.exchange(session, asked, Begun)).wanted
 
