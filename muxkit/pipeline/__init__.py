@@ -52,22 +52,22 @@ if TYPE_CHECKING:
     from muxkit.pipeline.staging.store import Staging as Staging
 
 # Importing this must be cheap: Spark does so whenever it looks for data sources. These are imported when they are used.
-_LAZY: dict[str, tuple[str, ...]] = {
-    "capture.analysis": ("Answers", "Raw", "analyse"),
-    "capture.decoding": ("decode", "decode_batches", "decode_stream", "decoder"),
-    "capture.files": ("Rotation",),
-    "capture.recorder": ("Capture", "CaptureError"),
-    "capture.report": ("report",),
-    "fleet": ("Outcome", "run_fleet", "simulate", "simulate_all"),
-    "options": ("SinkOptions", "SourceOptions"),
-    "source.offsets": ("lag",),
-    "spark": ("java_home", "spark_session"),
-    "staging.backends": ("open_staging",),
-    "staging.client": ("StagingClient",),
-    "staging.forward": ("forward",),
-    "staging.records": ("Encoding", "Key", "StagingLimits", "make_block"),
-    "staging.server": ("Claim", "StagingService", "serve_staging", "tokens"),
-    "staging.store": ("Staging",),
+_LAZY = {
+    "Answers Raw analyse": "capture.analysis",
+    "decode decode_batches decode_stream decoder": "capture.decoding",
+    "Rotation": "capture.files",
+    "Capture CaptureError": "capture.recorder",
+    "report": "capture.report",
+    "Outcome run_fleet simulate simulate_all": "fleet",
+    "SinkOptions SourceOptions": "options",
+    "lag": "source.offsets",
+    "java_home spark_session": "spark",
+    "open_staging": "staging.backends",
+    "StagingClient": "staging.client",
+    "forward": "staging.forward",
+    "Encoding Key StagingLimits make_block": "staging.records",
+    "Claim StagingService serve_staging tokens": "staging.server",
+    "Staging": "staging.store",
 }
 
-__getattr__, __dir__ = lazily(globals(), {name: module for module, names in _LAZY.items() for name in names})
+__getattr__, __dir__ = lazily(globals(), _LAZY)

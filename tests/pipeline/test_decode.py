@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from muxkit.pipeline import decode_batches, decoder
-from muxkit.pipeline.capture.bpmux import BpmuxDecoder
-from muxkit.pipeline.capture.decoding import read_raw, restore
+from muxkit.pipeline.capture.decoding import BpmuxDecoder, read_raw, restore
 from muxkit.pipeline.capture.files import to_batch
 from muxkit.protocols import bpmux
 from muxkit.testing import EnginePair
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from muxkit import Limits
     from muxkit._observer import Direction
     from muxkit.core import Buffer
-    from muxkit.pipeline.capture.decoder import Decoder
+    from muxkit.pipeline.capture.decoding import Decoder
     from muxkit.pipeline.capture.files import Found, RawRow
 
 Recording = list[tuple["Direction", bytes]]

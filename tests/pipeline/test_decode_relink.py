@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from muxkit.pipeline import decoder
-from muxkit.pipeline.capture.decoding import restore
-from muxkit.pipeline.capture.relink import RelinkDecoder
+from muxkit.pipeline.capture.decoding import RelinkDecoder, restore
 from muxkit.protocols import relink
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from muxkit.pipeline import Encoding, Key, SinkOptions
 from muxkit.pipeline.errors import NotCommitted, PipelineError, StagingError, StagingUnavailable
-from muxkit.pipeline.sink.work import Staged, Target, abort_batch, commit_batch, write_partition
+from muxkit.pipeline.sink import Staged, Target, abort_batch, commit_batch, write_partition
 from tests.pipeline._staging_thread import StagingThread, staging_thread
 from tests.pipeline._staging_world import everything, rows
 

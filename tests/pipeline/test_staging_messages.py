@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from muxkit.pipeline import Encoding, StagingLimits, make_block
 from muxkit.pipeline.errors import STAGING_ERRORS, StagingError, StagingRequestInvalid, TransactionGone
-from muxkit.pipeline.staging.messages import (
+from muxkit.pipeline.staging.records import (
+    LAST_BATCH,
     MOST_JSON,
     START,
     Abort,
@@ -30,8 +31,8 @@ from muxkit.pipeline.staging.messages import (
     encode_block,
     is_block,
     question,
+    rows_of,
 )
-from muxkit.pipeline.staging.records import LAST_BATCH, rows_of
 
 LIMITS = StagingLimits()
 

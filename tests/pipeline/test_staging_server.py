@@ -18,8 +18,7 @@ from muxkit.pipeline.errors import (
     StagingRequestInvalid,
     StagingUnavailable,
 )
-from muxkit.pipeline.staging.messages import Ask, answer, encode
-from muxkit.pipeline.staging.records import BatchProgress
+from muxkit.pipeline.staging.records import Ask, BatchProgress, answer, encode
 from muxkit.runtime import Backoff
 from muxkit.storage import StoreFailed
 from muxkit.testing import ChaosPlan, Way, chaos_relay

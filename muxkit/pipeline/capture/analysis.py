@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
+import pyarrow as pa
 import pyarrow.dataset as ds
 
 from muxkit.pipeline.capture.decoding import decode, decode_batches, read_raw
 from muxkit.pipeline.capture.files import FRAMES
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -79,7 +79,7 @@ class Raw:
 def answers(ask: Ask, *, most: int = MOST) -> Answers:
     """Ask all questions; each answer has at most `most` rows."""
     (totals,) = ask(TOTALS)
-    first, last, count = (_whole(totals[name]) for name in ("first_us", "last_us", "n"))
+    first, last, count = (int(totals[name] or 0) for name in ("first_us", "last_us", "n"))
     width = next((width for width in WIDTHS if width * SLICES >= last - first), WIDTHS[-1])
     rows = {name: ask(question.format(most=most, width=width)) for name, question in QUESTIONS.items()}
     return Answers(first_us=first, last_us=last, width_us=width, count=count, totals=totals, **rows)
@@ -92,8 +92,10 @@ def analyse(folder: str | Path, *, raw: Raw | None = None, spark: SparkSession |
     """
     if spark is not None:
         return _answers_of_spark(spark, folder, raw)
-    batches = _frames(folder) if raw is None else decode_batches(read_raw(folder), **attrs.asdict(raw))
-    database = load(batches)
+    if raw is None:
+        database = load(ds.dataset(f"{folder}/frames", format="parquet").to_batches())
+    else:
+        database = load(decode_batches(read_raw(folder), **attrs.asdict(raw)))
     try:
         return answers(sqlite_ask(database))
     finally:
@@ -157,16 +159,6 @@ def sqlite_ask(database: sqlite3.Connection) -> Ask:
         return [dict(zip(names, row, strict=True)) for row in cursor]
 
     return ask
-
-
-def _frames(folder: str | Path) -> Iterable[pa.RecordBatch]:
-    dataset = ds.dataset(f"{folder}/frames", format="parquet")
-    batches: Iterable[pa.RecordBatch] = dataset.to_batches()
-    return batches
-
-
-def _whole(value: Value) -> int:
-    return int(value or 0)
 
 
 TOTALS: Final = """

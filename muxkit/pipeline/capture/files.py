@@ -13,23 +13,14 @@ import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from muxkit._limits import must_be
 from muxkit._observer import Direction
 
 Kind = Literal["frames", "raw"]
 """The kind of a file's rows, and the name of its folder."""
 
-Found = tuple[
-    str,  # event
-    "Direction | None",
-    str | None,  # channel
-    str | None,  # kind
-    int | None,  # size
-    int | None,  # credit
-    int | None,  # id
-    str | None,  # rule
-    str | None,  # text
-]
-"""A row of frames from `event` on."""
+Found = tuple[str, Direction | None, str | None, str | None, int | None, int | None, int | None, str | None, str | None]
+"""A row of frames from `event` on; `row` makes it and names its values."""
 
 
 def row(
@@ -51,16 +42,20 @@ def row(
 FramesRow = tuple[float, str, str, int, *Found]
 """Time in s since 1970, capture, connection, number, and the rest."""
 
-RawRow = tuple[float, str, str, int, "Direction", int, int, bytes]
+RawRow = tuple[float, str, str, int, Direction, int, int, bytes]
 
 MOMENT: Final = pa.timestamp("us", tz="UTC")
 
+_PLACE: Final = [
+    ("time", MOMENT),
+    ("capture", pa.string()),  # which process recorded it
+    ("connection", pa.string()),
+    ("number", pa.int64()),  # of the row among all of its connection, raw ones included
+]
+
 FRAMES: Final = pa.schema(
     [
-        ("time", MOMENT),
-        ("capture", pa.string()),  # which process recorded it
-        ("connection", pa.string()),
-        ("number", pa.int64()),  # of the row among all of its connection, raw ones included
+        *_PLACE,
         ("event", pa.string()),  # frame, credit, state, timer, error, lost, dropped; decoded: gap, unverified
         ("direction", pa.string()),
         ("channel", pa.string()),  # as the protocol names it
@@ -75,10 +70,7 @@ FRAMES: Final = pa.schema(
 
 RAW: Final = pa.schema(
     [
-        ("time", MOMENT),
-        ("capture", pa.string()),
-        ("connection", pa.string()),
-        ("number", pa.int64()),
+        *_PLACE,
         ("direction", pa.string()),
         ("segment", pa.int64()),  # counts the transports that a link had, from 0
         ("offset", pa.int64()),  # of the first byte, in this direction of this segment
@@ -105,24 +97,19 @@ def to_batch(kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> pa.Rec
 # ---------------------------------------------------------------------------- files
 
 MIB = 1024 * 1024
+_ABOVE_ZERO = must_be("above 0", lambda value: value > 0)
 
 
 @attrs.frozen(kw_only=True)
 class Rotation:
     """When a file is closed and the next one begins, and how many are kept."""
 
-    bytes: int = 64 * MIB
+    bytes: int = attrs.field(default=64 * MIB, validator=_ABOVE_ZERO)
     """Size on the disk."""
-    seconds: float = 300.0
+    seconds: float = attrs.field(default=300.0, validator=_ABOVE_ZERO)
     """Age since its first row was written; checked when rows are written."""
-    keep: int | None = None
+    keep: int | None = attrs.field(default=None, validator=attrs.validators.optional(_ABOVE_ZERO))
     """How many closed files of each kind are kept, the newest; None deletes nothing."""
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("bytes", "seconds", "keep"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"Rotation({name}={value}): must be above 0")
 
 
 class FileWriter:

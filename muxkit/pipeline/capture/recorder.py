@@ -7,9 +7,12 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
+
+import attrs
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._observer import Direction
@@ -59,7 +62,6 @@ class Capture:
         self._raw: _RawBuffer | None = _RawBuffer("raw", self._writer, batch_rows) if raw else None
         self._buffers = [buffer for buffer in (self._frames, self._raw) if buffer is not None]
         self._names: dict[str, int] = {}
-        self._own: ConnectionCapture | None = None
         self._closed = False
 
     # --- the connections
@@ -71,12 +73,10 @@ class Capture:
         unique = name if count == 1 else f"{name} #{count}"
         return ConnectionCapture(self.name, unique, self._frames, self._raw, self._clock)
 
-    @property
+    @cached_property
     def own(self) -> ConnectionCapture:
         """The connection that records what the capture itself observes."""
-        if self._own is None:
-            self._own = self.connection()
-        return self._own
+        return self.connection()
 
     # --- what was recorded
 
@@ -147,25 +147,18 @@ class Capture:
         self.own.transport(direction, data)
 
 
+@attrs.define(eq=False)
 class ConnectionCapture:
     """The observer of one connection of a capture."""
 
-    def __init__(
-        self,
-        capture: str,
-        name: str,
-        frames: _RowBuffer[FramesRow] | None,
-        raw: _RawBuffer | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self.name = name
-        self._capture = capture
-        self._frames = frames
-        self._raw = raw
-        self._clock = clock
-        self._number = itertools.count()
-        self._segment = 0
-        self._offsets: dict[Direction, int] = {"in": 0, "out": 0}
+    _capture: str
+    name: str
+    _frames: _RowBuffer[FramesRow] | None
+    _raw: _RawBuffer | None
+    _clock: Callable[[], float]
+    _number: itertools.count[int] = attrs.field(factory=itertools.count)
+    _segment: int = 0
+    _offsets: dict[Direction, int] = attrs.field(factory=lambda: {"in": 0, "out": 0})
 
     def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
         self._put(row("frame", direction, channel, name, size))

@@ -123,7 +123,8 @@ class _Request(ABC):
     """
 
     option = "statusTimeout"  # the option that limits the time without progress
-    silence = SILENCE_TIMEOUT  # s without a byte after which `on_silence` is called
+    silence = SILENCE_TIMEOUT  # s without a byte after which a connection is dropped
+    complete_after: tuple[Stop, ...] = ()  # the ends of a connection after which nothing more is expected
     closing = Closing.AT_ONCE
 
     def __init__(self, stream: str, timeout: float) -> None:
@@ -169,14 +170,6 @@ class _Request(ABC):
     def on_refusal(self, text: str, refusal: Refusal) -> bool:
         """Handle an error of the server: raise, or return True if the request is complete, False to try again."""
 
-    def on_silence(self) -> bool:
-        """Handle `silence` seconds without a byte; return True if the request is complete."""
-        return False
-
-    def on_hang_up(self) -> bool:
-        """Handle an orderly close; return True if the request is complete."""
-        return False
-
     # --- what the driver calls
 
     def engine(self) -> ClientEngine:
@@ -211,7 +204,7 @@ class _Request(ABC):
         return Ended.DONE if self._is_done else None
 
     def stopped(self, stop: Stop) -> bool:
-        self._is_done = (stop is Stop.SILENCE and self.on_silence()) or (stop is Stop.HUNG_UP and self.on_hang_up())
+        self._is_done = stop in self.complete_after
         return self._is_done
 
 
@@ -304,6 +297,9 @@ class _Range(_Reading):
 
 
 class _Count(_Reading):
+    # A lost connection looks the same as an orderly close; the rest is then counted next time.
+    complete_after = (Stop.SILENCE, Stop.HUNG_UP)
+
     def __init__(self, uuid: str, begin: int, most: int, most_bytes: int | None, options: SourceOptions) -> None:
         super().__init__(uuid, begin, options)
         self.silence = options.prefetch_wait
@@ -322,12 +318,6 @@ class _Count(_Reading):
             if event.id >= self._end or (self._most_bytes is not None and self._bytes >= self._most_bytes):
                 return True
         return False
-
-    def on_silence(self) -> bool:
-        return True
-
-    def on_hang_up(self) -> bool:
-        return True  # a lost connection looks the same; the rest is then counted next time
 
 
 class _Acknowledge(_Reading):
@@ -359,38 +349,29 @@ class _Acknowledge(_Reading):
 
 
 class Refusal(Enum):
-    """The kinds of refusal, by what a client can do about them."""
+    """The kinds of refusal, by what a client can do about them, with the texts that show them."""
 
-    GONE = "what was asked for was acknowledged, and may be deleted"
-    BEYOND = "what was asked for does not exist there"
-    UNKNOWN = "there is no such session, or not any more"
-    BUSY = "another connection has the session, which may be free later"
-    TROUBLE = "the server has a problem, which may be over later"
-    OTHER = "anything else, such as a server that does not know the request"
+    GONE = r"is before message \d+, which was acknowledged|all up to \d+ are acknowledged"
+    """What was asked for may be deleted."""
+    BEYOND = r"is beyond the last message"
+    UNKNOWN = r"(?i:is not known here|has expired|session expired|unknown session)"
+    BUSY = r"taken over by a newer connection|has an open connection"
+    """The session may be free later."""
+    TROUBLE = r"cannot use its session store|no room for more messages|the server failed|did not come in time"
+    """The server may be better later."""
+    OTHER = r""
+    """Any other text, such as that of a server that does not know the request."""
 
 
 LATER: Final = (Refusal.BUSY, Refusal.TROUBLE)
 LOST: Final = (Refusal.GONE, Refusal.BEYOND, Refusal.UNKNOWN)
 
-_MEANINGS: Final = (
-    (Refusal.GONE, re.compile(r"is before message \d+, which was acknowledged|all up to \d+ are acknowledged")),
-    (Refusal.BEYOND, re.compile(r"is beyond the last message")),
-    (Refusal.UNKNOWN, re.compile(r"is not known here|has expired|session expired|unknown session", re.IGNORECASE)),
-    (Refusal.BUSY, re.compile(r"taken over by a newer connection|has an open connection")),
-    (
-        Refusal.TROUBLE,
-        re.compile(r"cannot use its session store|no room for more messages|the server failed|did not come in time"),
-    ),
-)
 _ACKNOWLEDGED: Final = re.compile(r"before message (\d{1,10}), which was acknowledged|all up to (\d{1,10}) are ack")
 
 
 def refusal_of(text: str) -> Refusal:
     """Interpret the text of an error line."""
-    for refusal, pattern in _MEANINGS:
-        if pattern.search(text):
-            return refusal
-    return Refusal.OTHER
+    return next(refusal for refusal in Refusal if re.search(refusal.value, text))
 
 
 def acknowledged(text: str) -> int | None:

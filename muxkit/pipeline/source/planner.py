@@ -39,16 +39,6 @@ PREFETCH: Final = 100_000  # messages of a stream that are counted ahead, unless
 _log = logging.getLogger("muxkit")
 
 
-@attrs.frozen
-class Limit:
-    """Spark's limits of one batch, beside those of the options; `all` overrides both."""
-
-    messages: int | None = None
-    bytes: int | None = None
-    least: int | None = None
-    all: bool = False
-
-
 class Planner:
     """Plans the batches of one query. `now` is a clock in seconds."""
 
@@ -73,13 +63,16 @@ class Planner:
         """Fix the end of the query: here, or for servers without status requests at the first count."""
         self._target = await self._streams.heads()
 
-    async def latest(self, start: Mapping[str, object], limit: Limit) -> Mapping[str, object]:
-        """Return the end of the next batch after `start`, or `start` itself if there is nothing for one."""
+    async def latest(self, start: Mapping[str, object], *, limited: bool = True) -> Mapping[str, object]:
+        """Return the end of the next batch after `start`, or `start` itself if there is nothing for one.
+
+        Unless it is `limited`, the limits of the options do not apply.
+        """
         before = Offset.from_json(start)
         statuses = await self._streams.statuses(before, whole=self._target is not None and not self._target_is_whole)
         self._target_is_whole = self._target is not None
         self._heads = {status.uuid: Position(status.head, status.epoch) for status in statuses}
-        ends = await self._ends(statuses, limit)
+        ends = await self._ends(statuses, limited=limited)
         # An empty batch stores its end, so that `latest` means the same after a crash.
         fixes = not before.streams and self._options.starting is Start.LATEST and bool(statuses)
         if not ends and not fixes:
@@ -130,7 +123,7 @@ class Planner:
 
     # --- planning
 
-    async def _ends(self, statuses: list[StreamStatus], limit: Limit) -> dict[str, int]:
+    async def _ends(self, statuses: list[StreamStatus], *, limited: bool) -> dict[str, int]:
         """Choose the end of each stream that has messages for the next batch."""
         if self._target is not None:
             for status in statuses:
@@ -138,14 +131,15 @@ class Planner:
                     self._target.setdefault(status.uuid, status.head)
                 status.head = min(status.head, self._target.get(status.uuid, status.begin))
         lags = {status.uuid: status.lag for status in statuses if status.lag > 0}
-        if not limit.all:
+        if limited:
             options = self._options
-            if self._waits_for_more(sum(lags.values()), limit.least or options.least_messages):
+            if self._waits_for_more(sum(lags.values()), options.least_messages):
                 return {}
-            if (most := _least(limit.messages, options.most_messages)) is not None:
-                lags = share(lags, most, turn=self._turn)
-            if (size := _least(limit.bytes, options.most_bytes)) is not None:
-                lags = await self._fitting([status for status in statuses if status.uuid in lags], lags, size)
+            if options.most_messages is not None:
+                lags = share(lags, options.most_messages, turn=self._turn)
+            if options.most_bytes is not None:
+                waiting = [status for status in statuses if status.uuid in lags]
+                lags = await self._fitting(waiting, lags, options.most_bytes)
         return {status.uuid: status.begin + lags[status.uuid] for status in statuses if status.uuid in lags}
 
     def _waits_for_more(self, count: int, least: int | None) -> bool:
@@ -284,10 +278,9 @@ class StreamPlanner:
         lost = [uuid for uuid in uuids if uuid not in self.servers]
         if lost:
             references = await self._discovery.streams()
-            if len(self._options.servers) != 1:
-                for uuid in lost:
-                    if uuid not in references:
-                        raise OptionError("streams", f"a batch has to be read again and has stream {uuid}: name it")
+            unnamed = [uuid for uuid in lost if uuid not in references]
+            if unnamed and len(self._options.servers) != 1:
+                raise OptionError("streams", f"a batch has to be read again and has stream {unnamed[0]}: name it")
             await self._find(references, lost)
 
     def is_done(self, uuid: str) -> bool:
@@ -442,13 +435,7 @@ class Discovery:
         if self._options.streams_file is not None:
             found.update((each.uuid, each) for each in self._from_file(self._options.streams_file))
         found.update((each.uuid, each) for each in self._options.streams)
-        return {uuid: self._placed(each) for uuid, each in sorted(found.items())}
-
-    def _placed(self, reference: Reference) -> Reference:
-        servers = self._options.servers
-        if reference.server is None and len(servers) == 1:
-            return Reference(reference.uuid, servers[0])
-        return reference
+        return dict(sorted(found.items()))
 
     def _from_file(self, path: str) -> tuple[Reference, ...]:
         try:
@@ -488,7 +475,3 @@ class Discovery:
             _log.warning("a message of the directory was passed over: %s", error)
             return
         self._listed[reference.uuid] = Reference(reference.uuid, reference.server or server)
-
-
-def _least(*limits: int | None) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)

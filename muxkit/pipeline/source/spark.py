@@ -1,12 +1,13 @@
-"""The readers that Spark uses: thin classes over the planner and the client."""
+"""The readers that Spark uses, thin classes over the planner and the client."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from functools import cached_property, partial
+from typing import cast
 
 import attrs
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
@@ -24,25 +25,17 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
-    ReadMaxBytes,
     ReadMaxRows,
-    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
 from muxkit.pipeline.concurrency import run_bare
 from muxkit.pipeline.options import MOST_ID, SourceOptions
 from muxkit.pipeline.source.client import Client
 from muxkit.pipeline.source.offsets import Span, group
-from muxkit.pipeline.source.planner import Limit, Planner
+from muxkit.pipeline.source.planner import Planner
 from muxkit.pipeline.source.rows import Rows, read, schema_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.datasource import Filter
-    from pyspark.sql.types import StructType
-
-ResultT = TypeVar("ResultT")
 
 
 def schema(options: Mapping[str, str]) -> str:
@@ -77,16 +70,15 @@ class _Reading:
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._planned: Planner | None = None
 
-    @property
+    @cached_property
     def _planner(self) -> Planner:
-        if self._planned is None:
-            self._planned = Planner(self._options)
-        return self._planned
+        return Planner(self._options)
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_planned": None, "_options": attrs.evolve(self._options, streams=())}
+        state = self.__dict__ | {"_options": attrs.evolve(self._options, streams=())}
+        state.pop("_planner", None)
+        return state
 
     def _partitions(self, spans: Sequence[Span]) -> Sequence[Spans]:
         return [Spans(each) for each in group(spans, self._options.most_partitions)]
@@ -104,21 +96,14 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return dict(self._planner.initial())
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Spark knows one kind at a time; the planner applies the other options.
-        options = self._options
-        if options.most_messages is not None:
-            return ReadMaxRows(options.most_messages)
-        if options.most_bytes is not None:
-            return ReadMaxBytes(options.most_bytes)
-        if options.least_messages is not None:
-            return ReadMinRows(options.least_messages)
-        return ReadAllAvailable()
+        # Spark has one kind of limit at a time, so the planner applies all options; this only says that they apply.
+        return ReadMaxRows(self._options.most_messages or MOST_ID)
 
     def prepareForTriggerAvailableNow(self) -> None:
         run_bare(self._planner.prepare_available_now)
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
-        return dict(run_bare(partial(self._planner.latest, start, _limit(limit))))
+        return dict(run_bare(partial(self._planner.latest, start, limited=not isinstance(limit, ReadAllAvailable))))
 
     def reportLatestOffset(self) -> dict[str, object] | None:
         return self._planner.report()
@@ -149,20 +134,6 @@ class FilteredReader(BatchReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._bounds = Bounds()  # a data frame may be used again with other filters
         return [each for each in filters if not self._bounds.cover(each)]
-
-
-def _limit(limit: ReadLimit) -> Limit:
-    match limit:
-        case ReadMaxRows(count):
-            return Limit(messages=count)
-        case ReadMaxBytes(count):
-            return Limit(bytes=count)
-        case ReadMinRows(count):
-            return Limit(least=count)
-        case ReadAllAvailable():
-            return Limit(all=True)
-        case _:
-            return Limit()
 
 
 @attrs.define

@@ -95,13 +95,7 @@ class _MemoryRows(Rows):
     """Rows in memory: `most_bytes` limits the bytes of all blocks, and those of a deleted transaction go at once."""
 
     def __init__(self, connection: sqlite3.Connection, most_bytes: int) -> None:
-        def run(sql: str, values: Sequence[Value]) -> list[tuple[Value, ...]]:
-            return connection.execute(sql, values).fetchall()
-
-        def run_many(sql: str, values: Sequence[Sequence[Value]]) -> None:
-            connection.executemany(sql, values)
-
-        super().__init__(run, run_many)
+        super().__init__(lambda sql, values: connection.execute(sql, values).fetchall(), connection.executemany)
         self._most_bytes = most_bytes
         self._used = 0
 

@@ -15,22 +15,26 @@ import trio
 
 import muxkit
 from muxkit.pipeline.errors import StagingError, StagingRequestInvalid, StagingUnavailable
-from muxkit.pipeline.staging.messages import (
+from muxkit.pipeline.staging.records import (
     Abort,
     Aborted,
     Answer,
     AnyQuestion,
     Ask,
+    BatchProgress,
     Begin,
     Begun,
+    Block,
+    Committed,
     Committing,
+    Encoding,
+    Key,
     Prepare,
     Stored,
     answer,
     encode,
     encode_block,
 )
-from muxkit.pipeline.staging.records import BatchProgress, Block, Committed, Encoding, Key
 from muxkit.runtime import Backoff, background, can_heal
 
 T = TypeVar("T")
@@ -141,10 +145,7 @@ class StagingClient:
     # ------------------------------------------------------------------------ one question
 
     async def _ask(self, asked: AnyQuestion, expected: type[AnswerT], about: str) -> AnswerT:
-        async def over(session: muxkit.Session) -> AnswerT:
-            return await self.exchange(session, asked, expected)
-
-        return await self.persist(over, about)
+        return await self.persist(lambda session: self.exchange(session, asked, expected), about)
 
     async def exchange(self, session: muxkit.Session, asked: AnyQuestion, expected: type[AnswerT]) -> AnswerT:
         """Ask one question on a new channel."""
@@ -260,12 +261,7 @@ class _Writing:
         if self._wanted:
             begin = self._begin
             asked = Prepare(
-                stream=begin.stream,
-                app=begin.app,
-                token=begin.token,
-                txn=begin.txn,
-                batch=begin.batch,
-                rows=self._rows,
+                stream=begin.stream, app=begin.app, token=begin.token, txn=begin.txn, batch=begin.batch, rows=self._rows
             )
             self._wanted = (await self._client.exchange(session, asked, Begun)).wanted
 

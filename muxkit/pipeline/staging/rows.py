@@ -12,13 +12,12 @@ from zlib import crc32
 
 import attrs
 
-from muxkit.pipeline.staging.records import Application, Block, Encoding, Span, Stream, Transaction
+from muxkit.pipeline.staging.records import Application, Block, Encoding, Stream, Transaction
 from muxkit.storage import StoreCorrupt
 from muxkit.storage.sqlite import Value
 
 Run = Callable[[str, Sequence[Value]], list[tuple[Value, ...]]]
-RunMany = Callable[[str, Sequence[Sequence[Value]]], None]
-
+RunMany = Callable[[str, Sequence[Sequence[Value]]], object]
 
 RecordT = TypeVar("RecordT", Application, Transaction, Stream)
 
@@ -63,13 +62,19 @@ def postgres_migrations() -> tuple[tuple[str, ...], ...]:
 
 @attrs.frozen
 class Table:
-    """A table whose rows are records of one kind; `columns` are in the order of its fields, the key first."""
+    """A table whose rows are records of one kind; its columns are the fields in their order, the key first."""
 
     name: str
     noun: str
     """For errors: `an application`."""
-    columns: tuple[str, ...]
+    kind: type[attrs.AttrsInstance]
     key_size: int
+    columns: tuple[str, ...] = attrs.field(init=False)
+
+    @columns.default
+    def _columns_of_kind(self) -> tuple[str, ...]:
+        names = (field.name for field in attrs.fields(self.kind))
+        return tuple("row_count" if name == "rows" else name for name in names)  # SQL has a meaning for ROWS
 
     @property
     def is_key(self) -> str:
@@ -78,38 +83,26 @@ class Table:
 
 
 TABLES: dict[type, Table] = {
-    Application: Table(
-        "staging_applications",
-        "an application",
-        ("stream", "app", "batch", "row_count", "staged", "transactions", "due"),
-        key_size=2,
-    ),
-    Transaction: Table(
-        "staging_transactions",
-        "a transaction",
-        ("id", "stream", "app", "batch", "encoding", "ttl", "due", "row_count", "size", "prepared", "base"),
-        key_size=1,
-    ),
-    Stream: Table("staging_streams", "a stream", ("name", "head", "trimmed"), key_size=1),
+    Application: Table("staging_applications", "an application", Application, key_size=2),
+    Transaction: Table("staging_transactions", "a transaction", Transaction, key_size=1),
+    Stream: Table("staging_streams", "a stream", Stream, key_size=1),
 }
 
 
+@attrs.define(eq=False, slots=False)
 class Rows:
     """The rows behind one connection, during one unit of work. The store writes only after all its checks.
 
     `lock` follows a SELECT whose rows are to be locked until the end of the transaction.
     """
 
-    def __init__(
-        self, run: Run, run_many: RunMany, *, lock: str = "", shrink: Callable[[], bool] = lambda: False
-    ) -> None:
-        self._run = run
-        self._run_many = run_many
-        self._lock = lock
-        self.shrink = shrink
-        """Return some unused space to the disk; True if there is more."""
-        self._known: set[tuple[Value, ...]] = set()  # tables and keys of the rows that this unit of work found
-        self._changed: dict[str, None] = {}
+    _run: Run
+    _run_many: RunMany
+    _lock: str = attrs.field(default="", kw_only=True)
+    shrink: Callable[[], bool] = attrs.field(default=lambda: False, kw_only=True)
+    """Return some unused space to the disk; True if there is more."""
+    _known: set[tuple[Value, ...]] = attrs.field(factory=set, init=False)  # tables and keys that this unit found
+    _changed: dict[str, None] = attrs.field(factory=dict, init=False)
 
     def begin(self) -> None:
         """Start another unit of work."""
@@ -202,14 +195,14 @@ class Rows:
             [(id, *block) for block in blocks],
         )
 
-    def spans(self, id: str, first: int, last: int) -> list[Span]:
-        """Return the blocks of a transaction that begin at one of these rows, in order."""
+    def spans(self, id: str, first: int, last: int) -> list[tuple[int, int, int]]:
+        """Return the blocks of a transaction that begin at one of these rows, in order, without their bodies."""
         found = self._run(
             "SELECT first_row, row_count, crc FROM staging_blocks WHERE id = ? AND first_row BETWEEN ? AND ? "
             "ORDER BY first_row",
             (id, first, last),
         )
-        return [Span(_int(at), _int(rows), _int(crc)) for at, rows, crc in found]
+        return [(_int(at), _int(rows), _int(crc)) for at, rows, crc in found]
 
     def blocks(self, id: str, row: int, most_bytes: int) -> list[Block]:
         """Return the block that holds this row and as many of the next ones as fit; at least one."""

@@ -19,7 +19,7 @@ from muxkit.pipeline.errors import (
     StagingUnavailable,
     first_error,
 )
-from muxkit.pipeline.staging.messages import (
+from muxkit.pipeline.staging.records import (
     Abort,
     Aborted,
     Answer,
@@ -27,6 +27,7 @@ from muxkit.pipeline.staging.messages import (
     Ask,
     Begin,
     Begun,
+    Block,
     Committing,
     Failed,
     Prepare,
@@ -36,7 +37,6 @@ from muxkit.pipeline.staging.messages import (
     is_block,
     question,
 )
-from muxkit.pipeline.staging.records import Block
 from muxkit.pipeline.staging.store import Staging
 from muxkit.runtime import background
 from muxkit.storage import StoreError, StoreFull
@@ -114,7 +114,12 @@ class StagingService:
         """Serve one session to its end."""
 
         async def serve_channel(channel: muxkit.Channel) -> None:
-            await _Channel(channel, self._store, self._authorize, session.info.peer).run()
+            try:
+                await self._serve_channel(channel, session.info.peer)
+            except (StagingError, StoreError) as error:
+                _log.debug("staging: %s refused: %s", session.info.peer or "a peer", error)
+                # The end of this handler closes the channel: a client that is still sending is stopped, and reads this.
+                await channel.send(encode(_failed(error)))
 
         await muxkit.each_channel(serve_channel)(session)
 
@@ -127,64 +132,53 @@ class StagingService:
             except StoreError as error:
                 _log.warning("sweeping staged transactions: %s", error)
 
+    # --- one channel
 
-@attrs.frozen(eq=False)
-class _Channel:
-    """Serves one channel."""
+    async def _serve_channel(self, channel: muxkit.Channel, peer: str) -> None:
+        async for message in channel:
+            asked = question(message)
+            await self._admit(asked, peer)
+            if isinstance(asked, Begin):
+                await self._take_rows(asked, channel)
+                return
+            await channel.send(encode(await self._answer(asked)))
 
-    channel: muxkit.Channel
-    store: Staging
-    authorize: Authorize | None
-    peer: str
-
-    async def run(self) -> None:
-        try:
-            async for message in self.channel:
-                asked = question(message)
-                await self._admit(asked)
-                if isinstance(asked, Begin):
-                    await self._take_rows(asked)
-                    return
-                await self._say(await self._answer(asked))
-        except (StagingError, StoreError) as error:
-            await self._fail(error)
-
-    async def _admit(self, asked: AnyQuestion) -> None:
-        if self.authorize is None:
+    async def _admit(self, asked: AnyQuestion, peer: str) -> None:
+        if self._authorize is None:
             return
         asks = str(asked.__struct_config__.tag)
-        claim = Claim(peer=self.peer, token=asked.token, stream=asked.stream, app=asked.app, asks=asks)
-        if not await self.authorize(claim):
+        claim = Claim(peer=peer, token=asked.token, stream=asked.stream, app=asked.app, asks=asks)
+        if not await self._authorize(claim):
             raise StagingRefused(f"{asked.key}: this server does not allow {asks!r} here; is the option token right?")
 
     async def _answer(self, asked: Prepare | Committing | Abort | Ask) -> Answer:
         match asked:
             case Prepare():
-                wanted = await self.store.prepare(asked.txn, asked.key, asked.batch, asked.rows)
+                wanted = await self._store.prepare(asked.txn, asked.key, asked.batch, asked.rows)
                 return Begun(wanted=wanted)
             case Committing():
                 parts = dict(asked.parts)
                 if len(parts) != len(asked.parts):
                     raise StagingRequestInvalid(f"{asked.key}, batch {asked.batch}: a transaction is named twice")
-                done = await self.store.commit(asked.key, asked.batch, parts)
+                done = await self._store.commit(asked.key, asked.batch, parts)
                 if done.duplicate:
                     _log.info("staging: %s, batch %d was committed before", asked.key, asked.batch)
                 return done
             case Abort():
-                return Aborted(dropped=await self.store.abort(asked.key, asked.batch, asked.txns))
+                return Aborted(dropped=await self._store.abort(asked.key, asked.batch, asked.txns))
             case Ask():
-                return await self.store.progress(asked.key)
+                return await self._store.progress(asked.key)
             case _:
                 assert_never(asked)
 
-    async def _take_rows(self, asked: Begin) -> None:
+    async def _take_rows(self, asked: Begin, channel: muxkit.Channel) -> None:
         """Store blocks as they come. The channel's window bounds those that wait."""
-        limits = self.store.limits
-        wanted = await self.store.begin(asked.txn, asked.key, asked.batch, asked.encoding, asked.ttl, once=asked.once)
-        await self._say(Begun(wanted=wanted))
+        limits = self._store.limits
+        wanted = await self._store.begin(asked.txn, asked.key, asked.batch, asked.encoding, asked.ttl, once=asked.once)
+        await channel.send(encode(Begun(wanted=wanted)))
         while wanted:
             try:
-                messages = await self.channel.receive_many()
+                messages = await channel.receive_many()
             except trio.EndOfChannel:
                 return
             blocks: list[Block] = []
@@ -194,21 +188,16 @@ class _Channel:
                         f"{asked.key}, batch {asked.batch}: a question came where rows were expected"
                     )
                 blocks.append(decode_block(message, limits))
-            wanted = await self.store.put(asked.txn, asked.key, asked.batch, blocks)
-            await self._say(Stored(blocks=len(blocks)) if wanted else Begun(wanted=False))
+            wanted = await self._store.put(asked.txn, asked.key, asked.batch, blocks)
+            await channel.send(encode(Stored(blocks=len(blocks)) if wanted else Begun(wanted=False)))
 
-    async def _say(self, answer: Answer) -> None:
-        await self.channel.send(encode(answer))
 
-    async def _fail(self, error: StagingError | StoreError) -> None:
-        match error:
-            case StagingError():
-                told = Failed(kind=error.kind, text=str(error))
-            case StoreFull():
-                told = Failed(kind=StagingFull.kind, text=error.for_client)
-            case _:
-                _log.warning("staging: %s", error)
-                told = Failed(kind=StagingUnavailable.kind, text=error.for_client)
-        _log.debug("staging: %s refused: %s", self.peer or "a peer", error)
-        # The end of this handler closes the channel: a client that is still sending is stopped, and then reads this.
-        await self._say(told)
+def _failed(error: StagingError | StoreError) -> Failed:
+    match error:
+        case StagingError():
+            return Failed(kind=error.kind, text=str(error))
+        case StoreFull():
+            return Failed(kind=StagingFull.kind, text=error.for_client)
+        case _:
+            _log.warning("staging: %s", error)
+            return Failed(kind=StagingUnavailable.kind, text=error.for_client)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+import attrs
 import trio
 
 from muxkit.pipeline.errors import NotCommitted, RowsGone, StagingFull, TransactionConflict, TransactionGone
@@ -22,13 +23,12 @@ from muxkit.pipeline.staging.records import (
     Encoding,
     Key,
     Published,
-    Span,
     StagingLimits,
     Stream,
     Transaction,
     rows_of,
 )
-from muxkit.pipeline.staging.rows import Rows
+from muxkit.pipeline.staging.rows import RecordT, Rows
 from muxkit.storage import StoreCorrupt, Waiters
 
 Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any thread
@@ -66,6 +66,7 @@ def unit_of_work(
     return method
 
 
+@attrs.define(eq=False, slots=False)
 class Staging:
     """A staging store. Several tasks may use it at once.
 
@@ -75,20 +76,11 @@ class Staging:
     `poll_interval`: seconds between two looks for the commits of other servers; None: there can be no other server.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        waiters: Waiters,
-        limits: StagingLimits,
-        now: Now,
-        *,
-        poll_interval: float | None = None,
-    ) -> None:
-        self.limits = limits
-        self._backend = backend
-        self._waiters = waiters
-        self._now = now
-        self._poll_interval = poll_interval
+    _backend: Backend
+    _waiters: Waiters
+    limits: StagingLimits
+    _now: Now
+    _poll_interval: float | None = attrs.field(default=None, kw_only=True)
 
     # ------------------------------------------------------------------------ the first phase
 
@@ -167,10 +159,10 @@ class Staging:
             return False
         found = self._staged(rows, id, key, batch)
         whole = 0
-        for span in rows.spans(id, 0, count):
-            if span.first != whole:
+        for first, number, _ in rows.spans(id, 0, count):
+            if first != whole:
                 break
-            whole += span.rows
+            whole += number
         if whole != count or found.rows != count:
             raise NotCommitted(
                 f"{found}: {found.rows:,} rows are staged, {whole:,} of them without a gap, and {count:,} were "
@@ -237,23 +229,24 @@ class Staging:
 
     async def sweep(self) -> int:
         """Delete expired transactions, whose number it returns, and applications; call it every few seconds."""
+
+        async def overdue(kind: type[RecordT], also: str = "") -> list[RecordT]:
+            condition = f"due IS NOT NULL AND due <= ?{also} LIMIT ?"
+            return await self._backend.work("", lambda rows: rows.find(kind, condition, self._now(), SWEPT_AT_ONCE))
+
         dropped = 0
-        while found := await self._overdue():
-            for each in found:
-                dropped += await self._sweep(each.id, each.key)
-        while forgotten := await self._overdue_applications():
-            for key in forgotten:
-                await self._forget(key)
+        while transactions := await overdue(Transaction):
+            for transaction in transactions:
+                dropped += await self._sweep(transaction.id, transaction.key)
+        while applications := await overdue(Application, " AND transactions = 0"):
+            for application in applications:
+                await self._forget(application.key)
         # In small portions, so that a commit does not wait for long.
         while await self._backend.work("", lambda rows: rows.purge()):
             pass
         while await self._backend.work("", lambda rows: rows.shrink()):
             pass
         return dropped
-
-    @unit_of_work
-    def _overdue(self, rows: Rows) -> list[Transaction]:
-        return rows.find(Transaction, "due IS NOT NULL AND due <= ? LIMIT ?", self._now(), SWEPT_AT_ONCE)
 
     @unit_of_work
     def _sweep(self, rows: Rows, id: str, key: Key) -> bool:
@@ -265,11 +258,6 @@ class Staging:
         _drop(rows, application, found)
         rows.save(application)
         return True
-
-    @unit_of_work
-    def _overdue_applications(self, rows: Rows) -> list[Key]:
-        condition = "due IS NOT NULL AND due <= ? AND transactions = 0 LIMIT ?"
-        return [found.key for found in rows.find(Application, condition, self._now(), SWEPT_AT_ONCE)]
 
     @unit_of_work
     def _forget(self, rows: Rows, key: Key) -> None:
@@ -373,8 +361,8 @@ class Staging:
         found = rows.get(Transaction, id)
         if found is None or found.base is not None or self._is_over(found):
             raise TransactionGone(
-                f"{key}, batch {batch}: transaction {id} is not staged any more (it was aborted, or untouched for its "
-                "txnTtl); write the partition again"
+                f"{key}, batch {batch}: transaction {id} is not staged any more: it was aborted, or untouched for its "
+                "txnTtl, and has to be written again"
             )
         if (found.key, found.batch) != (key, batch):
             raise TransactionConflict(
@@ -384,29 +372,22 @@ class Staging:
 
     def _new(self, rows: Rows, found: Transaction, blocks: Sequence[Block]) -> list[Block]:
         lowest, highest = min(block.first for block in blocks), max(block.first for block in blocks)
-        present = {span.first: span for span in rows.spans(found.id, lowest, highest)}
+        present = {span[0]: span for span in rows.spans(found.id, lowest, highest)}
         new: dict[int, Block] = {}
         for block in blocks:
             known = present.get(block.first)
             if known is None:
                 new[block.first] = block
-                present[block.first] = Span(*block[:3])
+                present[block.first] = block[:3]
             elif known != block[:3]:
                 raise TransactionConflict(f"{found}: other rows came for row {block.first} than before")
         return list(new.values())
 
     def _committable(self, rows: Rows, id: str, key: Key, batch: int, count: int) -> Transaction:
-        found = rows.get(Transaction, id)
-        if found is None or found.base is not None or self._is_over(found):
-            raise NotCommitted(
-                f"{key}, batch {batch}: transaction {id} is not staged any more (it was aborted, or untouched for its "
-                "txnTtl); nothing was committed, the batch has to be written again"
-            )
-        if (found.key, found.batch) != (key, batch):
-            raise NotCommitted(
-                f"{key}, batch {batch}: transaction {id} was staged for {found.key}, batch {found.batch}; nothing was "
-                "committed"
-            )
+        try:
+            found = self._staged(rows, id, key, batch)
+        except (TransactionGone, TransactionConflict) as error:
+            raise NotCommitted(f"{error}; nothing was committed") from error
         if not found.prepared or found.rows != count:
             state = "prepared" if found.prepared else "not prepared"
             raise NotCommitted(

@@ -1,4 +1,4 @@
-"""The work of a sink's tasks and its driver, without Spark: make blocks of rows, write them, commit a batch, abort it.
+"""The Spark sink: its two writers, and their work: make blocks of rows, stage them, commit a batch, abort it.
 
 With several servers each gets every row and commits for itself: a server that missed a batch gets it when the batch is
 written again.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import chain
 from typing import Any, Final
@@ -19,6 +19,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import trio
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from muxkit.pipeline.concurrency import run_bare
 from muxkit.pipeline.errors import OptionError, PipelineError
@@ -26,14 +29,98 @@ from muxkit.pipeline.options import RowEncoding, SinkOptions, link_options
 from muxkit.pipeline.staging.client import StagingClient
 from muxkit.pipeline.staging.records import Block, Encoding, Key, make_block
 
+BATCH: Final = "streaming.sql.batchId"  # the local properties in which Spark tells its tasks
+QUERY: Final = "sql.streaming.queryId"
 LARGEST_BLOCK: Final = 256 << 10  # bytes
 ABORT_TIMEOUT: Final = 10.0  # s that an abort may take; what it does not reach is swept
+
+Messages = Sequence[WriterCommitMessage | None]
+"""What the tasks of a batch gave: `Staged`, an empty message if there were no rows, None from a task that failed."""
 
 _log = logging.getLogger("muxkit")
 
 
+# ---------------------------------------------------------------------------- the writers of Spark
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+    """For a streaming query; `options` are those that Spark was given."""
+    if overwrite:
+        raise OptionError("outputMode", "only append: what was committed to a stream is not taken back")
+    return _StreamWriter(*_parsed(options, schema, streaming=True))
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+    """For a batch write; `options` are those that Spark was given."""
+    if overwrite:
+        raise OptionError("mode", "only append: what was committed to a stream is not taken back")
+    return _BatchWriter(*_parsed(options, schema, streaming=False))
+
+
+def _parsed(options: Mapping[str, str], schema: StructType, *, streaming: bool) -> tuple[SinkOptions, Encoding]:
+    parsed = SinkOptions.parse(options, streaming=streaming)
+    return parsed, encoding_of({field.name: field.dataType.simpleString() for field in schema.fields}, parsed.encoding)
+
+
+class _StreamWriter(DataSourceStreamArrowWriter):
+    """Made anew in each process: only messages get from one to the other."""
+
+    def __init__(self, options: SinkOptions, encoding: Encoding) -> None:
+        self._options = options
+        self._encoding = encoding
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = _context()
+        batch, query = context.getLocalProperty(BATCH), context.getLocalProperty(QUERY)
+        app = self._options.app or query
+        if batch is None or app is None:
+            raise PipelineError(f"Spark did not tell this task its {BATCH} and {QUERY}: is it a streaming query?")
+        target = Target(app=app, batch=int(batch))
+        return write_partition(self._options, target, _task(context), self._encoding, iterator) or WriterCommitMessage()
+
+    def commit(self, messages: Messages, batchId: int) -> None:
+        commit_batch(self._options, messages, batchId)
+
+    def abort(self, messages: Messages, batchId: int) -> None:
+        abort_batch(self._options, messages, batchId)
+
+
+class _BatchWriter(DataSourceArrowWriter):
+    """Made once, and pickled for the tasks and the process that commits."""
+
+    def __init__(self, options: SinkOptions, encoding: Encoding) -> None:
+        self._options = options
+        self._encoding = encoding
+        # An application with this batch only. Without option txnId its name is random, so it cannot be written again.
+        self._target = Target(app=options.txn or f"run-{uuid.uuid4()}", batch=0, once=options.txn is None)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        task = _task(_context())
+        return write_partition(self._options, self._target, task, self._encoding, iterator) or WriterCommitMessage()
+
+    def commit(self, messages: Messages) -> None:
+        commit_batch(self._options, messages, self._target.batch)
+
+    def abort(self, messages: Messages) -> None:
+        abort_batch(self._options, messages, self._target.batch)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise PipelineError("this code does not run in a Spark task")
+    return context
+
+
+def _task(context: TaskContext) -> str:
+    return f"{context.partitionId()}-{context.attemptNumber()}"
+
+
+# ---------------------------------------------------------------------------- the work of tasks and driver
+
+
 @attrs.frozen(kw_only=True)
-class Staged:
+class Staged(WriterCommitMessage):
     """What one task has staged; the driver needs this to commit it."""
 
     key: Key
@@ -93,9 +180,9 @@ def write_partition(
     return Staged(key=key, batch=target.batch, rows=maker.rows, txn=txn, urls=options.urls)
 
 
-def commit_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: int) -> None:
+def commit_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
     """Commit what the tasks of a batch have staged, on all servers. A batch that was committed before is no error."""
-    staged = [each for each in parts if each is not None]
+    staged = [each for each in messages if isinstance(each, Staged)]
     if not staged:
         return
     key = staged[0].key
@@ -115,9 +202,9 @@ def commit_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: in
     _on_all(options, commit)
 
 
-def abort_batch(options: SinkOptions, parts: Sequence[Staged | None], batch: int) -> None:
+def abort_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
     """Drop what the tasks of a batch have staged. Committed rows stay; what cannot be reached is swept later."""
-    staged = [each for each in parts if each is not None]
+    staged = [each for each in messages if isinstance(each, Staged)]
     if not staged:
         return
     key = staged[0].key
