@@ -12,10 +12,8 @@ from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.protocols.relink._session.common import Channel, CommonChannels
-from muxkit.protocols.relink._session.core import Acknowledged, Core, In, Out
-from muxkit.protocols.relink._session.errors import LinkChanged, LinkRefused
-from muxkit.protocols.relink._session.receiver import Receiver
-from muxkit.protocols.relink._session.sender import Receipt, Sender, as_parts
+from muxkit.protocols.relink._session.core import Acknowledged, Core, In, LinkChanged, LinkRefused, Out
+from muxkit.protocols.relink._session.native import Receipt, Receiver, Sender, as_parts
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.engine.events import (
     Arrived,

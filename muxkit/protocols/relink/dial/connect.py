@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import trio
 
@@ -14,18 +14,20 @@ from muxkit._observer import Observer
 from muxkit.protocols.relink._session.core import Core
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, OnChanged, living
 from muxkit.protocols.relink.config import Config
-from muxkit.protocols.relink.dial.handshake import (
+from muxkit.protocols.relink.dial.listen import (
+    Endpoint,
+    LinkHandler,
+    Listener,
     RequestReader,
     answer,
-    ask,
+    listener,
     new_epoch,
     new_link_id,
     unknown,
 )
-from muxkit.protocols.relink.dial.listen import Endpoint, LinkHandler, Listener, listener
 from muxkit.protocols.relink.dial.urls import config_for, dial_of, join_endpoint, split_endpoint
-from muxkit.protocols.relink.engine.events import Refused
-from muxkit.protocols.relink.handshake import mismatch
+from muxkit.protocols.relink.engine.events import Agreed, Failed, Refused
+from muxkit.protocols.relink.handshake import ConnectorHandshake, mismatch
 from muxkit.runtime import (
     Backoff,
     Dial,
@@ -37,11 +39,13 @@ from muxkit.runtime import (
     Side,
     can_heal,
     close_at_once,
+    prefixed,
     protect_package,
     protected_manager,
     redial,
 )
 
+READ: Final = 64 * 1024  # bytes to ask for; packets may follow the answer at once
 SHORT_PAUSE = 0.1  # s; the most between short connections in a row, each of which brought something forward
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -164,6 +168,38 @@ class _Dialling:
 
 def _heals(error: Exception) -> bool:
     return not isinstance(error, RemoteProtocolError) and can_heal(error)
+
+
+async def ask(stream: trio.abc.Stream, core: Core) -> tuple[Agreed | Refused, trio.abc.Stream]:
+    """Ask a listener for the link that `core` has, or for a new one.
+
+    Raises `RemoteProtocolError` for an answer that breaks the rules, ConnectionError when the listener hangs up, as it
+    does about an endpoint that it does not know, TooSlowError, and Trio's errors of a stream that breaks.
+    """
+    handshake = ConnectorHandshake(
+        core.config,
+        now=trio.current_time(),
+        epoch=core.engine.epoch,
+        link_id=core.engine.link_id,
+        limits=core.limits,
+    )
+    with trio.move_on_after(core.limits.handshake):
+        while True:
+            for buffer in handshake.buffers_to_send():
+                await stream.send_all(buffer)
+            data = await stream.receive_some(READ)
+            if not data:
+                raise ConnectionResetError(
+                    f"the listener hung up during the handshake; it may not know the endpoint "
+                    f"{core.config.endpoint!r}, or not in this form"
+                )
+            handshake.receive_bytes(bytes(data), trio.current_time())
+            for event in handshake.events():
+                if isinstance(event, (Agreed, Refused)):
+                    return event, prefixed(stream, handshake.rest())
+                if isinstance(event, Failed):
+                    raise event.error
+    raise trio.TooSlowError(f"the handshake was not done within {core.limits.handshake:g} s")
 
 
 Role = Literal["connector", "listener"]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
+import secrets
+import ssl
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final, Protocol, runtime_checkable
 
 import attrs
 import trio
@@ -16,20 +21,9 @@ from muxkit._observer import Observer, for_connection
 from muxkit._plugins import load_transport
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
 from muxkit.protocols.relink.config import Config
-from muxkit.protocols.relink.dial.handshake import (
-    HiddenKeys,
-    RequestReader,
-    answer,
-    fingerprint,
-    identity_of,
-    is_same,
-    new_epoch,
-    new_link_id,
-    unknown,
-)
 from muxkit.protocols.relink.dial.urls import PROTOCOL, config_for, place_of
-from muxkit.protocols.relink.engine.events import Requested
-from muxkit.protocols.relink.handshake import mismatch
+from muxkit.protocols.relink.engine.events import Failed, Requested
+from muxkit.protocols.relink.handshake import LARGEST_LINK_ID, MOST_BYTES, ListenerHandshake, epoch_of, mismatch
 from muxkit.runtime import (
     Adopted,
     Backoff,
@@ -56,6 +50,103 @@ LINK_COST = 16 * 1024  # bytes that an absent link counts beside its messages an
 RETURNS = Backoff(first=0.1, most=5.0)
 
 _log = logging.getLogger("muxkit")
+
+
+# --- the handshake, and who connects
+
+
+class RequestReader:
+    """Reads a connector's request, for `HandshakeQueue.read_handshake`; the answer is a call on `handshake`."""
+
+    MOST: Final = MOST_BYTES
+
+    def __init__(self, limits: Limits, versions: tuple[int, ...] = (0,)) -> None:
+        self.handshake = ListenerHandshake(now=trio.current_time(), versions=versions, limits=limits)
+
+    def receive_bytes(self, data: bytes) -> Requested | None:
+        self.handshake.receive_bytes(data, trio.current_time())
+        for event in self.handshake.events():
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Requested):
+                return event
+        return None
+
+    def bytes_to_send(self) -> bytes:
+        return b"".join(self.handshake.buffers_to_send())
+
+    def leftover(self) -> bytes:
+        return self.handshake.rest()
+
+
+async def answer(stream: trio.abc.Stream, reader: RequestReader, limits: Limits) -> bool:
+    """Write the listener's answer; return False if the stream is broken or too slow."""
+    try:
+        with trio.move_on_after(limits.handshake):
+            await stream.send_all(reader.bytes_to_send())
+            return True
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        pass
+    return False
+
+
+def unknown(request: Requested) -> RemoteProtocolError:
+    return RemoteProtocolError(f"there is no endpoint {request.endpoint!r} here", rule="relink-H22")
+
+
+UNIDENTIFIED = b""
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """A stream with an authenticated peer: for TLS, the certificate whose private key the peer proved to own."""
+
+    @property
+    def identity(self) -> bytes | None: ...
+
+
+def identity_of(stream: trio.abc.Stream) -> bytes | None:
+    """`identity` of the stream, if it has that; of a `trio.SSLStream` the peer's certificate, if it was verified."""
+    if isinstance(stream, Identified):
+        return stream.identity
+    certificate = getattr(stream, "getpeercert", None)  # these two are passed on by it
+    context = getattr(stream, "context", None)
+    if certificate is None or context is None or context.verify_mode is ssl.CERT_NONE:
+        return None
+    proved: bytes | None = certificate(binary_form=True)
+    return proved
+
+
+def fingerprint(identity: bytes | None) -> bytes:
+    """Hash an identity to a fixed size, since one is kept with each link."""
+    return UNIDENTIFIED if identity is None else hashlib.sha256(identity).digest()
+
+
+def new_epoch() -> int:
+    return epoch_of(time.time())
+
+
+def new_link_id() -> int:
+    return 1 + secrets.randbelow(LARGEST_LINK_ID)
+
+
+class HiddenKeys:
+    """Maps link ids to secret table keys, so that lookup time reveals nothing about the ids in the table."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def key(self, link_id: int) -> bytes:
+        return hashlib.blake2b(link_id.to_bytes(8, "little"), key=self._secret).digest()
+
+
+def is_same(link_id: int, asked: int, owner: bytes, who: bytes) -> bool:
+    """Compare id and identity in a time that does not depend on where they differ."""
+    same_id = hmac.compare_digest(link_id.to_bytes(8, "little"), asked.to_bytes(8, "little"))
+    return hmac.compare_digest(owner, who) and same_id
+
+
+# --- the table of links
 
 
 @attrs.frozen

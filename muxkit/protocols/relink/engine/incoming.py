@@ -16,7 +16,7 @@ import attrs
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import NO_QUEUE, Buffer
 from muxkit.protocols.relink.engine.events import Arrived, Ended, Opened, RolledBack
-from muxkit.protocols.relink.engine.link import LinkState, Timer, advance, counts_of, resolve
+from muxkit.protocols.relink.engine.link import LinkState, Run, Timer, advance, counts_of, extend, resolve
 from muxkit.protocols.relink.frames import (
     SMALL_MOST,
     Ack,
@@ -25,8 +25,8 @@ from muxkit.protocols.relink.frames import (
     Operation,
     OperationPacket,
     Parts,
-    encode_ack,
     encode_general,
+    encode_notice,
     message_cost,
 )
 
@@ -34,14 +34,6 @@ RESUME: Final = encode_general(General.RESUME)
 COUNTED_ACKS: Final = 4  # a window of messages
 SIZED_ACKS: Final = 2  # a window of bytes
 LARGE_LEAST: Final = SMALL_MOST + 1  # bytes of a part whose size takes eight bytes
-
-
-@attrs.define
-class Run:
-    """A run of equal answers through a number; it begins behind the run before it."""
-
-    ack: Ack
-    through: int
 
 
 @attrs.define
@@ -98,7 +90,7 @@ class Incoming:
         self.told_received = none
         self.told_consumed = none
         self.told_answer = none
-        self._told_last: Ack | None = None
+        self._told_last: Operation | Ack | None = None
         self._again = False  # the next answer is told with its number
         # Messages from `consumed` + 1 on: those that were given to the application, with the window bytes of one that
         # was rolled back in its place, then those on which the peer has not decided.
@@ -303,12 +295,8 @@ class Incoming:
         self.theirs.unanswered -= not spans
         oldest = self.arrived - link.config.window  # what came before it is known, or the window were full
         self._forget_outcomes(oldest)
-        for runs in (self.answers, self.outcomes):
-            if runs and runs[-1].ack is ack:
-                runs[-1].through = through
-            else:
-                runs.append(Run(ack, through))
-                link.outcomes += runs is self.outcomes
+        extend(self.answers, ack, through)
+        link.outcomes += extend(self.outcomes, ack, through)
         self.theirs.touch(self)
         self.consume(through)
         self.confirm_end()
@@ -343,7 +331,7 @@ class Incoming:
             return 0
         written = 0
         if self.answers:
-            written += self._write_answers(self.answers, out)
+            written += self._write_answers(out)
             self.link.probes.prove(self)
         if self.due or self.done:
             self.due = False
@@ -361,17 +349,17 @@ class Incoming:
             written += self._write(Ack.CLOSED, 0, out, is_next=True)
         return written
 
-    def _write_answers(self, runs: deque[Run], out: list[Buffer]) -> int:
+    def _write_answers(self, out: list[Buffer]) -> int:
         written = 0
-        while runs:
-            run = runs.popleft()
-            is_next = not self._again and run.through == self.told_answer + 1 and self._told_last in (None, run.ack)
-            written += self._write(run.ack, run.through, out, is_next=is_next)
-            self.told_answer, self._told_last, self._again = run.through, run.ack, False
+        while self.answers:
+            run = self.answers.popleft()
+            is_next = not self._again and run.through == self.told_answer + 1 and self._told_last in (None, run.kind)
+            written += self._write(run.kind, run.through, out, is_next=is_next)
+            self.told_answer, self._told_last, self._again = run.through, run.kind, False
         return written
 
-    def _write(self, ack: Ack, number: int, out: list[Buffer], *, is_next: bool) -> int:
-        packet = encode_ack(ack, (self.channel,), self.link.in_id_size, None if is_next else number)
+    def _write(self, ack: Operation | Ack, number: int, out: list[Buffer], *, is_next: bool) -> int:
+        packet = encode_notice(ack, (self.channel,), self.link.in_id_size, None if is_next else number)
         out.append(packet)
         return len(packet)
 
@@ -385,8 +373,8 @@ class Incoming:
         if self.answers:
             self.answers.clear()
         for run in self.outcomes:
-            written += self._write(run.ack, run.through, out, is_next=False)
-            self.told_answer, self._told_last = run.through, run.ack
+            written += self._write(run.kind, run.through, out, is_next=False)
+            self.told_answer, self._told_last = run.through, run.kind
         if self.outcomes:
             # If it was closed, the pong may then come with the repeated close, and not a round trip later.
             (self.link.probes.end_when_proven if self.ended else self.link.probes.prove)(self)
@@ -639,7 +627,7 @@ class PeerChannels:
             written += incoming.write_acks(out)
         if written < limit:
             for channel in self.unopened:
-                packet = encode_ack(Ack.CLOSED, (channel,), self.link.in_id_size)
+                packet = encode_notice(Ack.CLOSED, (channel,), self.link.in_id_size)
                 out.append(packet)
                 written += len(packet)
             self.unopened.clear()

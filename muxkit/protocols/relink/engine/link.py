@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, Protocol
 
+import attrs
+
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import Buffer, Deadlines, serial_add, serial_distance
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.engine.events import Event
-from muxkit.protocols.relink.frames import PART_OVERHEAD, General, encode_general
+from muxkit.protocols.relink.frames import PART_OVERHEAD, Ack, General, Operation, encode_general
 
 PING: Final = encode_general(General.PING)
 PONG: Final = encode_general(General.PONG)
@@ -198,6 +200,23 @@ class Probes:
             self._under_way.append(self.pings.popleft())
         out.append(PONG * pongs + PING * pings)
         return len(PONG) * pongs + len(PING) * pings
+
+
+@attrs.define
+class Run:
+    """A run of equal decisions or answers through a number; it begins behind the run before it."""
+
+    kind: Operation | Ack
+    through: int
+
+
+def extend(runs: deque[Run], kind: Operation | Ack, through: int) -> bool:
+    """Extend the last run, or begin another one; True if this is another one."""
+    if runs and runs[-1].kind is kind:
+        runs[-1].through = through
+        return False
+    runs.append(Run(kind, through))
+    return True
 
 
 def counts_of(channels: Sequence[int]) -> dict[int, int]:

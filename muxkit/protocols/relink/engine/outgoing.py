@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 from typing import Final, cast
 
-import attrs
-
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import NO_QUEUE, Buffer, Outbox, Scheduler
 from muxkit.protocols.relink.engine.events import (
@@ -19,7 +17,7 @@ from muxkit.protocols.relink.engine.events import (
     Uncommitted,
     Writable,
 )
-from muxkit.protocols.relink.engine.link import LinkState, advance, counts_of, resolve
+from muxkit.protocols.relink.engine.link import LinkState, Run, advance, counts_of, extend, resolve
 from muxkit.protocols.relink.frames import (
     OVERHEAD,
     PADDING,
@@ -28,7 +26,7 @@ from muxkit.protocols.relink.frames import (
     Ack,
     AckPacket,
     Operation,
-    encode_operation,
+    encode_notice,
     message_buffers,
     message_cost,
     message_head,
@@ -73,14 +71,6 @@ class Multicast:
 
 
 Item = bytes | Large | Multicast  # bytes are a packet with one small part, and cost `OVERHEAD` beside it
-
-
-@attrs.define
-class Decision:
-    """A run of commits or rollbacks through a number; it begins behind the run before it."""
-
-    operation: Operation
-    through: int
 
 
 # --- one channel
@@ -154,9 +144,9 @@ class Outgoing:
         self.kept: deque[Item] = deque()  # `released` + 1 to `sent`
         self.grown = 0  # items in both that are more than a packet put together
         # Not answered yet, and the rollbacks before.
-        self.journal: deque[Decision] = deque() if link.out_transactions else NO_QUEUE
-        self.decisions: deque[Decision] = deque() if link.out_transactions else NO_QUEUE  # to be written
-        self._told_last: Operation | None = None
+        self.journal: deque[Run] = deque() if link.out_transactions else NO_QUEUE
+        self.decisions: deque[Run] = deque() if link.out_transactions else NO_QUEUE  # to be written
+        self._told_last: Operation | Ack | None = None
         self._again = False  # the next decision is told with its number, since the peer may have missed one
         # Life.
         self.free = link.is_free  # messages may go out on this connection
@@ -199,22 +189,25 @@ class Outgoing:
         size += len(self.head) + len(padding)
         return Large([self.head, payload, padding] if padding else [self.head, payload], size, size + OVERHEAD)
 
-    def push(self, item: Item, cost: int) -> int:
-        """Queue an admitted message and return its number."""
-        ours, size = self.ours, len(item)
+    def push(self, items: Sequence[Item], cost: int, *, grown: bool) -> int:
+        """Queue admitted messages, which cost so much together, and return the number of the last.
+
+        `grown`: they are more than packets put together.
+        """
+        ours = self.ours
         if self.next == self.first:
             ours.enter(self)
-        self.unsent.append(item)
-        self.grown += not isinstance(item, bytes)
+        self.unsent.extend(items)
+        if grown:
+            self.grown += len(items)
         ours.retained_over += self.over_floor(cost)
         self.bytes += cost
         ours.retained += cost
-        ours.outbox.used += size
-        number = self.next
-        self.next = number + 1
+        ours.outbox.used += sum(map(len, items))
+        self.next += len(items)
         if not self.scheduled and self.free and not self.stalled:
             ours.scheduler.add(self)
-        return number
+        return self.next - 1
 
     def over_floor(self, cost: int, before: int = 0) -> int:
         """Return how many of `cost` bytes more, behind `before` others, count for the link's budget."""
@@ -223,10 +216,7 @@ class Outgoing:
     def decide(self, operation: Operation, through: int) -> None:
         self.decided = through
         for decisions in (self.journal, self.decisions):
-            if decisions and decisions[-1].operation is operation:
-                decisions[-1].through = through
-            else:
-                decisions.append(Decision(operation, through))
+            extend(decisions, operation, through)
         self.schedule()
 
     def close(self) -> None:
@@ -349,10 +339,9 @@ class Outgoing:
 
     def _write_decision(self, out: list[Buffer]) -> int:
         decision = self.decisions.popleft()
-        operation, through = decision.operation, decision.through
+        operation, through = decision.kind, decision.through
         is_next = not self._again and through == self.told + 1 and self._told_last in (None, operation)
-        sequence = None if is_next else through
-        packet = encode_operation(operation, (self.channel,), self.link.out_id_size, sequence)
+        packet = encode_notice(operation, (self.channel,), self.link.out_id_size, None if is_next else through)
         self.told, self._told_last, self._again = max(self.told, through), operation, False
         out.append(packet)
         if self.closing:
@@ -360,7 +349,7 @@ class Outgoing:
         return len(packet)
 
     def _write_close(self, out: list[Buffer]) -> int:
-        packet = encode_operation(Operation.CLOSE, (self.channel,), self.link.out_id_size)
+        packet = encode_notice(Operation.CLOSE, (self.channel,), self.link.out_id_size)
         self.close_written = self.close_told = True
         out.append(packet)
         return len(packet)
@@ -381,7 +370,7 @@ class Outgoing:
 
     @property
     def has_unanswered_commits(self) -> bool:
-        return any(run.operation is Operation.COMMIT for run in self.journal)
+        return any(run.kind is Operation.COMMIT for run in self.journal)
 
     def release_to_write(self) -> None:
         """Queue again what the peer lacks behind `received`, with the decisions that it may have missed."""
@@ -396,7 +385,7 @@ class Outgoing:
         self.sent = self.received
         self.told = min(self.told, self.received)
         if self.journal or self.decisions:
-            self.decisions = deque(Decision(one.operation, one.through) for one in self.journal)
+            self.decisions = deque(Run(one.kind, one.through) for one in self.journal)
         self.free = True
         self.schedule()
         self._confirm()
@@ -431,7 +420,7 @@ class Outgoing:
                     return None
                 raise RemoteProtocolError(f"{what}: {sequence} was answered otherwise before", rule="relink-Q11")
         run = next(run for run in self.journal if run.through >= number)
-        if run.operation is not Operation.COMMIT:
+        if run.kind is not Operation.COMMIT:
             rule = "relink-T04" if sequence is None else "relink-T03"
             raise RemoteProtocolError(f"{what}: message {number} was rolled back", rule=rule)
         return number
@@ -469,7 +458,7 @@ class Outgoing:
     def _resolved(self) -> int:
         """Return the last message that was answered, or rolled back and consumed."""
         resolved = max(self.answered, self.released)
-        if self.journal and self.journal[0].operation is Operation.ROLLBACK:
+        if self.journal and self.journal[0].kind is Operation.ROLLBACK:
             resolved = max(resolved, min(self.journal[0].through, self.consumed))
         return resolved
 
@@ -651,7 +640,7 @@ class OurChannels:
         cost = len(item) + OVERHEAD if isinstance(item, bytes) else item.cost
         if not self._has_room(outgoing, cost, overdraw=overdraw):
             raise self._full(outgoing, parts, cost)
-        return outgoing.push(item, cost)
+        return outgoing.push((item,), cost, grown=not isinstance(item, bytes))
 
     def try_send(self, channel: int, payload: bytes, reserve: int = 0) -> int | None:
         """Send one part on an open channel if it fits and leaves `reserve` bytes of window free.
@@ -697,24 +686,14 @@ class OurChannels:
         if outgoing is None or outgoing.closing or self.link.over or not count or max(map(len, payloads)) > JOIN_MOST:
             return None
         items = [outgoing.pack((payload,)) for payload in payloads]
-        length = sum(map(len, items))
-        cost = length + count * OVERHEAD
-        over = outgoing.over_floor(cost)
+        cost = sum(map(len, items)) + count * OVERHEAD
         if (
             outgoing.bytes + cost + reserve > self._channel_bytes
             or outgoing.outstanding + count > self._window
-            or self.retained_over + over > self._connection_bytes
+            or self.retained_over + outgoing.over_floor(cost) > self._connection_bytes
         ):
             return None
-        outgoing.unsent.extend(items)
-        outgoing.bytes += cost
-        self.retained += cost
-        self.retained_over += over
-        self.outbox.used += length
-        outgoing.next += count
-        if not outgoing.scheduled and outgoing.free and not outgoing.stalled:
-            self.scheduler.add(outgoing)
-        return outgoing.next - 1
+        return outgoing.push(items, cost, grown=False)
 
     def send_many(self, channel: int, messages: Iterable[Sequence[bytes]]) -> int:
         """Queue messages while they fit and return how many did; raises only if the first is refused."""
@@ -744,7 +723,7 @@ class OurChannels:
             raise self._full(full[0], kept, cost, full[1])
         item = Multicast(targets, kept, message_size(sizes, self.link.out_id_size), cost)
         by_number = {outgoing.channel: outgoing for outgoing in targets}
-        return [by_number[channel].push(item, cost) for channel in channels]
+        return [by_number[channel].push((item,), cost, grown=True) for channel in channels]
 
     def check_targets(self, count: int) -> None:
         most = self.link.config.targets
