@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal
 
+import attrs
 import trio
 
 from muxkit._errors import RemoteProtocolError
@@ -19,7 +20,6 @@ from muxkit.protocols.relink.dial.listen import (
     LinkHandler,
     Listener,
     RequestReader,
-    answer,
     listener,
     new_epoch,
     new_link_id,
@@ -27,7 +27,7 @@ from muxkit.protocols.relink.dial.listen import (
 )
 from muxkit.protocols.relink.dial.urls import config_for, dial_of, join_endpoint, split_endpoint
 from muxkit.protocols.relink.engine.events import Agreed, Failed, Refused
-from muxkit.protocols.relink.handshake import ConnectorHandshake, mismatch
+from muxkit.protocols.relink.handshake import MOST_BYTES, ConnectorHandshake, mismatch
 from muxkit.runtime import (
     Backoff,
     Dial,
@@ -87,26 +87,20 @@ def link(
         on_changed=on_changed,
         outage=outage,
     )
-    dialling = _Dialling(mux, dial, backoff, on_failed, outage)
-
-    async def give_up() -> None:
-        if patience is not None:
-            await dialling.give_up_after(patience)
-
-    return living(mux, linger, dialling.run, give_up)
+    dialling = _Dialling(mux, dial, backoff, on_failed, patience, outage)
+    return living(mux, linger, dialling.run, dialling.give_up)
 
 
+@attrs.define
 class _Dialling:
     """The loop that dials, runs a connection, and dials again."""
 
-    def __init__(
-        self, link: Link, dial: Dial, backoff: Backoff | None, on_failed: OnFailed | None, outage: Outage
-    ) -> None:
-        self._link = link
-        self._dial = dial
-        self._backoff = backoff
-        self._on_failed = on_failed
-        self._outage = outage
+    _link: Link
+    _dial: Dial
+    _backoff: Backoff | None
+    _on_failed: OnFailed | None
+    _patience: float | None
+    _outage: Outage
 
     async def run(self) -> None:
         try:
@@ -148,8 +142,11 @@ class _Dialling:
         failure.__cause__ = link.last_loss()
         return failure
 
-    async def give_up_after(self, patience: float) -> None:
-        link, core = self._link, self._link.core
+    async def give_up(self) -> None:
+        """Give the link up after `patience` seconds without a connection."""
+        link, core, patience = self._link, self._link.core, self._patience
+        if patience is None:
+            return
         while True:
             with trio.move_on_after(patience) as scope:
                 while not link.works:
@@ -252,7 +249,7 @@ async def _ask(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, in
 async def _answer(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, int, int]:
     reader = RequestReader(core.limits, core.config.versions)
     try:
-        request, stream = await HandshakeQueue(core.limits, most=RequestReader.MOST).read_handshake(stream, reader)
+        request, stream = await HandshakeQueue(core.limits, most=MOST_BYTES).read_handshake(stream, reader)
         error = unknown(request) if request.endpoint != core.config.endpoint else mismatch(request, core.config)
         if error is not None:
             raise error
@@ -261,10 +258,10 @@ async def _answer(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream,
     epoch, link_id = new_epoch(), new_link_id()
     if request.require_link and request.link_id:
         reader.handshake.refuse(epoch)
-        await answer(stream, reader, core.limits)
+        await reader.answer(stream)
         raise LinkLost("the connector requires a link that is not known here", by="peer")
     reader.handshake.accept(epoch, link_id)
-    if not await answer(stream, reader, core.limits):
+    if not await reader.answer(stream):
         raise LinkLost("the connection broke during the handshake", by="network")
     return stream, epoch, link_id
 

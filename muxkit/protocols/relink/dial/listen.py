@@ -10,7 +10,8 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import trio
@@ -56,12 +57,11 @@ _log = logging.getLogger("muxkit")
 
 
 class RequestReader:
-    """Reads a connector's request, for `HandshakeQueue.read_handshake`; the answer is a call on `handshake`."""
-
-    MOST: Final = MOST_BYTES
+    """Reads a connector's request, for `HandshakeQueue.read_handshake`; decide on `handshake`, then `answer`."""
 
     def __init__(self, limits: Limits, versions: tuple[int, ...] = (0,)) -> None:
         self.handshake = ListenerHandshake(now=trio.current_time(), versions=versions, limits=limits)
+        self._seconds = limits.handshake
 
     def receive_bytes(self, data: bytes) -> Requested | None:
         self.handshake.receive_bytes(data, trio.current_time())
@@ -78,16 +78,12 @@ class RequestReader:
     def leftover(self) -> bytes:
         return self.handshake.rest()
 
-
-async def answer(stream: trio.abc.Stream, reader: RequestReader, limits: Limits) -> bool:
-    """Write the listener's answer; return False if the stream is broken or too slow."""
-    try:
-        with trio.move_on_after(limits.handshake):
-            await stream.send_all(reader.bytes_to_send())
+    async def answer(self, stream: trio.abc.Stream) -> bool:
+        """Write the listener's answer; return False if the stream is broken or too slow."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(self._seconds):
+            await stream.send_all(self.bytes_to_send())
             return True
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        pass
-    return False
+        return False
 
 
 def unknown(request: Requested) -> RemoteProtocolError:
@@ -130,16 +126,6 @@ def new_link_id() -> int:
     return 1 + secrets.randbelow(LARGEST_LINK_ID)
 
 
-class HiddenKeys:
-    """Maps link ids to secret table keys, so that lookup time reveals nothing about the ids in the table."""
-
-    def __init__(self) -> None:
-        self._secret = secrets.token_bytes(32)
-
-    def key(self, link_id: int) -> bytes:
-        return hashlib.blake2b(link_id.to_bytes(8, "little"), key=self._secret).digest()
-
-
 def is_same(link_id: int, asked: int, owner: bytes, who: bytes) -> bool:
     """Compare id and identity in a time that does not depend on where they differ."""
     same_id = hmac.compare_digest(link_id.to_bytes(8, "little"), asked.to_bytes(8, "little"))
@@ -178,46 +164,31 @@ class _Kept:
     owner: bytes  # identity of the peer that made the link
     requests: int = 0  # connections that asked for it
 
-    @property
-    def weight(self) -> int:
+    def weigh(self) -> int:
         return LINK_COST + self.link.retained_bytes
 
+    def forgotten(self, why: Forgotten) -> None:
+        self.link.lose_because(f"the link was absent: {why.value}", by="local")
 
+
+@attrs.define(eq=False, kw_only=True)
 class Listener:
     """Hands each connection to its link; made by `listener`."""
 
-    def __init__(
-        self,
-        endpoints: Mapping[str, Endpoint],
-        nursery: trio.Nursery,
-        *,
-        keep: Keep,
-        limits: Limits,
-        observer: Observer | None,
-        linger: float,
-        identify: Identify,
-    ) -> None:
-        self._endpoints = endpoints
-        self._nursery = nursery
-        self._limits = limits
-        self._observer = observer
-        self._linger = linger
-        self._identify = identify
-        self._lobby = HandshakeQueue(limits, most=RequestReader.MOST)
-        self._keys = HiddenKeys()
-        self._links: Registry[bytes, _Kept] = Registry(
-            weigh=lambda kept: kept.weight,
-            forgotten=_forgotten,
-            most=keep.links,
-            most_bytes=keep.bytes,
-            most_age=keep.age,
-        )
-        self._serving: set[Link] = set()
-        self._ended = trio.lowlevel.ParkingLot()
-        self._is_draining = False
-        self.epoch = new_epoch()
-        """Microseconds since 1970 when this listener began; tells its connectors whether it is still the same."""
-        nursery.start_soon(self._links.expire)
+    _endpoints: Mapping[str, Endpoint]
+    _links: Registry[bytes, _Kept]
+    _nursery: trio.Nursery
+    _limits: Limits
+    _observer: Observer | None
+    _linger: float
+    _identify: Identify
+    _handshakes: HandshakeQueue
+    _secret: bytes = attrs.field(init=False, factory=partial(secrets.token_bytes, 32))
+    _serving: set[Link] = attrs.field(init=False, factory=set)
+    _ended: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _is_draining: bool = attrs.field(init=False, default=False)
+    epoch: int = attrs.field(init=False, factory=new_epoch)
+    """Microseconds since 1970 when this listener began; tells its connectors whether it is still the same."""
 
     @property
     def links(self) -> int:
@@ -243,7 +214,7 @@ class Listener:
         """One connection, until it is over; the stream is closed then. To be given to a server of streams."""
         try:
             reader = RequestReader(self._limits, self._versions)
-            request, rest = await self._lobby.read_handshake(stream, reader)
+            request, rest = await self._handshakes.read_handshake(stream, reader)
             await self._admit(rest, reader, request, fingerprint(self._identify(stream)))
         except (RemoteProtocolError, LinkLost) as error:
             _log.debug("a connection was not let in: %s", error)
@@ -258,25 +229,28 @@ class Listener:
 
     async def _admit(self, stream: trio.abc.Stream, reader: RequestReader, request: Requested, who: bytes) -> None:
         endpoint = self._endpoints.get(request.endpoint)
-        error = unknown(request) if endpoint is None else mismatch(request, endpoint.config)
-        if endpoint is None or error is not None:
-            raise error or unknown(request)
+        if endpoint is None:
+            raise unknown(request)
+        if (error := mismatch(request, endpoint.config)) is not None:
+            raise error
         while (key := self._find(request, who)) is not None:
             if await self._resume(stream, reader, key):
                 return
         if request.require_link and request.link_id:
             reader.handshake.refuse(self.epoch)
-            await answer(stream, reader, self._limits)
-            return
-        if self._is_draining:
-            return
-        await self._begin(stream, reader, endpoint, who)
+            await reader.answer(stream)
+        elif not self._is_draining:
+            await self._begin(stream, reader, endpoint, who)
+
+    def _key(self, link_id: int) -> bytes:
+        """Map a link id to a secret key, so that lookup time reveals nothing about the ids in the table."""
+        return hashlib.blake2b(link_id.to_bytes(8, "little"), key=self._secret).digest()
 
     def _find(self, request: Requested, who: bytes) -> bytes | None:
         """Give the key of the link that is asked for, if it exists and belongs to this identity and endpoint."""
         if not request.link_id or request.epoch != self.epoch:
             return None
-        key = self._keys.key(request.link_id)
+        key = self._key(request.link_id)
         kept = self._links.find(key)
         if kept is None or not is_same(kept.link_id, request.link_id, kept.owner, who):
             return None
@@ -297,46 +271,36 @@ class Listener:
                 if adopted.session.link.core.error is None:
                     is_there = True  # to be said first: a newer connection may end the block at any moment
                     reader.handshake.resume()
-                    await self._connect(stream, reader, adopted)
+                    if await reader.answer(stream):
+                        await self._connect(stream, adopted)
                 else:
                     adopted.forget()
         return is_there
 
     async def _begin(self, stream: trio.abc.Stream, reader: RequestReader, endpoint: Endpoint, who: bytes) -> None:
         link_id = new_link_id()
-        key = self._keys.key(link_id)
+        key = self._key(link_id)
         observer = for_connection(self._observer, endpoint.config.endpoint or "link")
         link = Link(endpoint.config, self._limits, observer, is_connector=False)
         link.core.on_weight = lambda: self._links.reweigh(key)
         kept = _Kept(link, link_id, endpoint.config.endpoint, who)
         async with self._links.adopt(key, make=lambda: kept) as adopted:
             reader.handshake.accept(self.epoch, link_id)
-            await self._connect(stream, reader, adopted, on_answered=lambda: self._serve(link, endpoint, key))
-
-    async def _connect(
-        self,
-        stream: trio.abc.Stream,
-        reader: RequestReader,
-        adopted: Adopted[_Kept],
-        on_answered: Callable[[], None] | None = None,
-    ) -> None:
-        if not await answer(stream, reader, self._limits):
-            if on_answered is not None:
+            if not await reader.answer(stream):
                 adopted.forget()  # the connector never learned of the link
-            return
+                return
+            self._serving.add(link)
+            self._nursery.start_soon(self._run, link, endpoint, key)
+            await self._connect(stream, adopted)
+
+    async def _connect(self, stream: trio.abc.Stream, adopted: Adopted[_Kept]) -> None:
         link = adopted.session.link
-        if on_answered is not None:
-            on_answered()
         if link.core.error is None:
             await link.run_connection(stream, epoch=self.epoch, link_id=adopted.session.link_id)
         if link.core.error is not None:
             adopted.forget()
 
     # --- links
-
-    def _serve(self, link: Link, endpoint: Endpoint, key: bytes) -> None:
-        self._serving.add(link)
-        self._nursery.start_soon(self._run, link, endpoint, key)
 
     async def _run(self, link: Link, endpoint: Endpoint, key: bytes) -> None:
         try:
@@ -381,25 +345,31 @@ async def listener(
     named = {
         name: attrs.evolve(endpoint, config=config_for(endpoint.config, name)) for name, endpoint in endpoints.items()
     }
+    keep, limits = keep or Keep(), limits or Limits()
+    links: Registry[bytes, _Kept] = Registry(
+        weigh=_Kept.weigh, forgotten=_Kept.forgotten, most=keep.links, most_bytes=keep.bytes, most_age=keep.age
+    )
     async with background() as nursery:
+        nursery.start_soon(links.expire)
         yield Listener(
-            named,
-            nursery,
-            keep=keep or Keep(),
-            limits=limits or Limits(),
+            endpoints=named,
+            links=links,
+            nursery=nursery,
+            limits=limits,
             observer=observer,
             linger=linger,
             identify=identify,
+            handshakes=HandshakeQueue(limits, most=MOST_BYTES),
         )
 
 
+@attrs.define(eq=False)
 class Listening:
     """A running listener; made by `listen`."""
 
-    def __init__(self, listener: Listener, scope: trio.CancelScope, urls: tuple[str, ...]) -> None:
-        self._scope = scope
-        self.listener = listener
-        self.urls = urls
+    listener: Listener
+    urls: tuple[str, ...]
+    _scope: trio.CancelScope
 
     @property
     def url(self) -> str:
@@ -447,7 +417,7 @@ async def listen(
                     )
                 )
                 urls = tuple(place.url(address, only) for address in addresses)
-                task_status.started(Listening(ours, scope, urls))
+                task_status.started(Listening(ours, urls, scope))
 
 
 def _services(
@@ -461,10 +431,6 @@ def _services(
     if not endpoints:
         raise ValueError("a listener needs an endpoint")
     return endpoints
-
-
-def _forgotten(kept: _Kept, why: Forgotten) -> None:
-    kept.link.lose_because(f"the link was absent: {why.value}", by="local")
 
 
 async def _shut_down(link: Link, grace: float) -> None:
