@@ -6,15 +6,14 @@ event, and stays here until it is consumed: a receiver that is opened anew gets 
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Final
 
-import attrs
-
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import NO_QUEUE, Buffer
+from muxkit.core import NO_QUEUE, Buffer, Ranges
 from muxkit.protocols.relink.engine.events import Arrived, Ended, Opened, RolledBack
 from muxkit.protocols.relink.engine.link import LinkState, Run, Timer, advance, counts_of, extend, resolve
 from muxkit.protocols.relink.frames import (
@@ -36,12 +35,7 @@ SIZED_ACKS: Final = 2  # a window of bytes
 LARGE_LEAST: Final = SMALL_MOST + 1  # bytes of a part whose size takes eight bytes
 
 
-@attrs.define
-class Span:
-    """A range of committed messages that the application has not answered."""
-
-    first: int
-    last: int
+NO_SPANS: Final = Ranges(0)  # of channels without transactions; nothing is ever added
 
 
 class Incoming:
@@ -99,7 +93,8 @@ class Incoming:
         self.room = link.config.window
         self.bytes = 0
         self.unacked = 0  # bytes consumed that the peer was not told of
-        self.spans: deque[Span] = deque() if link.in_transactions else NO_QUEUE
+        # Committed messages that the application has not answered; the window bounds them.
+        self.spans = Ranges(sys.maxsize) if link.in_transactions else NO_SPANS
         self.answers: deque[Run] = deque() if link.in_transactions else NO_QUEUE  # to be told
         # Told or not, and the peer may not know them.
         self.outcomes: deque[Run] = deque() if link.in_transactions else NO_QUEUE
@@ -135,7 +130,7 @@ class Incoming:
                 event.messages += messages
             else:
                 event = theirs.fresh[self.channel] = Arrived(self.channel, self.arrived - count + 1, messages)
-                self.link.events.append(event)
+                self.link.happened.append(event)
         if self.arrived - max(self.told_received, self.told_consumed) >= theirs.ack_count:
             theirs.make_due(self)
         elif not self.owing:
@@ -144,13 +139,13 @@ class Incoming:
     def give(self, first: int, messages: list[Parts]) -> None:
         """Report messages; what comes before the event is fetched is added to it."""
         event = self.theirs.fresh[self.channel] = Arrived(self.channel, first, messages)
-        self.link.events.append(event)
+        self.link.happened.append(event)
 
     def rewind(self) -> None:
         """Report everything again that is not consumed."""
         fresh = self.theirs.fresh.pop(self.channel, None)
         if fresh is not None:
-            self.link.events[:] = [event for event in self.link.events if event is not fresh]
+            self.link.happened[:] = [event for event in self.link.happened if event is not fresh]
         run: list[Parts] = []
         for number, parts in enumerate(self.kept, self.consumed + 1):
             if isinstance(parts, int):
@@ -190,15 +185,12 @@ class Incoming:
         if operation is Operation.ROLLBACK:
             fresh.pop(self.channel, None)  # what follows is reported apart
             self.kept.extend(map(self.weigh, messages))
-            self.link.events.append(RolledBack(self.channel, through))
+            self.link.happened.append(RolledBack(self.channel, through))
             self._pass_rolled_back()
             return
         self.kept.extend(messages)
-        if self.spans and self.spans[-1].last + 1 == first:
-            self.spans[-1].last = through
-        else:
-            self.theirs.unanswered += not self.spans
-            self.spans.append(Span(first, through))
+        self.theirs.unanswered += not self.spans
+        self.spans.add_range(first, through)
         if self.channel in fresh:
             fresh[self.channel].messages += messages
         else:
@@ -219,7 +211,7 @@ class Incoming:
         if not self.ended:  # it may have come before, on an earlier connection
             self.ended = True
             self.direct = False
-            self.link.events.append(Ended(self.channel))
+            self.link.happened.append(Ended(self.channel))
         self.confirm_end()
 
     # --- what the application does
@@ -282,17 +274,14 @@ class Incoming:
         if not self.link.in_transactions:
             raise LocalProtocolError(f"channel {self.channel} has no transactions")
         self.check_given(through)
-        if not any(span.first <= through <= span.last for span in self.spans):
+        if through not in self.spans:
             raise LocalProtocolError(f"channel {self.channel}: no message {through} waits for an answer")
 
     def answer(self, ack: Ack, through: int) -> None:
         """Answer the messages through this one; they count as consumed."""
-        link, spans = self.link, self.spans
-        while spans and spans[0].last <= through:
-            spans.popleft()
-        if spans and spans[0].first <= through:
-            spans[0].first = through + 1
-        self.theirs.unanswered -= not spans
+        link = self.link
+        self.spans.discard_below(through + 1)
+        self.theirs.unanswered -= not self.spans
         oldest = self.arrived - link.config.window  # what came before it is known, or the window were full
         self._forget_outcomes(oldest)
         extend(self.answers, ack, through)
@@ -315,7 +304,7 @@ class Incoming:
         """
         if self.close_came and not self.done and self.consumed == self.arrived and not self.spans:
             self.done = not self.outcomes
-            if not self.link.connected:
+            if not self.link.is_connected:
                 if self.done:
                     self.theirs.forget(self)
             elif self.done:
@@ -383,9 +372,9 @@ class Incoming:
         return written
 
     def connect(self) -> None:
-        self.known = not self.link.resumed
+        self.known = not self.link.resumes
         self.direct = self.known and not self.ended
-        self.replaying = self.link.resumed and self.link.in_transactions
+        self.replaying = self.link.resumes and self.link.in_transactions
         self.close_came = self.due = self.dirty = self.owing = False
 
     @property
@@ -435,10 +424,10 @@ class PeerChannels:
         self.owing: list[Incoming] = []  # whose acks wait for the timer
         self.unopened: dict[int, None] = {}  # closed by the peer without having been opened, and not yet confirmed
         self.resuming: deque[Incoming] = deque()
-        self.resume_left = self.link.resumed
+        self.resume_left = self.link.resumes
         for incoming in self.live.values():
             incoming.connect()
-        if self.link.resumed:
+        if self.link.resumes:
             self.resuming.extend(self.live.values())
 
     def disconnect(self) -> None:
@@ -523,7 +512,7 @@ class PeerChannels:
     def _check_opening(self, channel: int, new: int) -> None:
         link = self.link
         what = f"a message that opens channel {channel}"
-        if link.peer_shut_down:
+        if link.has_peer_shut_down:
             raise RemoteProtocolError(f"{what} after the shutdown", rule="relink-S04")
         if not link.told_resume:
             raise RemoteProtocolError(f"{what} before our resume", rule="relink-H35")
@@ -539,7 +528,7 @@ class PeerChannels:
             if incoming is None:
                 incoming = self.live[channel] = Incoming(channel, self)
                 link.observe_state(f"in {channel}", "open")
-                link.events.append(Opened(channel))
+                link.happened.append(Opened(channel))
             incoming.came([parts], weight)
         if link.observer is not None:
             for channel in channels:
@@ -586,12 +575,12 @@ class PeerChannels:
     def owe(self, incoming: Incoming) -> None:
         """Let the acks of a channel wait for the timer, unless both sides are shutting down."""
         link = self.link
-        if link.wants_shutdown and link.peer_shut_down:
+        if link.is_shutting_down and link.has_peer_shut_down:
             self.make_due(incoming)
             return
         incoming.owing = True
         self.owing.append(incoming)
-        if len(self.owing) == 1 and link.connected:
+        if len(self.owing) == 1 and link.is_connected:
             link.deadlines.set(Timer.ACKS, link.now + link.config.ack_delay)
 
     def make_due(self, incoming: Incoming) -> None:
@@ -600,7 +589,7 @@ class PeerChannels:
 
     def touch(self, incoming: Incoming) -> None:
         """Put a channel in line to write acks."""
-        if not incoming.dirty and self.link.connected:
+        if not incoming.dirty and self.link.is_connected:
             incoming.dirty = True
             self.dirty.append(incoming)
 

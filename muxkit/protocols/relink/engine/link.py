@@ -40,12 +40,13 @@ class Timer(Enum):
 
 
 class LinkState:
-    """The state that our channels, the peer's channels and the connection share."""
+    """The state that our channels, the peer's channels and the connection share; the engine itself is one."""
 
     def __init__(self, config: Config, limits: Limits, observer: Observer | None, *, is_connector: bool) -> None:
         self.config = config
         self.limits = limits
         self.observer = observer
+        self.is_connector = is_connector
         sizes = (config.connector_id_size, config.listener_id_size)
         transactions = (config.connector_transactions, config.listener_transactions)
         self.out_id_size, self.in_id_size = sizes if is_connector else sizes[::-1]
@@ -58,24 +59,27 @@ class LinkState:
         extra = limits.message + limits.outbox + (16 + PART_OVERHEAD) * config.parts + 128
         self.held_most = limits.connection_bytes + extra
         self.outcomes_most = OUTCOMES_MOST
-        self.events: list[Event] = []
+        self.happened: list[Event] = []
         self.deadlines: Deadlines[Timer] = Deadlines()
         self.now = 0.0
         self.over = False
+        """True once the link has finished or failed: each command raises."""
         self.epoch = 0
+        """The listener's epoch, to be sent with the next request; 0 before there is a link."""
         self.link_id = 0
-        self.wants_shutdown = False
+        """The id of the link; 0 before there is one."""
+        self.is_shutting_down = False
         self.probes = Probes(self)
-        self.reset()
+        self._reset()
 
-    def reset(self) -> None:
+    def _reset(self) -> None:
         """Forget what belongs to one link."""
-        self.connected = False
-        self.resumed = False
+        self.is_connected = False
+        self.resumes = False  # the connection goes on with a link that had one
         self.peer_resumed = False  # the peer has told what it has, or need not
         self.told_resume = False  # and so have we
         self.shutdown_written = False
-        self.peer_shut_down = False
+        self.has_peer_shut_down = False
         self.outcomes = 0  # answers that are kept because the peer may not know them
         self.probes.reset()
 
@@ -84,27 +88,14 @@ class LinkState:
             raise LocalProtocolError("the link is over")
 
     @property
-    def is_free(self) -> bool:
-        """True if connected and the peer's resume has come."""
-        return self.connected and self.peer_resumed
+    def is_resumed(self) -> bool:
+        """True if connected and, on a resumed link, the peer's resume has come."""
+        return self.is_connected and self.peer_resumed
 
     @property
     def is_resuming(self) -> bool:
         """True if connected and the peer's resume has not come."""
-        return self.connected and not self.peer_resumed
-
-    def connect(self, *, resumed: bool) -> None:
-        self.connected = True
-        self.resumed = resumed
-        self.peer_resumed = self.told_resume = not resumed
-        self.shutdown_written = False
-        self.observe_state("link", "connected")
-        self.probes.reset()
-
-    def disconnect(self) -> None:
-        self.connected = False
-        for timer in Timer:
-            self.deadlines.stop(timer)
+        return self.is_connected and not self.peer_resumed
 
     def observe_state(self, channel: str, state: str) -> None:
         if self.observer is not None:

@@ -149,7 +149,7 @@ class Outgoing:
         self._told_last: Operation | Ack | None = None
         self._again = False  # the next decision is told with its number, since the peer may have missed one
         # Life.
-        self.free = link.is_free  # messages may go out on this connection
+        self.free = link.is_resumed  # messages may go out on this connection
         self.heard = False  # the peer spoke of it on this connection
         self.confirmed = False  # the peer is known to have had a message of this life
         self.stalled = False  # the next message is a multicast that waits for its other channels
@@ -358,10 +358,10 @@ class Outgoing:
 
     def connect(self) -> None:
         """Prepare for a new connection: wait for the peer's resume."""
-        self.free = self.link.is_free
+        self.free = self.link.is_resumed
         self.heard = self.stalled = self.scheduled = self.close_written = False
         self.deficit = 0
-        self._again = self.link.resumed
+        self._again = self.link.resumes
 
     def disconnect(self) -> None:
         if self.stalled and isinstance(item := self.unsent[0], Multicast):
@@ -427,7 +427,7 @@ class Outgoing:
 
     def take(self, ack: Ack, number: int) -> None:
         """Apply an ack of all messages through this number."""
-        events = self.link.events
+        events = self.link.happened
         if number >= self.first:
             self.confirmed = True
         self.ours.unannounced.pop(self, None)
@@ -498,9 +498,9 @@ class Outgoing:
         """Finish the channel after `closed`, which stands for all acks that are missing."""
         if self.consumed < self.next - 1:
             self.consumed = self.next - 1
-            self.link.events.append(Consumed(self.channel, self.consumed))
+            self.link.happened.append(Consumed(self.channel, self.consumed))
         self._release(self.next - 1)
-        self.link.events.append(ChannelClosed(self.channel))
+        self.link.happened.append(ChannelClosed(self.channel))
         self.free = False
         self.ours.forget(self)
 
@@ -611,7 +611,7 @@ class OurChannels:
         cost = self.watchers.get(channel)
         if cost is not None and self._has_room(self.live.get(channel), cost):
             del self.watchers[channel]
-            self.link.events.append(Writable(channel))
+            self.link.happened.append(Writable(channel))
 
     def freed(self, channel: int, size: int, over: int) -> None:
         """Return bytes to the budget, `over` of them from above the floor, and wake watchers."""
@@ -779,7 +779,7 @@ class OurChannels:
             raise LocalProtocolError(
                 f"channel {channel} is closed; it can be opened anew when the peer has confirmed it"
             )
-        if link.wants_shutdown:
+        if link.is_shutting_down:
             raise LocalProtocolError(f"channel {channel} is not open, and none can be opened after the shutdown")
         if not 0 <= channel < 1 << 8 * link.out_id_size:
             raise LocalProtocolError(f"channel {channel} does not fit an id of {link.out_id_size} bytes")
