@@ -442,22 +442,25 @@ class Engine(State):
     def _take_new(self, now: float) -> bytes | None:
         """Take the next new packet, of the channel whose turn it is; None if it has none, or none is allowed yet."""
         channel = self.line[0]
-        if channel.gone:
+        piece = None if channel.outgoing is None else channel.outgoing.next()
+        if channel.gone or (piece is None and not channel.datagrams):
             channel.in_line = False
             self.line.popleft()
-            return None
-        if channel.outgoing is None:
-            return self._take_datagram(channel, now)
-        piece = channel.outgoing.next()
-        if piece is None:
-            channel.in_line = False
-            self.line.popleft()
+            if channel.outgoing is None:
+                self.close_if_over(channel)
             return None
         if not self.congestion.may_send(now):
             return None
         self.line.rotate(-1)
-        self.unsent -= len(piece.body)
-        return self._encode(channel, piece, now)
+        if piece is not None:
+            self.unsent -= len(piece.body)
+            return self._encode(channel, piece, now)
+        body, end = channel.datagrams.popleft()
+        channel.queued -= len(body)
+        self.unsent -= len(body)
+        type = channel.type if channel.ours and not channel.announced else None
+        self._observe(channel, "end" if end else "data", len(body))
+        return join_packet(b"{%b}" % head_of(channel.id, type, None, end, 0), body)
 
     def _encode(self, channel: EngineChannel, piece: Piece, now: float) -> bytes:
         outgoing, incoming = channel.outgoing, channel.incoming
@@ -478,23 +481,6 @@ class Engine(State):
         self.arm(channel)
         self._observe(channel, "end" if piece.end else "open" if piece.type else "data", len(piece.body))
         return join_packet(b"{%b}" % head, piece.body)
-
-    def _take_datagram(self, channel: EngineChannel, now: float) -> bytes | None:
-        """Take the next message of an unreliable channel."""
-        if not channel.datagrams:
-            channel.in_line = False
-            self.line.popleft()
-            self.close_if_over(channel)
-            return None
-        if not self.congestion.may_send(now):
-            return None
-        self.line.rotate(-1)
-        body, end = channel.datagrams.popleft()
-        channel.queued -= len(body)
-        self.unsent -= len(body)
-        type = channel.type if channel.ours and not channel.announced else None
-        self._observe(channel, "end" if end else "data", len(body))
-        return join_packet(b"{%b}" % head_of(channel.id, type, None, end, 0), body)
 
     # --- packets without a body
 

@@ -86,7 +86,7 @@ class Sink(SendHalf):
         if number is None:
             return super()._try_push(message)
         self._core.messages_sent += 1
-        if self._core.out_transactions:
+        if self._engine.out_transactions:
             self._engine.commit(self._id, through=number)
         return True
 
@@ -95,7 +95,7 @@ class Sink(SendHalf):
         if last is None:
             return False
         self._core.messages_sent += len(messages)
-        if self._core.out_transactions:
+        if self._engine.out_transactions:
             self._engine.commit(self._id, through=last)
         return True
 
@@ -106,7 +106,7 @@ class Sink(SendHalf):
         number = self._engine.send(self._id, parts, overdraw=overdraw)
         self._core.messages_sent += 1
         self.has_sent = True
-        if self._core.out_transactions:
+        if self._engine.out_transactions:
             self._engine.commit(self._id, through=number)
         return number
 
@@ -338,7 +338,7 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         if through > self._done and self._core.ins.get(self.id) is self:
             core, engine = self._core, self._core.engine
             self._done = through
-            tell = engine.committed if core.in_transactions else engine.consume
+            tell = engine.committed if core.engine.in_transactions else engine.consume
             tell(self.id, through=through, now=trio.current_time())
             core.after_consuming()
             if self._out_is_over:
@@ -409,8 +409,8 @@ class CommonChannels:
         self._receivers: Backlog[Receiver] | None = None
         self._end: ErrorMaker | None = None
         self._has_ended = False
-        self._parity = 0 if core.is_connector else 1
-        self._space = 1 << 8 * min(core.out_id_size, core.in_id_size)
+        self._parity = 0 if core.engine.is_connector else 1
+        self._space = 1 << 8 * min(core.engine.out_id_size, core.engine.in_id_size)
         self._ids = Ids(self._parity, self._space - 1, step=2, wraps=True)
         self._openers = SlotQueue(self._free_slots)
         self._ours = 0

@@ -79,11 +79,6 @@ class Core:
         self.engine = LinkEngine(config, is_connector=is_connector, limits=limits, observer=observer)
         self.config = config
         self.limits = self.engine.limits
-        self.is_connector = is_connector
-        ours = (config.connector_transactions, config.connector_id_size)
-        theirs = (config.listener_transactions, config.listener_id_size)
-        self.out_transactions, self.out_id_size = ours if is_connector else theirs
-        self.in_transactions, self.in_id_size = theirs if is_connector else ours
         self.budget = OutboxBudget(limits.outbox, self.engine.waiting)
         self.outs: dict[int, Out] = {}
         self.successors: dict[int, Out] = {}  # senders that wait until the channel's present use is closed
@@ -92,7 +87,7 @@ class Core:
         self.pump: StreamPump[Event] | None = None
         self.error: ErrorMaker | None = None  # why the link is over
         self.moved = trio.lowlevel.ParkingLot()  # tasks that wait for any change
-        self.on_weight: Callable[[], None] = _nothing  # while absent: more is held, or less
+        self.on_weight: Callable[[], None] = lambda: None  # while absent: more is held, or less
         self.messages_received = 0
         self.messages_sent = 0
         self.deadline: float | None = None  # of the engine, when the pump's clock was last set
@@ -151,10 +146,6 @@ class Core:
     def reading(self) -> Reading | None:
         """Return the reader of the present connection, in whose place a receiver may read."""
         return None if self.pump is None else self.pump.reading
-
-
-def _nothing() -> None:
-    pass
 
 
 # --- the errors of links and their channels

@@ -151,7 +151,7 @@ class Link(CommonSession):
         """To send on a channel of ours. Its first message opens it; one sender at a time, and one more that waits until
         the channel's end is confirmed."""
         core = self.core
-        self._check_channel(channel, core.out_id_size)
+        self._check_channel(channel, core.engine.out_id_size)
         before = core.outs.get(channel)
         sender = Sender(core, channel)
         if before is None:
@@ -164,7 +164,7 @@ class Link(CommonSession):
 
     def receiver(self, channel: int = 0) -> Receiver:
         """To receive what the peer sends on this channel, now or once the peer opens it; one receiver at a time."""
-        self._check_channel(channel, self.core.in_id_size)
+        self._check_channel(channel, self.core.engine.in_id_size)
         if channel in self.core.ins:
             raise LocalProtocolError(f"channel {channel} has a receiver")
         return self._common.receiver(channel)
@@ -272,7 +272,7 @@ class Link(CommonSession):
         """
         await trio.lowlevel.checkpoint()
         core = self.core
-        if self._is_over:
+        if core.error is not None:
             return
         self._common.ended(None)
         self._common.announce_all()
@@ -281,7 +281,7 @@ class Link(CommonSession):
         with trio.move_on_after(grace):
             while self._common.live or any(one.is_live for one in self._senders()):
                 await core.moved.park()
-        if not self._is_over:
+        if core.error is None:
             with trio.CancelScope(shield=True):  # for some turns
                 await self._common.close_all(abort=True)
             for sender in self._senders():
@@ -293,10 +293,6 @@ class Link(CommonSession):
             self._engine.shutdown()
             self._common.wake_openers()
             self.core.after_command()
-
-    @property
-    def _is_over(self) -> bool:
-        return self.core.error is not None
 
     def _senders(self) -> list[Sender]:
         outs = (*self.core.outs.values(), *self.core.successors.values())
@@ -338,7 +334,7 @@ class Link(CommonSession):
             engine,
             on_events=self._dispatch,
             on_written=core.budget.wake_waiting,
-            on_lost=_nothing,
+            on_lost=lambda: None,
             queued=lambda: engine.outbox,
             outbox=engine.waiting,
             observer=self._observer,
@@ -539,7 +535,7 @@ class Link(CommonSession):
 
     def _shut_down_if_idle(self) -> None:
         """Answer the peer's shutdown once no channel is left, if all were common ones."""
-        is_asked = self._common.is_common and self._engine.has_peer_shut_down and not self._is_over
+        is_asked = self._common.is_common and self._engine.has_peer_shut_down and self.core.error is None
         if is_asked and not self._common.live and not self._senders():
             self._shut_down()
 
@@ -582,11 +578,7 @@ class Link(CommonSession):
     @property
     def _owes_the_application(self) -> bool:
         """True if received messages wait for our application."""
-        return bool(self._engine.owed_answers if self.core.in_transactions else self._engine.held_bytes)
-
-
-def _nothing() -> None:
-    pass
+        return bool(self._engine.owed_answers if self.core.engine.in_transactions else self._engine.held_bytes)
 
 
 def _never() -> Exception:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -23,6 +22,7 @@ from muxkit.runtime import (
     Reading,
     ReceiveHalf,
     SendTurn,
+    Watermark,
     as_bytes,
     run_interruptible,
     turns,
@@ -65,11 +65,11 @@ class Receipt:
 
         Raises `LinkChanged` or `LinkLost` if that will never be known.
         """
-        await self._sender.reception.reached(self.number, self._sender)
+        await self._sender.reception.reached(self.number, self._sender.raise_if_lost)
 
     async def consumed(self) -> None:
         """Wait until the peer's application is done with it, or until it was rolled back and dropped there."""
-        await self._sender.consumption.reached(self.number, self._sender)
+        await self._sender.consumption.reached(self.number, self._sender.raise_if_lost)
 
     async def committed(self) -> None:
         """Wait until the peer's application has processed it; `commit` comes first, or this waits for ever.
@@ -131,7 +131,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
         self._core = core
         self._engine = core.engine
         self.channel = channel
-        self.has_transactions = core.out_transactions
+        self.has_transactions = core.engine.out_transactions
         self.reception = Watermark()
         self.consumption = Watermark()
         self._unanswered: deque[Receipt] = deque()  # under transactions
@@ -345,47 +345,6 @@ def as_parts(parts: Iterable[bytes]) -> tuple[bytes, ...]:
     return tuple(part if type(part) is bytes else as_bytes(part) for part in parts)
 
 
-NONE = -1  # before the first
-
-
-class Watermark:
-    """A growing number, with tasks that wait until it reaches theirs. An advance costs only what it wakes."""
-
-    __slots__ = ("_events", "_numbers", "value")
-
-    def __init__(self) -> None:
-        self._numbers: list[int] = []  # a heap
-        self._events: dict[int, trio.Event] = {}
-        self.value = NONE
-
-    async def reached(self, number: int, sender: Sender) -> None:
-        """Wait until it is at least `number`; raises why the sender is lost if it will not grow any more."""
-        await trio.lowlevel.checkpoint()
-        if self.value >= number:
-            return
-        sender.raise_if_lost()
-        event = self._events.get(number)
-        if event is None:
-            event = self._events[number] = trio.Event()
-            heapq.heappush(self._numbers, number)
-        await event.wait()
-        if self.value < number:
-            sender.raise_if_lost()
-
-    def advance(self, number: int) -> None:
-        if number > self.value:
-            self.value = number
-            while self._numbers and self._numbers[0] <= number:
-                self._events.pop(heapq.heappop(self._numbers)).set()
-
-    def wake_all(self) -> None:
-        """Wake all waiters: the number will not grow any more."""
-        for event in self._events.values():
-            event.set()
-        self._events.clear()
-        self._numbers.clear()
-
-
 # --- receiving
 
 
@@ -468,7 +427,7 @@ class Receiver(ReceiveHalf[Message]):
         super().__init__(core.request_write)
         self._core = core
         self.channel = channel
-        self.has_transactions = core.in_transactions
+        self.has_transactions = core.engine.in_transactions
         self._is_open = channel in core.peer_channels
         self._has_ended = False
         self._came = -1  # the last message that the engine gave

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 from typing import Final, cast
 
+import attrs
+
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import NO_QUEUE, Buffer, Outbox, Scheduler
 from muxkit.protocols.relink.engine.events import (
@@ -39,32 +41,28 @@ JOIN_MOST: Final = 2048  # bytes of payload up to which a packet is put together
 # --- what is queued
 
 
+@attrs.define(eq=False)
 class Large:
     """A queued message with several parts, or with one that is too large to copy."""
 
-    __slots__ = ("buffers", "cost", "size")
-
-    def __init__(self, buffers: list[Buffer], size: int, cost: int) -> None:
-        self.buffers = buffers
-        self.size = size  # of all of them
-        self.cost = cost  # in the window
+    buffers: list[Buffer]
+    size: int  # of all of them
+    cost: int  # in the window
 
     def __len__(self) -> int:
         return self.size
 
 
+@attrs.define(eq=False)
 class Multicast:
     """A message queued on several channels, written once it is the next in all of them."""
 
-    __slots__ = ("cost", "counts", "parts", "size", "waiting", "written")
-
-    def __init__(self, counts: dict[Outgoing, int], parts: tuple[bytes, ...], size: int, cost: int) -> None:
-        self.counts = counts  # how often it goes to each channel, which may be named twice
-        self.parts = parts
-        self.size = size  # as a packet to one channel
-        self.cost = cost  # in the window of one
-        self.waiting = len(counts)  # channels in which something else is still before it
-        self.written = False  # as one packet; again it is written to each channel that lacks it
+    counts: dict[Outgoing, int]  # how often it goes to each channel, which may be named twice
+    parts: tuple[bytes, ...]
+    size: int  # as a packet to one channel
+    cost: int  # in the window of one
+    waiting: int  # channels in which something else is still before it
+    written: bool = False  # as one packet; again it is written to each channel that lacks it
 
     def __len__(self) -> int:
         return self.size
@@ -721,7 +719,7 @@ class OurChannels:
         full = self._find_full(targets, cost)
         if full is not None:
             raise self._full(full[0], kept, cost, full[1])
-        item = Multicast(targets, kept, message_size(sizes, self.link.out_id_size), cost)
+        item = Multicast(targets, kept, message_size(sizes, self.link.out_id_size), cost, len(targets))
         by_number = {outgoing.channel: outgoing for outgoing in targets}
         return [by_number[channel].push((item,), cost, grown=True) for channel in channels]
 
