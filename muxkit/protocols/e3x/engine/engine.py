@@ -17,7 +17,7 @@ from muxkit.core import queue_of
 from muxkit.protocols.e3x.config import LEAST_PACKET, Config
 from muxkit.protocols.e3x.engine.channel import EngineChannel, Incoming, Piece
 from muxkit.protocols.e3x.engine.events import Cause, Event, Writable
-from muxkit.protocols.e3x.engine.state import State
+from muxkit.protocols.e3x.engine.state import State, too_long
 from muxkit.protocols.e3x.packets import (
     ID_MOST,
     SEQ_MOST,
@@ -242,7 +242,7 @@ class Engine(State):
         if not type:
             raise LocalProtocolError("a channel needs a type")
         if len(type) > TYPE_MOST:
-            raise LocalProtocolError(f"a type of {len(type)} characters, {TYPE_MOST} are allowed")
+            raise LocalProtocolError(too_long(type))
         if reliable and type in self.config.unreliable_types:
             raise LocalProtocolError(f"channels of type {type!r} are unreliable")
         try:

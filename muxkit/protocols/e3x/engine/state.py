@@ -143,7 +143,7 @@ class State:
         """Break a channel and send the peer an err, without an event."""
         self._remove(channel, Tombstone(self.now + self.linger, err=err, repeats=ERR_REPEATS))
         self.errs[channel.id] = err
-        self._push_timer(self.now + ERR_PAUSE, channel.id)
+        heapq.heappush(self._timers, (self.now + ERR_PAUSE, channel.id))
 
     def drop_unopened(self, channel: EngineChannel) -> None:
         """Remove a channel whose first packet was not received; without a tombstone, because that may still arrive."""
@@ -523,10 +523,7 @@ class State:
         due = channel.due(self.config.timeout)
         if due < channel.timer_at:
             channel.timer_at = due
-            self._push_timer(due, channel.id)
-
-    def _push_timer(self, when: float, id: int) -> None:
-        heapq.heappush(self._timers, (when, id))
+            heapq.heappush(self._timers, (due, channel.id))
 
     def next_timer(self) -> float | None:
         """`SeparateTimers`: when the next timer fires, without packets that wait to be sent."""
@@ -550,7 +547,7 @@ class State:
         if tombstone is not None and tombstone.err is not None and tombstone.repeats > 0:
             tombstone.repeats -= 1
             self.errs[id] = tombstone.err
-            self._push_timer(self.now + ERR_PAUSE, id)
+            heapq.heappush(self._timers, (self.now + ERR_PAUSE, id))
 
     # --- queues of what to send
 

@@ -181,7 +181,7 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         "_out_is_over",
         "_peer_is_done",
         "_sent_stop",
-        "_taken_bytes",
+        "_iteratedtes",
         "_taken_calls",
         "_unread_markers",
         "id",
@@ -201,7 +201,7 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         self._came = -1  # the last message that the engine gave
         self._done = -1  # the last that was consumed
         self._taken_calls = 0  # since the engine was told
-        self._taken_bytes = 0
+        self._iteratedtes = 0
         self._unread_markers = 0  # behind the oldest message that is unread
         self._peer_is_done = False  # END or CANCEL came, or the peer's direction is closed
         self._sent_stop = False
@@ -323,14 +323,14 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
     def _taken(self, messages: Sequence[bytes], size: int) -> bool:
         # What is unread comes before anything that the peer could be waiting to send, so the ack can wait for more.
         self._taken_calls += 1
-        self._taken_bytes += size
-        if not self._stored.count or self._taken_calls >= TOLD_CALLS or self._taken_bytes >= TOLD_BYTES:
+        self._iteratedtes += size
+        if not self._stored.count or self._taken_calls >= TOLD_CALLS or self._iteratedtes >= TOLD_BYTES:
             self._consume()
         return False  # the core wakes the writer, if it has to
 
     def _consume(self) -> None:
         """Tell the engine what the application has taken."""
-        self._taken_calls = self._taken_bytes = 0
+        self._taken_calls = self._iteratedtes = 0
         unread = 0 if self._is_absorbing else self._stored.count
         if not unread:
             self._unread_markers = 0
@@ -405,10 +405,9 @@ class CommonChannels:
         self._core = core
         self._on_idle = on_idle
         self._unclaimed: dict[int, None] = {}
-        self._channels: Backlog[Channel] | None = None
-        self._receivers: Backlog[Receiver] | None = None
-        self._end: ErrorMaker | None = None
-        self._has_ended = False
+        self._channels: Backlog[Channel] = Backlog(lambda channel: None)
+        self._receivers: Backlog[Receiver] = Backlog(lambda receiver: None)
+        self._iterated: Backlog[Channel] | Backlog[Receiver] | None = None  # the one that is taken from
         self._parity = 0 if core.engine.is_connector else 1
         self._space = 1 << 8 * min(core.engine.out_id_size, core.engine.in_id_size)
         self._ids = Ids(self._parity, self._space - 1, step=2, wraps=True)
@@ -421,43 +420,36 @@ class CommonChannels:
 
     def incoming(self) -> AsyncIterator[Channel]:
         self._use_common()
-        if self._channels is None:
-            self._channels = Backlog(lambda channel: None)
-            self._claim_all(self._channels)
+        self._claim_all(self._channels)
         return self._channels
 
     def receivers(self) -> AsyncIterator[Receiver]:
         if self.is_common:
             raise LocalProtocolError("this link carries common channels: they come from incoming()")
-        if self._receivers is None:
-            self._receivers = Backlog(lambda receiver: None)
-            self._claim_all(self._receivers)
+        self._claim_all(self._receivers)
         return self._receivers
 
     def _use_common(self) -> None:
         """Treat the peer's channels as common ones from now on."""
         if self.is_common:
             return
-        if self._receivers is not None:
+        if self._iterated is self._receivers:
             raise LocalProtocolError("the channels of this link are taken by receivers()")
         if self._space == 1:
             raise Unsupported("channel ids of 0 bytes name one channel: use sender(0) and receiver(0)")
         self.is_common = True
 
     def _claim_all(self, backlog: Backlog[Channel] | Backlog[Receiver]) -> None:
-        for id in [*self._unclaimed]:
-            if self._claim(id):
-                self.replay(id)
-        if self._has_ended:
-            backlog.ended(self._end)
+        if self._iterated is None:
+            self._iterated = backlog
+            for id in [*self._unclaimed]:
+                if self._claim(id):
+                    self.replay(id)
 
     def ended(self, error: ErrorMaker | None) -> None:
         """End `incoming` and `receivers`, and let those who wait to open find out."""
-        if not self._has_ended:
-            self._has_ended, self._end = True, error
-        for backlog in (self._channels, self._receivers):
-            if backlog is not None:
-                backlog.ended(error)
+        self._channels.ended(error)
+        self._receivers.ended(error)
         self.wake_openers()
 
     def wake_openers(self) -> None:
@@ -490,10 +482,10 @@ class CommonChannels:
 
     def _claim(self, id: int) -> bool:
         """Hand a channel that is not claimed to the iterator, if there is one that takes it."""
-        if self._channels is not None and self._is_theirs(id):
-            self._channels.put(self._accept(id))
-        elif self._channels is None and self._receivers is not None:
+        if self._iterated is self._receivers:
             self._receivers.put(self._make_receiver(id))
+        elif self._iterated is not None and self._is_theirs(id):
+            self._channels.put(self._accept(id))
         return id not in self._unclaimed
 
     def _is_theirs(self, id: int) -> bool:

@@ -125,12 +125,7 @@ class Incoming:
             self.held.extend(messages)
         else:
             self.kept.extend(messages)
-            event = theirs.fresh.get(self.channel)
-            if event is not None:
-                event.messages += messages
-            else:
-                event = theirs.fresh[self.channel] = Arrived(self.channel, self.arrived - count + 1, messages)
-                self.link.happened.append(event)
+            self.give(self.arrived - count + 1, messages)
         if self.arrived - max(self.told_received, self.told_consumed) >= theirs.ack_count:
             theirs.make_due(self)
         elif not self.owing:
@@ -138,23 +133,23 @@ class Incoming:
 
     def give(self, first: int, messages: list[Parts]) -> None:
         """Report messages; what comes before the event is fetched is added to it."""
-        event = self.theirs.fresh[self.channel] = Arrived(self.channel, first, messages)
-        self.link.happened.append(event)
+        event = self.theirs.fresh.get(self.channel)
+        if event is not None:
+            event.messages += messages
+        else:
+            event = self.theirs.fresh[self.channel] = Arrived(self.channel, first, messages)
+            self.link.happened.append(event)
 
     def rewind(self) -> None:
         """Report everything again that is not consumed."""
         fresh = self.theirs.fresh.pop(self.channel, None)
         if fresh is not None:
             self.link.happened[:] = [event for event in self.link.happened if event is not fresh]
-        run: list[Parts] = []
         for number, parts in enumerate(self.kept, self.consumed + 1):
             if isinstance(parts, int):
-                run = []
                 self.theirs.fresh.pop(self.channel, None)
             else:
-                run.append(parts)
-                if len(run) == 1:
-                    self.give(number, run)
+                self.give(number, [parts])
 
     # --- what the sender decides: find out what is meant, which may raise, and later take it
 
@@ -177,13 +172,12 @@ class Incoming:
 
     def decide(self, operation: Operation, through: int) -> None:
         """Apply a decision through the number that `meant` gave: give held messages, or drop them."""
-        held, fresh = self.held, self.theirs.fresh
         first = self.decided + 1
         self.decided = through
         self.replaying = False
-        messages = [held.popleft() for _ in range(through + 1 - first)]
+        messages = [self.held.popleft() for _ in range(through + 1 - first)]
         if operation is Operation.ROLLBACK:
-            fresh.pop(self.channel, None)  # what follows is reported apart
+            self.theirs.fresh.pop(self.channel, None)  # what follows is reported apart
             self.kept.extend(map(self.weigh, messages))
             self.link.happened.append(RolledBack(self.channel, through))
             self._pass_rolled_back()
@@ -191,10 +185,7 @@ class Incoming:
         self.kept.extend(messages)
         self.theirs.unanswered += not self.spans
         self.spans.add_range(first, through)
-        if self.channel in fresh:
-            fresh[self.channel].messages += messages
-        else:
-            self.give(first, messages)
+        self.give(first, messages)
 
     def check_close(self, count: int) -> None:
         what = f"close on channel {self.channel}"
@@ -550,15 +541,13 @@ class PeerChannels:
                 if operation is not Operation.CLOSE:
                     raise RemoteProtocolError(f"{what}, which is not open", rule="relink-O12")
                 unopened[channel] = None  # a close is tied to no message: there may never have been one
-                continue
-            if not incoming.known:
+            elif not incoming.known:
                 raise RemoteProtocolError(f"{what} before it was resumed", rule="relink-H35")
-            number = None
-            if operation is Operation.CLOSE:
+            elif operation is Operation.CLOSE:
                 incoming.check_close(count)
+                plans.append((incoming, None))
             else:
-                number = incoming.meant(operation, packet.sequence, count)
-            plans.append((incoming, number))
+                plans.append((incoming, incoming.meant(operation, packet.sequence, count)))
         owed = len(unopened.keys() | self.unopened.keys()) if unopened else 0
         if owed > link.limits.channels:
             what = f"close on {owed} channels without a message, and the peer does not read that they are closed"
