@@ -48,7 +48,7 @@ def state_of(engine: Engine, channel: EngineChannel) -> object:
     assert incoming is not None
     assert outgoing is not None
     return (
-        list(outgoing.unacked),
+        list(outgoing._pieces),
         outgoing.window,
         outgoing.acked,
         incoming.processed,

@@ -296,15 +296,13 @@ class Channel(CommonChannel):
             raise Unsupported("an unreliable channel confirms nothing, so it has no receipts")
 
 
+@attrs.define(eq=False)
 class Receipt:
     """A receipt for a message sent on a reliable channel."""
 
-    __slots__ = ("_sender", "number")
-
-    def __init__(self, sender: Sender, number: int) -> None:
-        self._sender = sender
-        self.number = number
-        """The seq of its last packet."""
+    _sender: Sender
+    number: int
+    """The seq of its last packet."""
 
     @property
     def is_delivered(self) -> bool:

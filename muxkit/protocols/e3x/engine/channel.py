@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque  # the compiled class looks its annotations up
-from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
@@ -172,11 +171,6 @@ class Outgoing:
     def limit(self) -> int:
         """The highest seq that the peer accepts: a miss may have put it below what was sent."""
         return self._ceiling.acknowledged + self._ceiling.size
-
-    @property
-    def unacked(self) -> Iterable[int]:
-        """The seqs that are not acked, ascending."""
-        return self._pieces.keys()
 
     # --- sending
 
@@ -489,14 +483,15 @@ class Incoming:
         return missing
 
 
+@attrs.define(eq=False)
 class Reassembly:
     """Counts the bytes of incomplete messages on all channels of an engine."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.used = 0
+    limits: Limits
+    used: int = 0
 
 
+@attrs.define(eq=False)
 class Assembly:
     """A message that is put together from pieces.
 
@@ -504,13 +499,10 @@ class Assembly:
     larger than the window; the last one is processed when the application is done with the message.
     """
 
-    __slots__ = ("_bytes", "_shared", "expected", "size")
-
-    def __init__(self, shared: Reassembly) -> None:
-        self._shared = shared
-        self._bytes = bytearray()  # not a list: a piece of one byte would cost fifty
-        self.size = 0
-        self.expected = 0  # pieces missing
+    _shared: Reassembly
+    _bytes: bytearray = attrs.field(factory=bytearray)  # not a list: a piece of one byte would cost fifty
+    size: int = 0
+    expected: int = 0  # pieces missing
 
     def add(self, frag: int, piece: bytes) -> bytes | None:
         """Add a piece; return the message with its last piece, None before that."""

@@ -181,7 +181,7 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         "_out_is_over",
         "_peer_is_done",
         "_sent_stop",
-        "_iteratedtes",
+        "_taken_bytes",
         "_taken_calls",
         "_unread_markers",
         "id",
@@ -201,7 +201,7 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         self._came = -1  # the last message that the engine gave
         self._done = -1  # the last that was consumed
         self._taken_calls = 0  # since the engine was told
-        self._iteratedtes = 0
+        self._taken_bytes = 0
         self._unread_markers = 0  # behind the oldest message that is unread
         self._peer_is_done = False  # END or CANCEL came, or the peer's direction is closed
         self._sent_stop = False
@@ -323,14 +323,14 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
     def _taken(self, messages: Sequence[bytes], size: int) -> bool:
         # What is unread comes before anything that the peer could be waiting to send, so the ack can wait for more.
         self._taken_calls += 1
-        self._iteratedtes += size
-        if not self._stored.count or self._taken_calls >= TOLD_CALLS or self._iteratedtes >= TOLD_BYTES:
+        self._taken_bytes += size
+        if not self._stored.count or self._taken_calls >= TOLD_CALLS or self._taken_bytes >= TOLD_BYTES:
             self._consume()
         return False  # the core wakes the writer, if it has to
 
     def _consume(self) -> None:
         """Tell the engine what the application has taken."""
-        self._taken_calls = self._iteratedtes = 0
+        self._taken_calls = self._taken_bytes = 0
         unread = 0 if self._is_absorbing else self._stored.count
         if not unread:
             self._unread_markers = 0

@@ -9,9 +9,6 @@ from typing import Protocol
 import trio
 
 from muxkit._errors import MuxError
-from muxkit._limits import Limits
-from muxkit._observer import Observer
-from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import (
     Arrived,
@@ -67,19 +64,10 @@ class In(Protocol):
 class Core:
     """The engine of a link, the connection that it has at the moment, if any, and who uses its channels."""
 
-    def __init__(
-        self,
-        config: Config,
-        limits: Limits,
-        observer: Observer | None,
-        *,
-        is_connector: bool,
-        on_events: Callable[[Sequence[Event]], None],
-    ) -> None:
-        self.engine = LinkEngine(config, is_connector=is_connector, limits=limits, observer=observer)
-        self.config = config
-        self.limits = self.engine.limits
-        self.budget = OutboxBudget(limits.outbox, self.engine.waiting)
+    def __init__(self, engine: LinkEngine, on_events: Callable[[Sequence[Event]], None]) -> None:
+        self.engine = engine
+        self.limits = engine.limits
+        self.budget = OutboxBudget(engine.limits.outbox, engine.waiting)
         self.outs: dict[int, Out] = {}
         self.successors: dict[int, Out] = {}  # senders that wait until the channel's present use is closed
         self.ins: dict[int, In] = {}

@@ -10,11 +10,10 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Observer
 from muxkit.protocols.relink._session.common import Channel, CommonChannels
 from muxkit.protocols.relink._session.core import Acknowledged, Core, In, LinkChanged, LinkRefused, Out
 from muxkit.protocols.relink._session.native import Receipt, Receiver, Sender, as_parts
-from muxkit.protocols.relink.config import Config
+from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import (
     Arrived,
     ChannelClosed,
@@ -90,18 +89,10 @@ class Link(CommonSession):
     """
 
     def __init__(
-        self,
-        config: Config,
-        limits: Limits,
-        observer: Observer | None,
-        *,
-        is_connector: bool,
-        on_changed: OnChanged | None = None,
-        outage: Outage | None = None,
+        self, engine: LinkEngine, *, on_changed: OnChanged | None = None, outage: Outage | None = None
     ) -> None:
-        self.core = Core(config, limits, observer, is_connector=is_connector, on_events=self._dispatch)
-        self._engine = self.core.engine
-        self._observer = observer
+        self.core = Core(engine, self._dispatch)
+        self._engine = engine
         self._common = CommonChannels(self.core, self._shut_down_if_idle)
         self._on_changed = on_changed
         self._outage = outage
@@ -337,7 +328,7 @@ class Link(CommonSession):
             on_lost=lambda: None,
             queued=lambda: engine.outbox,
             outbox=engine.waiting,
-            observer=self._observer,
+            observer=engine.observer,
         )
         engine.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)
         core.pump = pump

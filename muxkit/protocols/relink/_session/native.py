@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
 from types import TracebackType
 
+import attrs
 import trio
 
 from muxkit._errors import LocalProtocolError
@@ -47,18 +48,16 @@ class Outcome(Enum):
     ROLLED_BACK = "rolled back"
 
 
+@attrs.define(eq=False)
 class Receipt:
     """A receipt for one message: wait until the peer has received, consumed, or committed it."""
 
-    __slots__ = ("_answer", "_sender", "number", "outcome")
-
-    def __init__(self, sender: Sender, number: int) -> None:
-        self._sender = sender
-        self._answer: trio.Event | None = None
-        self.number = number
-        """Counted from 0 since the channel was opened."""
-        self.outcome: Outcome | None = None
-        """Under transactions: what became of it, None while that is not known."""
+    _sender: Sender
+    number: int
+    """Counted from 0 since the channel was opened."""
+    outcome: Outcome | None = attrs.field(default=None, init=False)
+    """Under transactions: what became of it, None while that is not known."""
+    _answer: trio.Event | None = attrs.field(default=None, init=False)
 
     async def received(self) -> None:
         """Wait until the peer has it: it will not be sent again. Cancelled, nothing changes.
@@ -244,8 +243,8 @@ class Sender(SendTurn, trio.abc.AsyncResource):
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={self._core.limits.message})")
         if count == 1:
             return size
-        if count > self._core.config.parts:
-            raise LocalProtocolError(f"{count} parts against Config(parts={self._core.config.parts})")
+        if count > self._engine.config.parts:
+            raise LocalProtocolError(f"{count} parts against Config(parts={self._engine.config.parts})")
         return size + PART_ROOM * count + PARTS_ROOM
 
     def sent(self, number: int) -> Receipt:
@@ -348,19 +347,17 @@ def as_parts(parts: Iterable[bytes]) -> tuple[bytes, ...]:
 # --- receiving
 
 
+@attrs.define(eq=False)
 class Message:
     """A message of the peer. As a block it is processed: left normally it is committed (without transactions:
     consumed), left by an `Exception` it is answered `uncommitted` (without transactions: it stays unconsumed); the
     exception goes on. A cancellation leaves it as it is, and a receiver that is opened anew gives it again.
     """
 
-    __slots__ = ("_receiver", "number", "parts")
-
-    def __init__(self, receiver: Receiver, number: int, parts: Parts) -> None:
-        self._receiver = receiver
-        self.number = number
-        """Counted from 0 since the peer opened the channel."""
-        self.parts = parts
+    _receiver: Receiver
+    number: int
+    """Counted from 0 since the peer opened the channel."""
+    parts: Parts
 
     @property
     def data(self) -> bytes:

@@ -12,7 +12,6 @@ import trio
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.protocols.relink._session.core import Core
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, OnChanged, living
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.dial.listen import (
@@ -26,6 +25,7 @@ from muxkit.protocols.relink.dial.listen import (
     unknown,
 )
 from muxkit.protocols.relink.dial.urls import config_for, dial_of, join_endpoint, split_endpoint
+from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import Agreed, Failed, Refused
 from muxkit.protocols.relink.handshake import MOST_BYTES, ConnectorHandshake, mismatch
 from muxkit.runtime import (
@@ -79,14 +79,8 @@ def link(
     """
     dial, named = dial_of(where, options)
     outage = Outage()
-    mux = Link(
-        config_for(config, endpoint, named),
-        limits or Limits(),
-        observer,
-        is_connector=True,
-        on_changed=on_changed,
-        outage=outage,
-    )
+    engine = LinkEngine(config_for(config, endpoint, named), is_connector=True, limits=limits, observer=observer)
+    mux = Link(engine, on_changed=on_changed, outage=outage)
     dialling = _Dialling(mux, dial, backoff, on_failed, patience, outage)
     return living(mux, linger, dialling.run, dialling.give_up)
 
@@ -123,7 +117,7 @@ class _Dialling:
         if core.error is not None:
             return Ended.DONE
         try:
-            event, stream = await ask(stream, core)
+            event, stream = await ask(stream, core.engine)
         except (RemoteProtocolError, OSError, trio.TooSlowError, *BROKEN) as error:
             return error
         if isinstance(event, Refused):
@@ -167,20 +161,20 @@ def _heals(error: Exception) -> bool:
     return not isinstance(error, RemoteProtocolError) and can_heal(error)
 
 
-async def ask(stream: trio.abc.Stream, core: Core) -> tuple[Agreed | Refused, trio.abc.Stream]:
-    """Ask a listener for the link that `core` has, or for a new one.
+async def ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[Agreed | Refused, trio.abc.Stream]:
+    """Ask a listener for the link that `engine` has, or for a new one.
 
     Raises `RemoteProtocolError` for an answer that breaks the rules, ConnectionError when the listener hangs up, as it
     does about an endpoint that it does not know, TooSlowError, and Trio's errors of a stream that breaks.
     """
     handshake = ConnectorHandshake(
-        core.config,
+        engine.config,
         now=trio.current_time(),
-        epoch=core.engine.epoch,
-        link_id=core.engine.link_id,
-        limits=core.limits,
+        epoch=engine.epoch,
+        link_id=engine.link_id,
+        limits=engine.limits,
     )
-    with trio.move_on_after(core.limits.handshake):
+    with trio.move_on_after(engine.limits.handshake):
         while True:
             for buffer in handshake.buffers_to_send():
                 await stream.send_all(buffer)
@@ -188,7 +182,7 @@ async def ask(stream: trio.abc.Stream, core: Core) -> tuple[Agreed | Refused, tr
             if not data:
                 raise ConnectionResetError(
                     f"the listener hung up during the handshake; it may not know the endpoint "
-                    f"{core.config.endpoint!r}, or not in this form"
+                    f"{engine.config.endpoint!r}, or not in this form"
                 )
             handshake.receive_bytes(bytes(data), trio.current_time())
             for event in handshake.events():
@@ -196,7 +190,7 @@ async def ask(stream: trio.abc.Stream, core: Core) -> tuple[Agreed | Refused, tr
                     return event, prefixed(stream, handshake.rest())
                 if isinstance(event, Failed):
                     raise event.error
-    raise trio.TooSlowError(f"the handshake was not done within {core.limits.handshake:g} s")
+    raise trio.TooSlowError(f"the handshake was not done within {engine.limits.handshake:g} s")
 
 
 Role = Literal["connector", "listener"]
@@ -217,13 +211,14 @@ async def session(
     A listener gives every connector a new link. `link` and `listen` are for links that outlive their connections.
     Raises `LinkLost` if the handshake fails.
     """
-    mux = Link(config_for(config), limits or Limits(), observer, is_connector=role == "connector")
-    core = mux.core
+    engine = LinkEngine(config_for(config), is_connector=role == "connector", limits=limits, observer=observer)
     try:
-        stream, epoch, link_id = await (_ask if role == "connector" else _answer)(stream, core)
+        stream, epoch, link_id = await (_ask if role == "connector" else _answer)(stream, engine)
     except BaseException:
         await close_at_once(stream)
         raise
+    mux = Link(engine)
+    core = mux.core
 
     async def run() -> None:
         await mux.run_connection(stream, epoch=epoch, link_id=link_id)
@@ -235,9 +230,9 @@ async def session(
         yield mux
 
 
-async def _ask(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, int, int]:
+async def _ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[trio.abc.Stream, int, int]:
     try:
-        event, stream = await ask(stream, core)
+        event, stream = await ask(stream, engine)
     except (RemoteProtocolError, OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
         by: Literal["peer", "network"] = "peer" if isinstance(error, RemoteProtocolError) else "network"
         raise LinkLost(str(error), by=by) from error
@@ -246,11 +241,11 @@ async def _ask(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, in
     return stream, event.epoch, event.link_id
 
 
-async def _answer(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, int, int]:
-    reader = RequestReader(core.limits, core.config.versions)
+async def _answer(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[trio.abc.Stream, int, int]:
+    reader = RequestReader(engine.limits, engine.config.versions)
     try:
-        request, stream = await HandshakeQueue(core.limits, most=MOST_BYTES).read_handshake(stream, reader)
-        error = unknown(request) if request.endpoint != core.config.endpoint else mismatch(request, core.config)
+        request, stream = await HandshakeQueue(engine.limits, most=MOST_BYTES).read_handshake(stream, reader)
+        error = unknown(request) if request.endpoint != engine.config.endpoint else mismatch(request, engine.config)
         if error is not None:
             raise error
     except RemoteProtocolError as error:

@@ -23,6 +23,7 @@ from muxkit._plugins import load_transport
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.dial.urls import PROTOCOL, config_for, place_of
+from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import Failed, Requested
 from muxkit.protocols.relink.handshake import LARGEST_LINK_ID, MOST_BYTES, ListenerHandshake, epoch_of, mismatch
 from muxkit.runtime import (
@@ -281,7 +282,7 @@ class Listener:
         link_id = new_link_id()
         key = self._key(link_id)
         observer = for_connection(self._observer, endpoint.config.endpoint or "link")
-        link = Link(endpoint.config, self._limits, observer, is_connector=False)
+        link = Link(LinkEngine(endpoint.config, is_connector=False, limits=self._limits, observer=observer))
         link.core.on_weight = lambda: self._links.reweigh(key)
         kept = _Kept(link, link_id, endpoint.config.endpoint, who)
         async with self._links.adopt(key, make=lambda: kept) as adopted:
