@@ -16,9 +16,9 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import NO_QUEUE, Ids, Sending, queue_of
-from muxkit.protocols.relink._session.core import Acknowledged, Core, cancelled, refused, stopped
+from muxkit.protocols.relink._session.core import Core, cancelled, refused, stopped
 from muxkit.protocols.relink._session.native import Receiver
-from muxkit.protocols.relink.engine.events import Arrived
+from muxkit.protocols.relink.engine.events import Acknowledged, Arrived
 from muxkit.protocols.relink.frames import OVERHEAD, PART_OVERHEAD, Parts
 from muxkit.runtime import (
     Backlog,

@@ -10,16 +10,7 @@ import trio
 
 from muxkit._errors import MuxError
 from muxkit.protocols.relink.engine.engine import LinkEngine
-from muxkit.protocols.relink.engine.events import (
-    Arrived,
-    Committed,
-    Consumed,
-    EpochChanged,
-    Event,
-    LinkReplaced,
-    Received,
-    Uncommitted,
-)
+from muxkit.protocols.relink.engine.events import Acknowledged, Arrived, EpochChanged, Event, LinkReplaced
 from muxkit.runtime import (
     ChannelCancelled,
     ChannelStopped,
@@ -29,8 +20,6 @@ from muxkit.runtime import (
     Reading,
     StreamPump,
 )
-
-Acknowledged = Received | Consumed | Committed | Uncommitted
 
 
 class Out(Protocol):

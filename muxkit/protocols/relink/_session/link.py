@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import get_args
 
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit.protocols.relink._session.common import Channel, CommonChannels
-from muxkit.protocols.relink._session.core import Acknowledged, Core, In, LinkChanged, LinkRefused, Out
+from muxkit.protocols.relink._session.core import Core, In, LinkChanged, LinkRefused, Out
 from muxkit.protocols.relink._session.native import Receipt, Receiver, Sender, as_parts
 from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import (
+    Acknowledged,
     Arrived,
     ChannelClosed,
-    Committed,
-    Consumed,
     Ended,
     EpochChanged,
     Event,
@@ -28,11 +28,9 @@ from muxkit.protocols.relink.engine.events import (
     Opened,
     PeerShutDown,
     Ponged,
-    Received,
     Resumed,
     RolledBack,
     Silent,
-    Uncommitted,
     Writable,
 )
 from muxkit.runtime import (
@@ -61,9 +59,7 @@ SHORT_CONNECTION = 1.0  # s; a connection that ends sooner and brought nothing f
 MOST_REFUSALS = 50  # such connections in a row; bad weather alone makes dozens
 
 # Events that bring the application's work forward.
-PROGRESS = frozenset(
-    (Opened, Arrived, Ended, Received, Consumed, Committed, Uncommitted, RolledBack, ChannelClosed, PeerShutDown)
-)
+PROGRESS = frozenset((Opened, Arrived, Ended, *get_args(Acknowledged), RolledBack, ChannelClosed, PeerShutDown))
 
 _log = logging.getLogger("muxkit")
 
@@ -120,10 +116,7 @@ class Link(CommonSession):
         self._actions: dict[type, Callable[..., None]] = {
             Opened: self._on_opened,
             Ended: self._on_ended,
-            Received: self._on_acknowledged,
-            Consumed: self._on_acknowledged,
-            Committed: self._on_acknowledged,
-            Uncommitted: self._on_acknowledged,
+            **dict.fromkeys(get_args(Acknowledged), self._on_acknowledged),
             ChannelClosed: self._on_closed,
             Writable: self._on_writable,
             Ponged: lambda event: self._pings.answered(None),

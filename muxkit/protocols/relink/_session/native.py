@@ -13,8 +13,8 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving, Sending
-from muxkit.protocols.relink._session.core import Acknowledged, Core, NotCommitted, RolledBackError
-from muxkit.protocols.relink.engine.events import Arrived, Committed, Consumed, Received
+from muxkit.protocols.relink._session.core import Core, NotCommitted, RolledBackError
+from muxkit.protocols.relink.engine.events import Acknowledged, Arrived, Committed, Consumed, Received
 from muxkit.protocols.relink.frames import Parts
 from muxkit.runtime import (
     YIELD_BYTES,

@@ -104,7 +104,7 @@ class _Dialling:
                 backoff=self._backoff,
                 on_failed=self._on_failed,
                 outage=self._outage,
-                heals=_heals,
+                heals=lambda error: not isinstance(error, RemoteProtocolError) and can_heal(error),
                 breath=SHORT_PAUSE,
             )
         except Exception as error:  # whatever dialling raises, tasks that wait for the link raise it
@@ -155,10 +155,6 @@ class _Dialling:
         last = self._outage.last
         because = "" if last is None else f": {last}"
         link.lose_because(f"no connection for {patience:g} s{because}", by="network", cause=last)
-
-
-def _heals(error: Exception) -> bool:
-    return not isinstance(error, RemoteProtocolError) and can_heal(error)
 
 
 async def ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[Agreed | Refused, trio.abc.Stream]:
