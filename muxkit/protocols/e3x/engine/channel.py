@@ -122,10 +122,10 @@ class News:
 
     first: int  # first and last of the newly acked seqs; none if `last` is smaller
     last: int
+    resend: list[Piece]
     named: int = 0  # packets that were listed as missing for the first time
     lost: int = 0  # of those, the packets sent since the rate was last lowered
     is_cut: bool = False  # the list may not hold all that is missing
-    resend: list[Piece] = attrs.field(factory=list[Piece])
     round_trip: float | None = None
     is_sure: bool = True  # the round trip was measured without doubt
 
@@ -222,7 +222,7 @@ class Outgoing:
         if ack < before:
             return None
         self._ceiling.acknowledge(ack, None if window is None else min(window, self._most_window))
-        news = News(before + 1, ack)
+        news = News(before + 1, ack, [])
         rested, self.acked_at = now - self.acked_at, now
         if ack > before:
             self._forget(before, ack, news, now)
@@ -491,7 +491,6 @@ class Reassembly:
     used: int = 0
 
 
-@attrs.define(eq=False)
 class Assembly:
     """A message that is put together from pieces.
 
@@ -499,10 +498,13 @@ class Assembly:
     larger than the window; the last one is processed when the application is done with the message.
     """
 
-    _shared: Reassembly
-    _bytes: bytearray = attrs.field(factory=bytearray)  # not a list: a piece of one byte would cost fifty
-    size: int = 0
-    expected: int = 0  # pieces missing
+    __slots__ = ("_bytes", "_shared", "expected", "size")
+
+    def __init__(self, shared: Reassembly) -> None:
+        self._shared = shared
+        self._bytes = bytearray()  # not a list: a piece of one byte would cost fifty
+        self.size = 0
+        self.expected = 0  # pieces missing
 
     def add(self, frag: int, piece: bytes) -> bytes | None:
         """Add a piece; return the message with its last piece, None before that."""

@@ -82,7 +82,6 @@ class LinkEngine(LinkState):
         self.send = ours.send
         self.try_send = ours.try_send
         self.try_send_all = ours.try_send_all
-        self.send_many = ours.send_many
         self.multicast = ours.multicast
         self.fits = ours.fits
         self.check_targets = ours.check_targets

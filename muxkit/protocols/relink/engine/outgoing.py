@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice, repeat
 from typing import Final, cast
 
@@ -692,19 +692,6 @@ class OurChannels:
         ):
             return None
         return outgoing.push(items, cost, grown=False)
-
-    def send_many(self, channel: int, messages: Iterable[Sequence[bytes]]) -> int:
-        """Queue messages while they fit and return how many did; raises only if the first is refused."""
-        count = 0
-        for parts in messages:
-            try:
-                self.send(channel, parts)
-            except LocalProtocolError:
-                if not count:
-                    raise
-                break
-            count += 1
-        return count
 
     def multicast(self, channels: Sequence[int], parts: Sequence[bytes]) -> list[int]:
         """Queue one packet to several channels, which may repeat; returns its numbers in the order of `channels`."""
