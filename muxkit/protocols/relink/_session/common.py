@@ -52,7 +52,7 @@ CLOSED_A_TURN: Final = 32  # channels, when a link with many of them ends
 class Sink(SendHalf):
     """The sending half of a common channel."""
 
-    __slots__ = ("_core", "_end", "_engine", "_heard", "_id", "_markers", "has_sent", "is_finished", "is_unannounced")
+    __slots__ = ("_core", "_end", "_engine", "_id", "_markers", "has_sent", "is_finished", "is_unannounced")
 
     def __init__(self, core: Core, id: int) -> None:
         super().__init__(core.budget, core.request_write)
@@ -61,7 +61,6 @@ class Sink(SendHalf):
         self._id = id
         self._markers: deque[Parts] = NO_QUEUE  # markers for which there was no room yet
         self._end: int | None = None  # number of the message that holds END or CANCEL
-        self._heard = -1
         self.has_sent = False
         self.is_unannounced = False  # the peer never heard of the channel, and need not
         self.is_finished = False  # END or CANCEL is queued, or the peer sent STOP
@@ -150,8 +149,7 @@ class Sink(SendHalf):
 
     def heard(self, through: int) -> None:
         """The peer has the messages through this one."""
-        self._heard = max(self._heard, through)
-        if self._end is not None and self._heard >= self._end:
+        if self._end is not None and through >= self._end:
             self.gone()
 
     def gone(self) -> None:

@@ -254,11 +254,7 @@ class Incoming:
 
     def _pass_rolled_back(self) -> None:
         """Consume rolled-back messages, once everything before them is."""
-        count = 0
-        for parts in self.kept:
-            if not isinstance(parts, int):
-                break
-            count += 1
+        count = next((index for index, parts in enumerate(self.kept) if not isinstance(parts, int)), len(self.kept))
         self.consume(self.consumed + count)
 
     def check_answer(self, through: int) -> None:
