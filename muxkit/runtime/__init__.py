@@ -56,6 +56,7 @@ from muxkit.runtime.halves.send import ErrorMaker as ErrorMaker
 from muxkit.runtime.halves.send import OutboxBudget as OutboxBudget
 from muxkit.runtime.halves.send import SendHalf as SendHalf
 from muxkit.runtime.halves.send import SendTurn as SendTurn
+from muxkit.runtime.halves.send import Watermark as Watermark
 from muxkit.runtime.halves.send import as_bytes as as_bytes
 from muxkit.runtime.pumps.multistream import MultistreamPump as MultistreamPump
 from muxkit.runtime.pumps.packets import DatagramPump as DatagramPump
