@@ -168,7 +168,7 @@ class PacketListener(ABC, Generic[LinkT]):
     def __init__(
         self, sock: socket.socket, handler: Callable[[LinkT], Awaitable[None]], options: ListenerOptions
     ) -> None:
-        self.packets = PacketSocket(sock, options, refused=self._refused, is_connected=False)
+        self.packets = PacketSocket(sock, options, refused=self._refused)
         self.options = options
         self._handler = handler
         self._links: dict[Address, LinkT] = {}
@@ -183,8 +183,8 @@ class PacketListener(ABC, Generic[LinkT]):
         finally:
             await close_at_once(link)
 
-    def _refused(self, address: Address | None, error: OSError) -> None:
-        link = None if address is None else self._links.get(address)
+    def _refused(self, address: Address, error: OSError) -> None:
+        link = self._links.get(address)
         if link is not None and link.refused(error):
             self.options.counters.refused += 1
             self.peers.remove(link)
@@ -200,7 +200,7 @@ async def serve_listeners(
             nursery.start_soon(peers.expire)
             for listener in listeners:
                 await nursery.start(listener.run, peers)
-            started([join_host_port(*listener.packets.socket.getsockname()[:2]) for listener in listeners])
+            started([join_host_port(*listener.packets.address[:2]) for listener in listeners])
     finally:
         for listener in listeners:
             listener.packets.close()
@@ -354,8 +354,7 @@ class UdpListener(PacketListener[PeerLink]):
                 until = clock() + TURN
                 while True:
                     for address, packets in wire.receive(STEP_PACKETS):
-                        if address is not None:
-                            self._arrived(address, packets)
+                        self._arrived(address, packets)
                     if not wire.has_more or clock() >= until:
                         break
                 self.counters.dropped_by_kernel = max(self.counters.dropped_by_kernel, wire.dropped)
@@ -367,7 +366,7 @@ class UdpListener(PacketListener[PeerLink]):
     def remove(self, link: PeerLink, *, late: bool) -> None:
         """Forget a link; with `late`, ignore packets of its peer for a while."""
         address = link._address
-        if address is None or self._links.get(address) is not link:
+        if self._links.get(address) is not link:
             return
         del self._links[address]
         self.peers.remove(link)

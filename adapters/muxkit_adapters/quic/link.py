@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Final, Literal
 
@@ -16,9 +18,10 @@ from muxkit import Limits, RemoteProtocolError
 from muxkit.runtime import Arrival, Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
 
 from .._sockets import OneAtATime
+from ..packets.options import Address
+from ..packets.sockets import PacketSocket
 from .connection import LimitedConnection
 from .options import QuicOptions
-from .sockets import Packet, UdpSocket
 
 PAUSE = 100e-6  # s without a write after which the next write is sent at once
 GRAIN = 1e-6  # s between two calls of aioquic's timer
@@ -35,13 +38,16 @@ REASON_MOST = 256  # bytes of text in a goodbye
 TLS_ALERTS: Final = 0x100  # and above: an alert of TLS
 
 
+Packet = tuple[bytes, Address]
+
+
 class QuicLink(MultistreamLink):
     """One QUIC connection. `run` is its task; the task that reads the socket calls `feed`, then `finish_feeding`."""
 
     def __init__(
         self,
         quic: LimitedConnection,
-        wire: UdpSocket,
+        wire: PacketSocket,
         *,
         role: Literal["client", "server"],
         name: str,
@@ -101,7 +107,7 @@ class QuicLink(MultistreamLink):
         return self._quic.round_trip
 
     @property
-    def wire(self) -> UdpSocket:
+    def wire(self) -> PacketSocket:
         """The socket that it sends on."""
         return self._writer.wire
 
@@ -365,7 +371,7 @@ class QuicLink(MultistreamLink):
         self._after()
         self._flushed_at = perf_counter()
 
-    def replace_wire(self, wire: UdpSocket) -> UdpSocket:
+    def replace_wire(self, wire: PacketSocket) -> PacketSocket:
         """Continue on another socket with another connection id; returns the socket before it."""
         before = self._writer.replace(wire)
         self._quic.change_connection_id()
@@ -508,9 +514,9 @@ class _Tail:
 
 
 class PacketWriter:
-    """Writes packets to the socket, keeps those that the kernel does not take, and repeats the goodbye."""
+    """Writes packets to the socket, keeps those that the kernel does not take now, and repeats the goodbye."""
 
-    def __init__(self, wire: UdpSocket) -> None:
+    def __init__(self, wire: PacketSocket) -> None:
         self.wire = wire
         self.waiting: list[Packet] = []
         self._goodbye: list[Packet] = []
@@ -524,12 +530,8 @@ class PacketWriter:
         """Send what the kernel takes now; the rest waits."""
         if is_goodbye:
             self._goodbye = packets
-        try:
-            taken = self.wire.send_nowait(packets)
-        except trio.ClosedResourceError:
-            return
-        if taken < len(packets):
-            self.waiting = packets[taken:]
+        with suppress(trio.ClosedResourceError):
+            self.waiting = send_now(self.wire, packets)
 
     async def wait(self) -> None:
         """Wait until the kernel takes more, then send what waits."""
@@ -549,11 +551,30 @@ class PacketWriter:
         if self._unheard < 1 << GOODBYES and self._unheard & (self._unheard - 1) == 0 and not self.waiting:
             self.send(self._goodbye)
 
-    def replace(self, wire: UdpSocket) -> UdpSocket:
+    def replace(self, wire: PacketSocket) -> PacketSocket:
         """Continue on another socket and return the one before; packets that wait count as lost."""
         before, self.wire = self.wire, wire
         self.waiting = []
         return before
+
+
+def send_now(wire: PacketSocket, packets: list[Packet]) -> list[Packet]:
+    """Send what the kernel takes now to the address of the first packet, as aioquic gives them; return the rest.
+
+    A packet that is too large for the path counts as lost.
+    """
+    while packets:
+        try:
+            taken = wire.send([data for data, _ in packets], packets[0][1])
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            wire.lost += 1
+            taken = 1
+        if not taken:
+            break
+        packets = packets[taken:]
+    return packets
 
 
 # --- how it ended

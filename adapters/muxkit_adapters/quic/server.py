@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,12 @@ from muxkit.runtime import bare_nursery, turns
 
 from .._addresses import join_host_port
 from .._listen import log_failure
+from ..packets.options import TURN
+from ..packets.sockets import PacketSocket
 from .connection import LimitedConnection
-from .link import QuicLink
+from .link import Packet, QuicLink, send_now
 from .options import IssuedTickets, QuicOptions
 from .qlog import DirectoryLogger
-from .sockets import Packet, UdpSocket
 
 if TYPE_CHECKING:
     from aioquic.quic.configuration import QuicConfiguration
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("muxkit.adapters")
 
-TURN = 0.001  # s of work on packets before other tasks run
 LONG_HEADER = 0x80
 TOKEN_ID_SIZE = 8  # bytes of the id that goes with a token
 LEAVING_MOST = 1024  # connections that are over and may have to repeat their goodbye
@@ -68,9 +68,8 @@ class Server:
         self.refused = 0
         """First packets that were refused."""
 
-    async def serve(self, sockets: Iterable[UdpSocket], started: Callable[[], None]) -> None:
+    async def serve(self, sockets: Sequence[PacketSocket], started: Callable[[], None]) -> None:
         """Run until cancelled; closes the sockets."""
-        sockets = [*sockets]
         try:
             async with bare_nursery() as nursery:
                 for wire in sockets:
@@ -80,12 +79,12 @@ class Server:
             for wire in sockets:
                 wire.close()
 
-    async def _receive(self, wire: UdpSocket, nursery: trio.Nursery) -> None:
+    async def _receive(self, wire: PacketSocket, nursery: trio.Nursery) -> None:
         while True:
-            packets = await wire.receive()
+            await wire.wait_readable()
             touched: dict[QuicLink, None] = {}
             began = perf_counter()
-            for packet in packets:
+            for packet in [(data, address) for address, run in wire.receive() for data in run]:
                 link = self._route(packet, wire, nursery)
                 if link is None:
                     continue
@@ -96,12 +95,11 @@ class Server:
                     await trio.lowlevel.checkpoint()
                     began = perf_counter()
             _finish_feeding(touched)
-            packets = []  # not kept while waiting for more
             await trio.lowlevel.checkpoint()
 
     # --- routing
 
-    def _route(self, packet: Packet, wire: UdpSocket, nursery: trio.Nursery) -> QuicLink | None:
+    def _route(self, packet: Packet, wire: PacketSocket, nursery: trio.Nursery) -> QuicLink | None:
         data = packet[0]
         if not data:
             return None
@@ -121,7 +119,7 @@ class Server:
             return None
         return self._admit(header, packet, wire, nursery)
 
-    def _offer_versions(self, header: QuicHeader, packet: Packet, wire: UdpSocket) -> None:
+    def _offer_versions(self, header: QuicHeader, packet: Packet, wire: PacketSocket) -> None:
         if header.packet_type is QuicPacketType.VERSION_NEGOTIATION:
             return  # answering could make two servers answer each other without end
         answer = encode_quic_version_negotiation(
@@ -129,9 +127,9 @@ class Server:
             destination_cid=header.source_cid,
             supported_versions=self._configuration.supported_versions,
         )
-        wire.send_nowait([(answer, packet[1])])
+        send_now(wire, [(answer, packet[1])])
 
-    def _admit(self, header: QuicHeader, packet: Packet, wire: UdpSocket, nursery: trio.Nursery) -> QuicLink | None:
+    def _admit(self, header: QuicHeader, packet: Packet, wire: PacketSocket, nursery: trio.Nursery) -> QuicLink | None:
         """Open a connection for the first packet of a new peer, if its address is proved."""
         original, token_id = header.destination_cid, None
         if len(self._established) >= self._limits.connections:
@@ -151,7 +149,7 @@ class Server:
                 return None
         return self._open(original, token_id, header.destination_cid, packet, wire, nursery)
 
-    def _ask_for_token(self, header: QuicHeader, packet: Packet, wire: UdpSocket) -> None:
+    def _ask_for_token(self, header: QuicHeader, packet: Packet, wire: PacketSocket) -> None:
         """Ask for proof of the address; the token holds all the state, so none is kept here."""
         assert self._tokens is not None
         assert header.version is not None
@@ -169,7 +167,7 @@ class Server:
             original_destination_cid=header.destination_cid,
             retry_token=token,
         )
-        wire.send_nowait([(answer, packet[1])])
+        send_now(wire, [(answer, packet[1])])
 
     def _refuse(self, limit: str, value: int) -> None:
         self.refused += 1
@@ -185,7 +183,7 @@ class Server:
         token_id: bytes | None,
         first_id: bytes,
         packet: Packet,
-        wire: UdpSocket,
+        wire: PacketSocket,
         nursery: trio.Nursery,
     ) -> QuicLink:
         quic = LimitedConnection(
