@@ -17,7 +17,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import bare_nursery, close_at_once, turns
+from muxkit.runtime import TokenBucket, bare_nursery, close_at_once, turns
 
 from .._addresses import join_host_port
 from .._listen import log_failure
@@ -66,8 +66,7 @@ class Peers:
         self._half_open: dict[Peer, trio.CancelScope] = {}  # oldest first
         self._established: set[Peer] = set()
         self._alarm = trio.CancelScope()
-        self._evictions = EVICTIONS_BURST
-        self._refilled_at = -math.inf
+        self._evictions = TokenBucket(EVICTIONS, EVICTIONS_BURST)
         self._turns = turns()
 
     @property
@@ -76,12 +75,7 @@ class Peers:
         limits = self._limits
         if len(self._established) >= limits.connections or self._running >= limits.connections + limits.half_open:
             return False
-        if not self._must_evict:
-            return True
-        now = trio.current_time()
-        self._evictions = min(EVICTIONS_BURST, self._evictions + (now - self._refilled_at) * EVICTIONS)
-        self._refilled_at = now
-        return self._evictions >= 1
+        return not self._must_evict or self._evictions.has_token(trio.current_time())
 
     def admit(self, peer: Peer) -> trio.CancelScope | None:
         """Admit a peer without proof and return the scope for `run`, or None; handlers that still run count too."""
@@ -150,7 +144,7 @@ class Peers:
         peer, scope = next(iter(self._half_open.items()))
         del self._half_open[peer]
         self._counters.evicted += 1
-        self._evictions -= 1
+        self._evictions.take(trio.current_time())
         log.info("a peer without proof gave way to a newer one: Limits(half_open=%d)", self._limits.half_open)
         peer.forget("gave way to newer peers before it had proved itself")
         scope.cancel()

@@ -25,7 +25,6 @@ from ..packets.sockets import PacketSocket, bind_all, open_socket, resolve
 from ..tcp import Hosts, each_host
 from .link import ConnectionEnded, QuicLink
 from .options import IssuedTickets, QuicKeywords, QuicOptions, Source, Tickets, identify, trust
-from .qlog import DirectoryLogger
 from .server import Server
 
 if TYPE_CHECKING:
@@ -178,7 +177,6 @@ class _Client:
     ) -> None:
         self._address = address
         self._options = options
-        self._trace = configuration.quic_logger
         self._quic = LimitedConnection(
             configuration,
             streams=options.most_streams,
@@ -192,7 +190,6 @@ class _Client:
             role="client",
             name=self._name,
             options=options,
-            after=self._write_trace,
         )
         self._refusal: OSError | None = None
 
@@ -229,11 +226,9 @@ class _Client:
                     await self._link.run()
                     nursery.cancel_scope.cancel()
         finally:
-            self._link.close(error="hung up")
+            self._link.drop("hung up")
             self._link.wire.close()
             self._link.established.set()  # `start` finds that there is no protocol
-            if isinstance(self._trace, DirectoryLogger):
-                self._trace.close(self._quic.original_destination_connection_id)
 
     def _refused(self, _: Address, error: OSError) -> None:
         # After the handshake the report may be forged; before it, no peer is there to wait for.
@@ -259,10 +254,6 @@ class _Client:
             link.finish_feeding()
             burst = []  # not kept while waiting for more
             await trio.lowlevel.checkpoint()
-
-    def _write_trace(self) -> None:
-        if isinstance(self._trace, DirectoryLogger):
-            self._trace.write(self._quic.original_destination_connection_id)
 
 
 def _connected(

@@ -14,14 +14,15 @@ import trio
 from aioquic.quic import events as quic_events
 from aioquic.quic.packet import QuicErrorCode
 
-from muxkit import Limits, RemoteProtocolError
-from muxkit.runtime import Arrival, Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
+from muxkit import RemoteProtocolError
+from muxkit.runtime import Arrival, Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped, TokenBucket
 
 from .._sockets import OneAtATime
 from ..packets.options import Address
 from ..packets.sockets import PacketSocket
 from .connection import LimitedConnection
 from .options import QuicOptions
+from .qlog import Trace
 
 PAUSE = 100e-6  # s without a write after which the next write is sent at once
 GRAIN = 1e-6  # s between two calls of aioquic's timer
@@ -52,7 +53,6 @@ class QuicLink(MultistreamLink):
         role: Literal["client", "server"],
         name: str,
         options: QuicOptions,
-        after: Callable[[], None] = lambda: None,
         on_id: Callable[[bytes, bool], None] = lambda connection_id, is_new: None,
     ) -> None:
         self._quic = quic
@@ -61,7 +61,7 @@ class QuicLink(MultistreamLink):
         self._name = name
         self._limits = options.limits
         self._keep_alive = options.keep_alive
-        self._after = after  # called after each flush
+        self._trace = quic.trace if isinstance(quic.trace, Trace) else None
         self._on_id = on_id
         self.established = trio.Event()
         self.alpn: str | None = None
@@ -79,7 +79,8 @@ class QuicLink(MultistreamLink):
         self._alarm = trio.CancelScope()
         # received
         self._arrivals = ArrivalQueue()
-        self._resets = ResetLimit(options.limits, trio.current_time())
+        self._resets = TokenBucket(options.limits.resets_per_second, options.limits.resets_burst)
+        self._stopped: set[int] = set()  # streams that this side asked the peer to reset
         self._last_heard = trio.current_time()
         # to be sent
         self._datagrams_out: deque[bytes] = deque()
@@ -156,7 +157,7 @@ class QuicLink(MultistreamLink):
 
     def stop(self, stream: int) -> None:
         if not self.is_over and self._quic.stop(stream):
-            self._resets.asked.add(stream)
+            self._stopped.add(stream)
             self._doorbell.unpark_all()
 
     # --- sending
@@ -254,6 +255,13 @@ class QuicLink(MultistreamLink):
         self._quic.close(error_code=code, reason_phrase=clipped(error))
         self.flush()
         self._wake_all()
+
+    def drop(self, error: str) -> None:
+        """Close, unless that was done before, and end the trace; for the tasks that run the connection."""
+        self.close(error=error)
+        if self._trace is not None:
+            self._trace.write()
+            self._trace.close()
 
     async def aclose(self) -> None:
         self.close()
@@ -368,7 +376,8 @@ class QuicLink(MultistreamLink):
         self._collect(now)
         if self._doorbell:  # `run` is asleep
             self._alarm.deadline = min(self._alarm.deadline, self._next_deadline())
-        self._after()
+        if self._trace is not None:
+            self._trace.write()
         self._flushed_at = perf_counter()
 
     def replace_wire(self, wire: PacketSocket) -> PacketSocket:
@@ -387,10 +396,15 @@ class QuicLink(MultistreamLink):
                 case quic_events.StreamDataReceived(data=data, end_stream=is_last, stream_id=stream):
                     self._quic.arrived(stream, len(data), is_last, now)
                     self._arrivals.add_data(stream, data, is_last)
+                    if is_last:
+                        self._stopped.discard(stream)
                 case quic_events.StreamReset(stream_id=stream):
                     self._quic.has_ended(stream, now)
-                    if not self._resets.count(stream, now):
-                        self._fail(self._resets.error)
+                    if stream in self._stopped:
+                        self._stopped.discard(stream)
+                    elif not self._resets.take(now):  # each costs this side more than the peer
+                        what = f"more than {self._limits.resets_burst} streams were given up at once"
+                        self._fail(RemoteProtocolError(what, limit="resets_per_second"))
                     self._arrivals.add_reset(stream)
                 case quic_events.StopSendingReceived(stream_id=stream):
                     if self._quic.give_up(stream):
@@ -462,32 +476,6 @@ class ArrivalQueue:
         self._datagrams += 1
         self._datagram_bytes += len(data)
         self._waiting.append(Datagram(data))
-
-
-class ResetLimit:
-    """Limits how fast a peer resets streams, since each costs this side more than the peer."""
-
-    def __init__(self, limits: Limits, now: float) -> None:
-        self._limits = limits
-        self._left = float(limits.resets_burst)
-        self._at = now
-        self.asked: set[int] = set()
-        """Streams that this side asked the peer to reset."""
-
-    def count(self, stream: int, now: float) -> bool:
-        """Count one reset; return False if it is above the limit."""
-        if stream in self.asked:
-            self.asked.discard(stream)
-            return True
-        renewed = self._left + (now - self._at) * self._limits.resets_per_second
-        self._left = min(renewed, float(self._limits.resets_burst)) - 1
-        self._at = now
-        return self._left >= 0
-
-    @property
-    def error(self) -> RemoteProtocolError:
-        most = self._limits.resets_burst
-        return RemoteProtocolError(f"more than {most} streams were given up at once", limit="resets_per_second")
 
 
 class _Tail:

@@ -22,13 +22,12 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 from muxkit.runtime import bare_nursery, turns
 
 from .._addresses import join_host_port
-from .._listen import log_failure
+from .._listen import Admission, log_failure
 from ..packets.options import TURN
 from ..packets.sockets import PacketSocket
 from .connection import LimitedConnection
 from .link import Packet, QuicLink, send_now
 from .options import IssuedTickets, QuicOptions
-from .qlog import DirectoryLogger
 
 if TYPE_CHECKING:
     from aioquic.quic.configuration import QuicConfiguration
@@ -60,8 +59,7 @@ class Server:
         self._tokens = QuicRetryTokenHandler() if retry else None
         self._tickets = tickets
         self._links: dict[bytes, QuicLink] = {}
-        self._half_open: dict[QuicLink, trio.CancelScope] = {}  # oldest first
-        self._established: set[QuicLink] = set()
+        self._admission: Admission[QuicLink] = Admission(options.limits)
         self._leaving: dict[QuicLink, trio.CancelScope] = {}
         self._is_full = False
         self._turns = turns()
@@ -132,7 +130,7 @@ class Server:
     def _admit(self, header: QuicHeader, packet: Packet, wire: PacketSocket, nursery: trio.Nursery) -> QuicLink | None:
         """Open a connection for the first packet of a new peer, if its address is proved."""
         original, token_id = header.destination_cid, None
-        if len(self._established) >= self._limits.connections:
+        if self._admission.is_full:
             self._refuse("connections", self._limits.connections)
             return None
         if self._tokens is not None:
@@ -196,7 +194,6 @@ class Server:
             session_ticket_handler=self._tickets.keep if self._tickets is not None else None,
         )
         ids = {first_id, quic.host_cid}
-        trace = self._configuration.quic_logger
         host, port = packet[1][:2]
 
         def on_id(connection_id: bytes, is_new: bool) -> None:
@@ -207,68 +204,39 @@ class Server:
                 ids.discard(connection_id)
                 self._links.pop(connection_id, None)
 
-        def after() -> None:
-            if isinstance(trace, DirectoryLogger):
-                trace.write(original)
-
         link = QuicLink(
             quic,
             wire,
             role="server",
             name=f"quic {join_host_port(host, port)}",
             options=self._options,
-            after=after,
             on_id=on_id,
         )
         for connection_id in ids:
             self._links[connection_id] = link
         self._turns.connection_came()
-        scope = trio.CancelScope(deadline=trio.current_time() + self._limits.handshake)
-        self._half_open[link] = scope
-        self._drop_oldest()
-
-        async def live() -> None:
-            try:
-                await self._live(link, scope)
-            finally:
-                for connection_id in ids:
-                    self._links.pop(connection_id, None)
-                if isinstance(trace, DirectoryLogger):
-                    trace.close(original)
-
-        nursery.start_soon(live)
+        nursery.start_soon(self._live, link, self._admission.begin(link), ids)
         return link
 
-    def _drop_oldest(self) -> None:
-        """Drop the oldest unfinished handshakes above the limits, so that silent peers cannot block new connections."""
-        limits = self._limits
-        while (
-            len(self._half_open) > limits.half_open
-            or len(self._half_open) + len(self._established) > limits.connections
-        ):
-            oldest = next(iter(self._half_open))
-            self._half_open.pop(oldest).cancel()
-            log.info("a connection was dropped in its handshake: Limits(half_open=%d)", limits.half_open)
-
-    async def _live(self, link: QuicLink, handshake: trio.CancelScope) -> None:
+    async def _live(self, link: QuicLink, handshake: trio.CancelScope, ids: set[bytes]) -> None:
         try:
             async with bare_nursery() as nursery:
                 nursery.start_soon(self._run, link, nursery.cancel_scope)
                 with handshake:
                     await link.established.wait()
-                self._half_open.pop(link, None)
                 if link.established.is_set():  # it may be over by now, with data to be received
-                    self._established.add(link)
+                    self._admission.establish(link)
                     await self._handle(link)
                     self._leave(link, nursery.cancel_scope)
                 else:
                     log.info("a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake)
                     nursery.cancel_scope.cancel()
         finally:
-            self._half_open.pop(link, None)
-            self._established.discard(link)
+            self._admission.remove(link)
             self._leaving.pop(link, None)
-            link.close(error="the server was stopped")
+            link.drop("the server was stopped")
+            for connection_id in ids:
+                self._links.pop(connection_id, None)
 
     async def _run(self, link: QuicLink, scope: trio.CancelScope) -> None:
         """Run a connection; if it ends before its handshake, end its tasks, since no handler will."""
@@ -288,7 +256,7 @@ class Server:
 
     def _leave(self, link: QuicLink, scope: trio.CancelScope) -> None:
         """Keep a connection for a moment to repeat its goodbye; it no longer counts against the limits."""
-        self._established.discard(link)
+        self._admission.remove(link)
         self._is_full = False
         link.close()
         self._leaving[link] = scope
