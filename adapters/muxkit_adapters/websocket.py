@@ -403,9 +403,9 @@ async def websocket_over(wire: trio.abc.Stream, upgrade: _Upgrade) -> AsyncItera
 async def _upgrade(nursery: trio.Nursery, wire: GuardedStream, upgrade: _Upgrade) -> WebSocketConnection:
     tasks = _Tasks(nursery)
     tasks.waiting.deadline = trio.current_time() + upgrade.handshake_timeout
+    sizes = {"max_message_size": upgrade.message_most, "receive_buffer_size": RECEIVE_SIZE}
     with tasks.waiting, suppress(ConnectionClosed):  # the peer went away before the answer
         # Of the nursery only `start_soon` is used.
-        sizes = {"max_message_size": upgrade.message_most, "receive_buffer_size": RECEIVE_SIZE}
         return await upgrade.start(tasks, wire, message_queue_size=1, **sizes)
     if isinstance(tasks.failure, ConnectionRejected):
         why = f"the upgrade was answered with HTTP {tasks.failure.status_code}"

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import trio
 
@@ -44,27 +44,16 @@ log = logging.getLogger("muxkit.adapters")
 LinkT = TypeVar("LinkT", bound=PacketLink)
 
 
-class Peer(Protocol):
-    """A link as the table of peers sees it."""
-
-    @property
-    def expires(self) -> float:
-        """When the peer counts as silent for too long."""
-
-    def forget(self, reason: str) -> None:
-        """End the link; the tasks that wait on it raise an error."""
-
-
 class Peers:
-    """Admits, evicts and expires peers; handlers run in `nursery`, each in a scope of its own."""
+    """Admits, evicts and expires the links of peers; handlers run in `nursery`, each in a scope of its own."""
 
     def __init__(self, nursery: trio.Nursery, limits: Limits, counters: ServerCounters) -> None:
         self._nursery = nursery
         self._limits = limits
         self._counters = counters
         self._running = 0
-        self._half_open: dict[Peer, trio.CancelScope] = {}  # oldest first
-        self._established: set[Peer] = set()
+        self._half_open: dict[PacketLink, trio.CancelScope] = {}  # oldest first
+        self._established: set[PacketLink] = set()
         self._alarm = trio.CancelScope()
         self._evictions = TokenBucket(EVICTIONS, EVICTIONS_BURST)
         self._turns = turns()
@@ -77,7 +66,7 @@ class Peers:
             return False
         return not self._must_evict or self._evictions.has_token(trio.current_time())
 
-    def admit(self, peer: Peer) -> trio.CancelScope | None:
+    def admit(self, peer: PacketLink) -> trio.CancelScope | None:
         """Admit a peer without proof and return the scope for `run`, or None; handlers that still run count too."""
         if not self.has_room:
             self._counters.turned_away += 1
@@ -93,11 +82,11 @@ class Peers:
         self._alarm.deadline = min(self._alarm.deadline, peer.expires)
         return scope
 
-    def start(self, peer: Peer, scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
+    def start(self, peer: PacketLink, scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
         """`run` in a task of its own."""
         self._nursery.start_soon(self.run, peer, scope, work)
 
-    async def run(self, peer: Peer, scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, peer: PacketLink, scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
         """Run the handler of an admitted peer and log what it raises."""
         try:
             with scope:
@@ -109,13 +98,13 @@ class Peers:
             self._counters.finished += 1
             self.remove(peer)
 
-    def establish(self, peer: Peer) -> None:
+    def establish(self, peer: PacketLink) -> None:
         """Mark a peer as proved, so that newer ones do not replace it any more."""
         if self._half_open.pop(peer, None) is not None:
             self._established.add(peer)
             self._count()
 
-    def remove(self, peer: Peer) -> None:
+    def remove(self, peer: PacketLink) -> None:
         """Forget a peer whose link is over; its handler may still run for a while."""
         self._half_open.pop(peer, None)
         self._established.discard(peer)
@@ -276,7 +265,7 @@ class PeerLink(UdpLink):
 
     def _inbox_limits(self) -> tuple[int, int]:
         if self._is_validated:
-            return INBOX_PACKETS, self._listener.limits.channel_bytes
+            return INBOX_PACKETS, self._listener.options.limits.channel_bytes
         return FIRST_PACKETS, FIRST_BYTES
 
     # What UdpLink leaves open
@@ -328,7 +317,6 @@ class UdpListener(PacketListener[PeerLink]):
         suffix: str,
     ) -> None:
         super().__init__(sock, handler, options)
-        self.limits = options.limits
         self.counters = options.counters
         self.validation = validation
         self._suffix = suffix
@@ -366,7 +354,7 @@ class UdpListener(PacketListener[PeerLink]):
         self.peers.remove(link)
         if late:
             self._late[address] = trio.current_time() + LATE
-            if len(self._late) > self.limits.tombstones:
+            if len(self._late) > self.options.limits.tombstones:
                 self._late.popitem(last=False)
 
     def _arrived(self, address: Address, packets: list[bytes]) -> None:

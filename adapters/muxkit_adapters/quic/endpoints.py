@@ -151,8 +151,10 @@ class _Dialer:
                 continue
             for family, address in found:
                 configuration.session_ticket = self.tickets.take(name) if self.tickets is not None else None
-                client = _Client(configuration, self.options, self.tickets, family, address, verified=not self.insecure)
                 try:
+                    client = _Client(
+                        configuration, self.options, self.tickets, family, address, verified=not self.insecure
+                    )
                     return await client.start(nursery, self.timeout)
                 except OSError as error:  # HandshakeFailed among them
                     failures.append(error)
@@ -176,7 +178,6 @@ class _Client:
         verified: bool,
     ) -> None:
         self._address = address
-        self._options = options
         self._quic = LimitedConnection(
             configuration,
             streams=options.most_streams,

@@ -382,7 +382,8 @@ class QuicLink(MultistreamLink):
 
     def replace_wire(self, wire: PacketSocket) -> PacketSocket:
         """Continue on another socket with another connection id; returns the socket before it."""
-        before = self._writer.replace(wire)
+        before, self._writer.wire = self._writer.wire, wire
+        self._writer.waiting = []  # these packets count as lost
         self._quic.change_connection_id()
         self._quic.send_ping(0)
         self._doorbell.unpark_all()
@@ -538,12 +539,6 @@ class PacketWriter:
         self._unheard += 1
         if self._unheard < 1 << GOODBYES and self._unheard & (self._unheard - 1) == 0 and not self.waiting:
             self.send(self._goodbye)
-
-    def replace(self, wire: PacketSocket) -> PacketSocket:
-        """Continue on another socket and return the one before; packets that wait count as lost."""
-        before, self.wire = self.wire, wire
-        self.waiting = []
-        return before
 
 
 def send_now(wire: PacketSocket, packets: list[Packet]) -> list[Packet]:

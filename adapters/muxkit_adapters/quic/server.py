@@ -23,7 +23,7 @@ from muxkit.runtime import bare_nursery, turns
 
 from .._addresses import join_host_port
 from .._listen import Admission, log_failure
-from ..packets.options import TURN
+from ..packets.options import TURN, Address
 from ..packets.sockets import PacketSocket
 from .connection import LimitedConnection
 from .link import Packet, QuicLink, send_now
@@ -42,6 +42,8 @@ LEAVING_MOST = 1024  # connections that are over and may have to repeat their go
 
 class Server:
     """Connections by their ids, over one socket or several."""
+
+    _nursery: trio.Nursery
 
     def __init__(
         self,
@@ -70,20 +72,21 @@ class Server:
         """Run until cancelled; closes the sockets."""
         try:
             async with bare_nursery() as nursery:
+                self._nursery = nursery
                 for wire in sockets:
-                    nursery.start_soon(self._receive, wire, nursery)
+                    nursery.start_soon(self._receive, wire)
                 started()
         finally:
             for wire in sockets:
                 wire.close()
 
-    async def _receive(self, wire: PacketSocket, nursery: trio.Nursery) -> None:
+    async def _receive(self, wire: PacketSocket) -> None:
         while True:
             await wire.wait_readable()
             touched: dict[QuicLink, None] = {}
             began = perf_counter()
             for packet in [(data, address) for address, run in wire.receive() for data in run]:
-                link = self._route(packet, wire, nursery)
+                link = self._route(packet, wire)
                 if link is None:
                     continue
                 link.feed(packet)
@@ -97,7 +100,7 @@ class Server:
 
     # --- routing
 
-    def _route(self, packet: Packet, wire: PacketSocket, nursery: trio.Nursery) -> QuicLink | None:
+    def _route(self, packet: Packet, wire: PacketSocket) -> QuicLink | None:
         data = packet[0]
         if not data:
             return None
@@ -115,7 +118,7 @@ class Server:
             return None
         if header.packet_type is not QuicPacketType.INITIAL:
             return None
-        return self._admit(header, packet, wire, nursery)
+        return self._admit(header, packet, wire)
 
     def _offer_versions(self, header: QuicHeader, packet: Packet, wire: PacketSocket) -> None:
         if header.packet_type is QuicPacketType.VERSION_NEGOTIATION:
@@ -127,11 +130,14 @@ class Server:
         )
         send_now(wire, [(answer, packet[1])])
 
-    def _admit(self, header: QuicHeader, packet: Packet, wire: PacketSocket, nursery: trio.Nursery) -> QuicLink | None:
+    def _admit(self, header: QuicHeader, packet: Packet, wire: PacketSocket) -> QuicLink | None:
         """Open a connection for the first packet of a new peer, if its address is proved."""
         original, token_id = header.destination_cid, None
         if self._admission.is_full:
-            self._refuse("connections", self._limits.connections)
+            self.refused += 1
+            if not self._is_full:
+                self._is_full = True
+                log.info("new connections are not let in for now: Limits(connections=%d)", self._limits.connections)
             return None
         if self._tokens is not None:
             if not header.token:
@@ -145,7 +151,7 @@ class Server:
             except ValueError:
                 self.refused += 1
                 return None
-        return self._open(original, token_id, header.destination_cid, packet, wire, nursery)
+        return self._open(original, token_id, header.destination_cid, packet[1], wire)
 
     def _ask_for_token(self, header: QuicHeader, packet: Packet, wire: PacketSocket) -> None:
         """Ask for proof of the address; the token holds all the state, so none is kept here."""
@@ -167,22 +173,10 @@ class Server:
         )
         send_now(wire, [(answer, packet[1])])
 
-    def _refuse(self, limit: str, value: int) -> None:
-        self.refused += 1
-        if not self._is_full:
-            self._is_full = True
-            log.info("new connections are not let in for now: Limits(%s=%d)", limit, value)
-
     # --- connections
 
     def _open(
-        self,
-        original: bytes,
-        token_id: bytes | None,
-        first_id: bytes,
-        packet: Packet,
-        wire: PacketSocket,
-        nursery: trio.Nursery,
+        self, original: bytes, token_id: bytes | None, first_id: bytes, address: Address, wire: PacketSocket
     ) -> QuicLink:
         quic = LimitedConnection(
             self._configuration,
@@ -194,7 +188,6 @@ class Server:
             session_ticket_handler=self._tickets.keep if self._tickets is not None else None,
         )
         ids = {first_id, quic.host_cid}
-        host, port = packet[1][:2]
 
         def on_id(connection_id: bytes, is_new: bool) -> None:
             if is_new:
@@ -208,14 +201,14 @@ class Server:
             quic,
             wire,
             role="server",
-            name=f"quic {join_host_port(host, port)}",
+            name=f"quic {join_host_port(*address[:2])}",
             options=self._options,
             on_id=on_id,
         )
         for connection_id in ids:
             self._links[connection_id] = link
         self._turns.connection_came()
-        nursery.start_soon(self._live, link, self._admission.begin(link), ids)
+        self._nursery.start_soon(self._live, link, self._admission.begin(link), ids)
         return link
 
     async def _live(self, link: QuicLink, handshake: trio.CancelScope, ids: set[bytes]) -> None:
