@@ -127,8 +127,27 @@ class QuicLink(MultistreamLink):
 
     @property
     def ended(self) -> ConnectionEnded | None:
-        """The error with which it ended; None before the end, and after an orderly end."""
-        return ending_of(self._quic, self._name, by_us=self._is_closing, failure=self._failure)
+        """The error with which it ended; None before the end, after an orderly end, and after a close on this side."""
+        quic, name, ending = self._quic, self._name, self._quic.ending
+        if ending is None or self._is_closing:
+            return None
+        code, reason = ending.error_code, printable(ending.reason_phrase)
+        is_application = ending.frame_type is None
+        by: Literal["peer", "local", "network"] = "peer"
+        if self._failure is not None:
+            text = f"{name}: {self._failure}"
+        elif quic.is_ended_by_peer:
+            if code == ORDERLY:
+                return None
+            text = f"{name}: the peer closed the connection with {_named(code, is_application)}{_with(reason)}"
+        elif quic.is_timed_out:
+            by = "network"
+            text = f"{name}: nothing was heard for {quic.configuration.idle_timeout:g} s"
+        else:
+            text = f"{name}: the peer broke a rule of QUIC, {_named(code, is_application)}{_with(reason)}"
+        error = ConnectionEnded(text, code=code, is_application=is_application, reason=reason, by=by)
+        error.__cause__ = self._failure
+        return error
 
     def __repr__(self) -> str:
         return f"<QuicLink {self._name}{', closed' if self.is_over else ''}>"
@@ -578,32 +597,6 @@ class ConnectionEnded(trio.BrokenResourceError):
         self.is_application = is_application
         self.reason = reason
         self.by: Literal["peer", "local", "network"] = by
-
-
-def ending_of(
-    quic: LimitedConnection, name: str, *, by_us: bool, failure: RemoteProtocolError | None
-) -> ConnectionEnded | None:
-    """Make the error to raise; None before the end, after an orderly end, and after a close on this side."""
-    ending = quic.ending
-    if ending is None or by_us:
-        return None
-    code, reason = ending.error_code, printable(ending.reason_phrase)
-    is_application = ending.frame_type is None
-    by: Literal["peer", "local", "network"] = "peer"
-    if failure is not None:
-        text = f"{name}: {failure}"
-    elif quic.is_ended_by_peer:
-        if code == ORDERLY:
-            return None
-        text = f"{name}: the peer closed the connection with {_named(code, is_application)}{_with(reason)}"
-    elif quic.is_timed_out:
-        by = "network"
-        text = f"{name}: nothing was heard for {quic.configuration.idle_timeout:g} s"
-    else:
-        text = f"{name}: the peer broke a rule of QUIC, {_named(code, is_application)}{_with(reason)}"
-    error = ConnectionEnded(text, code=code, is_application=is_application, reason=reason, by=by)
-    error.__cause__ = failure
-    return error
 
 
 def clipped(text: str) -> str:
