@@ -22,11 +22,10 @@ from functools import partial
 import attrs
 import trio
 
-from muxkit._limits import ABOVE_ZERO, NOT_NEGATIVE, must_be
+from muxkit._limits import ABOVE_ZERO, KIB, NOT_NEGATIVE, must_be
 from muxkit.runtime import Dial, background, peer_of
 from muxkit.testing._weather import Line, WeatherStream, weather_pair
 
-KIB = 1024
 BLOCK = 4 * KIB  # bytes that share one draw of jitter
 READ = 16 * KIB  # bytes to ask for at once
 TICK = 0.02  # s; with a rate, no piece takes longer on the wire
@@ -60,7 +59,6 @@ class Way(Enum):
 
 
 BOTH_WAYS = (Way.THERE, Way.BACK)
-
 
 SHARE = must_be("from 0 to 1", lambda value: 0 <= value <= 1)
 RANGE = must_be("(least, most), not below 0", lambda value: 0 <= value[0] <= value[1])
