@@ -92,7 +92,8 @@ class ChaosRelay(Chaos):
     async def _connection(self, client: trio.SocketStream) -> None:
         fate = self._next_fate()
         try:
-            target = await _connect(self._target)
+            at = self._target
+            target = await trio.open_unix_socket(at) if isinstance(at, str) else await trio.open_tcp_stream(*at)
         except OSError:
             self._stats.unreachable += 1
             make_abrupt(client)
@@ -106,12 +107,7 @@ class ChaosRelay(Chaos):
 
 @asynccontextmanager
 async def chaos_relay(
-    target: str,
-    plan: ChaosPlan,
-    seed: int = 0,
-    *,
-    listen: str = "127.0.0.1:0",
-    on_cut: OnCut | None = None,
+    target: str, plan: ChaosPlan, seed: int = 0, *, listen: str = "127.0.0.1:0", on_cut: OnCut | None = None
 ) -> AsyncGenerator[ChaosRelay, None]:
     """A relay to `target` that listens while the block runs; its connections are reset at the end of it.
 
@@ -142,10 +138,6 @@ def parse_place(address: str) -> Place:
     if not (host and colon and digits.isascii() and digits.isdigit() and int(digits) <= 65_535):
         raise ValueError(f"address {address!r}: {FORM}")
     return host, int(digits)
-
-
-async def _connect(place: Place) -> trio.SocketStream:
-    return await trio.open_unix_socket(place) if isinstance(place, str) else await trio.open_tcp_stream(*place)
 
 
 class _Door:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from muxkit.cli.outcome import CommandFailed, Exit
+from muxkit.cli.terminal import CommandFailed, Exit
 from muxkit_bench.report.page import page
 from muxkit_bench.report.results import dump
 
@@ -41,10 +41,7 @@ class Outputs:
     def write(self, reports: Sequence[Report]) -> None:
         """Write both files, even if one fails; raises `CommandFailed` then."""
         failures = []
-        for path, text in (
-            (self.json, dump(reports[0])),
-            (self.html, page(reports).encode()),
-        ):
+        for path, text in ((self.json, dump(reports[0])), (self.html, page(reports).encode())):
             try:
                 if path is not None:
                     path.write_bytes(text)

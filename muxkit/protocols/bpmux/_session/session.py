@@ -51,14 +51,7 @@ Half = Sink | Source | Request
 
 LINGER = 5.0  # s to leave in order
 # In this order halves are closed: those to send on, those to receive from, requests.
-CLOSING_ORDER = (
-    Kind.REQUEST_IN,
-    Kind.SINK_OUT,
-    Kind.SINK_IN,
-    Kind.STREAM_OUT,
-    Kind.STREAM_IN,
-    Kind.REQUEST_OUT,
-)
+CLOSING_ORDER = (Kind.REQUEST_IN, Kind.SINK_OUT, Kind.SINK_IN, Kind.STREAM_OUT, Kind.STREAM_IN, Kind.REQUEST_OUT)
 
 _log = logging.getLogger("muxkit")
 
