@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from muxkit._door import each_channel as each_channel
     from muxkit._door import serve as serve
     from muxkit._plugins import PluginError as PluginError
+    from muxkit._tls import TLS as TLS
     from muxkit.runtime import Channel as Channel
     from muxkit.runtime import ChannelCancelled as ChannelCancelled
     from muxkit.runtime import ChannelStopped as ChannelStopped
@@ -46,6 +47,7 @@ _LAZY = {
     "Session": "runtime",
     "SessionInfo": "runtime",
     "SessionStats": "runtime",
+    "TLS": "_tls",
     "Unsupported": "runtime",
     "connect": "_door",
     "each_channel": "_door",

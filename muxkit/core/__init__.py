@@ -46,6 +46,8 @@ from muxkit.core._queues import Queued as Queued
 from muxkit.core._queues import Scheduler as Scheduler
 from muxkit.core._queues import Source as Source
 from muxkit.core._queues import queue_of as queue_of
+from muxkit.core._reasons import Reason as Reason
+from muxkit.core._reasons import printable as printable
 from muxkit.core._windows import U64_MAX as U64_MAX
 from muxkit.core._windows import Ceiling as Ceiling
 from muxkit.core._windows import Credit as Credit
