@@ -56,7 +56,7 @@ def test_a_client_trusts_the_authority_that_it_was_given(files: Path) -> None:
     server = TLS(cert=files / "cert.pem", key=files / "key.pem")
     client = TLS(ca=files / "ca.pem")
     assert shake_hands(client.client_context(), server.server_context()).version() == "TLSv1.3"
-    assert shake_hands(TLS(ca=AUTHORITY.cert_pem.bytes()).client_context(), TLS(files / "both.pem").server_context())
+    shake_hands(TLS(ca=AUTHORITY.cert_pem.bytes()).client_context(), TLS(files / "both.pem").server_context())
 
 
 def test_a_client_refuses_another_authority_another_name_and_by_default_what_the_system_does_not_know(
@@ -69,7 +69,7 @@ def test_a_client_refuses_another_authority_another_name_and_by_default_what_the
         shake_hands(TLS().client_context(), server)
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         shake_hands(TLS(ca=files / "ca.pem").client_context(), server, "another.test")
-    assert shake_hands(TLS(verify=False).client_context(), server, "another.test")
+    shake_hands(TLS(verify=False).client_context(), server, "another.test")
 
 
 def test_a_server_with_client_ca_accepts_only_clients_of_that_authority(files: Path) -> None:
