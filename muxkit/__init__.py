@@ -9,49 +9,99 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muxkit._errors import LocalProtocolError as LocalProtocolError
-from muxkit._errors import MuxError as MuxError
-from muxkit._errors import ProtocolError as ProtocolError
-from muxkit._errors import RemoteProtocolError as RemoteProtocolError
+from muxkit._errors import LocalProtocolError, MuxError, ProtocolError, RemoteProtocolError
 from muxkit._lazy import lazily
-from muxkit._limits import Limits as Limits
-from muxkit._observer import Observer as Observer
+from muxkit._limits import Limits
+from muxkit._observer import BaseObserver, ConnectionObserver, Observer
 
 if TYPE_CHECKING:
-    from muxkit._door import Served as Served
-    from muxkit._door import connect as connect
-    from muxkit._door import each_channel as each_channel
-    from muxkit._door import serve as serve
-    from muxkit._plugins import PluginError as PluginError
-    from muxkit._tls import TLS as TLS
-    from muxkit.runtime import Channel as Channel
-    from muxkit.runtime import ChannelCancelled as ChannelCancelled
-    from muxkit.runtime import ChannelStopped as ChannelStopped
-    from muxkit.runtime import LinkLost as LinkLost
-    from muxkit.runtime import Session as Session
-    from muxkit.runtime import SessionInfo as SessionInfo
-    from muxkit.runtime import SessionStats as SessionStats
-    from muxkit.runtime import Unsupported as Unsupported
+    from muxkit._authorize import Authorize, Refused, tokens
+    from muxkit._door import connect
+    from muxkit._handlers import ChannelHandler, SessionHandler, by_name, each_channel
+    from muxkit._plugins import PluginError
+    from muxkit._reconnecting import reconnecting
+    from muxkit._server import Server, open_server, run_server, serve
+    from muxkit._tls import TLS
+    from muxkit.runtime import (
+        Backoff,
+        Channel,
+        ChannelCancelled,
+        ChannelStats,
+        ChannelStopped,
+        Identity,
+        LinkLost,
+        Request,
+        Session,
+        SessionInfo,
+        SessionStats,
+        Unsupported,
+    )
 
 __version__ = "0.2.0"
+
+__all__ = [
+    "TLS",
+    "Authorize",
+    "Backoff",
+    "BaseObserver",
+    "Channel",
+    "ChannelCancelled",
+    "ChannelHandler",
+    "ChannelStats",
+    "ChannelStopped",
+    "ConnectionObserver",
+    "Identity",
+    "Limits",
+    "LinkLost",
+    "LocalProtocolError",
+    "MuxError",
+    "Observer",
+    "PluginError",
+    "ProtocolError",
+    "Refused",
+    "RemoteProtocolError",
+    "Request",
+    "Server",
+    "Session",
+    "SessionHandler",
+    "SessionInfo",
+    "SessionStats",
+    "Unsupported",
+    "by_name",
+    "connect",
+    "each_channel",
+    "open_server",
+    "reconnecting",
+    "run_server",
+    "serve",
+    "tokens",
+]
 
 # The engines do not need Trio, and a program that uses only them should not import it: names that need it are
 # imported at the first access.
 _LAZY = {
-    "Channel": "runtime",
-    "ChannelCancelled": "runtime",
-    "ChannelStopped": "runtime",
-    "LinkLost": "runtime",
-    "PluginError": "_plugins",
-    "Served": "_door",
-    "Session": "runtime",
-    "SessionInfo": "runtime",
-    "SessionStats": "runtime",
-    "TLS": "_tls",
-    "Unsupported": "runtime",
-    "connect": "_door",
-    "each_channel": "_door",
-    "serve": "_door",
+    "_authorize": ("Authorize", "Refused", "tokens"),
+    "_door": ("connect",),
+    "_handlers": ("ChannelHandler", "SessionHandler", "by_name", "each_channel"),
+    "_plugins": ("PluginError",),
+    "_reconnecting": ("reconnecting",),
+    "_server": ("Server", "open_server", "run_server", "serve"),
+    "_tls": ("TLS",),
+    "runtime": (
+        "Backoff",
+        "Channel",
+        "ChannelCancelled",
+        "ChannelStats",
+        "ChannelStopped",
+        "Identity",
+        "LinkLost",
+        "Request",
+        "Session",
+        "SessionInfo",
+        "SessionStats",
+        "Unsupported",
+    ),
 }
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), {name: place for place, names in _LAZY.items() for name in names})

@@ -1,51 +1,41 @@
-"""`muxkit.connect` and `muxkit.serve`: from a URL `protocol+transport://address`, both looked up, to sessions."""
+"""`muxkit.connect`: from a URL `protocol+transport://address`, both looked up, to a session."""
 
 from __future__ import annotations
 
-import logging
-import traceback
-from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, cast
-
-import trio
 
 from muxkit._limits import Limits
 from muxkit._observer import for_connection
 from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport
-from muxkit.runtime import (
-    Channel,
-    LinkLost,
-    ProtocolPlugin,
-    ResumingPlugin,
-    Session,
-    bare_nursery,
-    interruptible,
-    protect_package,
-    protected_manager,
-    run_interruptible,
-)
+from muxkit.runtime import ProtocolPlugin, ResumingPlugin, Session, protect_package, protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from muxkit._observer import Observer
-    from muxkit.runtime import Link, Listening
+    import trio
 
-    SessionHandler = Callable[[Session], Awaitable[object]]
-    ChannelHandler = Callable[[Channel], Awaitable[object]]
+    from muxkit._handlers import SessionHandler
+    from muxkit._observer import Observer
+    from muxkit._tls import TLS
+    from muxkit.runtime import Link, Listening
 
 LINGER_SECONDS = 5.0  # for taking leave
 FORM = "protocol+transport://address, such as bpmux+tcp://127.0.0.1:7000"
 
-_log = logging.getLogger("muxkit")
 
-
-class _Door:
+class Door:
     """A URL taken apart, with its protocol plugin and its transport."""
 
     def __init__(
-        self, url: str, limits: Limits | None, observer: Observer | None, linger: float, options: dict[str, Any]
+        self,
+        url: str,
+        *,
+        limits: Limits | None,
+        observer: Observer | None,
+        linger: float,
+        tls: TLS | None,
+        options: dict[str, Any],
     ) -> None:
         self.scheme, separator, self.address = url.partition("://")
         protocol, plus, self._transport_name = self.scheme.partition("+")
@@ -57,7 +47,9 @@ class _Door:
         self.transport = load_transport(self._transport_name, protocol, links)
         self.limits = limits or Limits()
         ours = self.protocol.options
-        self.link_options = {name: value for name, value in options.items() if name not in ours}
+        self._link_options = {name: value for name, value in options.items() if name not in ours}
+        if tls is not None:
+            self._link_options["tls"] = tls
         self._session_options = {name: value for name, value in options.items() if name in ours}
         self._session_options |= {"limits": self.limits, "linger": linger}
         self._observer = observer
@@ -68,7 +60,7 @@ class _Door:
     def dial(self) -> AbstractAsyncContextManager[Link]:
         # Credit for streams side by side is the link's business, so what bounds it has to go there.
         bounds = {"limits": self.limits} if link_kind(self.transport) == "multistream" else {}
-        return self.transport.connect(self.address, **bounds, **self.link_options)
+        return self.transport.connect(self.address, **bounds, **self._link_options)
 
     def url(self, address: str) -> str:
         """Return the URL that a client connects to."""
@@ -92,70 +84,28 @@ class _Door:
         observer = for_connection(self._observer, f"{role} {getattr(link, 'peer', '') or self.address}")
         return self.protocol.session(link, role=role, address=self.address, observer=observer, **self._session_options)
 
-    def listening(self, handler: SessionHandler) -> AbstractAsyncContextManager[Listening]:
-        """Open what takes each connection, so that `handler` is called with each session."""
+    def listener(self, handler: SessionHandler) -> AbstractAsyncContextManager[Listening] | None:
+        """Return the protocol's own listener, which calls `handler` with each session; None if it has none."""
         if isinstance(self.protocol, ResumingPlugin):
             return self.protocol.listener(
                 handler, endpoint=self._endpoint, observer=self._observer, **self._session_options
             )
-        return nullcontext(_Connections(self.session_on, handler))
+        return None
 
-
-class _Connections:
-    """Serves a protocol whose sessions end with their connections."""
-
-    def __init__(
-        self,
-        session_on: Callable[[Link, Literal["server"]], AbstractAsyncContextManager[Session]],
-        handler: SessionHandler,
+    async def serve(
+        self, handle: Callable[[Link], Awaitable[None]], *, task_status: trio.TaskStatus[list[str]]
     ) -> None:
-        self._session_on = session_on
-        self._handler = handler
-        self._sessions: set[Session] = set()
-        self._draining = False
-        self._ended = trio.lowlevel.ParkingLot()
-
-    @property
-    def sessions(self) -> int:
-        return len(self._sessions)
-
-    async def handle(self, link: Link) -> None:
-        session: Session | None = None
-        try:
-            async with self._session_on(link, "server") as session:
-                if not self._draining:
-                    self._sessions.add(session)
-                    await run_interruptible(self._handler, session)
-        except Exception as error:
-            if _is_loss(error):
-                _log.debug("session lost: %s", error)
-                return
-            _log.error("the handler of a session failed, the session was closed: %s", _where(error))
-            _log.debug("in full", exc_info=error)
-        finally:
-            # After it has taken leave: what its handler sent last may still be on its way.
-            if session is not None:
-                self._sessions.discard(session)
-            self._ended.unpark_all()
-
-    async def shutdown(self, *, grace: float) -> None:
-        self._draining = True
-        with trio.move_on_after(grace):
-            async with bare_nursery() as nursery:
-                for session in [*self._sessions]:
-                    nursery.start_soon(self._drain, session, grace)
-            while self._sessions:
-                await self._ended.park()
-
-    async def _drain(self, session: Session, grace: float) -> None:
-        with suppress(LinkLost):  # then the session is over as well
-            await session.shutdown(grace=grace)
+        """Accept connections until cancelled, and call `handle` with each."""
+        await self.transport.serve(
+            handle, self.address, limits=self.limits, task_status=task_status, **self._link_options
+        )
 
 
 @protected_manager
 async def connect(
     url: str,
     *,
+    tls: TLS | None = None,
     limits: Limits | None = None,
     observer: Observer | None = None,
     linger: float = LINGER_SECONDS,
@@ -167,134 +117,9 @@ async def connect(
     (`ssl_context=` for tls, `insecure=True` for plaintext off loopback). Time limits are yours to set
     (`trio.fail_after`); leaving the block takes at most `linger` seconds.
     """
-    async with _Door(url, limits, observer, linger, options).session_to() as session:
+    door = Door(url, limits=limits, observer=observer, linger=linger, tls=tls, options=options)
+    async with door.session_to() as session:
         yield session
-
-
-class Served:
-    """A running server."""
-
-    def __init__(self, listening: Listening, scope: trio.CancelScope, urls: tuple[str, ...]) -> None:
-        self._listening = listening
-        self._scope = scope
-        self.urls = urls
-
-    @property
-    def url(self) -> str:
-        """The URL that a client connects to; the first, if there are several addresses."""
-        return self.urls[0]
-
-    @property
-    def sessions(self) -> int:
-        """How many sessions there are now."""
-        return self._listening.sessions
-
-    async def shutdown(self, *, grace: float) -> None:
-        """Take no new sessions and channels, let the live ones end for up to `grace` seconds, then stop."""
-        await self._listening.shutdown(grace=grace)
-        self._scope.cancel()
-
-
-async def serve(
-    handler: SessionHandler,
-    url: str,
-    *,
-    limits: Limits | None = None,
-    observer: Observer | None = None,
-    linger: float = LINGER_SECONDS,
-    task_status: trio.TaskStatus[Served] = trio.TASK_STATUS_IGNORED,
-    **options: Any,
-) -> None:
-    """Serve sessions at `url` until cancelled; `served = await nursery.start(muxkit.serve, handler, url)`.
-
-    `handler` is called with each `Session`; when it returns, the session takes leave. What it raises ends its own
-    session and is logged, the others go on. `muxkit.each_channel` makes one out of a function for a channel.
-    """
-    door = _Door(url, limits, observer, linger, options)
-
-    with trio.CancelScope() as scope:
-        async with door.listening(handler) as listening, bare_nursery() as nursery:
-            addresses = await nursery.start(
-                lambda task_status: door.transport.serve(
-                    listening.handle, door.address, limits=door.limits, task_status=task_status, **door.link_options
-                )
-            )
-            task_status.started(Served(listening, scope, tuple(map(door.url, addresses))))
-
-
-def each_channel(handler: ChannelHandler, *, most: int | None = None) -> SessionHandler:
-    """Make a session handler that calls `handler` with each channel that the peer opens, concurrently.
-
-    At most `most` handlers run at the same time in one session, by default its `Limits.channels`: work that goes on
-    after its channel is gone still counts, or a peer could start it without bound. A channel is closed when its
-    handler returns. What a handler raises aborts its own channel and is logged, except when the peer stopped the
-    channel or the connection was lost.
-    """
-
-    async def handle_session(session: Session) -> None:
-        free = _HandlerSlots(most or session.limits.channels)
-        async with bare_nursery() as nursery:
-            try:
-                async for channel in session.incoming():
-                    nursery.start_soon(handle_channel, channel, free)
-                    await free.take_one()
-            except LinkLost as error:
-                _log.debug("session lost: %s", error)
-
-    @interruptible
-    async def handle_channel(channel: Channel, free: _HandlerSlots) -> None:
-        try:
-            await handler(channel)
-        except (trio.BrokenResourceError, trio.EndOfChannel):
-            channel.abort()
-        except Exception as error:
-            channel.abort()
-            _log.error("the handler of a channel failed, the channel was aborted: %s", _where(error))
-            _log.debug("in full", exc_info=error)
-        except BaseException:
-            channel.abort()
-            raise
-        else:
-            await channel.aclose()
-        finally:
-            free.give_back()
-
-    return handle_session
-
-
-class _HandlerSlots:
-    """How many handlers may still run: a semaphore that yields only when none is left.
-
-    A slot is free before a channel is taken, so that no channel waits for its handler.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting = trio.lowlevel.ParkingLot()
-
-    async def take_one(self) -> None:
-        """Take the free slot, and return once another one is free."""
-        self._free -= 1
-        while not self._free:
-            await self._waiting.park()
-
-    def give_back(self) -> None:
-        self._free += 1
-        self._waiting.unpark()
-
-
-def _is_loss(error: BaseException) -> bool:
-    """Return True for nothing but lost links, in the groups of a handler's own nurseries as well."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(_is_loss(member) for member in error.exceptions)
-    return isinstance(error, LinkLost)
-
-
-def _where(error: BaseException) -> str:
-    """Describe an error for the log: its type and traceback, but not its text, which may quote what a peer sent."""
-    way = "".join(traceback.format_tb(error.__traceback__)).rstrip()
-    inner = [_where(member) for member in error.exceptions] if isinstance(error, BaseExceptionGroup) else []
-    return "\n".join([f"{type(error).__name__} (its text is left out, it may hold payload)", way, *inner])
 
 
 protect_package(__name__)

@@ -3,6 +3,7 @@
 from muxkit.runtime._errors import ChannelCancelled as ChannelCancelled
 from muxkit.runtime._errors import ChannelStopped as ChannelStopped
 from muxkit.runtime._errors import LinkLost as LinkLost
+from muxkit.runtime._errors import Phase as Phase
 from muxkit.runtime._errors import Side as Side
 from muxkit.runtime._errors import Unsupported as Unsupported
 from muxkit.runtime._links import Arrival as Arrival
@@ -31,11 +32,15 @@ from muxkit.runtime._scope import protect_package as protect_package
 from muxkit.runtime._scope import protected_manager as protected_manager
 from muxkit.runtime._scope import run_interruptible as run_interruptible
 from muxkit.runtime._session import Channel as Channel
+from muxkit.runtime._session import ChannelStats as ChannelStats
+from muxkit.runtime._session import Identity as Identity
 from muxkit.runtime._session import Ping as Ping
 from muxkit.runtime._session import Pings as Pings
+from muxkit.runtime._session import Request as Request
 from muxkit.runtime._session import Session as Session
 from muxkit.runtime._session import SessionInfo as SessionInfo
 from muxkit.runtime._session import SessionStats as SessionStats
+from muxkit.runtime._session import describe as describe
 from muxkit.runtime.halves.bytestream import ByteStream as ByteStream
 from muxkit.runtime.halves.mailbox import ItemQueue as ItemQueue
 from muxkit.runtime.halves.mailbox import Mailbox as Mailbox
@@ -72,6 +77,7 @@ from muxkit.runtime.resume.redial import Dial as Dial
 from muxkit.runtime.resume.redial import Ended as Ended
 from muxkit.runtime.resume.redial import OnFailed as OnFailed
 from muxkit.runtime.resume.redial import Outage as Outage
+from muxkit.runtime.resume.redial import OutageLog as OutageLog
 from muxkit.runtime.resume.redial import can_heal as can_heal
 from muxkit.runtime.resume.redial import redial as redial
 

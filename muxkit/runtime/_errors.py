@@ -7,49 +7,80 @@ from typing import Literal
 import trio
 
 from muxkit._errors import MuxError, RemoteProtocolError
+from muxkit.core import Reason
 
 Side = Literal["peer", "local", "network"]
+
+
+Phase = Literal["connect", "handshake", "open", "leave"]
+"""When a connection was lost: before it stood, before the protocol began, while it was used, while it was closed."""
 
 
 class LinkLost(MuxError, trio.BrokenResourceError):
     """The connection is gone; raised by every call that waits for it, each time as a new error.
 
-    `by` says which side ended it, `after` how long the connection had lived in seconds, `unsent` how many
+    `by` says which side ended it, `peer_reason` and `code` what the peer gave as its reason (None if it gave none),
+    `phase` when it was, `hint` what to try. `after` is how long the connection had lived in seconds, `unsent` how many
     bytes accepted by `send` never reached the transport. The cause, if there is one, is `__cause__`.
     """
 
-    def __init__(self, reason: str, *, by: Side, peer: str = "", after: float | None = None, unsent: int = 0) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        by: Side,
+        peer: str = "",
+        after: float | None = None,
+        unsent: int = 0,
+        peer_reason: str | None = None,
+        code: int | None = None,
+        phase: Phase = "open",
+        hint: str | None = None,
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.by: Side = by
         self.peer = peer
         self.after = after
         self.unsent = unsent
+        self.peer_reason = peer_reason
+        self.code = code
+        self.phase: Phase = phase
+        self.hint = hint
 
     def __str__(self) -> str:
         who = f"{self.peer}: " if self.peer else ""
+        told = Reason(self.peer_reason or "", self.code or 0)
+        why = f"{self.reason}: {told}" if told else self.reason
         when = "" if self.after is None else f", {self.after:.1f} s after it began"
         unsent = f"; {self.unsent:,} bytes were not sent" if self.unsent else ""
-        return f"{who}{self.reason}{when}{unsent}"
+        return f"{who}{why}{when}{unsent}{f'. {self.hint}' if self.hint else ''}"
 
 
-class ChannelStopped(MuxError, trio.BrokenResourceError):
-    """The peer does not want to receive on this channel any more; `payload` is what it said about that."""
+class _EndedByPeer(MuxError, trio.BrokenResourceError):
+    """The peer ended one direction of a channel; `text` and `code` are the reason that it gave, `payload` its bytes."""
 
-    def __init__(self, reason: str, *, payload: bytes = b"") -> None:
+    def __init__(self, reason: str, *, payload: bytes = b"", told: Reason | None = None) -> None:
         super().__init__(reason)
         self.payload = payload
+        given = Reason.decode(payload) if told is None else told
+        self.reason = given.text
+        self.code = given.code
+
+    def __str__(self) -> str:
+        told = Reason(self.reason, self.code)
+        return f"{super().__str__()}: {told}" if told else super().__str__()
 
 
-class ChannelCancelled(MuxError, trio.BrokenResourceError):
-    """The peer gave up sending on this channel before it was done; `payload` is what it said about that.
+class ChannelStopped(_EndedByPeer):
+    """The peer does not want to receive on this channel any more; `reason` and `code` are what it said about that."""
 
-    A session keeps the first 4 KiB of it.
+
+class ChannelCancelled(_EndedByPeer):
+    """The peer gave up sending on this channel before it was done; `reason` and `code` are what it said about that.
+
+    A session keeps the first 4 KiB of its `payload`.
     """
-
-    def __init__(self, reason: str, *, payload: bytes = b"") -> None:
-        super().__init__(reason)
-        self.payload = payload
 
 
 class Unsupported(MuxError):
@@ -59,21 +90,35 @@ class Unsupported(MuxError):
 class LossRecord:
     """Why a connection ended, from which each task that raises gets an error of its own; made when it begins."""
 
-    __slots__ = ("_after", "_began", "_by", "_cause", "_reason", "_unsent", "peer")
+    __slots__ = ("_after", "_began", "_by", "_cause", "_hint", "_phase", "_reason", "_unsent", "peer", "told")
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
+        self.told: Reason | None = None
+        """What the peer gave as its reason, which may come before the end of the connection."""
         self._began = trio.current_time()
         self._after: float | None = None
         self._reason = "the connection is over"
         self._by: Side = "local"
         self._cause: BaseException | None = None
         self._unsent = 0
+        self._phase: Phase = "open"
+        self._hint: str | None = None
 
-    def record(self, reason: str, *, by: Side, cause: BaseException | None, unsent: int) -> None:
+    def record(
+        self,
+        reason: str,
+        *,
+        by: Side,
+        cause: BaseException | None,
+        unsent: int,
+        phase: Phase = "open",
+        hint: str | None = None,
+    ) -> None:
         """The connection ends now; `unsent` bytes were not taken by the transport."""
         self._after = trio.current_time() - self._began
         self._reason, self._by, self._cause, self._unsent = reason, by, cause, unsent
+        self._phase, self._hint = phase, hint
 
     @property
     def is_violation(self) -> bool:
@@ -81,6 +126,17 @@ class LossRecord:
         return isinstance(self._cause, RemoteProtocolError)
 
     def error(self) -> LinkLost:
-        error = LinkLost(self._reason, by=self._by, peer=self.peer, after=self._after, unsent=self._unsent)
+        told = self.told
+        error = LinkLost(
+            self._reason,
+            by=self._by,
+            peer=self.peer,
+            after=self._after,
+            unsent=self._unsent,
+            peer_reason=told.text if told else None,
+            code=told.code if told else None,
+            phase=self._phase,
+            hint=self._hint,
+        )
         error.__cause__ = self._cause
         return error

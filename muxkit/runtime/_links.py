@@ -9,7 +9,7 @@ import attrs
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._limits import Limits
@@ -286,8 +286,8 @@ class Listening(Protocol):
     """What a server does with the connections that its transport accepts."""
 
     @property
-    def sessions(self) -> int:
-        """How many sessions there are now."""
+    def sessions(self) -> Collection[Session]:
+        """The sessions whose handlers run now."""
 
     async def handle(self, link: Any, /) -> None:  # noqa: ANN401 - as in `ProtocolPlugin.session`
         """Serve one connection until it ends."""

@@ -12,10 +12,26 @@ import trio
 from muxkit._limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable, Iterable
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 
+    from muxkit.runtime.halves.opening import Opening
     from muxkit.runtime.halves.turn import ErrorMaker
+
+
+@attrs.frozen(kw_only=True)
+class ChannelStats:
+    """Gauges of one channel; sizes in bytes, or in messages where the protocol counts messages (Relink)."""
+
+    queued: int
+    """Accepted by `send` and not written yet."""
+    unread: int
+    """Arrived and not received by the application yet."""
+    credit_out: int | None
+    """How much the peer lets this side send now; None where the protocol has no such number."""
+    credit_in: int | None
+    """How much this side lets the peer send now; None where the protocol has no such number."""
+    waiting_since: float | None
+    """The time, by `trio.current_time`, since which a task waits to send; None if no task does."""
 
 
 class Channel(trio.abc.Channel[bytes]):
@@ -27,6 +43,21 @@ class Channel(trio.abc.Channel[bytes]):
     """
 
     __slots__ = ()
+
+    @property
+    @abstractmethod
+    def session(self) -> Session:
+        """The session that carries this channel."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What it was opened for; "" if the side that opened it gave no name."""
+
+    @property
+    @abstractmethod
+    def opening(self) -> bytes:
+        """The payload that came, or went, with the opening; not a message."""
 
     @abstractmethod
     async def send_many(self, messages: Iterable[bytes]) -> None:
@@ -44,17 +75,68 @@ class Channel(trio.abc.Channel[bytes]):
         """Say that no more messages follow, and wait until the peer has heard it; receiving goes on."""
 
     @abstractmethod
-    def abort(self) -> None:
-        """Give up both directions now; the peer learns that messages are missing."""
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        """Give up both directions now; the peer learns that messages are missing, and the reason where it can be sent.
+
+        At the peer `ChannelCancelled` and `ChannelStopped` have both as `reason` and `code`.
+        """
+
+    @abstractmethod
+    def as_stream(self) -> trio.abc.HalfCloseableStream:
+        """Return the channel as a stream of bytes; use either that or the methods of the channel.
+
+        Raises `Unsupported` where messages may be lost.
+        """
+
+    @abstractmethod
+    def stats(self) -> ChannelStats: ...
+
+
+@attrs.frozen(kw_only=True)
+class Identity:
+    """Who the peer is, as far as it was proved."""
+
+    certificate: bytes | None = None
+    """The verified certificate, in DER."""
+    subject: str | None = None
+    """The subject of the certificate, as `CN=alice,O=users`."""
+    names: tuple[str, ...] = ()
+    """The names, addresses and e-mail addresses that the certificate is for."""
+    pid: int | None = None
+    """The process at the other end of a Unix socket, when it connected."""
+    uid: int | None = None
+    """The user that it ran as."""
+    gid: int | None = None
+    user: str | None = None
+    """What `authorize=` returned."""
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """The HTTP request that opened a WebSocket."""
+
+    path: str
+    query: str
+    headers: tuple[tuple[str, str], ...]
+    """Names in lower case, in the order in which they came; without the token."""
+    subprotocol: str | None = None
 
 
 @attrs.frozen(kw_only=True)
 class SessionInfo:
-    """The protocol and the peer of a session."""
+    """What carries a session, and who is at its other end."""
 
     protocol: str
+    transport: str = ""
+    """Its name in URLs: `tcp`; empty when the transport does not say."""
     peer: str
     """The other end, as text: `tcp 127.0.0.1:7000`; empty when the transport does not say."""
+    local: str = ""
+    """This end, in the same form."""
+    identity: Identity | None = None
+    """None if nothing about the peer was proved."""
+    request: Request | None = None
+    """Of a server's WebSockets only."""
 
 
 @attrs.frozen(kw_only=True)
@@ -73,12 +155,27 @@ class SessionStats:
     """Seconds, smoothed; None before the first answer to a ping."""
 
 
+_OF_CHANNELS = frozenset({"send", "send_many", "receive", "receive_many", "send_all", "receive_some", "finish"})
+
+
 class Session(ABC):
     """One connection that carries many channels; it owns its tasks and ends with its `async with` block."""
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            told = f"a {type(self).__name__} has no {name!r}"
+            if name in _OF_CHANNELS:
+                told += "; channels have it. Did you forget muxkit.each_channel around the handler?"
+            raise AttributeError(told, name=name, obj=self)
+
     @abstractmethod
-    def open(self) -> AbstractAsyncContextManager[Channel]:
-        """Open a channel to the peer; leaving the block normally finishes it, leaving it by an error aborts it."""
+    def open(self, name: str = "", *, payload: bytes = b"") -> Opening[Channel]:
+        """Open a channel to the peer: `async with session.open()` or `channel = await session.open()`.
+
+        Leaving the block normally finishes the channel, leaving it by an error aborts it. The peer reads `name` and
+        `payload` as `channel.name` and `channel.opening`.
+        """
 
     @abstractmethod
     def incoming(self) -> AsyncIterator[Channel]:
@@ -86,6 +183,10 @@ class Session(ABC):
 
     def __aiter__(self) -> AsyncIterator[Channel]:
         return self.incoming()
+
+    @abstractmethod
+    def channels(self) -> Sequence[Channel]:
+        """Return the live channels that this application has, those that it opened and those that it took."""
 
     @abstractmethod
     async def ping(self) -> float:
@@ -106,6 +207,19 @@ class Session(ABC):
 
     @abstractmethod
     def stats(self) -> SessionStats: ...
+
+
+def describe(link: object, protocol: str) -> SessionInfo:
+    """Say what carries a session, from what its link tells; a link may have all of these attributes, some or none."""
+    peer: str = getattr(link, "peer", "")
+    return SessionInfo(
+        protocol=protocol,
+        transport=peer.partition(" ")[0],
+        peer=peer,
+        local=getattr(link, "local", ""),
+        identity=getattr(link, "identity", None),
+        request=getattr(link, "request", None),
+    )
 
 
 KeyT = TypeVar("KeyT", bound="Hashable")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from itertools import count, takewhile
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Generator
     from types import TracebackType
 
     from muxkit.runtime.halves.turn import ErrorMaker
@@ -28,9 +28,11 @@ ItemT = TypeVar("ItemT")
 
 
 class Opening(Generic[OpenedT]):
-    """The context manager that opens a channel: it closes it when the block is left normally, aborts it by an error.
+    """Opens a channel when it is awaited, or when its block is entered.
 
-    It is kept as long as its channel, so it does without `AbstractAsyncContextManager` and that class's `__dict__`.
+    The block closes the channel when it is left normally, and aborts it when it is left by an error. What was awaited
+    has to be closed by the caller. It is kept as long as its channel, so it does without `AbstractAsyncContextManager`
+    and that class's `__dict__`.
     """
 
     __slots__ = ("_open", "_opened")
@@ -39,12 +41,18 @@ class Opening(Generic[OpenedT]):
         self._open: Callable[[], Awaitable[OpenedT]] | None = open
         self._opened: OpenedT | None = None
 
+    def __await__(self) -> Generator[Any, None, OpenedT]:
+        return self._take()().__await__()
+
     async def __aenter__(self) -> OpenedT:
-        if self._open is None:
-            raise RuntimeError("this block was entered before; open another channel")
-        open, self._open = self._open, None  # frees what it refers to
-        self._opened = await open()
+        self._opened = await self._take()()
         return self._opened
+
+    def _take(self) -> Callable[[], Awaitable[OpenedT]]:
+        if self._open is None:
+            raise RuntimeError("this channel was opened before; open another one")
+        open, self._open = self._open, None  # frees what it refers to
+        return open
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

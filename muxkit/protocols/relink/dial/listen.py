@@ -138,9 +138,9 @@ class Listener:
         return len(self._links)
 
     @property
-    def sessions(self) -> int:
-        """How many links have a handler that runs."""
-        return len(self._serving)
+    def sessions(self) -> Collection[Link]:
+        """The links whose handlers run now."""
+        return [*self._serving]
 
     @property
     def absent(self) -> int:
