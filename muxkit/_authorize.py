@@ -14,23 +14,26 @@ from __future__ import annotations
 import base64
 import hmac
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 import trio
 
 from muxkit._errors import MuxError, RemoteProtocolError
-from muxkit._limits import Limits
 from muxkit.core import Reason, printable
 from muxkit.runtime import HandshakeQueue, LinkLost, SessionInfo, prefixed, protect_package
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from muxkit._limits import Limits
 
 MAGIC = b"muxkit 1 "
 LINE_MOST = 4096  # bytes
 TOKEN_MOST = 2048  # characters
 ANSWER_TIMEOUT = 10.0  # s
 
-Authorize: TypeAlias = "Callable[[SessionInfo, str | None], str | None | Awaitable[str | None]]"
+Authorize: TypeAlias = "Callable[[SessionInfo, str | None], str | Awaitable[str | None] | None]"
 """Called with a new connection and the token that it showed, None if it showed none.
 
 It returns the name of the user for `session.info.identity.user`, or raises `Refused` with the reason that the client

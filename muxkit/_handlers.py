@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
@@ -14,6 +13,7 @@ import trio
 from muxkit.runtime import Channel, LinkLost, Session, bare_nursery, interruptible, protect_package
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
     from typing import TypeAlias
 
 SessionHandler: TypeAlias = "Callable[[Session], Awaitable[object]]"

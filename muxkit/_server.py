@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +23,7 @@ from muxkit.runtime import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Collection
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._handlers import ChannelHandler, SessionHandler
@@ -60,7 +59,7 @@ class Server:
         return [session for each in self._listening for session in each.sessions]
 
     def reload(self) -> None:
-        """Read the files of `tls` again, for new connections; raises ValueError, and changes nothing, if they are faulty."""
+        """Read the files of `tls` again, for new connections; faulty ones change nothing, and raise ValueError."""
         if self._tls is None:
             raise ValueError("this server has no tls=")
         self._tls.reload()

@@ -114,7 +114,7 @@ class Outage:
 
 
 class OutageLog:
-    """Logs an outage: a WARNING for the first failure and each time it has lasted twice as long, DEBUG for the others."""
+    """Logs an outage: a WARNING for its first failure and for each doubling, DEBUG for the others."""
 
     def __init__(self, what: str, *, patience: float | None = None) -> None:
         self._what = what

@@ -43,7 +43,7 @@ from muxkit.runtime import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 
     LinkHandler = Callable[[Link], Awaitable[object]]
     Identify = Callable[[trio.abc.Stream], bytes | None]
