@@ -80,28 +80,16 @@ __all__ = [
 # The engines do not need Trio, and a program that uses only them should not import it: names that need it are
 # imported at the first access.
 _LAZY = {
-    "_authorize": ("Authorize", "Refused", "tokens"),
-    "_door": ("connect",),
-    "_handlers": ("ChannelHandler", "SessionHandler", "by_name", "each_channel"),
-    "_plugins": ("PluginError",),
-    "_reconnecting": ("reconnecting",),
-    "_server": ("Server", "open_server", "run_server", "serve"),
-    "_tls": ("TLS",),
-    "runtime": (
-        "Backoff",
-        "Channel",
-        "ChannelCancelled",
-        "ChannelStats",
-        "ChannelStopped",
-        "Identity",
-        "LinkLost",
-        "Request",
-        "Session",
-        "SessionInfo",
-        "SessionStats",
-        "Unsupported",
-    ),
+    "Authorize Refused tokens": "_authorize",
+    "connect": "_door",
+    "ChannelHandler SessionHandler by_name each_channel": "_handlers",
+    "PluginError": "_plugins",
+    "reconnecting": "_reconnecting",
+    "Server open_server run_server serve": "_server",
+    "TLS": "_tls",
+    "Backoff Channel ChannelCancelled ChannelStats ChannelStopped Identity LinkLost Request": "runtime",
+    "Session SessionInfo SessionStats Unsupported": "runtime",
 }
 
 if not TYPE_CHECKING:  # or type checkers would accept any name
-    __getattr__, __dir__ = lazily(globals(), {name: place for place, names in _LAZY.items() for name in names})
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

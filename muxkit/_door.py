@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from muxkit._limits import Limits
 from muxkit._observer import for_connection
 from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport
-from muxkit.runtime import ProtocolPlugin, ResumingPlugin, Session, protect_package, protected_manager
+from muxkit.runtime import ProtocolPlugin, ResumingPlugin, Session, peer_of, protect_package, protected_manager
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -81,7 +81,7 @@ class Door:
                 yield session
 
     def session_on(self, link: Link, role: Literal["client", "server"]) -> AbstractAsyncContextManager[Session]:
-        observer = for_connection(self._observer, f"{role} {getattr(link, 'peer', '') or self.address}")
+        observer = for_connection(self._observer, f"{role} {peer_of(link) or self.address}")
         return self.protocol.session(link, role=role, address=self.address, observer=observer, **self._session_options)
 
     def listener(self, handler: SessionHandler) -> AbstractAsyncContextManager[Listening] | None:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 import trio
 
-from muxkit.runtime import Channel, LinkLost, Session, bare_nursery, interruptible, protect_package
+from muxkit.runtime import (
+    Channel,
+    LinkLost,
+    Session,
+    SlotQueue,
+    bare_nursery,
+    interruptible,
+    leaves_of,
+    protect_package,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -35,17 +44,20 @@ def each_channel(handler: ChannelHandler, *, max_concurrent: int | None = None) 
     """
 
     async def handle_session(session: Session) -> None:
-        free = _HandlerSlots(max_concurrent or session.limits.channels)
+        running: set[Channel] = set()
+        bound = max_concurrent or session.limits.channels
+        slots = SlotQueue(lambda: bound - len(running))
         async with bare_nursery() as nursery:
             try:
                 async for channel in session.incoming():
-                    nursery.start_soon(handle_channel, channel, free)
-                    await free.take_one()
+                    running.add(channel)
+                    nursery.start_soon(handle_channel, channel, running, slots)
+                    await slots.wait_for_slot()  # before the next channel is taken, which must not wait for a handler
             except LinkLost as error:
                 _log.debug("session lost: %s", error)
 
     @interruptible
-    async def handle_channel(channel: Channel, free: _HandlerSlots) -> None:
+    async def handle_channel(channel: Channel, running: set[Channel], slots: SlotQueue) -> None:
         try:
             await handler(channel)
         except Exception as error:
@@ -61,7 +73,8 @@ def each_channel(handler: ChannelHandler, *, max_concurrent: int | None = None) 
         else:
             await channel.aclose()
         finally:
-            free.give_back()
+            running.discard(channel)
+            slots.wake_waiters()
 
     return handle_session
 
@@ -92,36 +105,14 @@ def session_handler(handler: SessionHandler | ChannelHandler) -> SessionHandler:
 
 def is_loss(error: BaseException, *, of_channel: bool = False) -> bool:
     """Return True for nothing but lost links, or ended channels as well, in the groups of a handler's nurseries too."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(is_loss(member, of_channel=of_channel) for member in error.exceptions)
-    return isinstance(error, (trio.BrokenResourceError, trio.EndOfChannel) if of_channel else LinkLost)
+    expected = (trio.BrokenResourceError, trio.EndOfChannel) if of_channel else (LinkLost,)
+    return all(isinstance(leaf, expected) for leaf in leaves_of(error))
 
 
 def log_failure(what: str, error: Exception) -> None:
     """Log what a handler raised: its type and traceback, but not its text, which may quote what a peer sent."""
     _log.error("%s: %s", what, _where(error))
     _log.debug("in full", exc_info=error)
-
-
-class _HandlerSlots:
-    """How many handlers may still run: a semaphore that yields only when none is left.
-
-    A slot is free before a channel is taken, so that no channel waits for its handler.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting = trio.lowlevel.ParkingLot()
-
-    async def take_one(self) -> None:
-        """Take the free slot, and return once another one is free."""
-        self._free -= 1
-        while not self._free:
-            await self._waiting.park()
-
-    def give_back(self) -> None:
-        self._free += 1
-        self._waiting.unpark()
 
 
 def _takes_channel(handler: Callable[..., Any]) -> bool:

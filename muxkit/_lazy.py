@@ -12,15 +12,20 @@ if TYPE_CHECKING:
 def lazily(
     package: dict[str, object], places: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for the package with these globals; `places` maps each name to its module."""
-    name = str(package["__name__"])
+    """Return `__getattr__` and `__dir__` for the package with these globals, which keep what was fetched.
 
-    def fetch(attribute: str) -> object:
-        if attribute not in places:
-            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
-        return getattr(import_module(f"{name}.{places[attribute]}"), attribute)
+    `places` maps each name, or several with blanks between them, to their module.
+    """
+    parent = str(package["__name__"])
+    modules = {name: module for names, module in places.items() for name in names.split()}
+
+    def fetch(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {parent!r} has no attribute {name!r}")
+        package[name] = found = getattr(import_module(f"{parent}.{modules[name]}"), name)
+        return found
 
     def listed() -> list[str]:
-        return sorted({*package, *places})
+        return sorted({*package, *modules})
 
     return fetch, listed

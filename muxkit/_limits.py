@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 KIB = 1024
 MIB = 1024 * KIB
 
-
 NumberT = TypeVar("NumberT", int, float)
 
 
-def _positive(instance: Limits, field: attrs.Attribute[NumberT], value: NumberT) -> None:
-    if not value > 0 or math.isinf(value):
-        raise ValueError(f"Limits({field.name}={value!r}): must be finite and above 0")
+def must_be(what: str, is_right: Callable[[Any], bool]) -> Callable[[object, attrs.Attribute[Any], Any], None]:
+    """Make a validator for a field of options; its ValueError names the class, the field and the value."""
+
+    def check(instance: object, field: attrs.Attribute[Any], value: Any) -> None:  # noqa: ANN401 - of any field
+        if not is_right(value):
+            raise ValueError(f"{type(instance).__name__}({field.name}={value!r}): must be {what}")
+
+    return check
 
 
-def _limit(default: int) -> int:
-    number: int = attrs.field(default=default, validator=_positive)
-    return number
+ABOVE_ZERO = must_be("finite and above 0", lambda value: 0 < value < math.inf)
+NOT_NEGATIVE = must_be("finite and not below 0", lambda value: 0 <= value < math.inf)
 
 
-def _seconds(default: float) -> float:
-    number: float = attrs.field(default=default, validator=_positive)
+def _limit(default: NumberT) -> NumberT:
+    number: NumberT = attrs.field(default=default, validator=ABOVE_ZERO)
     return number
 
 
@@ -73,9 +79,9 @@ class Limits:
     """Bytes that `send` may queue ahead of the transport, for each connection."""
 
     # Times
-    handshake: float = _seconds(10.0)
+    handshake: float = _limit(10.0)
     """A TLS, DTLS or WebSocket handshake must be over by then, and an unverified UDP address may be silent so long."""
-    stall: float = _seconds(30.0)
+    stall: float = _limit(30.0)
     """While a message is unfinished, `stall_bytes` must come in each such interval."""
     stall_bytes: int = _limit(1024)
 

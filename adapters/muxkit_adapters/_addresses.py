@@ -1,17 +1,72 @@
-"""Addresses: `host:port` as text, and whether plaintext to one leaves this machine."""
+"""Addresses: `host:port` as text, transports found by a URL, and whether plaintext to one leaves this machine."""
 
 from __future__ import annotations
 
 import ipaddress
 import warnings
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import attrs
 import trio
 
 from ._errors import PlaintextWarning
 
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from muxkit import Limits
+    from muxkit.runtime import LinkKind
+
+LinkT = TypeVar("LinkT")
+
 _warned: set[str] = set()  # kinds of transports that have warned in this process
 
 FORM = "expected host:port, such as 127.0.0.1:7000, [::1]:7000 or localhost:7000"
+
+
+@attrs.frozen
+class Transport(Generic[LinkT]):
+    """What `muxkit.connect` and `muxkit.serve` find by a URL: `connect` and `serve` of one of the modules here.
+
+    `client` and `server` read the address and return keywords for them; the other keywords are passed on as they are.
+    """
+
+    scheme: str
+    _connect: Callable[..., AbstractAsyncContextManager[LinkT]]
+    _serve: Callable[..., Awaitable[None]]
+    client: Callable[[str], dict[str, object]]
+    server: Callable[[str], dict[str, object]]
+    link: LinkKind = "stream"
+    needed: str | None = None
+    """A keyword that `serve` cannot do without, as `name=` and what it is."""
+
+    def connect(self, address: str, **options: Any) -> AbstractAsyncContextManager[LinkT]:
+        return self._connect(**self.client(address), **options)
+
+    async def serve(
+        self,
+        handler: Callable[[LinkT], Awaitable[None]],
+        address: str,
+        *,
+        limits: Limits,
+        task_status: trio.TaskStatus[list[str]],
+        **options: Any,
+    ) -> None:
+        if self.needed is not None and options.get(self.needed.partition("=")[0]) is None:
+            raise ValueError(f"{self.scheme}://{address}: a server needs {self.needed}")
+        await self._serve(handler, limits=limits, task_status=task_status, **self.server(address), **options)
+
+
+def one_place(address: str) -> dict[str, object]:
+    """Read `host:port`."""
+    host, port = parse_host_port(address)
+    return {"host": host, "port": port}
+
+
+def several_places(address: str) -> dict[str, object]:
+    """Read one or more `host:port`, separated by commas, to be tried in that order."""
+    return {"host": [parse_host_port(part.strip()) for part in address.split(",")]}
 
 
 def parse_host_port(address: str, *, default_port: int | None = None, form: str = FORM) -> tuple[str, int]:
@@ -32,11 +87,6 @@ def parse_host_port(address: str, *, default_port: int | None = None, form: str 
     if not (digits.isascii() and digits.isdigit() and int(digits) <= 65_535):
         raise ValueError(f"address {address!r}: the port must be a number up to 65535; {form}")
     return host, int(digits)
-
-
-def parse_hosts(address: str) -> list[tuple[str, int]]:
-    """Split one or more `host:port`, separated by commas, to be tried in that order."""
-    return [parse_host_port(part.strip()) for part in address.split(",")]
 
 
 def join_host_port(host: str, port: int) -> str:

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Generic, TypeVar
 
 import trio
@@ -36,7 +36,7 @@ async def serve_connections(
     started: Callable[[], None] = lambda: None,
 ) -> None:
     """Run `handler` for each connection, until cancelled, and close its stream afterwards."""
-    await serve_handshakes(listeners, _NoHandshake, handler, limits=limits, started=started)
+    await serve_handshakes(listeners, nullcontext, handler, limits=limits, started=started)
 
 
 async def serve_handshakes(
@@ -106,7 +106,7 @@ class _Server(Generic[WireT, LinkT]):
                 await close_at_once(wire)
                 raise
             scope = trio.CancelScope()
-            if self._handshake is _NoHandshake:
+            if self._handshake is nullcontext:  # nothing to wait for
                 self._established.add(scope)
             else:
                 scope.deadline = trio.current_time() + self._limits.handshake
@@ -149,14 +149,3 @@ class _Server(Generic[WireT, LinkT]):
             self._established.discard(scope)
             self._room.unpark_all()
             await close_at_once(wire)
-
-
-class _NoHandshake(AbstractAsyncContextManager[WireT]):
-    def __init__(self, wire: WireT) -> None:
-        self._wire = wire
-
-    async def __aenter__(self) -> WireT:
-        return self._wire
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self._wire.aclose()

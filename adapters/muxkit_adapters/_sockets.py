@@ -8,14 +8,11 @@ import os
 import select
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import trio
 
+from muxkit.runtime import OneAtATime as OneAtATime
 from muxkit.runtime import turns
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 RECEIVE_SIZE = 65_536  # bytes, what one receive asks for
 JOIN_BELOW = 4096  # bytes per buffer on average, below which one joined `send` is cheaper than `sendmsg`
@@ -28,34 +25,6 @@ CLOSED_HERE = {errno.EBADF, errno.ENOTSOCK}
 
 Buffers = Sequence[bytes | memoryview]
 Prepare = Callable[[socket.socket], "SocketStream"]
-
-
-class OneAtATime:
-    """Raises BusyResourceError when a second task makes the same call; calls are never queued."""
-
-    __slots__ = ("_what", "is_busy")
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self.is_busy = False
-
-    def check(self) -> None:
-        """Raise if a task is inside; for calls that do not wait."""
-        if self.is_busy:
-            raise trio.BusyResourceError(f"another task is already {self._what}")
-
-    def begin(self) -> None:
-        """Enter without a `with` block, which costs two more calls; the caller resets `is_busy`."""
-        self.check()
-        self.is_busy = True
-
-    def __enter__(self) -> None:
-        self.begin()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.is_busy = False
 
 
 class SocketStream(trio.abc.HalfCloseableStream):

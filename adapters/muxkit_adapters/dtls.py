@@ -9,17 +9,16 @@ import trio
 from muxkit import Limits
 from muxkit.runtime import close_at_once, protect_package, protected_manager
 
-from ._addresses import join_host_port, parse_host_port
+from ._addresses import Transport, join_host_port, one_place
 from ._errors import HandshakeFailed
 from .packets.certificates import Context, check_context, client_context, server_context, verifies
 from .packets.dtls_links import INBOX, DtlsLink, DtlsListener, EndpointSocket
+from .packets.listeners import serve_listeners
 from .packets.options import ListenerOptions, PacketOptions, PacketTooLarge, ServerCounters
-from .packets.peers import serve_listeners
 from .packets.sockets import PacketSocket, bind_all, first_address, open_socket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
 
     from .packets.options import Address, ListenerKeywords, PacketKeywords
 
@@ -122,58 +121,8 @@ async def serve(
     await serve_listeners(listeners, listener_options, task_status.started)
 
 
-class _Transport:
-    """`dtls://host:port`."""
-
-    link = "packets"
-
-    def connect(
-        self,
-        address: str,
-        *,
-        ssl_context: Context | None = None,
-        server_hostname: str | None = None,
-        handshake_timeout: float = HANDSHAKE_TIMEOUT,
-        retransmit: float = RETRANSMIT,
-        insecure: bool = False,
-        **options: Unpack[PacketKeywords],
-    ) -> AbstractAsyncContextManager[DtlsLink]:
-        return connect(
-            *parse_host_port(address),
-            ssl_context=ssl_context,
-            server_hostname=server_hostname,
-            handshake_timeout=handshake_timeout,
-            retransmit=retransmit,
-            insecure=insecure,
-            **options,
-        )
-
-    async def serve(
-        self,
-        handler: Callable[[DtlsLink], Awaitable[None]],
-        address: str,
-        *,
-        limits: Limits,
-        task_status: trio.TaskStatus[list[str]],
-        ssl_context: Context | None = None,
-        retransmit: float = RETRANSMIT,
-        **options: Unpack[ListenerKeywords],
-    ) -> None:
-        if ssl_context is None:
-            raise ValueError(f"dtls://{address}: a server needs ssl_context=, made by dtls.server_context()")
-        host, port = parse_host_port(address)
-        await serve(
-            handler,
-            port,
-            ssl_context=ssl_context,
-            host=host,
-            limits=limits,
-            retransmit=retransmit,
-            task_status=task_status,
-            **options,
-        )
-
-
-transport = _Transport()
+transport = Transport(
+    "dtls", connect, serve, one_place, one_place, "packets", needed="ssl_context=, made by dtls.server_context()"
+)
 
 protect_package("muxkit_adapters")

@@ -10,12 +10,12 @@ import trio
 
 from muxkit.runtime import protect_package, protected_manager
 
+from ._addresses import Transport
 from ._listen import serve_connections
 from ._sockets import OneAtATime
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
 
     from muxkit import Limits
 
@@ -88,8 +88,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
         """Return what has come: b"" at the end, None while there is nothing."""
-        if self._closed:
-            raise trio.ClosedResourceError("this memory stream was closed on our side")
+        self._check_open()
         if not (self._incoming.data or self._incoming.ended):
             return None
         return self._incoming.take(max_bytes)
@@ -130,14 +129,12 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             await trio.lowlevel.checkpoint()
             if not self._closed:
                 await self._wait_for_room()
-            if self._closed:
-                raise trio.ClosedResourceError("this memory stream was closed on our side")
+            self._check_open()
 
     async def send_eof(self) -> None:
         with self._sending:
             await trio.lowlevel.checkpoint()
-            if self._closed:
-                raise trio.ClosedResourceError("this memory stream was closed on our side")
+            self._check_open()
             self._outgoing.ended = True
             self._outgoing.changed.unpark_all()
 
@@ -155,9 +152,12 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         while len(pipe.data) >= pipe.capacity and not (pipe.unwanted or self._closed):
             await pipe.changed.park()
 
-    def _check_sendable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise trio.ClosedResourceError("this memory stream was closed on our side")
+
+    def _check_sendable(self) -> None:
+        self._check_open()
         if self._outgoing.ended:
             raise trio.ClosedResourceError("nothing can be sent after send_eof")
         if self._outgoing.unwanted:
@@ -223,7 +223,7 @@ async def serve(
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run `handler(stream)` for each connection to `name`, until cancelled; OSError if the name is taken."""
-    _check_name(name)
+    _read_name(name)
     if name in _named():
         raise OSError(errno.EADDRINUSE, f"mem {name}: this name is served already")
     listener = _named()[name] = _Listener()
@@ -233,30 +233,13 @@ async def serve(
         del _named()[name]
 
 
-def _check_name(name: str) -> None:
-    if not name:
+def _read_name(address: str) -> dict[str, object]:
+    if not address:
         raise ValueError("address '': expected a name, such as mem://orders")
+    return {"name": address}
 
 
-class _Transport:
-    """`mem://name`."""
-
-    def connect(self, address: str, *, capacity: int = CAPACITY) -> AbstractAsyncContextManager[trio.abc.Stream]:
-        _check_name(address)
-        return connect(address, capacity=capacity)
-
-    async def serve(
-        self,
-        handler: Callable[[trio.abc.Stream], Awaitable[None]],
-        address: str,
-        *,
-        limits: Limits,
-        task_status: trio.TaskStatus[list[str]],
-    ) -> None:
-        await serve(handler, address, limits=limits, task_status=task_status)
-
-
-transport = _Transport()
+transport = Transport("mem", connect, serve, _read_name, _read_name)
 
 
 protect_package("muxkit_adapters")

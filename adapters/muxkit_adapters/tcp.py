@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import trio
 
 from muxkit.runtime import protect_package, protected_manager
 
-from ._addresses import exposed, join_host_port, parse_host_port, parse_hosts
+from ._addresses import Transport, exposed, join_host_port, one_place, several_places
 from ._errors import PlaintextWarning
 from ._listen import serve_connections
 from ._sockets import SocketListener, SocketStream, take_socket
@@ -66,34 +66,7 @@ async def serve(
     await serve_connections(listeners, handler, limits=limits, started=lambda: task_status.started(addresses))
 
 
-class _Transport:
-    """`tcp://host:port`, and `tcp://one:7000,two:7000` to connect to the first that answers."""
-
-    def connect(
-        self,
-        address: str,
-        *,
-        connect_timeout: float = CONNECT_TIMEOUT,
-        unsent: int = UNSENT,
-        insecure: bool = False,
-    ) -> AbstractAsyncContextManager[trio.abc.Stream]:
-        return connect(parse_hosts(address), connect_timeout=connect_timeout, unsent=unsent, insecure=insecure)
-
-    async def serve(
-        self,
-        handler: Callable[[trio.abc.Stream], Awaitable[None]],
-        address: str,
-        *,
-        limits: Limits,
-        task_status: trio.TaskStatus[list[str]],
-        unsent: int = UNSENT,
-        insecure: bool = False,
-    ) -> None:
-        host, port = parse_host_port(address)
-        await serve(handler, port, host=host, limits=limits, unsent=unsent, insecure=insecure, task_status=task_status)
-
-
-transport = _Transport()
+transport = Transport("tcp", connect, serve, several_places, one_place)
 
 
 # What the transports above TCP share

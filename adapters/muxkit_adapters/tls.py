@@ -10,7 +10,7 @@ import trio
 from muxkit import Limits
 from muxkit.runtime import close_at_once, protect_package, protected_manager
 
-from ._addresses import join_host_port, parse_host_port, parse_hosts
+from ._addresses import Transport, join_host_port, one_place, several_places
 from ._errors import HandshakeFailed
 from ._listen import serve_handshakes
 from .tcp import CONNECT_TIMEOUT, UNSENT, Hosts, dial, each_host, listen
@@ -145,49 +145,9 @@ async def serve(
     await serve_handshakes(listeners, accept, handler, limits=limits, started=lambda: task_status.started(addresses))
 
 
-class _Transport:
-    """`tls://host:port`; several hosts with commas between."""
-
-    def connect(
-        self,
-        address: str,
-        *,
-        ssl_context: ssl.SSLContext | None = None,
-        server_hostname: str | None = None,
-        alpn: Sequence[str] = (),
-        insecure: bool = False,
-    ) -> AbstractAsyncContextManager[trio.abc.Stream]:
-        return connect(
-            parse_hosts(address),
-            ssl_context=ssl_context,
-            server_hostname=server_hostname,
-            alpn=alpn,
-            insecure=insecure,
-        )
-
-    async def serve(
-        self,
-        handler: Callable[[trio.abc.Stream], Awaitable[None]],
-        address: str,
-        *,
-        limits: Limits,
-        task_status: trio.TaskStatus[list[str]],
-        ssl_context: ssl.SSLContext | None = None,
-        alpn: Sequence[str] = (),
-    ) -> None:
-        host, port = parse_host_port(address)
-        await serve(
-            handler,
-            port,
-            host=host,
-            ssl_context=server_context(f"tls://{address}", ssl_context),
-            alpn=alpn,
-            limits=limits,
-            task_status=task_status,
-        )
-
-
-transport = _Transport()
+transport = Transport(
+    "tls", connect, serve, several_places, one_place, needed="ssl_context=, with its certificate and key loaded"
+)
 
 
 # What WebSocket over TLS shares
@@ -236,12 +196,6 @@ async def _shake_hands(tls: trio.SSLStream[SocketStream], peer: str, within: flo
         if isinstance(cause, ssl.SSLError) and not _is_cut_off(cause):
             raise HandshakeFailed(f"{peer}: {reason_of(cause)}") from cause
         raise HandshakeFailed(f"{peer}: the peer hung up during the TLS handshake") from cause
-
-
-def server_context(url: str, context: ssl.SSLContext | None) -> ssl.SSLContext:
-    if context is None:
-        raise ValueError(f"{url}: a server needs ssl_context=, with its certificate and key loaded")
-    return context
 
 
 def check_context(context: ssl.SSLContext, *, verifies: bool) -> None:

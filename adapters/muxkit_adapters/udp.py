@@ -9,17 +9,15 @@ import trio
 from muxkit import Limits
 from muxkit.runtime import protect_package, protected_manager
 
-from ._addresses import exposed, join_host_port, parse_host_port
+from ._addresses import Transport, exposed, join_host_port, one_place
 from ._errors import PlaintextWarning
 from .packets.links import ClientLink, UdpLink
+from .packets.listeners import PeerLink, UdpListener, Validation, serve_listeners
 from .packets.options import Buffers, ListenerOptions, PacketOptions, PacketStats, PacketTooLarge, ServerCounters
-from .packets.peers import serve_listeners
 from .packets.sockets import PacketSocket, bind_all, first_address, open_socket
-from .packets.udp_server import Listener, PeerLink, Validation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
 
     from .packets.options import ListenerKeywords, PacketKeywords
 
@@ -91,46 +89,12 @@ async def serve(
     unprotected = await exposed("udp", host, port, insecure=insecure, secure="dtls")
     suffix = PLAINTEXT if unprotected else ""
     listeners = [
-        Listener(sock, handler, listener_options, validation=validation, suffix=suffix)
+        UdpListener(sock, handler, listener_options, validation=validation, suffix=suffix)
         for sock in await bind_all(host, port)
     ]
     await serve_listeners(listeners, listener_options, task_status.started)
 
 
-class _Transport:
-    """`udp://host:port`."""
-
-    link = "packets"
-
-    def connect(
-        self, address: str, *, insecure: bool = False, **options: Unpack[PacketKeywords]
-    ) -> AbstractAsyncContextManager[UdpLink]:
-        return connect(*parse_host_port(address), insecure=insecure, **options)
-
-    async def serve(
-        self,
-        handler: Callable[[PeerLink], Awaitable[None]],
-        address: str,
-        *,
-        limits: Limits,
-        task_status: trio.TaskStatus[list[str]],
-        validation: Validation = "answer",
-        insecure: bool = False,
-        **options: Unpack[ListenerKeywords],
-    ) -> None:
-        host, port = parse_host_port(address)
-        await serve(
-            handler,
-            port,
-            host=host,
-            limits=limits,
-            validation=validation,
-            insecure=insecure,
-            task_status=task_status,
-            **options,
-        )
-
-
-transport = _Transport()
+transport = Transport("udp", connect, serve, one_place, one_place, "packets")
 
 protect_package("muxkit_adapters")

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import stat
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import trio
 
 from muxkit.runtime import protect_package, protected_manager
 
+from ._addresses import Transport
 from ._listen import serve_connections
 from ._sockets import SocketListener, SocketStream, take_socket
 
@@ -173,32 +174,13 @@ def _checked(path: str | os.PathLike[str]) -> str:
     return name
 
 
-def _absolute(address: str) -> str:
+def _absolute(address: str) -> dict[str, object]:
     if not address.startswith("/"):
         raise ValueError(f"address {address!r}: expected an absolute path, such as unix:///run/app.sock")
-    return _checked(address)
+    return {"path": _checked(address)}
 
 
-class _Transport:
-    """`unix:///absolute/path`."""
-
-    def connect(
-        self, address: str, *, connect_timeout: float = CONNECT_TIMEOUT
-    ) -> AbstractAsyncContextManager[trio.abc.Stream]:
-        return connect(_absolute(address), connect_timeout=connect_timeout)
-
-    async def serve(
-        self,
-        handler: Callable[[trio.abc.Stream], Awaitable[None]],
-        address: str,
-        *,
-        limits: Limits,
-        task_status: trio.TaskStatus[list[str]],
-    ) -> None:
-        await serve(handler, _absolute(address), limits=limits, task_status=task_status)
-
-
-transport = _Transport()
+transport = Transport("unix", connect, serve, _absolute, _absolute)
 
 
 protect_package("muxkit_adapters")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import attrs
@@ -21,7 +22,7 @@ from muxkit import Limits
 from muxkit.runtime import bare_nursery, close_at_once, protect_package, protected_manager, turns
 
 from . import tcp, tls
-from ._addresses import exposed, join_host_port, parse_host_port
+from ._addresses import Transport, exposed, join_host_port, parse_host_port
 from ._errors import HandshakeFailed, PlaintextWarning
 from ._listen import serve_handshakes
 from ._sockets import OneAtATime
@@ -220,50 +221,39 @@ def _split(address: str) -> tuple[str, str]:
     return authority, resource if resource.startswith("/") or not resource else f"/{resource}"
 
 
-@attrs.frozen
-class _Transport:
-    """`ws://host:port/path?query`, and the same over TLS."""
-
-    scheme: str
-
-    def connect(
-        self, address: str, *, ssl_context: ssl.SSLContext | None = None, insecure: bool = False
-    ) -> AbstractAsyncContextManager[trio.abc.Stream]:
-        url = f"{self.scheme}://{address}"
-        _parse_url(url)
-        return connect(url, ssl_context=ssl_context, insecure=insecure)
-
-    async def serve(
-        self,
-        handler: Callable[[trio.abc.Stream], Awaitable[None]],
-        address: str,
-        *,
-        limits: Limits,
-        task_status: trio.TaskStatus[list[str]],
-        ssl_context: ssl.SSLContext | None = None,
-        origins: Collection[str] = (),
-        insecure: bool = False,
-    ) -> None:
-        place = _parse_url(f"{self.scheme}://{address}")
-        if place.secure:
-            ssl_context = tls.server_context(f"wss://{address}", ssl_context)
-        elif ssl_context is not None:
-            raise ValueError(f"ws://{address}: ssl_context is for wss")
-        await serve(
-            handler,
-            place.port,
-            host=place.host,
-            path=None if place.resource == "/" else place.resource,
-            origins=origins,
-            ssl_context=ssl_context,
-            limits=limits,
-            insecure=insecure,
-            task_status=task_status,
-        )
+def _client_url(scheme: str, address: str) -> dict[str, object]:
+    url = f"{scheme}://{address}"
+    _parse_url(url)
+    return {"url": url}
 
 
-transport = _Transport("ws")
-secure_transport = _Transport("wss")
+def _server_place(scheme: str, address: str) -> dict[str, object]:
+    place = _parse_url(f"{scheme}://{address}")
+    return {"host": place.host, "port": place.port, "path": None if place.resource == "/" else place.resource}
+
+
+async def _serve_plain(
+    handler: Callable[[WebSocketStream], Awaitable[None]],
+    port: int,
+    *,
+    host: str,
+    ssl_context: object = None,
+    **options: Any,
+) -> None:
+    if ssl_context is not None:
+        raise ValueError(f"ws://{join_host_port(host, port)}: ssl_context is for wss")
+    await serve(handler, port, host=host, **options)
+
+
+transport = Transport("ws", connect, _serve_plain, partial(_client_url, "ws"), partial(_server_place, "ws"))
+secure_transport = Transport(
+    "wss",
+    connect,
+    serve,
+    partial(_client_url, "wss"),
+    partial(_server_place, "wss"),
+    needed=tls.transport.needed,
+)
 
 
 # The stream

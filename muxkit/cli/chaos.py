@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING
+from typing import Any
 
 import attrs
 import click
-import msgspec
 import trio
 
 from muxkit.cli.outcome import CommandFailed, Exit
-from muxkit.cli.terminal import printable
+from muxkit.cli.terminal import printable, say
 from muxkit.testing import ChaosPlan, ChaosRelay, ChaosStats, Cut, CutReport, Way, chaos_relay, parse_place
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SHARE = click.FloatRange(0.0, 1.0)
 
@@ -77,20 +73,7 @@ def _range(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--for", "duration", type=SECONDS, help="End after so many seconds. [default: at Ctrl-C]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 def chaos(
-    listen: str,
-    target: str,
-    delay: float,
-    jitter: float,
-    rate: float | None,
-    cut_after: tuple[int, int] | None,
-    way: str,
-    reset: float,
-    stall: float,
-    refuse: float,
-    refuse_for: float,
-    seed: int | None,
-    duration: float | None,
-    as_json: bool,
+    listen: str, target: str, way: str, seed: int | None, duration: float | None, as_json: bool, **given: Any
 ) -> int:
     """Relay connections from LISTEN to TARGET over a bad network.
 
@@ -100,17 +83,7 @@ def chaos(
     reaches LISTEN reaches TARGET.
     """
     try:
-        plan = ChaosPlan(
-            delay=delay,
-            jitter=jitter,
-            rate=rate,
-            cut_after=cut_after,
-            cut_ways=tuple(Way) if way == "either" else (Way(way),),
-            reset=reset,
-            stall=stall,
-            refuse=refuse,
-            refuse_for=refuse_for,
-        )
+        plan = ChaosPlan(cut_ways=tuple(Way) if way == "either" else (Way(way),), **given)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     report = _Report(random.randrange(SEEDS) if seed is None else seed, as_json)
@@ -140,14 +113,15 @@ class _Report:
     def __init__(self, seed: int, as_json: bool) -> None:
         self.seed = seed
         self.relay: ChaosRelay | None = None
-        self._say: Callable[[str, dict[str, object]], None] = self._as_json if as_json else self._as_text
+        self._as_json = as_json
 
     def listening(self, target: str) -> None:
         assert self.relay is not None
         address = self.relay.address
-        self._say(
+        say(
             f"listening on {address} for {target}, seed {self.seed}",
             {"event": "listening", "address": address, "target": target, "seed": self.seed},
+            as_json=self._as_json,
         )
 
     def cut(self, report: CutReport) -> None:
@@ -155,7 +129,7 @@ class _Report:
         if report.way is not None:
             count = report.bytes_there if report.way is Way.THERE else report.bytes_back
             where = f" after byte {count:,} {DIRECTIONS[report.way]}"
-        self._say(
+        say(
             f"connection {report.number}: {WORDS[report.how]}{where}, {report.after:.2f} s after it began",
             {
                 "event": "cut",
@@ -166,22 +140,17 @@ class _Report:
                 "bytes_back": report.bytes_back,
                 "after": report.after,
             },
+            as_json=self._as_json,
         )
 
     def total(self) -> None:
         if self.relay is None:
             return
         stats: ChaosStats = self.relay.stats()
-        self._say(
+        say(
             f"{stats.connections:,} connections, {stats.unreachable:,} of them without a target; {stats.cuts:,} cuts "
             f"({stats.ends:,} ended, {stats.resets:,} reset, {stats.stalls:,} stalled); "
             f"{stats.bytes_there:,} bytes there, {stats.bytes_back:,} back",
             {"event": "total", **attrs.asdict(stats), "cuts": stats.cuts},
+            as_json=self._as_json,
         )
-
-    def _as_text(self, line: str, fields: dict[str, object]) -> None:
-        click.echo(printable(line))
-
-    def _as_json(self, line: str, fields: dict[str, object]) -> None:
-        safe = {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
-        click.echo(msgspec.json.encode(safe).decode())

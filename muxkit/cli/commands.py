@@ -1,26 +1,31 @@
-"""The command line `muxkit`: its commands, and the exit code of every error."""
+"""The command line `muxkit`: its commands, the short ones as a whole, and the exit code of every error."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import click
+import msgspec
+from rich.table import Table
+from rich.text import Text
 
 import muxkit
-from muxkit.cli.capture import capture
+from muxkit._plugins import Plugin, installed
 from muxkit.cli.chaos import chaos
 from muxkit.cli.demo.command import demo
-from muxkit.cli.fleet import fleet
 from muxkit.cli.outcome import CommandFailed, Exit, failure_of
-from muxkit.cli.plugins import plugins
-from muxkit.cli.restream.read import read
-from muxkit.cli.restream.serve import serve as serve_restream
-from muxkit.cli.stage import serve as serve_stage
-from muxkit.cli.terminal import printable
+from muxkit.cli.reading import read
+from muxkit.cli.serving import serve_restream, serve_stage
+from muxkit.cli.terminal import console, printable
+from muxkit.pipeline.fleet import UnknownSimulation, find, named_simulations, parse_seeds, simulate, simulate_all
 
 ADDED = "muxkit.commands"  # the group of entry points
+CAPTURE_NEEDS = ("pyarrow", "pyspark", "pandas", "numpy")
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 class Commands(click.Group):
@@ -75,8 +80,11 @@ def stage() -> None:
 restream.add_command(read)
 restream.add_command(serve_restream)
 stage.add_command(serve_stage)
-for command in (capture, chaos, demo, fleet, plugins):
-    commands.add_command(command)
+commands.add_command(chaos)
+commands.add_command(demo)
+
+
+# ---------------------------------------------------------------------------- the process
 
 
 def run() -> int:
@@ -104,3 +112,144 @@ def run() -> int:
 def _say(sentence: str, code: Exit) -> Exit:
     print(f"muxkit: {printable(sentence)}", file=sys.stderr)
     return code
+
+
+# ---------------------------------------------------------------------------- muxkit plugins
+
+
+@commands.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plugins(as_json: bool) -> None:
+    """List the protocols and transports that are installed.
+
+    A URL names one of each: bpmux+tcp://127.0.0.1:7000 is the protocol bpmux over the transport tcp.
+    """
+    found = installed()
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode([_as_fields(plugin) for plugin in found])).decode())
+    else:
+        console().print(_table(found))
+
+
+# Escaped in JSON too: JSON leaves control characters above 127 unchanged.
+def _as_fields(plugin: Plugin) -> dict[str, str | None]:
+    fields = (plugin.kind, plugin.name, plugin.package, plugin.target, plugin.problem)
+    kind, name, package, target, problem = (None if field is None else printable(field) for field in fields)
+    return {"kind": kind, "name": name, "package": package, "target": target, "problem": problem}
+
+
+def _table(found: list[Plugin]) -> Table:
+    table = Table()
+    for title in ("kind", "name", "package", "state"):
+        table.add_column(title)
+    for plugin in found:
+        broken = plugin.problem is not None
+        state = Text(printable(plugin.problem or "ok"), style="red" if broken else "green")
+        table.add_row(*(Text(printable(cell)) for cell in (plugin.kind, plugin.name, plugin.package)), state)
+    return table
+
+
+# ---------------------------------------------------------------------------- muxkit capture
+
+
+@commands.group()
+def capture() -> None:
+    """Recorded traffic, as `muxkit.pipeline.Capture` writes it."""
+
+
+@capture.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The page. [default: FOLDER/report.html]")
+@click.option("--raw", type=click.Choice(["bpmux", "relink"]), help="Decode raw bytes of this protocol.")
+@click.option("--engine", is_flag=True, help="With --raw bpmux: find the rules that peers broke, with a real engine.")
+@click.option("--listener", is_flag=True, help="With --raw relink: the bytes were recorded by the listener.")
+@click.option("--spark", "with_spark", is_flag=True, help="Use Spark, for more data than this process can hold.")
+def report(folder: Path, out: Path | None, raw: str | None, engine: bool, listener: bool, with_spark: bool) -> int:
+    """Write one page about the captures in FOLDER: rates, volumes, credit, round trips, fairness, violations."""
+    if engine and raw != "bpmux":
+        raise click.UsageError("--engine goes with --raw bpmux")
+    if listener and raw != "relink":
+        raise click.UsageError("--listener goes with --raw relink")
+    kind = "frames" if raw is None else "raw"
+    if not any((folder / kind).glob("[!.]*.parquet")):
+        raise CommandFailed(f"{folder / kind}: there are no captures", Exit.USAGE)
+    try:
+        from muxkit import pipeline
+
+        how = pipeline.Raw(protocol=raw, engine=engine, side="listener" if listener else "connector") if raw else None
+        spark = pipeline.spark_session() if with_spark else None
+        try:
+            page = pipeline.report(folder, out, raw=how, spark=spark)
+        finally:
+            if spark is not None:
+                spark.stop()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in CAPTURE_NEEDS:
+            raise
+        sentence = f"captures need {error.name}; it comes with: pip install 'muxkit[spark]'"
+        raise CommandFailed(sentence, Exit.USAGE) from None
+    click.echo(printable(str(page)))
+    return Exit.OK
+
+
+# ---------------------------------------------------------------------------- muxkit fleet
+
+
+def _simulation(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    try:
+        find(value)
+    except UnknownSimulation as error:
+        raise click.BadParameter(printable(str(error))) from None
+    return value
+
+
+def _seeds(context: click.Context, parameter: click.Parameter, value: str) -> range:
+    try:
+        return parse_seeds(value)
+    except ValueError as error:
+        raise click.BadParameter(printable(str(error))) from None
+
+
+@commands.group()
+def fleet() -> None:
+    """Seeded simulations of the protocols, on virtual time."""
+
+
+@fleet.command("list")
+def list_() -> int:
+    """List the simulations of installed packages."""
+    for name in named_simulations():
+        click.echo(f"{name:16}{(find(name).__doc__ or '').splitlines()[0]}")
+    return Exit.OK
+
+
+@fleet.command("run")
+@click.argument("simulation", callback=_simulation)
+@click.argument("seeds", callback=_seeds)
+@click.option("--processes", type=click.IntRange(1, 1024), default=1, show_default=True)
+def run_(simulation: str, seeds: range, processes: int) -> int:
+    """Run SIMULATION over SEEDS, such as 0-999. It is one of `muxkit fleet list`, or package.module:function."""
+    began = time.perf_counter()
+    failed = 0
+    for outcome in simulate_all(simulation, seeds, processes=processes):
+        if not outcome.ok:
+            failed += 1
+            click.echo(printable(f"seed {outcome.seed}: {outcome.error}"))
+            click.echo(f"  again: muxkit fleet replay {simulation} {outcome.seed}")
+    took = time.perf_counter() - began
+    click.echo(f"{len(seeds):,} seeds in {took:.1f} s, {len(seeds) / took:,.0f} a second: {failed:,} failed")
+    return Exit.FAILED if failed else Exit.OK
+
+
+@fleet.command()
+@click.argument("simulation", callback=_simulation)
+@click.argument("seed", type=int)
+def replay(simulation: str, seed: int) -> int:
+    """Run SIMULATION with one SEED again, and print the whole trace of what it raises."""
+    outcome = simulate(simulation, seed)
+    if outcome.ok:
+        click.echo(printable(outcome.summary or ""))
+        return Exit.OK
+    for line in (outcome.trace or "").splitlines():
+        click.echo(printable(line), err=True)
+    raise CommandFailed(f"seed {seed}: {outcome.error}")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import trio
 
 from muxkit import LinkLost, MuxError, RemoteProtocolError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from muxkit.runtime import leaves_of
 
 
 class Exit(IntEnum):
@@ -40,7 +37,7 @@ class CommandFailed(Exception):
 
 def failure_of(error: BaseException) -> CommandFailed | None:
     """Return the sentence and the exit code of an error, or None if it is unexpected and needs its traceback."""
-    failures = [_failure(leaf) for leaf in _leaves(error)]
+    failures = [_failure(leaf) for leaf in leaves_of(error)]
     known = [failure for failure in failures if failure is not None]
     if len(known) < len(failures):
         return None
@@ -63,11 +60,3 @@ def _failure(error: BaseException) -> CommandFailed | None:
             return CommandFailed(str(error) or type(error).__name__)
         case _:
             return None
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for member in error.exceptions:
-            yield from _leaves(member)
-    else:
-        yield error

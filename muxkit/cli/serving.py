@@ -1,28 +1,38 @@
-"""The commands that serve: their common options, how they start, and how a signal ends them."""
+"""`muxkit restream serve` and `muxkit stage serve`: their options, how they start, and how a signal ends them."""
 
 from __future__ import annotations
 
 import signal
 import ssl
+from functools import partial, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import attrs
 import click
-import msgspec
 import trio
 
+import muxkit
+from muxkit import Limits
 from muxkit.cli.outcome import CommandFailed, Exit
-from muxkit.cli.terminal import printable
+from muxkit.cli.terminal import printable, say
+from muxkit.pipeline import StagingLimits, forward, open_staging, serve_staging, tokens
+from muxkit.protocols import restream
+from muxkit.protocols.restream.store import open_store
 from muxkit.runtime import background
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from muxkit.pipeline import Staging
+    from muxkit.protocols.restream.store import SessionStore
+
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 STORES: Final = "memory:, sqlite:PATH or postgresql://…"
 
-CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
+GIB: Final = 1 << 30
+
 StoreT = TypeVar("StoreT")
 StartedT = TypeVar("StartedT")
 
@@ -72,11 +82,22 @@ _OPTIONS: Final = (
 )
 
 
-def serving_options(command: CommandT) -> CommandT:
-    """Give a command the options of `ServingOptions`."""
+def serving_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options that all servers have; its function gets them as its first argument."""
+
+    @wraps(command)
+    def with_options(cert: str | None, key: str | None, insecure: bool, **given: Any) -> int:
+        link: dict[str, Any] = {"insecure": True} if insecure else {}
+        if cert is not None:
+            link["ssl_context"] = context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(cert, key)
+        common = {name: given.pop(name) for name in ("url", "connections", "grace", "as_json")}
+        return command(ServingOptions(link=link, **common), **given)
+
+    decorated: Callable[..., int] = with_options
     for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+        decorated = option(decorated)
+    return decorated
 
 
 def check_store(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -85,15 +106,6 @@ def check_store(context: click.Context, parameter: click.Parameter, value: str) 
     if colon and (not rest if kind == "memory" else bool(rest) and kind in ("sqlite", "postgresql", "postgres")):
         return value
     raise click.BadParameter(f"{printable(value)!r}: expected {STORES}")
-
-
-def link_options(cert: str | None, key: str | None, insecure: bool) -> dict[str, Any]:
-    """Make options of the transport from those of the command."""
-    link: dict[str, Any] = {"insecure": True} if insecure else {}
-    if cert is not None:
-        link["ssl_context"] = context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(cert, key)
-    return link
 
 
 def serve_until_signal(
@@ -106,8 +118,22 @@ def serve_until_signal(
 
     `live` gives what the line at the end says of clients that are still connected. Returns the exit code.
     """
+
+    async def serve() -> int:
+        with trio.open_signal_receiver(*SIGNALS) as signals:
+            async with opened as store, background() as nursery:
+                served = await start(nursery, store)
+                listening = {"event": "listening", "urls": served.urls}
+                say(f"listening on {served.url}", listening, as_json=options.as_json)
+                number = await anext(signals)
+                say("ending", {"event": "ending", **live(served)}, as_json=options.as_json)
+                nursery.start_soon(_cancel_at_the_next, signals, nursery.cancel_scope)
+                await served.shutdown(grace=options.grace)
+                nursery.cancel_scope.cancel()
+        return number
+
     try:
-        number = trio.run(_serve, options, opened, start, live)
+        number = trio.run(serve)
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
             raise
@@ -115,24 +141,6 @@ def serve_until_signal(
     if number == signal.SIGINT:
         raise CommandFailed("interrupted", Exit.INTERRUPTED)
     return Exit.OK
-
-
-async def _serve(
-    options: ServingOptions,
-    opened: AbstractAsyncContextManager[StoreT],
-    start: Callable[[trio.Nursery, StoreT], Awaitable[ServedT]],
-    live: Callable[[ServedT], dict[str, object]],
-) -> int:
-    with trio.open_signal_receiver(*SIGNALS) as signals:
-        async with opened as store, background() as nursery:
-            served = await start(nursery, store)
-            say(options, f"listening on {served.url}", {"event": "listening", "urls": served.urls})
-            number = await anext(signals)
-            say(options, "ending", {"event": "ending", **live(served)})
-            nursery.start_soon(_cancel_at_the_next, signals, nursery.cancel_scope)
-            await served.shutdown(grace=options.grace)
-            nursery.cancel_scope.cancel()
-    return number
 
 
 async def _cancel_at_the_next(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -153,6 +161,194 @@ async def start_task(nursery: trio.Nursery, options: ServingOptions, start: Call
         raise click.UsageError(f"{printable(options.url)}: this transport does not take {names}") from error
 
 
-def say(options: ServingOptions, line: str, fields: dict[str, object]) -> None:
-    """Print a line for people, or its fields as JSON."""
-    click.echo(msgspec.json.encode(fields).decode() if options.as_json else printable(line))
+# ---------------------------------------------------------------------------- muxkit restream serve
+
+
+APPLICATIONS = {"numbers": restream.Numbers, "fed": restream.Fed}
+STATELESS: dict[str, type[restream.StatelessApplication]] = {
+    "permutation": restream.Permutation,
+    "doubling": restream.Doubling,
+}
+
+
+@click.command("serve")
+@click.argument("url")
+@click.option("--store", callback=check_store, default="memory:", show_default=True, help=f"{STORES}.")
+@click.option(
+    "--application",
+    type=click.Choice([*APPLICATIONS]),
+    default="numbers",
+    show_default=True,
+    help="What sessions stream: the document's numbers, or what a program appends to the store.",
+)
+@click.option(
+    "--stateless",
+    type=click.Choice([*STATELESS]),
+    default="permutation",
+    show_default=True,
+    help="What streams without a session send.",
+)
+@click.option(
+    "--pace", type=click.FloatRange(0.0, 1e9, min_open=True), help="Messages per second on one connection, at most."
+)
+@click.option(
+    "--expiry",
+    type=click.FloatRange(0.0, 1e9),
+    default=30.0,
+    show_default=True,
+    help="Seconds that a session outlives its connection.",
+)
+@click.option(
+    "--takeover/--no-takeover",
+    default=True,
+    show_default=True,
+    help="Whether a second connection of a session ends the first, or gets the error itself.",
+)
+@click.option("--status", is_flag=True, help="Answer status requests, an addition to the protocol.")
+@serving_options
+def serve_restream(
+    options: ServingOptions,
+    store: str,
+    application: str,
+    stateless: str,
+    pace: float | None,
+    expiry: float,
+    takeover: bool,
+    status: bool,
+) -> int:
+    """Serve both modes at URL, such as restream+tcp://127.0.0.1:7000; port 0 chooses a free one.
+
+    Ends in order on Ctrl-C: messages that are being sent are sent whole, and clients resume at the next server. There
+    is no password: every client that reaches the address may begin sessions, and read each one whose uuid it knows.
+    """
+
+    async def start(nursery: trio.Nursery, sessions: SessionStore[object, object]) -> restream.Served:
+        serve = partial(
+            restream.serve,
+            options.url,
+            sessions,
+            application=APPLICATIONS[application](),
+            stateless=STATELESS[stateless](),
+            config=restream.ServerConfig(status=status),
+            limits=Limits(connections=options.connections),
+            takeover=takeover,
+            pace=pace,
+            **options.link,
+        )
+        served: restream.Served = await start_task(nursery, options, serve)
+        return served
+
+    opened = open_store(store, keep=expiry)
+    return serve_until_signal(options, opened, start, lambda served: {"connections": served.connections})
+
+
+# ---------------------------------------------------------------------------- muxkit stage serve
+
+
+def _forwards(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = dict(value.partition("=")[::2] for value in values)
+    if not all(stream and uuid for stream, uuid in pairs.items()) or len(pairs) < len(values):
+        raise click.BadParameter("expected STREAM=UUID, each stream once")
+    return pairs
+
+
+@click.command("serve")
+@click.argument("url")
+@click.option("--store", callback=check_store, default="memory:", show_default=True, help=f"{STORES}.")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="A file with the tokens of clients that may write, one per line; without it every client may.",
+)
+@click.option(
+    "--staged",
+    type=click.IntRange(1, 1 << 50),
+    default=4 * GIB,
+    show_default=True,
+    help="Bytes that one application may have staged and not committed.",
+)
+@click.option(
+    "--forward",
+    "forwards",
+    multiple=True,
+    callback=_forwards,
+    metavar="STREAM=UUID",
+    help="Append what is committed to a stream to this restream session; may be repeated.",
+)
+@click.option(
+    "--restream",
+    "restream_url",
+    metavar="URL",
+    help="Serve those sessions at this address, such as restream+tcp://127.0.0.1:7001.",
+)
+@click.option(
+    "--sessions",
+    callback=check_store,
+    default="memory:",
+    show_default=True,
+    help=f"The store of those sessions: {STORES}.",
+)
+@serving_options
+def serve_stage(
+    options: ServingOptions,
+    store: str,
+    token_file: str | None,
+    staged: int,
+    forwards: dict[str, str],
+    restream_url: str | None,
+    sessions: str,
+) -> int:
+    """Serve staging at URL, such as bpmux+tcp://127.0.0.1:7000; port 0 chooses a free one.
+
+    Ends in order on Ctrl-C. Rows that are staged then are there when it is started again, unless they were in memory.
+    """
+    if restream_url is not None and not forwards:
+        raise click.UsageError("--restream serves what is forwarded: say --forward STREAM=UUID as well")
+    known: tuple[str, ...] = ()
+    if token_file is not None and not (known := tuple(Path(token_file).read_text(encoding="utf-8").split())):
+        raise click.UsageError(f"{printable(token_file)}: there is no token in it, so no client could write")
+
+    async def start(nursery: trio.Nursery, staging: Staging) -> muxkit.Served:
+        serve = partial(
+            serve_staging,
+            options.url,
+            staging,
+            authorize=tokens(*known) if known else None,
+            limits=Limits(connections=options.connections),
+            **options.link,
+        )
+        served: muxkit.Served = await start_task(nursery, options, serve)
+        if forwards:
+            await start_task(nursery, options, partial(_forward, options, staging, forwards, sessions, restream_url))
+        return served
+
+    opened = open_staging(store, limits=StagingLimits(staged=staged))
+    return serve_until_signal(options, opened, start, lambda served: {"sessions": served.sessions})
+
+
+async def _forward(
+    options: ServingOptions,
+    staging: Staging,
+    forwards: dict[str, str],
+    store: str,
+    url: str | None,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Append what is committed to the sessions of a restream store, and serve these if there is a URL for that."""
+    async with open_store(store) as sessions, background() as nursery:
+        if url is not None:
+            serve = partial(
+                restream.serve,
+                url,
+                sessions,
+                application=restream.Fed(),
+                config=restream.ServerConfig(status=True),
+                **options.link,
+            )
+            served = await nursery.start(serve)
+            announced = {"event": "restream", "urls": served.urls}
+            say(f"restream on {served.url}", announced, as_json=options.as_json)
+        for stream, uuid in forwards.items():
+            nursery.start_soon(forward, staging, stream, sessions, uuid)
+        task_status.started()
+        await trio.sleep_forever()

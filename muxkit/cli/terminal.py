@@ -1,10 +1,18 @@
-"""Consoles and text for terminals: no colours in a pipe, and no text that a terminal would obey."""
+"""What a command prints: lines or JSON, no colours in a pipe, and no text that a terminal would obey."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
+import click
+import msgspec
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from muxkit.cli.outcome import CommandFailed
 
 WIDE = 200  # columns without a terminal: tables in a pipe are not folded
 
@@ -29,3 +37,14 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
+def say(line: str, fields: Mapping[str, object], *, as_json: bool) -> None:
+    """Print a line for people, or its fields as JSON; what a terminal would obey is escaped in both."""
+    safe = {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
+    click.echo(msgspec.json.encode(safe).decode() if as_json else printable(line))
+
+
+def failure_as_fields(failure: CommandFailed | None) -> dict[str, object] | None:
+    """Return a failure as JSON shows it."""
+    return None if failure is None else {"sentence": printable(failure.sentence), "exit": int(failure.exit)}

@@ -12,16 +12,12 @@ from muxkit.core._channels import advance as advance
 from muxkit.core._channels import draw as draw
 from muxkit.core._engine import BoundedParsing as BoundedParsing
 from muxkit.core._engine import Buffer as Buffer
-from muxkit.core._engine import CloseAware as CloseAware
 from muxkit.core._engine import Consumed as Consumed
 from muxkit.core._engine import DatagramEngine as DatagramEngine
 from muxkit.core._engine import Engine as Engine
-from muxkit.core._engine import FrameCounting as FrameCounting
 from muxkit.core._engine import Lent as Lent
-from muxkit.core._engine import MissingBytes as MissingBytes
 from muxkit.core._engine import MultistreamEngine as MultistreamEngine
 from muxkit.core._engine import Reset as Reset
-from muxkit.core._engine import RoundTripAware as RoundTripAware
 from muxkit.core._engine import SeparateTimers as SeparateTimers
 from muxkit.core._engine import Stop as Stop
 from muxkit.core._engine import StreamControl as StreamControl

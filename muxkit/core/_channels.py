@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, overload
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from muxkit._limits import Limits
 
 
 ChannelT = TypeVar("ChannelT")
-
-
-class UsedIds(Protocol):
-    """Ids that must not be allocated, such as those in a dict or a `ChannelTable`."""
-
-    def __contains__(self, id: int, /) -> bool: ...
-    def __len__(self) -> int: ...
 
 
 class Ids:
@@ -40,7 +33,7 @@ class Ids:
         self._next = first if start is None else start
         self._wraps = wraps
 
-    def allocate(self, used: UsedIds) -> int:
+    def allocate(self, used: Collection[int]) -> int:
         """Return the next id that is not in use; it comes again only after the sequence started over."""
         # One more try than there are ids in use, or one for each id that exists, must meet a free one.
         for _ in range(min(len(used) + 1, (self._last - self._first) // self._step + 1)):

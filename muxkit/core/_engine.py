@@ -101,6 +101,19 @@ class MultistreamEngine(Engine[EventT_co], Protocol[EventT_co]):
     `receive_*` never raises. Output is pulled, a stream at a time, by a writer that knows the room of each.
     """
 
+    @property
+    def frames(self) -> int:
+        """How many frames it has parsed, so that its pump can end a turn in time."""
+
+    def missing(self, stream: StreamId) -> int:
+        """Return how many more bytes of a stream it only collects: no frame ends before that."""
+
+    def set_rtt(self, seconds: float) -> None:
+        """A round trip of the link takes so long."""
+
+    def receive_closed(self, now: float, *, clean: bool = True) -> None:
+        """Nothing more can come, nor be sent; with `clean` the peer ended the connection in order."""
+
     def receive_stream(self, stream: StreamId, data: bytes, fin: bool, now: float) -> None:
         """The next bytes of a stream that the peer writes; with `fin` the last ones."""
 
@@ -157,32 +170,3 @@ class SeparateTimers(Protocol):
 
     def next_timer(self) -> float | None:
         """`next_deadline` without what waits to be sent."""
-
-
-@runtime_checkable
-class FrameCounting(Protocol):
-    """An engine that counts the frames which it has parsed."""
-
-    @property
-    def frames(self) -> int: ...
-
-
-@runtime_checkable
-class MissingBytes(Protocol):
-    """An engine that knows how many more bytes of a stream it only collects: no frame ends before that."""
-
-    def missing(self, stream: StreamId) -> int: ...
-
-
-@runtime_checkable
-class CloseAware(Protocol):
-    """An engine that is told when nothing more can come, nor be sent."""
-
-    def receive_closed(self, now: float, *, clean: bool = True) -> None: ...
-
-
-@runtime_checkable
-class RoundTripAware(Protocol):
-    """An engine that is told how long a round trip of its link takes, in seconds."""
-
-    def set_rtt(self, seconds: float) -> None: ...

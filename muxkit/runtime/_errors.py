@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import trio
@@ -90,20 +91,15 @@ class Unsupported(MuxError):
 class LossRecord:
     """Why a connection ended, from which each task that raises gets an error of its own; made when it begins."""
 
-    __slots__ = ("_after", "_began", "_by", "_cause", "_hint", "_phase", "_reason", "_unsent", "peer", "told")
+    __slots__ = ("_began", "_cause", "_make", "_peer", "told")
 
     def __init__(self, peer: str) -> None:
-        self.peer = peer
+        self._peer = peer
         self.told: Reason | None = None
         """What the peer gave as its reason, which may come before the end of the connection."""
         self._began = trio.current_time()
-        self._after: float | None = None
-        self._reason = "the connection is over"
-        self._by: Side = "local"
         self._cause: BaseException | None = None
-        self._unsent = 0
-        self._phase: Phase = "open"
-        self._hint: str | None = None
+        self._make = partial(LinkLost, "the connection is over", by="local", peer=peer)
 
     def record(
         self,
@@ -116,9 +112,11 @@ class LossRecord:
         hint: str | None = None,
     ) -> None:
         """The connection ends now; `unsent` bytes were not taken by the transport."""
-        self._after = trio.current_time() - self._began
-        self._reason, self._by, self._cause, self._unsent = reason, by, cause, unsent
-        self._phase, self._hint = phase, hint
+        self._cause = cause
+        after = trio.current_time() - self._began
+        self._make = partial(
+            LinkLost, reason, by=by, peer=self._peer, after=after, unsent=unsent, phase=phase, hint=hint
+        )
 
     @property
     def is_violation(self) -> bool:
@@ -126,17 +124,7 @@ class LossRecord:
         return isinstance(self._cause, RemoteProtocolError)
 
     def error(self) -> LinkLost:
-        told = self.told
-        error = LinkLost(
-            self._reason,
-            by=self._by,
-            peer=self.peer,
-            after=self._after,
-            unsent=self._unsent,
-            peer_reason=told.text if told else None,
-            code=told.code if told else None,
-            phase=self._phase,
-            hint=self._hint,
-        )
+        told = self.told or Reason()
+        error = self._make(peer_reason=told.text or None, code=told.code or None)
         error.__cause__ = self._cause
         return error

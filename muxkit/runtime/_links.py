@@ -79,6 +79,11 @@ class Described(Protocol):
         """The other end, as text: `tcp 127.0.0.1:7000`."""
 
 
+def peer_of(link: object) -> str:
+    """Return the name of a link's other end, "" if it has none."""
+    return link.peer if isinstance(link, Described) else ""
+
+
 @runtime_checkable
 class NowaitPackets(Protocol):
     """A packet link that knows its largest packet, and can send and receive several at once without a checkpoint.
@@ -329,3 +334,29 @@ class ResumingPlugin(Protocol):
         **options: Any,
     ) -> AbstractAsyncContextManager[Listening]:
         """Listen: find the session of each connection, and call `handler` with each new session."""
+
+
+class OneAtATime:
+    """Raises BusyResourceError when a second task makes the same call of a link; calls are never queued."""
+
+    __slots__ = ("_what", "is_busy")
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.is_busy = False
+
+    def check(self) -> None:
+        """Raise if a task is inside; for calls that do not wait."""
+        if self.is_busy:
+            raise trio.BusyResourceError(f"another task is already {self._what}")
+
+    def begin(self) -> None:
+        """Enter without a `with` block, which costs two more calls; the caller resets `is_busy`."""
+        self.check()
+        self.is_busy = True
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *details: object) -> None:
+        self.is_busy = False

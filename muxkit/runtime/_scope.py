@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
 from types import CellType, CodeType, FunctionType
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 import trio
 
@@ -115,37 +115,19 @@ def protected_manager(function: Callable[P, AsyncIterator[T]]) -> Callable[P, Ab
 
 @protected_manager
 async def bare_nursery() -> AsyncGenerator[trio.Nursery, None]:
-    """Open a nursery out of which an interrupt comes as it was, not in a group that the program did not make."""
-    with _BareInterrupt():
+    """Open a nursery out of which an interrupt comes as it was, not in a group that the program did not make.
+
+    Unless other errors came with it.
+    """
+    try:
         async with trio.open_nursery() as nursery:
             yield nursery
-
-
-class _BareInterrupt:
-    """Raises an interrupt that a nursery of the library wrapped as it was, unless other errors came with it."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, BaseExceptionGroup):
-            _, rest = error.split((KeyboardInterrupt, trio.Cancelled))
-            interrupt = _first_interrupt(error)
-            if rest is None and interrupt is not None:
-                context = interrupt.__context__
-                try:
-                    raise interrupt
-                finally:
-                    interrupt.__context__ = context
-                    del interrupt, context, error
-
-
-def _first_interrupt(error: BaseException) -> BaseException | None:
-    if isinstance(error, BaseExceptionGroup):
-        found = (_first_interrupt(member) for member in error.exceptions)
-        return next((interrupt for interrupt in found if interrupt is not None), None)
-    return error if isinstance(error, KeyboardInterrupt) else None
+    except BaseExceptionGroup as group:
+        _, rest = group.split((KeyboardInterrupt, trio.Cancelled))
+        interrupt = next((leaf for leaf in leaves_of(group) if isinstance(leaf, KeyboardInterrupt)), None)
+        if rest is not None or interrupt is None:
+            raise
+        _raise_bare(interrupt)
 
 
 @protected_manager
@@ -171,23 +153,27 @@ async def background() -> AsyncGenerator[trio.Nursery, None]:
         error = _the_one(group, own)
         if error is None:
             raise
-        # Set aside, or the group would come out as the context of its own member.
-        context = error.__context__
-        try:
-            raise error
-        finally:
-            error.__context__ = context
-            del error, context, group
+        _raise_bare(error)
     finally:
         del own
 
 
+def _raise_bare(error: BaseException) -> NoReturn:
+    """Raise an error that was in a group, which does not become the context of its own member."""
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context
+        del error, context
+
+
 def _the_one(group: BaseExceptionGroup[BaseException], own: BaseException | None) -> BaseException | None:
     """Return the error to raise instead of the group, None if it holds several; `own` is what the block raised."""
-    told = set() if own is None else {id(leaf) for leaf in _leaves(own)}
-    strange = [leaf for leaf in _leaves(group) if id(leaf) not in told and not isinstance(leaf, trio.Cancelled)]
+    told = set() if own is None else {id(leaf) for leaf in leaves_of(own)}
+    strange = [leaf for leaf in leaves_of(group) if id(leaf) not in told and not isinstance(leaf, trio.Cancelled)]
     if not strange:
-        return own or next(_leaves(group))
+        return own or next(leaves_of(group))
     if len(strange) > 1:
         return None
     # An interrupt comes before the error that it caused in the block.
@@ -195,9 +181,10 @@ def _the_one(group: BaseExceptionGroup[BaseException], own: BaseException | None
     return strange[0] if is_the_reason else None
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """Iterate over the errors in a group and in the groups inside it; an error that is no group is the only one."""
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
-            yield from _leaves(member)
+            yield from leaves_of(member)
     else:
         yield error

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 
     from muxkit.runtime.halves.opening import Opening
-    from muxkit.runtime.halves.turn import ErrorMaker
+    from muxkit.runtime.halves.send import ErrorMaker
 
 
 @attrs.frozen(kw_only=True)
@@ -227,19 +227,17 @@ KeyT = TypeVar("KeyT", bound="Hashable")
 SMOOTHING = 0.125  # weight of the newest round trip
 
 
+@attrs.define(eq=False)
 class Ping:
     """One ping under way; a ping that the engine sends by itself is waited for by no task."""
 
-    __slots__ = ("_answer", "_error", "is_wanted", "sent_at", "took")
-
-    def __init__(self) -> None:
-        self.sent_at = trio.current_time()
-        self.took: float | None = None
-        """Seconds, once it was answered."""
-        self.is_wanted = True
-        """False once the task that waited for it was cancelled."""
-        self._answer: trio.Event | None = None
-        self._error: ErrorMaker | None = None
+    sent_at: float = attrs.field(factory=trio.current_time)
+    took: float | None = None
+    """Seconds, once it was answered."""
+    is_wanted: bool = True
+    """False once the task that waited for it was cancelled."""
+    _answer: trio.Event | None = None
+    _error: ErrorMaker | None = None
 
     async def wait(self) -> float:
         """Wait for the answer, and return the round trip in seconds; raises what ended the ping instead."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from muxkit._lazy import lazily
 
 if TYPE_CHECKING:
-    from muxkit.testing._cancel import cancel_sweep as cancel_sweep
     from muxkit.testing._chaos.dial import ChaosDial as ChaosDial
     from muxkit.testing._chaos.dial import chaos_dial as chaos_dial
     from muxkit.testing._chaos.plan import ChaosPlan as ChaosPlan
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from muxkit.testing._chaos.relay import ChaosRelay as ChaosRelay
     from muxkit.testing._chaos.relay import chaos_relay as chaos_relay
     from muxkit.testing._chaos.relay import parse_place as parse_place
+    from muxkit.testing._checks import cancel_sweep as cancel_sweep
     from muxkit.testing._links import check_link as check_link
     from muxkit.testing._network import AimdReceiver as AimdReceiver
     from muxkit.testing._network import AimdSender as AimdSender
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from muxkit.testing._pair import check_every_split as check_every_split
     from muxkit.testing._pair import check_stream_engine as check_stream_engine
     from muxkit.testing._sessions import SessionPair as SessionPair
+    from muxkit.testing._sessions import check_cancellation as check_cancellation
+    from muxkit.testing._sessions import check_leaving as check_leaving
+    from muxkit.testing._sessions import check_openings as check_openings
+    from muxkit.testing._sessions import check_pressure as check_pressure
+    from muxkit.testing._sessions import check_reading as check_reading
     from muxkit.testing._sessions import check_session as check_session
-    from muxkit.testing._suites import check_cancellation as check_cancellation
-    from muxkit.testing._suites import check_leaving as check_leaving
-    from muxkit.testing._suites import check_openings as check_openings
-    from muxkit.testing._suites import check_pressure as check_pressure
-    from muxkit.testing._suites import check_reading as check_reading
     from muxkit.testing._weather import PacketChannel as PacketChannel
     from muxkit.testing._weather import PacketWeather as PacketWeather
     from muxkit.testing._weather import WeatherStream as WeatherStream
@@ -46,42 +46,17 @@ if TYPE_CHECKING:
 
 # Tests of an engine need no Trio, so each tool is imported when it is first used.
 _LAZY = {
-    "AimdReceiver": "_network",
-    "AimdSender": "_network",
-    "Bottleneck": "_network",
-    "ChaosDial": "_chaos.dial",
-    "ChaosPlan": "_chaos.plan",
-    "ChaosRelay": "_chaos.relay",
-    "ChaosStats": "_chaos.plan",
-    "Cut": "_chaos.plan",
-    "CutReport": "_chaos.plan",
-    "EngineCase": "_pair",
-    "EnginePair": "_pair",
-    "Fate": "_network",
-    "Journey": "_network",
-    "Network": "_network",
-    "PacketChannel": "_weather",
-    "PacketWeather": "_weather",
-    "PathWeather": "_network",
-    "SessionPair": "_sessions",
-    "Way": "_chaos.plan",
-    "WeatherStream": "_weather",
-    "cancel_sweep": "_cancel",
-    "chaos_dial": "_chaos.dial",
-    "chaos_relay": "_chaos.relay",
-    "check_cancellation": "_suites",
-    "check_every_split": "_pair",
-    "check_leaving": "_suites",
+    "cancel_sweep": "_checks",
+    "ChaosDial chaos_dial": "_chaos.dial",
+    "ChaosPlan ChaosStats Cut CutReport Way": "_chaos.plan",
+    "ChaosRelay chaos_relay parse_place": "_chaos.relay",
     "check_link": "_links",
-    "check_openings": "_suites",
+    "AimdReceiver AimdSender Bottleneck Fate Journey Network PathWeather": "_network",
     "check_packet_link": "_packet_links",
-    "check_pressure": "_suites",
-    "check_reading": "_suites",
-    "check_session": "_sessions",
-    "check_stream_engine": "_pair",
-    "parse_place": "_chaos.relay",
-    "replay": "_weather",
-    "weather_pair": "_weather",
+    "EngineCase EnginePair check_every_split check_stream_engine": "_pair",
+    "SessionPair check_cancellation check_leaving check_openings": "_sessions",
+    "check_pressure check_reading check_session": "_sessions",
+    "PacketChannel PacketWeather WeatherStream replay weather_pair": "_weather",
 }
 
 __getattr__, __dir__ = lazily(globals(), _LAZY)

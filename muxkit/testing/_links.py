@@ -8,14 +8,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 
 import trio
 import trio.testing
 
 from muxkit.runtime import NowaitLink, WaitableLink
-from muxkit.testing._demands import must_raise, require
+from muxkit.testing._checks import must_raise, run_both_ways
+from muxkit.testing._pair import require
 
 Pair = tuple[trio.abc.Stream, trio.abc.Stream]
 MakePair = Callable[[], AbstractAsyncContextManager[Pair]]
@@ -24,7 +25,6 @@ SIZES = (1, 2, 1000, 65_535, 65_536, 65_537, 1_000_003, 4 * 1024 * 1024)  # byte
 PIECE = 65_536  # bytes in one send where the amount is what matters
 HELD_MOST = 64 * 1024 * 1024  # bytes that a link may take from a sender while no task reads
 QUIET = 0.02  # s without any task running, after which a sender counts as waiting
-PATIENCE = 30.0  # s, for a single check; reached only by a link that hangs
 
 
 async def check_link(make_pair: MakePair, *, half_close: bool) -> None:
@@ -33,33 +33,7 @@ async def check_link(make_pair: MakePair, *, half_close: bool) -> None:
     `half_close` says whether the link promises `send_eof`, as `trio.abc.HalfCloseableStream` does.
     """
     for check in (*_CHECKS, *([_half_close_keeps_the_way_back] if half_close else [])):
-        for flip in (False, True):
-            await _run(check, make_pair, flip=flip, half_close=half_close)
-
-
-async def _run(check: Check, make_pair: MakePair, *, flip: bool, half_close: bool) -> None:
-    name = getattr(check, "__name__", "check").strip("_").replace("_", " ")
-    failure: Exception | None = None
-    with trio.move_on_after(PATIENCE) as scope:
-        try:
-            async with make_pair() as (one, other):
-                here, there = (other, one) if flip else (one, other)
-                require(
-                    isinstance(here, trio.abc.HalfCloseableStream) or not half_close,
-                    f"half_close=True, but {type(here).__name__} is no trio.abc.HalfCloseableStream",
-                )
-                try:
-                    await check(here, there)
-                except Exception as error:
-                    failure = error
-        except Exception as error:
-            # A pair that minds how its streams were left matters only when the check itself went well.
-            failure = failure or error
-    require(not scope.cancelled_caught, f"{name}: not over within {PATIENCE:g} s")
-    if isinstance(failure, ExceptionGroup):
-        failure = _first(failure)
-    if failure is not None:
-        raise AssertionError(f"{name}: {str(failure) or type(failure).__name__}") from failure
+        await run_both_ways(check, make_pair)
 
 
 # The checks
@@ -74,13 +48,9 @@ async def _bytes_arrive_as_they_were_sent(here: trio.abc.Stream, there: trio.abc
 
 
 async def _empty_sends_mean_nothing(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
+    pieces = (b"", b"a", bytearray(b""), bytearray(b"b"), memoryview(b"c"))
     async with trio.open_nursery() as nursery:
-
-        async def send() -> None:
-            for piece in (b"", b"a", bytearray(b""), bytearray(b"b"), memoryview(b"c")):
-                await here.send_all(piece)
-
-        nursery.start_soon(send)
+        nursery.start_soon(send_pieces, here, pieces)
         require(await receive(there, 3) == b"abc", "an empty send or the type of a buffer changed the stream")
 
 
@@ -99,8 +69,8 @@ async def _one_byte_at_a_time_is_enough(here: trio.abc.Stream, there: trio.abc.S
 async def _both_sides_may_push_at_once(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     forth, back = noise(2 * 1024 * 1024, seed=1), noise(2 * 1024 * 1024, seed=2)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(send_in_pieces, here, forth)
-        nursery.start_soon(send_in_pieces, there, back)
+        nursery.start_soon(send_pieces, here, cut(forth, 50_000))
+        nursery.start_soon(send_pieces, there, cut(back, 50_000))
         nursery.start_soon(expect, there, forth)
         nursery.start_soon(expect, here, back)
 
@@ -159,13 +129,7 @@ async def _a_peer_that_left_breaks_the_sender(here: trio.abc.Stream, there: trio
 async def _a_cancelled_receive_loses_nothing(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     data, got = noise(20_000), bytearray()
     async with trio.open_nursery() as nursery:
-
-        async def send_slowly() -> None:
-            for start in range(0, len(data), 100):
-                await here.send_all(data[start : start + 100])
-                await trio.lowlevel.checkpoint()
-
-        nursery.start_soon(send_slowly)
+        nursery.start_soon(send_pieces, here, cut(data, 100))
         for turn in range(1_000_000):
             if len(got) == len(data):
                 break
@@ -197,11 +161,7 @@ async def _a_cancelled_close_still_closes(here: trio.abc.Stream, there: trio.abc
 
 async def _a_close_wakes_who_waits_in_receive(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     async with trio.open_nursery() as nursery:
-
-        async def wait() -> None:
-            await must_raise(trio.ClosedResourceError, "receive_some while aclose came", here.receive_some, 1)
-
-        nursery.start_soon(wait)
+        nursery.start_soon(must_raise, trio.ClosedResourceError, "receive_some while aclose came", here.receive_some, 1)
         await trio.testing.wait_all_tasks_blocked()
         await trio.aclose_forcefully(here)
 
@@ -245,23 +205,18 @@ async def _writing_at_once_keeps_the_order(here: trio.abc.Stream, there: trio.ab
 async def _writing_at_once_never_waits(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     if not isinstance(here, NowaitLink):
         return
-    taken = total = link_full = 0
-    while total < HELD_MOST and not link_full:
-        taken = here.send_nowait([bytes(PIECE)])
+    total = 0
+    while taken := here.send_nowait([bytes(PIECE)]):
         total += taken
-        link_full = taken == 0
-    require(bool(link_full), f"send_nowait took {total} bytes while no task read")
+        require(total < HELD_MOST, f"send_nowait took {total} bytes while no task read")
     require(await receive(there, total) == bytes(total), "what send_nowait took is not what arrived")
     await here.aclose()
-    try:
-        here.send_nowait([b"x"])
-    except trio.ClosedResourceError:
-        return
-    raise AssertionError("send_nowait after aclose does not raise ClosedResourceError")
+    await must_raise(trio.ClosedResourceError, "send_nowait after aclose", here.send_nowait, [b"x"])
 
 
 async def _half_close_keeps_the_way_back(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
-    assert isinstance(here, trio.abc.HalfCloseableStream)
+    if not isinstance(here, trio.abc.HalfCloseableStream):
+        raise AssertionError(f"half_close=True, but {type(here).__name__} is no trio.abc.HalfCloseableStream")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(here.send_all, b"question")
         require(await receive(there, 8) == b"question", "bytes before send_eof were lost")
@@ -289,24 +244,15 @@ async def _a_wait_ends_when_something_came(here: trio.abc.Stream, there: trio.ab
     require(there.receive_nowait(10) == b"", "receive_nowait: the end of file came once and did not stay")
     await there.aclose()
     await there.wait_readable()
-    try:
-        there.receive_nowait(10)
-    except trio.ClosedResourceError:
-        return
-    raise AssertionError("receive_nowait after aclose does not raise ClosedResourceError")
+    await must_raise(trio.ClosedResourceError, "receive_nowait after aclose", there.receive_nowait, 10)
 
 
 async def _a_wait_can_be_stopped(here: trio.abc.Stream, there: trio.abc.Stream) -> None:
     if not isinstance(there, WaitableLink):
         return
     there.stop_waiting()  # without a waiting task it has no effect
-    came = bytearray()
     async with trio.open_nursery() as nursery:
-
-        async def fill() -> None:  # a task waits in the other direction, and must not be disturbed
-            await there.send_all(bytes(PIECE) * 64)
-
-        nursery.start_soon(fill)
+        nursery.start_soon(there.send_all, bytes(PIECE) * 64)  # waits in the other direction, and is not disturbed
         for _ in range(3):
             async with trio.open_nursery() as waiting:
                 waiting.start_soon(there.wait_readable)
@@ -316,7 +262,7 @@ async def _a_wait_can_be_stopped(here: trio.abc.Stream, there: trio.abc.Stream) 
         require(await _is_checkpoint(there), "wait_readable is no checkpoint")
         await expect(here, bytes(PIECE) * 64)
         nursery.start_soon(send_and_close, here, b"after it")
-        came += await _receive_waiting(there)
+        came = await _receive_waiting(there)
     require(came == b"after it", "a wait that was stopped lost bytes")
 
 
@@ -351,11 +297,6 @@ _CHECKS: tuple[Check, ...] = (
     _a_wait_can_be_stopped,
     _a_close_wakes_who_waits_to_receive,
 )
-
-
-def _first(group: ExceptionGroup[Exception]) -> Exception:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, ExceptionGroup) else error
 
 
 async def _is_checkpoint(link: WaitableLink) -> bool:
@@ -400,9 +341,14 @@ async def drain(stream: trio.abc.ReceiveStream) -> None:
             pass
 
 
-async def send_in_pieces(stream: trio.abc.SendStream, data: bytes) -> None:
-    for start in range(0, len(data), 50_000):
-        await stream.send_all(data[start : start + 50_000])
+def cut(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+async def send_pieces(stream: trio.abc.SendStream, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
+    for piece in pieces:
+        await stream.send_all(piece)
+        await trio.lowlevel.checkpoint()
 
 
 async def send_and_close(stream: trio.abc.Stream, data: bytes) -> None:

@@ -16,7 +16,7 @@ import random
 import struct
 from collections import Counter, deque
 from enum import Enum
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
@@ -72,7 +72,7 @@ class Bottleneck:
         self._leaving: deque[tuple[float, int]] = deque()
 
     def enter(self, size: int, now: float) -> float | None:
-        """When a packet that comes now has left the line; None if the queue is full."""
+        """Return when a packet that comes now will have left the line; None if the queue is full."""
         while self._leaving and self._leaving[0][0] <= now:
             self.waiting -= self._leaving.popleft()[1]
         self.samples.append((now, self.waiting))
@@ -87,7 +87,7 @@ class Bottleneck:
 
 
 class Fate(Enum):
-    """What became of a packet?"""
+    """What became of a packet."""
 
     ARRIVED = "arrived"
     UNDER_WAY = "under way"
@@ -129,7 +129,7 @@ class Path:
         self._burst_until = float("-inf")
 
     def send(self, packet: bytes, journey: Journey) -> list[tuple[float, bytes]]:
-        """When which copies arrive."""
+        """Return each copy that arrives, and when."""
         weather, chance, now = self.weather, self._random.random, journey.sent_at
         self.bytes_sent += len(packet)
         # Every packet throws the same dice, so that a change of one chance leaves the others as they were.
@@ -171,49 +171,31 @@ class Path:
         self.bytes_arrived += journey.size
 
 
-class _Runs(Protocol):
-    """An end, whatever its engine tells."""
+@attrs.define(eq=False)
+class _End:
+    """An engine, the path that leads away from it, and where that leads."""
 
+    engine: DatagramEngine[object]
     out: Path
     sends_to: int
-
-    def receive(self, data: bytes, now: float) -> None: ...
-    def pull(self, now: float) -> Sequence[bytes]: ...
-    def next_deadline(self) -> float | None: ...
-    def handle_deadline(self, now: float) -> None: ...
-
-
-class _End(Generic[EventT]):
-    """An engine, the path that leads away from it, and who hears its events."""
-
-    def __init__(
-        self, engine: DatagramEngine[EventT], out: Path, sends_to: int, listener: Callable[[EventT], None] | None
-    ) -> None:
-        self._engine = engine
-        self._listener = listener
-        self.out = out
-        self.sends_to = sends_to
-
-    def receive(self, data: bytes, now: float) -> None:
-        self._engine.receive_datagram(data, now)
+    tell: Callable[[], None]
+    """Hands out the engine's events."""
 
     def pull(self, now: float) -> Sequence[bytes]:
-        self._tell()
-        packets = self._engine.datagrams_to_send(now)
-        self._tell()
+        self.tell()
+        packets = self.engine.datagrams_to_send(now)
+        self.tell()
         return packets
 
-    def _tell(self) -> None:
-        while events := self._engine.events():  # a listener may give commands, which may tell more
-            if self._listener is not None:
+
+def _teller(engine: DatagramEngine[EventT], listener: Callable[[EventT], None] | None) -> Callable[[], None]:
+    def tell() -> None:
+        while events := engine.events():  # a listener may give commands, which may tell more
+            if listener is not None:
                 for event in events:
-                    self._listener(event)
+                    listener(event)
 
-    def next_deadline(self) -> float | None:
-        return self._engine.next_deadline()
-
-    def handle_deadline(self, now: float) -> None:
-        self._engine.handle_deadline(now)
+    return tell
 
 
 class Network:
@@ -228,7 +210,7 @@ class Network:
         self.paths: list[Path] = []
         self._seed = seed
         self._keep = keep
-        self._ends: list[_Runs] = []
+        self._ends: list[_End] = []
         self._count = 0
         self._arrivals: list[tuple[float, int, int, bytes, Journey]] = []
         self._calls: list[tuple[float, int, Callable[[], None]]] = []
@@ -252,8 +234,8 @@ class Network:
         first = len(self._ends)
         way = Path(f"{name}/there", there, via, f"{self._seed}/{name}/there")
         home = Path(f"{name}/back", back or there, back_via, f"{self._seed}/{name}/back")
-        self._ends.append(_End(one, way, first + 1, on_one))
-        self._ends.append(_End(other, home, first, on_other))
+        self._ends.append(_End(one, way, first + 1, _teller(one, on_one)))
+        self._ends.append(_End(other, home, first, _teller(other, on_other)))
         self.paths += (way, home)
         return way, home
 
@@ -268,7 +250,7 @@ class Network:
         self.now = max(self.now, until)
 
     def run_until(self, is_over: Callable[[], bool], *, most: float) -> bool:
-        """Go on until `is_over`, or to the moment `most`; was it over in time?"""
+        """Go on until `is_over`, or to the moment `most`; return True if it was over in time."""
         for end in range(len(self._ends)):  # commands may have been given since the last run
             self._pull(end)
         at_once = 0
@@ -284,7 +266,7 @@ class Network:
         return True
 
     def _next_moment(self) -> float | None:
-        moments = [due for end in self._ends if (due := end.next_deadline()) is not None]
+        moments = [due for end in self._ends if (due := end.engine.next_deadline()) is not None]
         if self._arrivals:
             moments.append(self._arrivals[0][0])
         if self._calls:
@@ -300,13 +282,13 @@ class Network:
         elif self._arrivals and self._arrivals[0][0] <= self.now:
             _, _, end, packet, journey = heapq.heappop(self._arrivals)
             self._ends[self._ends[end].sends_to].out.arrived(journey, self.now)
-            self._ends[end].receive(packet, self.now)
+            self._ends[end].engine.receive_datagram(packet, self.now)
             self._pull(end)
         else:
             for number, running in enumerate(self._ends):
-                due = running.next_deadline()
+                due = running.engine.next_deadline()
                 if due is not None and due <= self.now:
-                    running.handle_deadline(self.now)
+                    running.engine.handle_deadline(self.now)
                     self._pull(number)
 
     def _pull(self, number: int) -> None:

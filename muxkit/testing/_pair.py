@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 import attrs
 
 from muxkit.core import BoundedParsing
-from muxkit.testing._demands import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -170,6 +169,12 @@ class EnginePair(Generic[EngineT, EventT]):
         self.now = max(self.now, min([moment, *due]))
 
 
+def require(condition: object, sentence: str) -> None:
+    """Fail with a sentence, under any test runner, if the condition is false."""
+    if not condition:
+        raise AssertionError(sentence)
+
+
 # ---------------------------------------------------------------------------- one engine, fed by hand
 
 
@@ -232,7 +237,7 @@ class EngineCase(Generic[EventT]):
     make: Callable[[], StreamEngine[EventT]]
     """A new engine, each time the same."""
     is_failure: Callable[[EventT], bool]
-    """Is this the last event, the one that holds the `RemoteProtocolError`?"""
+    """True for the last event, the one that holds the `RemoteProtocolError`."""
     normalise: Callable[[EventT], object] = repr
     """Makes events of two engines comparable."""
     transcripts: Sequence[bytes]

@@ -14,12 +14,16 @@ import operator
 import random
 from collections import deque
 from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
+from muxkit.runtime import OneAtATime
 from muxkit.runtime.pumps.turns import untimed
+from muxkit.testing._network import Journey, Path, PathWeather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,37 +32,60 @@ BUFFER = 64 * 1024  # bytes under way in one direction, as a kernel would hold t
 READ = 64 * 1024  # bytes that one receive gives at most
 
 
-class _Way:
-    """One direction: pieces under way, each with the moment of its arrival."""
+@attrs.define(eq=False, kw_only=True)
+class Line:
+    """Pieces under way in one direction: each leaves at the rate of the wire and arrives later, none before another."""
 
-    def __init__(
-        self, seed: str, *, latency: float, jitter: float, bandwidth: float | None, buffer: int, splits: bool
-    ) -> None:
-        self._random = random.Random(seed)
-        self._latency = latency
-        self._jitter = jitter
-        self._bandwidth = bandwidth
-        self._splits = splits
-        self._free_at = 0.0  # when the wire has sent what it took so far
-        self._arrived_at = 0.0  # pieces do not overtake each other
-        self.buffer = buffer
-        self.pieces: deque[tuple[float, bytes]] = deque()
-        self.under_way = 0
-        self.taken = 0  # bytes that senders have handed over in all
-        self.given = 0  # bytes that receivers have got in all
-        self.ended_at: float | None = None  # when the end of the stream arrives
-        self.stall_after: int | None = None
-        self.cut_at: int | None = None
-        self.reset_at: int | None = None
-        self.half_open_after: int | None = None
-        self.clogged = False
-        self.vanishing = False  # what is sent is lost without a sign
-        self.unwanted = False  # the receiver is gone
-        self.changed = trio.lowlevel.ParkingLot()
+    delay: float = 0.0
+    rate: float | None = None  # bytes a second
+    pieces: deque[tuple[float, bytes]] = attrs.field(factory=deque)  # each with the moment of its arrival
+    under_way: int = 0
+    given: int = 0  # bytes that were taken out in all
+    free_at: float = -math.inf  # when the wire has sent what it took so far
+    arrived_at: float = -math.inf  # when the last piece will have
+    changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+
+    def add(self, piece: bytes, late: float) -> None:
+        """Send a piece, which takes so many seconds longer than it must, unless that is too few to be in order."""
+        self.free_at = max(self.free_at, trio.current_time()) + (len(piece) / self.rate if self.rate else 0.0)
+        self.arrived_at = max(self.arrived_at, self.free_at + self.delay + late)
+        self.pieces.append((self.arrived_at, piece))
+        self.under_way += len(piece)
+
+    def take(self, limit: int) -> bytes:
+        """Take out at most `limit` bytes of the first piece."""
+        arrival, piece = self.pieces.popleft()
+        if len(piece) > limit:
+            self.pieces.appendleft((arrival, piece[limit:]))
+            piece = piece[:limit]
+        self.given += len(piece)
+        self.under_way -= len(piece)
+        self.changed.unpark_all()
+        return piece
+
+
+@attrs.define(eq=False, kw_only=True)
+class _Way(Line):
+    """One direction of a `weather_pair`, with its faults."""
+
+    dice: random.Random
+    jitter: float
+    buffer: int
+    splits: bool
+    stall_after: int | None = None
+    half_open_after: int | None = None
+    reset_at: int | None = None
+    cut_at: int | None = None
+    taken: int = 0  # bytes that senders have handed over in all
+    ended_at: float | None = None  # when the end of the stream arrives
+    clogged: bool = False
+    vanishing: bool = False  # what is sent is lost without a sign
+    unwanted: bool = False  # the receiver is gone
+    was_reset: bool = False  # with its other direction
 
     def put(self, data: memoryview) -> int:
         """Take what fits, in random pieces; gives its size."""
-        size = min(len(data), self.room if self.has_room else 0)
+        size = min(len(data), self.buffer - self.under_way if self.has_room else 0)
         if self.half_open_after is not None and not self.vanishing:
             size = min(size, max(1, self.half_open_after - self.taken))
         if size <= 0:
@@ -70,42 +97,31 @@ class _Way:
         self.taken += size
         position = 0
         while position < size:
-            step = self._random.randint(1, size - position) if self._splits else size - position
-            self._add(bytes(data[position : position + step]))
+            step = self.dice.randint(1, size - position) if self.splits else size - position
+            self.add(bytes(data[position : position + step]), self.dice.uniform(0, self.jitter))
             position += step
         self.changed.unpark_all()
         return size
 
     @property
-    def room(self) -> int:
-        return self.buffer - self.under_way
-
-    @property
     def has_room(self) -> bool:
         """Senders wait for half of the buffer, or they would send ever smaller pieces."""
-        return self.room * 2 >= self.buffer
-
-    def _add(self, piece: bytes) -> None:
-        now = trio.current_time()
-        self._free_at = max(self._free_at, now) + (len(piece) / self._bandwidth if self._bandwidth else 0.0)
-        self._arrived_at = max(self._arrived_at, self._free_at + self._latency + self._random.uniform(0, self._jitter))
-        self.pieces.append((self._arrived_at, piece))
-        self.under_way += len(piece)
+        return self.under_way * 2 <= self.buffer
 
     def end(self) -> None:
         """The sender is done; the news takes its time like everything else."""
         if self.ended_at is None and not self.vanishing:
-            self.ended_at = max(self._arrived_at, trio.current_time() + self._latency)
+            self.ended_at = max(self.arrived_at, trio.current_time() + self.delay)
         self.changed.unpark_all()
 
     @property
-    def is_stalled(self) -> bool:
-        return self.clogged or (self.stall_after is not None and self.given >= self.stall_after)
+    def is_reset(self) -> bool:
+        return self.reset_at is not None and self.given >= self.reset_at
 
     def next_arrival(self) -> float | None:
-        if self.reset_at is not None and self.given >= self.reset_at:
+        if self.is_reset:
             return 0.0  # the reset, which `receive_nowait` makes
-        if self.is_stalled:
+        if self.clogged or (self.stall_after is not None and self.given >= self.stall_after):
             return None
         if self.cut_at is not None and self.given >= self.cut_at:
             return 0.0
@@ -113,49 +129,24 @@ class _Way:
             return self.pieces[0][0]
         return self.ended_at
 
-    def take(self, limit: int) -> bytes:
-        """What has arrived, at most `limit` bytes; b"" is the end."""
-        if self.cut_at is not None:
-            limit = min(limit, self.cut_at - self.given)
-        for fault in (self.reset_at, self.stall_after):
-            if fault is not None and self.given < fault:
-                limit = min(limit, fault - self.given)
-        if limit <= 0 or not self.pieces:
-            return b""
-        arrival, piece = self.pieces.popleft()
-        if len(piece) > limit:
-            self.pieces.appendleft((arrival, piece[limit:]))
-            piece = piece[:limit]
-        self.given += len(piece)
-        self.under_way -= len(piece)
-        self.changed.unpark_all()
-        return piece
-
-
-class _Wire:
-    """What both ends share."""
-
-    def __init__(self) -> None:
-        self.ways: tuple[_Way, ...] = ()
-        self.was_reset = False
-
-    def reset(self) -> None:
-        self.was_reset = True
-        for way in self.ways:
-            way.changed.unpark_all()
+    def receive(self, limit: int) -> bytes:
+        """Return what has arrived, at most `limit` bytes and up to the next fault; b"" is the end."""
+        faults = (self.cut_at, self.reset_at, self.stall_after)
+        limit = min([limit, *(fault - self.given for fault in faults if fault is not None)])
+        return self.take(limit) if limit > 0 and self.pieces else b""
 
 
 class WeatherStream(trio.abc.HalfCloseableStream):
     """One end of `weather_pair`; its methods beyond those of a stream are for the test that makes the weather."""
 
-    def __init__(self, wire: _Wire, outgoing: _Way, incoming: _Way, peer: str) -> None:
-        self._wire = wire
+    def __init__(self, outgoing: _Way, incoming: _Way, peer: str) -> None:
         self._outgoing = outgoing
         self._incoming = incoming
+        self._ways = (outgoing, incoming)
         self._closed = False
         self._ended = False
-        self._sending = False
-        self._receiving = False
+        self._one_sends = OneAtATime("sending on this stream")
+        self._one_receives = OneAtATime("receiving on this stream")
         self.peer = peer
 
     # --- the weather
@@ -170,13 +161,15 @@ class WeatherStream(trio.abc.HalfCloseableStream):
 
     def vanish(self) -> None:
         """From now on nothing is delivered, and neither end is told."""
-        for way in self._wire.ways:
+        for way in self._ways:
             way.vanishing = True
             way.changed.unpark_all()
 
     def reset(self) -> None:
         """Break the connection for both ends; what is under way is lost."""
-        self._wire.reset()
+        for way in self._ways:
+            way.was_reset = True
+            way.changed.unpark_all()
 
     @property
     def bytes_sent(self) -> int:
@@ -186,45 +179,32 @@ class WeatherStream(trio.abc.HalfCloseableStream):
     # --- the stream
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
-        self._sending = True
-        try:
+        with self._one_sends:
             await trio.lowlevel.checkpoint()
             self._check_sendable()
             view = memoryview(data).cast("B")
             while view:
                 taken = self._outgoing.put(view)
                 if self._outgoing.vanishing:
-                    for way in self._wire.ways:  # a peer that is gone is gone for both directions
+                    for way in self._ways:  # a peer that is gone is gone for both directions
                         way.vanishing = True
                 view = view[taken:]
                 if not taken:
                     await self._outgoing.changed.park()
                 self._check_sendable()
-        finally:
-            self._sending = False
 
     async def wait_send_all_might_not_block(self) -> None:
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
-        self._sending = True
-        try:
+        with self._one_sends:
             await trio.lowlevel.checkpoint()
             way = self._outgoing
-            while not (self._closed or way.unwanted or self._wire.was_reset) and not way.has_room:
+            while not (self._closed or way.unwanted or self._incoming.was_reset) and not way.has_room:
                 await way.changed.park()
-            if self._closed:
-                raise trio.ClosedResourceError("this stream was closed")
-        finally:
-            self._sending = False
+            self._check_open()
 
     async def send_eof(self) -> None:
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
+        self._one_sends.check()
         await trio.lowlevel.checkpoint()
-        if self._closed:
-            raise trio.ClosedResourceError("this stream was closed")
+        self._check_open()
         self._ended = True
         self._outgoing.end()
 
@@ -232,21 +212,16 @@ class WeatherStream(trio.abc.HalfCloseableStream):
         size = READ if max_bytes is None else operator.index(max_bytes)
         if size < 1:
             raise ValueError(f"max_bytes={size}: must be at least 1")
-        if self._receiving:
-            raise trio.BusyResourceError("another task is receiving on this stream")
-        self._receiving = True
-        try:
+        with self._one_receives:
             await trio.lowlevel.checkpoint()
             while (data := self.receive_nowait(size)) is None:
                 await self._wait_for_arrival()
             return data
-        finally:
-            self._receiving = False
 
     async def wait_readable(self) -> None:
         """Sleep until something may have arrived, or it is closed or reset."""
         arrival = self._incoming.next_arrival()
-        if self._closed or self._wire.was_reset or (arrival is not None and arrival <= trio.current_time()):
+        if self._closed or self._incoming.was_reset or (arrival is not None and arrival <= trio.current_time()):
             await trio.lowlevel.checkpoint()
         else:
             await self._wait_for_arrival()
@@ -254,14 +229,13 @@ class WeatherStream(trio.abc.HalfCloseableStream):
     def receive_nowait(self, max_bytes: int) -> bytes | None:
         """What has arrived, b"" at the end, None while there is nothing."""
         way = self._incoming
-        if self._closed:
-            raise trio.ClosedResourceError("this stream was closed")
-        if way.reset_at is not None and way.given >= way.reset_at:
-            self._wire.reset()
-        if self._wire.was_reset:
+        self._check_open()
+        if way.is_reset:
+            self.reset()
+        if self._incoming.was_reset:
             raise trio.BrokenResourceError(f"{self.peer}: the connection was reset")
         arrival = way.next_arrival()
-        return way.take(max_bytes) if arrival is not None and arrival <= trio.current_time() else None
+        return way.receive(max_bytes) if arrival is not None and arrival <= trio.current_time() else None
 
     def stop_waiting(self) -> None:
         """Let `wait_readable` return now."""
@@ -277,20 +251,23 @@ class WeatherStream(trio.abc.HalfCloseableStream):
             self._closed = True
             # As in TCP, a close with unread bytes resets the connection.
             if self._incoming.under_way and not self._incoming.vanishing:
-                self._wire.reset()
+                self.reset()
             self._outgoing.end()
             if not self._incoming.vanishing:
                 self._incoming.unwanted = True
-            for way in self._wire.ways:
+            for way in self._ways:
                 way.changed.unpark_all()
         await trio.lowlevel.checkpoint()
 
-    def _check_sendable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise trio.ClosedResourceError("this stream was closed")
+
+    def _check_sendable(self) -> None:
+        self._check_open()
         if self._ended:
             raise trio.ClosedResourceError("nothing can be sent after send_eof")
-        if self._wire.was_reset or self._outgoing.unwanted:
+        if self._incoming.was_reset or self._outgoing.unwanted:
             raise trio.BrokenResourceError(f"{self.peer}: the connection was reset")
 
 
@@ -314,18 +291,17 @@ def weather_pair(
     directions without a sign, `reset_at_byte` breaks the connection, `cut_at_byte` ends the stream. With
     `splits` what is sent arrives in pieces of random size.
     """
-    wire = _Wire()
-    there, back = (
-        _Way(f"{seed}/{name}", latency=latency, jitter=jitter, bandwidth=bandwidth, buffer=buffer, splits=splits)
-        for name in ("there", "back")
+    make = partial(_Way, delay=latency, jitter=jitter, rate=bandwidth, buffer=buffer, splits=splits)
+    there = make(
+        dice=random.Random(f"{seed}/there"),
+        stall_after=stall_after,
+        half_open_after=half_open_after,
+        reset_at=reset_at_byte,
+        cut_at=cut_at_byte,
     )
-    there.stall_after = stall_after
-    there.half_open_after = half_open_after
-    there.reset_at = reset_at_byte
-    there.cut_at = cut_at_byte
-    wire.ways = (there, back)
+    back = make(dice=random.Random(f"{seed}/back"))
     name = f"weather seed={seed}"
-    return WeatherStream(wire, there, back, name), WeatherStream(wire, back, there, name)
+    return WeatherStream(there, back, name), WeatherStream(back, there, name)
 
 
 @contextmanager
@@ -353,47 +329,36 @@ def replay(seed: int) -> Iterator[None]:
 
 
 @attrs.frozen(kw_only=True)
-class PacketWeather:
-    """How packets fare: chances from 0 to 1, times in seconds.
+class PacketWeather(PathWeather):
+    """The weather of a pair of packet channels: `queue` packets may be under way in one direction, more are lost.
 
-    `reordering` is the chance that a packet takes `late` seconds more than the others, so that those behind
-    overtake it. `queue` packets may be under way in one direction, more are lost; sending never waits.
+    Sending never waits.
     """
 
-    loss: float = 0.0
-    duplication: float = 0.0
-    reordering: float = 0.0
-    delay: float = 0.0
-    jitter: float = 0.0
-    late: float = 0.05
     queue: int = 1024
 
     def pair(self, seed: int) -> tuple[PacketChannel, PacketChannel]:
         """Two connected channels; the same seed and the same packets give the same weather."""
-        there, back = _Path(self, f"{seed}/there"), _Path(self, f"{seed}/back")
+        there, back = _PacketWay(self, f"{seed}/there"), _PacketWay(self, f"{seed}/back")
         return PacketChannel(there, back), PacketChannel(back, there)
 
 
-class _Path:
+class _PacketWay:
     """One direction: packets under way, by the moment of their arrival."""
 
     def __init__(self, weather: PacketWeather, seed: str) -> None:
-        self._weather = weather
-        self._random = random.Random(seed)
-        self._count = 0
+        self._path = Path("", weather, None, seed)
+        self._queue = weather.queue
+        self._count = count()
         self._heap: list[tuple[float, int, bytes]] = []
         self.is_over = False
         self.changed = trio.lowlevel.ParkingLot()
 
     def put(self, packet: bytes) -> None:
-        weather, chance = self._weather, self._random.random
-        # Every packet throws the same dice, so that a change of one chance leaves the others as they were.
-        is_lost, is_doubled = chance() < weather.loss, chance() < weather.duplication
-        for copy in (1, 2):
-            delay = weather.delay + chance() * weather.jitter + (chance() < weather.reordering) * weather.late
-            if not is_lost and (copy == 1 or is_doubled) and len(self._heap) < weather.queue:
-                self._count += 1
-                heapq.heappush(self._heap, (trio.current_time() + delay, self._count, packet))
+        journey = Journey(next(self._count), "", len(packet), trio.current_time())
+        for arrives, copy in self._path.send(packet, journey):
+            if len(self._heap) < self._queue:
+                heapq.heappush(self._heap, (arrives, next(self._count), copy))
         self.changed.unpark_all()
 
     def next_arrival(self) -> float | None:
@@ -406,7 +371,7 @@ class _Path:
 class PacketChannel(trio.abc.Channel[bytes]):
     """One end: what arrives is whole or does not arrive at all."""
 
-    def __init__(self, outgoing: _Path, incoming: _Path) -> None:
+    def __init__(self, outgoing: _PacketWay, incoming: _PacketWay) -> None:
         self._outgoing = outgoing
         self._incoming = incoming
         self._closed = False

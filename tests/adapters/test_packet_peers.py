@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from muxkit import Limits
-from muxkit_adapters.packets.peers import EVICTIONS, EVICTIONS_BURST, Peers
+from muxkit_adapters.packets.listeners import EVICTIONS, EVICTIONS_BURST, Peers
 from muxkit_adapters.udp import ServerCounters
 
 if TYPE_CHECKING:

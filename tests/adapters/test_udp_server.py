@@ -17,7 +17,7 @@ import trio.testing
 from muxkit import Limits
 from muxkit.runtime.pumps.turns import Turns, share_turns
 from muxkit_adapters import udp
-from muxkit_adapters.packets import udp_server
+from muxkit_adapters.packets import listeners
 from muxkit_adapters.packets.options import STEP_PACKETS, TURN, PacketOptions
 from muxkit_adapters.packets.sockets import PacketSocket, open_socket
 from muxkit_adapters.udp import PeerLink, ServerCounters, UdpLink
@@ -408,7 +408,7 @@ async def test_late_packets_of_an_ended_conversation_start_no_new_one(monkeypatc
         await link.send(await link.receive())
 
     counters = ServerCounters()
-    monkeypatch.setattr(udp_server, "LATE", NEVER)
+    monkeypatch.setattr(listeners, "LATE", NEVER)
     async with serving(udp.serve, hang_up, counters=counters) as (address,):
         async with udp.transport.connect(address) as peer:
             await peer.send(b"one")
@@ -417,7 +417,7 @@ async def test_late_packets_of_an_ended_conversation_start_no_new_one(monkeypatc
             await peer.send(b"two")
             await until(lambda: counters.late == 1)
             assert counters.admitted == 1
-        monkeypatch.setattr(udp_server, "LATE", 0.0)
+        monkeypatch.setattr(listeners, "LATE", 0.0)
         async with udp.transport.connect(address) as peer:
             for count in (2, 3):
                 await peer.send(b"one")

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MUXKIT = [sys.executable, "-P", "-m", "muxkit.cli"]
+PATIENCE = 30.0  # s
 ESCAPE = "\x1b"
 COLOUR = re.compile(ESCAPE + r"\[[0-9;]*(?<![0-9])(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
 
@@ -59,7 +62,7 @@ def wait_until_at_work(demo: subprocess.Popen[str]) -> None:
 
 
 def children_of(parent: int) -> dict[str, int]:
-    """The processes of a demo: the module that each one runs, and its id."""
+    """The processes of a demo: `server` and `client`, as the command line of each says, and its id."""
     children = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -69,7 +72,7 @@ def children_of(parent: int) -> dict[str, int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         if of == parent and "-m" in arguments:  # otherwise it is only about to become what it will be
-            children[arguments[arguments.index("-m") + 1].rpartition(".")[2]] = int(folder.name)
+            children[arguments[arguments.index("-m") + 2]] = int(folder.name)
     return children
 
 
@@ -83,3 +86,40 @@ def is_there(process: int) -> bool:
 
 def kill(process: int) -> None:
     os.kill(process, signal.SIGKILL)
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@contextmanager
+def listening(handle: Callable[[socket.socket], object]) -> Iterator[str]:
+    """Start a server that handles one client after another; return its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, suppress(OSError):
+                        handle(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(PATIENCE)
+
+
+def install_transport(folder: Path, package: str, name: str, code: str) -> str:
+    """Make an installed package with a transport, for PYTHONPATH: `code` is its only module."""
+    module = package.replace("-", "_")
+    (folder / f"{module}.py").write_text(code, encoding="utf-8")
+    about = folder / f"{module}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text(f"[muxkit.transports]\n{name} = {module}:transport\n", encoding="utf-8")
+    return str(folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli._command import muxkit
+from tests.cli._command import install_transport, muxkit
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="uses devices of Unix"),
@@ -109,11 +109,7 @@ def test_e3x_is_measured_over_dtls_with_a_certificate(tmp_path: Path) -> None:
 
 
 def test_a_transport_of_another_package_is_measured(tmp_path: Path) -> None:
-    (tmp_path / "strange.py").write_text("from muxkit_adapters.tcp import transport\n", encoding="utf-8")
-    about = tmp_path / "strange-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: strange\nVersion: 1.0\n", encoding="utf-8")
-    (about / "entry_points.txt").write_text("[muxkit.transports]\nwire = strange:transport\n", encoding="utf-8")
+    install_transport(tmp_path, "strange", "wire", "from muxkit_adapters.tcp import transport\n")
     path = tmp_path / "run.json"
     done = muxkit(*QUICK, "--transport", "wire", "--json", str(path), PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

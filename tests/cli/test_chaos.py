@@ -6,46 +6,20 @@ import json
 import re
 import signal
 import socket
-import threading
-from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli._command import muxkit, running
+from tests.cli._command import PATIENCE, line_of, listening, muxkit, running
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
-PATIENCE = 20.0  # s
 
-
-@contextmanager
-def sending(data: bytes) -> Iterator[str]:
+def sending(data: bytes) -> AbstractContextManager[str]:
     """Start a server that sends the same bytes to every client; return its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            with suppress(OSError):
-                while True:
-                    connection, _ = listener.accept()
-                    with connection, suppress(OSError):
-                        connection.sendall(data)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join(PATIENCE)
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
+    return listening(lambda connection: connection.sendall(data))
 
 
 def received_from(address: str) -> tuple[int, bool]:

@@ -12,10 +12,7 @@ import msgspec
 import trio
 
 import muxkit
-from muxkit.cli.demo.client import measure
-from muxkit.cli.demo.events import Failed, Plan, understand
-from muxkit.cli.demo.payloads import Checked, Payloads
-from muxkit.cli.demo.server import Server
+from muxkit.cli.demo.processes import PROBLEMS_MOST, End, Failed, Payloads, Plan, Server, measure, understand
 from muxkit.cli.outcome import Exit
 
 if TYPE_CHECKING:
@@ -129,10 +126,10 @@ def test_the_same_seed_gives_the_same_messages_and_another_gives_others() -> Non
 
 
 def test_only_a_few_problems_are_kept() -> None:
-    checked = Checked()
+    end = End()
     for number in range(1000):
-        checked.check("here", number, b"", bytes(8))
-    assert len(checked.problems) == Checked.MOST
+        end.check("here", number, b"", bytes(8))
+    assert len(end.problems) == PROBLEMS_MOST
 
 
 # ---------------------------------------------------------------------------- exit codes
@@ -140,7 +137,8 @@ def test_only_a_few_problems_are_kept() -> None:
 
 async def how_it_ends(url: str, plan: Plan = PLAN) -> tuple[int, Failed]:
     """Run the client process, as the demo does; gives its exit code and its last line."""
-    command = [sys.executable, "-P", "-m", "muxkit.cli.demo.client", url, msgspec.json.encode(plan).decode()]
+    text = msgspec.json.encode(plan).decode()
+    command = [sys.executable, "-P", "-m", "muxkit.cli.demo.processes", "client", url, text]
     async with trio.open_nursery() as nursery:
         process: trio.Process = await nursery.start(
             partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False)

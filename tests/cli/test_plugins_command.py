@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli._command import ESCAPE, muxkit
+from tests.cli._command import ESCAPE, install_transport, muxkit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def broken(tmp_path: Path) -> str:
     """The path to an installed package whose transport cannot be imported, with a name and an error that bite."""
-    (tmp_path / "broken_adapter.py").write_text('raise ImportError("\\x1b]0;owned\\x07 no libfoo")\n', encoding="utf-8")
-    about = tmp_path / "broken_adapter-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-adapter\nVersion: 1.0\n", encoding="utf-8")
-    (about / "entry_points.txt").write_text("[muxkit.transports]\nfoo = broken_adapter:transport\n", encoding="utf-8")
-    return str(tmp_path)
+    return install_transport(tmp_path, "broken-adapter", "foo", 'raise ImportError("\\x1b]0;owned\\x07 no libfoo")\n')
 
 
 def test_every_protocol_and_transport_is_in_the_table() -> None:

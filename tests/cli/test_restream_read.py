@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +17,17 @@ import pytest
 import trio
 
 from muxkit.cli.outcome import CommandFailed, Exit
-from muxkit.cli.restream.read import read
+from muxkit.cli.reading import read
 from muxkit.protocols import restream
 from muxkit.protocols.restream.applications import next_value
 from muxkit.protocols.restream.store import open_store
 from tests.adapters._links import Certificates
-from tests.cli._command import muxkit, running
+from tests.cli._command import PATIENCE, line_of, listening, muxkit, running
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
-PATIENCE = 30.0  # s
 SEED = 99
 
 
@@ -83,36 +81,21 @@ def serving_all(url: str, *options_of_each: dict[str, Any]) -> Iterator[list[str
 @contextmanager
 def saying(data: bytes) -> Iterator[str]:
     """A server that gives every client the same answer."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def serve() -> None:
-            with suppress(OSError):
-                while True:
-                    connection, _ = listener.accept()
-                    with connection, suppress(OSError):
-                        connection.recv(1000)
-                        connection.sendall(data)
-                        while connection.recv(1000):
-                            pass
+    def answer(connection: socket.socket) -> None:
+        connection.recv(1000)
+        connection.sendall(data)
+        while connection.recv(1000):
+            pass
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield f"restream+tcp://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join(PATIENCE)
+    with listening(answer) as address:
+        yield f"restream+tcp://{address}"
 
 
 def nobody() -> str:
     """A URL without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"restream+tcp://127.0.0.1:{listener.getsockname()[1]}"
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
 
 
 def test_numbers_are_read_to_their_end_and_verified() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muxkit.cli.demo.samples import MOST, Samples, percentile
+from muxkit.cli.demo.command import percentile
+from muxkit.cli.demo.processes import SAMPLES_MOST, Samples
 
 
 @pytest.mark.parametrize(("percent", "value"), [(1, 1.0), (50, 50.0), (99, 99.0), (99.1, 100.0), (100, 100.0)])
@@ -18,7 +19,7 @@ def test_there_is_no_percentile_of_nothing() -> None:
 
 def test_many_samples_are_kept_as_a_few_that_are_like_them() -> None:
     samples = Samples()
-    for number in range(10 * MOST):
+    for number in range(10 * SAMPLES_MOST):
         samples.add(float(number))
-    assert len(samples.kept) == MOST
-    assert percentile(samples.kept, 50) == pytest.approx(5 * MOST, rel=0.05)
+    assert len(samples.kept) == SAMPLES_MOST
+    assert percentile(samples.kept, 50) == pytest.approx(5 * SAMPLES_MOST, rel=0.05)

@@ -183,6 +183,22 @@ def greeted() -> tuple[bpmux.Engine, bpmux.Engine, Recording]:
     return one, other, one.recording
 
 
+def test_an_engine_knows_of_credit_that_was_granted_between_the_pieces_of_a_message() -> None:
+    def chunk(type: bpmux.Type, **fields: Any) -> bytes:
+        return bpmux.encode_chunk(bpmux.Chunk(type, 3, **fields))
+
+    recording: Recording = [
+        ("out", chunk(bpmux.Type.OUT_SINK, payload=b"")),
+        ("in", chunk(bpmux.Type.IN_STREAM, credit=10)),
+        ("out", bpmux.encode_partial(100) + chunk(bpmux.Type.OUT_SINK, payload=bytes(10))),
+        ("out", chunk(bpmux.Type.OUT_SINK, credit=3)),
+        ("in", chunk(bpmux.Type.IN_STREAM, end=b"why")),
+    ]
+    found = decoded(decoder("bpmux", engine=True), recording)
+    assert not errors(found)
+    assert frames(found, "in") == [("out-sink 3", "credit", 0), ("out-sink 3", "end", 3)]
+
+
 @pytest.mark.clause("bpmux-R29")
 def test_an_engine_finds_what_the_peer_must_not_do_with_its_clause() -> None:
     _, _, recording = greeted()

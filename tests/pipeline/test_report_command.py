@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
-from muxkit.cli.capture import capture
+from muxkit.cli.commands import capture
 from muxkit.cli.outcome import CommandFailed, Exit
 from tests.pipeline._captures import record_sessions
 

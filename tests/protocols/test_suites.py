@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from muxkit import Limits
 from muxkit.protocols import aqueduct, bpmux, e3x, relink
 from muxkit.runtime import background
 from muxkit.testing import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     MakePair = Callable[[], AbstractAsyncContextManager[SessionPair]]
 
 SEED = 4
+SMALL = Limits(channel_bytes=1000, channel_floor=100, outbox=2000)  # windows that are soon full
 
 
 @asynccontextmanager
@@ -65,8 +67,11 @@ def with_roles(session: Callable[..., Any], one: str, other: str) -> MakePair:
     return partial(joined, partial(session, role=one), partial(session, role=other))
 
 
+small_bpmux = partial(bpmux.session, limits=SMALL)
+
 PAIRS: dict[str, MakePair] = {
     "bpmux": partial(joined, bpmux.session, bpmux.session),
+    "bpmux with small windows": partial(joined, small_bpmux, small_bpmux),
     "relink": with_roles(relink.session, "connector", "listener"),
     "aqueduct": with_roles(aqueduct.connection, "client", "server"),
     "e3x": with_roles(e3x.session, "connector", "listener"),
@@ -88,6 +93,14 @@ async def test_each_message_comes_once_under_random_cancellation(
     make_pair: MakePair, autojump_clock: MockClock
 ) -> None:
     await check_reading(make_pair)
+
+
+@pytest.mark.soak
+@pytest.mark.requirement("R-32", "R-33")
+async def test_each_of_very_many_messages_comes_once_under_random_cancellation(
+    make_pair: MakePair, autojump_clock: MockClock
+) -> None:
+    await check_reading(make_pair, messages=35_000)
 
 
 @pytest.mark.requirement("R-07")

@@ -33,34 +33,45 @@ class Outbox:
         self.rung += 1
 
 
-class WindowedSend(SendHalf):
-    """Sends into a list, as far as a window of bytes allows; a message larger than the window goes in by itself."""
+class Window:
+    """Credit in bytes, of one half or of several that share it."""
 
-    def __init__(self, outbox: Outbox, credit: int = 1000, deliver: Callable[[bytes], None] | None = None) -> None:
-        super().__init__(outbox.room, outbox.ring)
-        self.outbox = outbox
+    def __init__(self, credit: int) -> None:
         self.credit = credit
-        self.sent: list[bytes] = []
-        self.watched = False
-        self.log: list[str] = []
-        self._deliver = deliver
+        self.watching: list[WindowedSend] = []
 
     def grant(self, amount: int) -> None:
         self.credit += amount
-        if self.watched:
-            self.watched = False
-            self.window_changed()
+        watching, self.watching = self.watching, []
+        for half in watching:
+            half.window_changed()
+
+
+class WindowedSend(SendHalf):
+    """Sends into a list, as far as a window of bytes allows."""
+
+    def __init__(
+        self, outbox: Outbox, credit: int | Window = 1000, deliver: Callable[[bytes], None] | None = None
+    ) -> None:
+        super().__init__(outbox.room, outbox.ring)
+        self.outbox = outbox
+        self.window = credit if isinstance(credit, Window) else Window(credit)
+        self.grant = self.window.grant
+        self.sent: list[bytes] = []
+        self.log: list[str] = []
+        self._deliver = deliver
 
     def admits(self, size: int) -> bool:
-        return size <= self.credit
+        return size <= self.window.credit
 
     def watch(self, size: int) -> None:
-        self.watched = True
+        if self not in self.window.watching:
+            self.window.watching.append(self)
 
     def _push(self, message: bytes) -> None:
         if not self.admits(len(message)):
-            raise LocalProtocolError(f"{len(message)} bytes against {self.credit}")
-        self.credit -= len(message)
+            raise LocalProtocolError(f"{len(message)} bytes against {self.window.credit}")
+        self.window.credit -= len(message)
         self.outbox.used += len(message)
         self.sent.append(message)
         if self._deliver is not None:

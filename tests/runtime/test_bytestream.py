@@ -39,7 +39,7 @@ class _Eager(WindowedSend):
         source._stop = lambda: self.stopped(stopped)  # type: ignore[method-assign]
 
     def admits(self, size: int) -> bool:
-        return self.credit > 0
+        return self.window.credit > 0
 
     def _finish(self, payload: bytes) -> None:
         super()._finish(payload)

@@ -12,7 +12,7 @@ import trio.testing
 from muxkit.runtime import OutboxBudget
 from muxkit.testing import replay
 
-from ._halves import Outbox, WindowedSend, at_rest, lost, stopped
+from ._halves import Outbox, Window, WindowedSend, at_rest, lost, stopped
 
 pytestmark = pytest.mark.requirement("R-08")
 
@@ -111,6 +111,26 @@ async def test_a_stopped_sender_gives_back_the_room_that_was_kept_for_it() -> No
         await at_rest()  # nothing is written any more, so nothing else would wake `other`
         assert other.sent == [bytes(80)]
         nursery.cancel_scope.cancel()
+
+
+async def test_a_sender_that_finds_its_window_taken_gives_back_the_room_that_was_kept_for_it() -> None:
+    outbox = Outbox(limit=100)
+    shared = Window(0)
+    one, other = WindowedSend(outbox, shared), WindowedSend(outbox)
+    outbox.used = 100
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.send, bytes(60))
+        await at_rest()
+        shared.grant(60)
+        nursery.start_soon(other.send, bytes(80))
+        await at_rest()
+        outbox.drain()  # `one` is woken, `other` would not fit beside it
+        shared.credit = 0  # as if a half that need not wait had used the window in between
+        await at_rest()  # nothing is written any more, so nothing else would wake `other`
+        assert (one.sent, other.sent) == ([], [bytes(80)])
+        outbox.drain()
+        shared.grant(60)
+    assert one.sent == [bytes(60)]
 
 
 async def test_those_behind_a_cancelled_sender_get_his_turn() -> None:
@@ -264,7 +284,11 @@ class Model:
         self.dice = dice
         self.nursery = nursery
         self.outbox = Outbox(limit=dice.choice((50, 200)))
-        self.halves = [WindowedSend(self.outbox, credit=dice.randint(0, 40)) for _ in range(dice.choice((1, 2, 5, 64)))]
+        self.shared = Window(dice.randint(0, 40)) if dice.random() < 0.5 else None
+        self.halves = [
+            WindowedSend(self.outbox, dice.choice((self.shared, dice.randint(0, 40))) or 0)
+            for _ in range(dice.choice((1, 2, 5, 64)))
+        ]
         self.waiting: dict[WindowedSend, dict[int, trio.CancelScope]] = {half: {} for half in self.halves}
         self.size: dict[int, int] = {}
         self.returned: set[int] = set()
@@ -299,8 +323,14 @@ class Model:
             self.over.add(half)
             dice.choice((lambda: half.lost(lost), lambda: half.stopped(stopped), half.close, half.abort))()
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """No sender sleeps while its reservation fits, unless an earlier message is too large for what is free."""
+        await at_rest()
+        if self.shared is not None and self.outbox.used:
+            # A sender that need not wait may have closed the window of others that wait for room: those behind them
+            # learn of that when something is written, which it will be.
+            self.outbox.drain(0)
+            await at_rest()
         heads = [(half, self.size[next(iter(line))] + 4) for half, line in self.waiting.items() if line]
         used = self.outbox.used
         open_ = [(half, size) for half, size in heads if half.admits(size)]
@@ -325,16 +355,14 @@ async def test_random_windows_grants_drains_cancellations_and_losses(seed: int) 
             for _ in range(300):
                 for _ in range(dice.choice((1, 1, 4))):
                     model.step()
-                await at_rest()
-                model.check()
+                await model.check()
             for _ in range(10_000):
                 if not any(model.waiting.values()):
                     break
                 for half in model.halves:
                     half.grant(10)
                 model.outbox.drain()
-                await at_rest()
-                model.check()
+                await model.check()
             assert not any(model.waiting.values()), "a sender sleeps for ever"
         model.check_the_end()
 

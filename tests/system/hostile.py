@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.bpmux import IncomingRequest, Session, Sink, Source
 
 CANARY = b"zq7-the-payload-nobody-may-log-7qz"
-PATIENCE = 40.0  # s; reached only when something hangs, however slow or busy the machine is
+PATIENCE = 300.0  # s; reached only when something hangs, however slow or busy the machine is
 KIB, MIB = 1024, 1024 * 1024
 PONG = b"\xa0\x00"  # about the top level
 

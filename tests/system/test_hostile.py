@@ -291,7 +291,7 @@ async def test_whoever_opens_without_end_is_cut_off_at_the_limit(
 async def test_a_hundred_thousand_openings_meet_the_usual_limit(server: Server, what: str) -> None:
     async with attacked(server, within=declared(server) + NOISE) as peer:
         await peer.send(b"".join(chunk(OPEN[what], id, b"") for id in range(1, 100_001)))
-        assert (await server.over(peer))["limit"] == "channels"
+        assert (await server.over(peer))["limit"] == "channel_memory"
 
 
 CHURN = {

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from muxkit.runtime import close_at_once, turns
+from muxkit.runtime import turns
 
 from .._addresses import join_host_port
 from .._errors import HandshakeFailed
 from .certificates import ALERTS, DTLS_1_2, SSL, Context, Verdict, identity_of, reason_of, verifies
 from .links import CLOSED, PacketLink
+from .listeners import PacketListener, Peers
 from .options import TURN, PacketTooLarge, loss
-from .sockets import PacketSocket
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Sequence
 
     from .options import Address, ListenerOptions, PacketOptions
-    from .peers import Peers
+    from .sockets import PacketSocket
 
 BURST = 32  # packets encrypted before the kernel is asked to take them
 INBOX = 256  # packets that wait for the handler of one peer
@@ -47,7 +47,7 @@ class DtlsLink(PacketLink):
         hostname: str | None = None,
         idle: float = math.inf,
     ) -> None:
-        super().__init__(wire.packets, peer, channel.peer_address, options)
+        super().__init__(wire.packets, peer, None if wire.is_connected else channel.peer_address, options)
         self._channel = channel
         # Trio keeps the connection private, and offers no other way to a certificate or a close_notify.
         self._ssl: SSL.Connection = channel._ssl
@@ -105,7 +105,6 @@ class DtlsLink(PacketLink):
 
     @property
     def expires(self) -> float:
-        """When the peer counts as silent for too long."""
         return self._heard_at + self._idle
 
     @property
@@ -113,15 +112,12 @@ class DtlsLink(PacketLink):
         """The peer's certificate in DER if it was verified; None if the peer showed none, or was not asked."""
         return self._identity
 
-    def _target(self) -> Address | None:
-        return None if self._wire.is_connected else self._address
-
     def _fit_path(self) -> None:
         self._channel.set_ciphertext_mtu(self._room())
         self._limit = self._channel.get_cleartext_mtu()
 
     def _room(self) -> int:
-        return min(self._largest, self._packets.room_on_path(self._target()))
+        return min(self._largest, self._packets.room_on_path(self._address))
 
     def _count_dropped(self) -> int:
         return self._channel.statistics().incoming_packets_dropped_in_trio
@@ -154,7 +150,7 @@ class DtlsLink(PacketLink):
             except OSError as error:
                 if error.errno != errno.EMSGSIZE:
                     raise
-                taken = self._refuse_large(sizes[done], bool(done))
+                taken = self._refuse_large(sizes[done], is_begun=done > 0)
             self._lost += self._packets.lost - lost
             self._sent += taken
             self._sent_bytes += sum(sizes[done : done + taken])
@@ -163,19 +159,6 @@ class DtlsLink(PacketLink):
             if taken < len(burst):
                 break
         return done
-
-    def _refuse_large(self, size: int, is_begun: bool) -> int:
-        """Account for a packet that the kernel found too large; 0 if packets sent before must be reported first."""
-        mtu = self.path_mtu
-        if mtu is None:  # the system does not tell the size
-            self._largest -= self._limit - size + 1
-            self._limit = size - 1
-        if size <= self._limit:
-            self._packets.lost += 1  # it fits the limit, so the error was about an earlier packet
-            return 1
-        if is_begun:
-            return 0
-        raise PacketTooLarge(self._peer, size, self._limit, mtu)
 
     def _seal(self, packet: bytes) -> bytes:
         try:
@@ -248,25 +231,11 @@ class DtlsLink(PacketLink):
             return
         self._wire.send_nowait([notify], self._remote)
 
-    def refused(self, error: OSError) -> bool:
-        """The network reports the peer as unreachable; return True if that ended the link."""
-        if self._broken is None and self._refusals.refused():
-            self._break(error)
-            return True
-        return False
-
-    def forget(self, reason: str) -> None:
-        """End the link for `reason`; called by the table of peers."""
-        if self._broken is None:
-            self._break(reason)
-
-    def _break(self, why: OSError | str) -> None:
-        self._broken = why
-        self._channel.close()  # wakes the receiving task
+    def _wake(self) -> None:
+        self._channel.close()
 
     def _lose(self, reason: str) -> Exception:
-        if self._broken is None:
-            self._break(reason or "the DTLS connection is gone")
+        self.forget(reason or "the DTLS connection is gone")
         return loss(self._peer, self._broken or reason)
 
     def _ended(self, error: SSL.Error) -> Exception:
@@ -277,10 +246,7 @@ class DtlsLink(PacketLink):
         return self._lose(reason_of(error))
 
     def _check_open(self) -> None:
-        if self._is_closed:
-            raise trio.ClosedResourceError(CLOSED)
-        if self._broken is not None:
-            raise loss(self._peer, self._broken)
+        super()._check_open()
         if self._is_over:
             raise trio.BrokenResourceError(f"{self._peer}: the peer has said goodbye")
 
@@ -293,7 +259,7 @@ class DtlsLink(PacketLink):
             raise loss(self._peer, self._broken)
 
 
-class DtlsListener:
+class DtlsListener(PacketListener[DtlsLink]):
     """One bound socket, Trio's DTLS endpoint on it, and the links of its peers."""
 
     def __init__(
@@ -305,18 +271,14 @@ class DtlsListener:
         *,
         retransmit: float,
     ) -> None:
-        self.packets = PacketSocket(sock, options, refused=self._refused, is_connected=False)
-        self._handler = handler
+        super().__init__(sock, handler, options)
         self._context = context
-        self._options = options
         self._retransmit = retransmit
-        self._links: dict[Address, DtlsLink] = {}
         self._wire = EndpointSocket(self.packets, None, self._links.get)
-        self._peers: Peers
 
-    async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None]) -> None:
+    async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Do the handshakes of new peers and run their handlers, until cancelled."""
-        self._peers = peers
+        self.peers = peers
         with trio.DTLSEndpoint(self._wire, incoming_packets_buffer=INBOX) as endpoint:
             await endpoint.serve(self._context, self._peer, task_status=task_status)
 
@@ -327,33 +289,24 @@ class DtlsListener:
             channel,
             self._wire,
             f"dtls {join_host_port(*address[:2])}",
-            self._options,
-            idle=self._options.idle,
+            self.options,
+            idle=self.options.idle,
         )
-        scope = self._peers.admit(link)
+        scope = self.peers.admit(link)
         if scope is None:
             return
         self._links[address] = link
         try:
-            await self._peers.run(link, scope, partial(self._shake_hands_and_handle, link))
+            await self.peers.run(link, scope, partial(self._shake_hands_and_handle, link))
         finally:
-            self._options.counters.dropped += link.stats().dropped
+            self.options.counters.dropped += link.stats().dropped
             if self._links.get(address) is link:
                 del self._links[address]
 
     async def _shake_hands_and_handle(self, link: DtlsLink) -> None:
-        await link.shake_hands(self._context, within=self._options.limits.handshake, retransmit=self._retransmit)
-        self._peers.establish(link)
-        try:
-            await self._handler(link)
-        finally:
-            await close_at_once(link)
-
-    def _refused(self, address: Address | None, error: OSError) -> None:
-        link = None if address is None else self._links.get(address)
-        if link is not None and link.refused(error):
-            self._options.counters.refused += 1
-            self._peers.remove(link)
+        await link.shake_hands(self._context, within=self.options.limits.handshake, retransmit=self._retransmit)
+        self.peers.establish(link)
+        await self._handle(link)
 
 
 class EndpointSocket(trio.socket.SocketType):

@@ -12,8 +12,6 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import attrs
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -47,14 +45,6 @@ _extended_error = struct.Struct("=IBBBBII")
 
 Note = tuple[int, int, bytes]
 """An item of ancillary data: level, kind, content."""
-
-
-@attrs.define
-class Reported:
-    """An error that the network reported about a packet to `address`."""
-
-    address: Address
-    errno: int
 
 
 def prepare(sock: socket.socket, *, reports: bool) -> bool:
@@ -136,8 +126,8 @@ def read_notes(notes: list[Note]) -> tuple[int, int | None, Note | None]:
     return size, dropped, source
 
 
-def reported(sock: socket.socket, most: int) -> Iterator[Reported]:
-    """Read errors about packets that were sent before; at most `most` of them."""
+def reported(sock: socket.socket, most: int) -> Iterator[tuple[Address, int]]:
+    """Read what the network reported about packets sent before, at most `most` times: their address and the error."""
     if not LINUX:
         return
     for _ in range(most):
@@ -147,7 +137,7 @@ def reported(sock: socket.socket, most: int) -> Iterator[Reported]:
             return
         for level, kind, data in notes:
             if (level, kind) in {(socket.IPPROTO_IP, IP_RECVERR), (socket.IPPROTO_IPV6, IPV6_RECVERR)}:
-                yield Reported(address, _extended_error.unpack_from(data)[0])
+                yield address, _extended_error.unpack_from(data)[0]
 
 
 def _pick(sock: socket.socket, v4: tuple[int, int], v6: tuple[int, int]) -> tuple[int, int]:

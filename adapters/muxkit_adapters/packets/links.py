@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ class PacketLink(trio.abc.Channel[bytes]):
     def __init__(self, packets: PacketSocket, peer: str, address: Address | None, options: PacketOptions) -> None:
         self._packets = packets
         self._peer = peer
-        self._address = address
+        self._address = address  # to pass to the socket; None if it is connected
         self._largest = options.largest
         self._limit = 0
         self._refusals = Refusals(options.refusals)
@@ -54,7 +55,7 @@ class PacketLink(trio.abc.Channel[bytes]):
         if self._is_closed or self._packets.is_closed:
             return None
         self._fit_path()
-        return self._packets.path_mtu(self._target())
+        return self._packets.path_mtu(self._address)
 
     @property
     def buffers(self) -> Buffers:
@@ -98,17 +99,58 @@ class PacketLink(trio.abc.Channel[bytes]):
     async def _wait_until_sendable(self, packet: bytes) -> None:
         await self._packets.wait_writable()
 
-    def _target(self) -> Address | None:
-        """The address to pass to the socket; None if the socket is connected."""
-        return self._address
-
     def _fit_path(self) -> None:
         """Renew the largest packet from what the kernel knows about the path."""
-        self._limit = min(self._largest, self._packets.room_on_path(self._target()))
+        self._limit = min(self._largest, self._packets.room_on_path(self._address))
+
+    def _refuse_large(self, size: int, *, is_begun: bool = False) -> int:
+        """Account for a packet that the kernel found too large, as the path became narrower; return how many are done.
+
+        With `is_begun` that may be 0, since packets sent before it must be reported first.
+        """
+        mtu = self.path_mtu
+        if mtu is None:  # the system does not tell the size
+            self._largest -= self._limit - size + 1
+            self._limit = size - 1
+        if size <= self._limit:
+            self._packets.lost += 1  # it fits the limit, so the error was about an earlier packet
+            return 1
+        if is_begun:
+            return 0
+        raise PacketTooLarge(self._peer, size, self._limit, mtu)
 
     @abstractmethod
     def _count_dropped(self) -> int:
         """Return the number of packets that found the inbox full."""
+
+    # The end
+
+    def refused(self, error: OSError) -> bool:
+        """The network reports the peer as unreachable; return True if that ended the link."""
+        if not self._refusals.refused() or self._broken is not None:
+            return False
+        self.forget(error)
+        return True
+
+    def forget(self, reason: OSError | str) -> None:
+        """End the link; the tasks that wait on it raise an error with the reason."""
+        if self._broken is None:
+            self._broken = reason
+            self._wake()
+
+    @property
+    def expires(self) -> float:
+        """When the peer counts as silent for too long."""
+        return math.inf
+
+    def _wake(self) -> None:
+        """Wake the tasks that wait on a link that is over."""
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise trio.ClosedResourceError(CLOSED)
+        if self._broken is not None:
+            raise loss(self._peer, self._broken)
 
 
 class UdpLink(PacketLink):
@@ -149,25 +191,12 @@ class UdpLink(PacketLink):
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
                 raise
-            self._refuse_large(packets[0])
-            return 1
+            taken = self._refuse_large(len(packets[0]))
         self._lost += self._packets.lost - lost
         self._sent += taken
         self._sent_bytes += sum(map(len, packets[:taken]))
         self._check_open()
         return taken
-
-    def _refuse_large(self, packet: bytes) -> None:
-        """Account for a packet that the kernel found too large: the path became narrower."""
-        mtu = self.path_mtu
-        if mtu is None:  # the system does not tell the size
-            self._largest = self._limit = len(packet) - 1
-        if len(packet) > self._limit:
-            raise PacketTooLarge(self._peer, len(packet), self._limit, mtu)
-        # It fits the limit, so the error was about an earlier packet.
-        self._sent += 1
-        self._sent_bytes += len(packet)
-        self._lost += 1
 
     def _allowed(self, packets: Sequence[bytes]) -> int:
         """Return how many of the packets may be sent to this peer now."""
@@ -222,14 +251,6 @@ class UdpLink(PacketLink):
     async def _arrival(self) -> None:
         """Sleep until a packet may have come, or the link ended."""
 
-    # The end
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise trio.ClosedResourceError(CLOSED)
-        if self._broken is not None:
-            raise loss(self._peer, self._broken)
-
     def _check_receivable(self) -> None:
         if self._is_closed:
             raise trio.ClosedResourceError(CLOSED)
@@ -242,11 +263,6 @@ class ClientLink(UdpLink):
 
     def __init__(self, packets: PacketSocket, peer: str, options: PacketOptions) -> None:
         super().__init__(packets, peer, None, options)
-
-    def refused(self, error: OSError) -> None:
-        """The network reports the peer as unreachable."""
-        if self._refusals.refused() and self._broken is None:
-            self._broken = error
 
     async def aclose(self) -> None:
         self._is_closed = True

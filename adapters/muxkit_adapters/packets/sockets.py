@@ -46,7 +46,7 @@ class PacketSocket:
         sock: socket.socket,
         options: PacketOptions,
         *,
-        refused: Callable[[Address | None, OSError], None],
+        refused: Callable[[Address | None, OSError], object],
         is_connected: bool,
     ) -> None:
         sock.setblocking(False)
@@ -154,9 +154,9 @@ class PacketSocket:
             self._hear_reports()
 
     def _hear_reports(self) -> None:
-        for report in kernel.reported(self.socket, TURN_PACKETS):
-            if report.errno in UNREACHABLE:
-                self._refused(report.address, OSError(report.errno, "reported by the network"))
+        for address, number in kernel.reported(self.socket, TURN_PACKETS):
+            if number in UNREACHABLE:
+                self._refused(address, OSError(number, "reported by the network"))
 
     # Sending
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import attrs
 import trio
@@ -17,7 +17,7 @@ try:
     from .connection import LimitedConnection
 except ModuleNotFoundError as error:
     raise ImportError("quic needs aioquic: install muxkit[quic]") from error
-from .._addresses import join_host_port, parse_host_port, parse_hosts
+from .._addresses import Transport, join_host_port, one_place, several_places
 from .._errors import HandshakeFailed
 from ..tcp import Hosts, each_host
 from .link import ConnectionEnded, QuicLink
@@ -28,7 +28,6 @@ from .sockets import UdpSocket, bound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
 
     from aioquic.quic.configuration import QuicConfiguration
 
@@ -115,65 +114,15 @@ def rebind(link: QuicLink, *, host: str | None = None) -> None:
     link.replace_wire(bound(family, (host or _anywhere(family), 0), peer=peer)).close()
 
 
-class _Transport:
-    """`quic://host:port`; several hosts with commas between."""
-
-    link: Final = "multistream"
-
-    def connect(
-        self,
-        address: str,
-        *,
-        ca: Source | bytes | None = None,
-        server_hostname: str | None = None,
-        insecure: bool = False,
-        limits: Limits | None = None,
-        tickets: Tickets | None = None,
-        **options: Unpack[QuicKeywords],
-    ) -> AbstractAsyncContextManager[QuicLink]:
-        return connect(
-            parse_hosts(address),
-            ca=ca,
-            server_hostname=server_hostname,
-            insecure=insecure,
-            limits=limits,
-            tickets=tickets,
-            **options,
-        )
-
-    async def serve(
-        self,
-        handler: Callable[[QuicLink], Awaitable[None]],
-        address: str,
-        *,
-        limits: Limits,
-        task_status: trio.TaskStatus[list[str]],
-        certificate: Source | None = None,
-        key: Source | None = None,
-        password: str | None = None,
-        retry: bool = True,
-        tickets: bool = False,
-        **options: Unpack[QuicKeywords],
-    ) -> None:
-        if certificate is None:
-            raise ValueError(f"quic://{address}: a server needs certificate=, a PEM file with its chain, and key=")
-        host, port = parse_host_port(address)
-        await serve(
-            handler,
-            port,
-            host=host,
-            certificate=certificate,
-            key=key,
-            password=password,
-            limits=limits,
-            retry=retry,
-            tickets=tickets,
-            task_status=task_status,
-            **options,
-        )
-
-
-transport = _Transport()
+transport = Transport(
+    "quic",
+    connect,
+    serve,
+    several_places,
+    one_place,
+    "multistream",
+    needed="certificate=, a PEM file with its chain, and key=",
+)
 
 
 @attrs.frozen

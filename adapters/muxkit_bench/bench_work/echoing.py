@@ -181,7 +181,10 @@ def _compare(came: bytes, sent: bytes) -> None:
 
 
 def percentile(times: list[float], percent: float) -> float:
-    """Return the smallest time that so many percent of all do not exceed."""
+    """Return the smallest time that so many percent of all do not exceed.
+
+    The demonstration of muxkit has the same function; this package must run where there is no muxkit.
+    """
     return sorted(times)[max(0, math.ceil(len(times) * percent / 100) - 1)]
 
 

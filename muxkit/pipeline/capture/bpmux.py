@@ -191,7 +191,11 @@ class EngineDecoder(Cutting):
     def _do(self, chunk: Chunk, total: int) -> None:
         key = (chunk.type, chunk.id)
         size = len(chunk.payload if chunk.payload is not None else chunk.end or b"")
-        if key in self._parts:  # the rest of a message that the engine has sent as a whole
+        entity = self._entity(chunk)
+        if entity is not None and chunk.credit and not (chunk.ack_end or entity.gone):
+            self._engine.give_credit(entity, chunk.credit)
+            self._drain()
+        if key in self._parts:  # the rest of a message that the engine has sent as a whole, or something in between
             self._parts[key] -= size
             if self._parts[key] <= 0:
                 del self._parts[key]
@@ -199,15 +203,12 @@ class EngineDecoder(Cutting):
         if total > size:
             self._parts[key] = total - size
         whole = max(total, size)
-        entity = self._entity(chunk)
         if entity is None:
             if chunk.payload is not None:
                 self._open(chunk, whole)
         elif chunk.ack_end or entity.gone:
             return
         else:
-            if chunk.credit:
-                self._engine.give_credit(entity, chunk.credit)
             if chunk.payload is not None and (total == 0 or chunk.end is None):
                 self._engine.send(entity, bytes(whole))
             if chunk.end is not None:

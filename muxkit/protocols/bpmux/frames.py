@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -11,7 +11,7 @@ from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import Cursor, encode_varu64
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from muxkit._observer import Direction, Observer
     from muxkit.core import Buffer
@@ -59,6 +59,11 @@ class Chunk:
     end: bytes | None = None
     ack_end: bool = False
 
+    @property
+    def is_pong(self) -> bool:
+        """Whether no flag is set."""
+        return not (self.ping or self.ack_end) and (self.payload, self.credit, self.end) == (None, None, None)
+
 
 @attrs.define
 class Partial:
@@ -67,11 +72,11 @@ class Partial:
     total_size: int
 
 
-class Checks(Protocol):
+class Checks:
     """Checks each field of a chunk while it is parsed, before the bytes that a length announces are required.
 
-    Each method raises `RemoteProtocolError` when the chunk is illegal. None changes any state, because an incomplete
-    chunk is parsed again from its start.
+    A method of a subclass raises `RemoteProtocolError` when the chunk is illegal. None changes any state, because an
+    incomplete chunk is parsed again from its start. This class accepts every chunk that can be parsed.
     """
 
     def partial(self, total_size: int) -> None: ...
@@ -81,17 +86,7 @@ class Checks(Protocol):
     def end(self, size: int) -> None: ...
 
 
-class _NoChecks:
-    """Accepts every chunk that can be parsed."""
-
-    def partial(self, total_size: int) -> None: ...
-    def header(self, type: Type, id: int, flags: int) -> None: ...
-    def payload(self, size: int) -> None: ...
-    def credit(self, amount: int) -> None: ...
-    def end(self, size: int) -> None: ...
-
-
-NO_CHECKS = _NoChecks()
+NO_CHECKS = Checks()
 
 
 def parse_chunk(cursor: Cursor, checks: Checks = NO_CHECKS) -> Chunk | Partial:
@@ -176,10 +171,18 @@ def label(type: Type, id: int) -> str:
 
 def observe_chunk(observer: Observer, direction: Direction, channel: str, chunk: Chunk, *, in_parts: bool) -> None:
     """Report the parts of a chunk; `in_parts` if a Partial chunk preceded it."""
-    if in_parts:
-        observer.frame(direction, channel, "partial", 0)
-    for name, size in _fields(chunk):
-        observer.frame(direction, channel, name, size)
+    fields = (
+        ("partial", 0 if in_parts else None),
+        ("payload", None if chunk.payload is None else len(chunk.payload)),
+        ("credit", None if chunk.credit is None else 0),
+        ("ping", 0 if chunk.ping else None),
+        ("end", None if chunk.end is None else len(chunk.end)),
+        ("ack-end", 0 if chunk.ack_end else None),
+        ("pong", 0 if chunk.is_pong else None),
+    )
+    for name, size in fields:
+        if size is not None:
+            observer.frame(direction, channel, name, size)
 
 
 def observe_written(observer: Observer, buffers: Sequence[Buffer]) -> None:
@@ -193,18 +196,3 @@ def observe_written(observer: Observer, buffers: Sequence[Buffer]) -> None:
             continue
         observe_chunk(observer, "out", label(chunk.type, chunk.id), chunk, in_parts=in_parts)
         in_parts = False
-
-
-def _fields(chunk: Chunk) -> Iterator[tuple[str, int]]:
-    if chunk.payload is not None:
-        yield "payload", len(chunk.payload)
-    if chunk.credit is not None:
-        yield "credit", 0
-    if chunk.ping:
-        yield "ping", 0
-    if chunk.end is not None:
-        yield "end", len(chunk.end)
-    if chunk.ack_end:
-        yield "ack-end", 0
-    elif chunk.payload is None and chunk.credit is None and not chunk.ping and chunk.end is None:
-        yield "pong", 0

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from muxkit.runtime._links import OneAtATime
+
 if TYPE_CHECKING:
     from muxkit.runtime.halves.receive import ReceiveHalf
     from muxkit.runtime.halves.send import SendHalf
@@ -27,56 +29,42 @@ class ByteStream(trio.abc.HalfCloseableStream):
         self._closed = False
         self._eof_sent = False
         self._ended = False
-        self._busy_sending = False
-        self._busy_receiving = False
+        self._one_sends = OneAtATime("sending on this stream")
+        self._one_receives = OneAtATime("receiving on this stream")
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        if self._busy_sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
-        self._busy_sending = True
-        try:
+        with self._one_sends:
             await trio.lowlevel.checkpoint()
             self._check_sending()
             view = memoryview(data)
             for start in range(0, len(view), PIECE):
                 await self._sending.send(bytes(view[start : start + PIECE]))
-        finally:
-            self._busy_sending = False
 
     async def wait_send_all_might_not_block(self) -> None:
-        if self._busy_sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
-        self._busy_sending = True
-        try:
+        with self._one_sends:
             await trio.lowlevel.checkpoint()
             self._check_sending()
             await self._sending.wait_for_room()
-        finally:
-            self._busy_sending = False
 
     async def send_eof(self) -> None:
-        if self._busy_sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
+        self._one_sends.check()
         await trio.lowlevel.checkpoint()
-        if self._closed:
-            raise trio.ClosedResourceError("this stream was closed")
+        self._check_open()
         self._eof_sent = True
         await self._sending.aclose()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         if max_bytes is not None and operator.index(max_bytes) < 1:
             raise ValueError(f"max_bytes={max_bytes}: must be at least 1")
-        if self._busy_receiving:
-            raise trio.BusyResourceError("another task is receiving on this stream")
-        self._busy_receiving = True
-        try:
+        with self._one_receives:
             await trio.lowlevel.checkpoint()
             while not self._rest and not self._ended:
-                await self._fill()
-        finally:
-            self._busy_receiving = False
-        if self._closed:
-            raise trio.ClosedResourceError("this stream was closed")
+                self._check_open()
+                try:
+                    self._rest = await self._receiving.receive()
+                except trio.EndOfChannel:
+                    self._ended = True
+        self._check_open()
         size = len(self._rest) if max_bytes is None else max_bytes
         data, self._rest = self._rest[:size], self._rest[size:]
         return data
@@ -89,14 +77,11 @@ class ByteStream(trio.abc.HalfCloseableStream):
             self._receiving.close()
         await trio.lowlevel.checkpoint()
 
-    async def _fill(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise trio.ClosedResourceError("this stream was closed")
-        try:
-            self._rest = await self._receiving.receive()
-        except trio.EndOfChannel:
-            self._ended = True
 
     def _check_sending(self) -> None:
-        if self._closed or self._eof_sent:
-            raise trio.ClosedResourceError("this stream was closed, or its end was sent")
+        self._check_open()
+        if self._eof_sent:
+            raise trio.ClosedResourceError("the end of this stream was sent")

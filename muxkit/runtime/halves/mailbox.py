@@ -25,7 +25,17 @@ class _Empties:
     __slots__ = ("count",)
 
     def __init__(self) -> None:
-        self.count = 1
+        self.count = 0
+
+    def put(self, message: bytes) -> None:
+        self.count += 1
+
+    def take(self) -> bytes:
+        self.count -= 1
+        return b""
+
+    def size(self) -> int:
+        return 0
 
 
 class _Pack:
@@ -163,7 +173,7 @@ class Mailbox:
     def take(self) -> bytes:
         item = self._items[self._oldest]
         self.count -= 1
-        if type(item) is bytes:
+        if isinstance(item, bytes):
             self._advance()
             return item
         return self._take_small(item)
@@ -179,13 +189,7 @@ class Mailbox:
     def clear(self) -> int:
         items, self._items = self._items[self._oldest :], []
         self._oldest = self.count = self._packed = 0
-        size = 0
-        for item in items:
-            if isinstance(item, bytes):
-                size += len(item)
-            elif isinstance(item, _Pack):
-                size += item.size()
-        return size
+        return sum(len(item) if isinstance(item, bytes) else item.size() for item in items)
 
     def _advance(self) -> None:
         """Drop the oldest item, which is used up."""
@@ -201,31 +205,15 @@ class Mailbox:
 
     def _put_small(self, message: bytes) -> None:
         last = self._items[-1] if self._items else None
-        if not message:
-            if isinstance(last, _Empties):
-                last.count += 1
-            elif isinstance(last, _Pack):
-                last.put(message)
-            else:
-                self._items.append(_Empties())
-                self._packed += 1
-            return
-        if not isinstance(last, _Pack) or len(last.data) > PACK_SIZE:
-            last = _Pack()
+        if isinstance(last, bytes | None) or (message and (isinstance(last, _Empties) or len(last.data) > PACK_SIZE)):
+            last = _Pack() if message else _Empties()
             self._items.append(last)
             self._packed += 1
         last.put(message)
 
-    def _take_small(self, item: bytes | _Empties | _Pack) -> bytes:
-        message = b""
-        is_used_up = False
-        if isinstance(item, _Pack):
-            message = item.take()
-            is_used_up = item.count == 0
-        elif isinstance(item, _Empties):
-            item.count -= 1
-            is_used_up = item.count == 0
-        if is_used_up:
+    def _take_small(self, item: _Empties | _Pack) -> bytes:
+        message = item.take()
+        if not item.count:
             self._packed -= 1
             self._advance()
         return message

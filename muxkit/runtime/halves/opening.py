@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import AsyncIterator
-from itertools import count, takewhile
+from itertools import count
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import trio
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
     from types import TracebackType
 
-    from muxkit.runtime.halves.turn import ErrorMaker
+    from muxkit.runtime.halves.send import ErrorMaker
 
 
 class Openable(Protocol):
@@ -72,12 +74,12 @@ class SlotQueue:
     wait, so that all of them wake and find out.
     """
 
-    __slots__ = ("_free", "_numbers", "_waiting", "_woken")
+    __slots__ = ("_free", "_line", "_numbers", "_woken")
 
     def __init__(self, free: Callable[[], int]) -> None:
         self._free = free
-        self._waiting: OrderedDict[trio.lowlevel.Task, int] = OrderedDict()
         self._numbers = count()  # in the order in which the tasks came
+        self._line: list[tuple[int, trio.lowlevel.Task]] = []  # sorted
         self._woken = 0  # tasks that were woken for a slot and have not run yet
 
     async def wait_for_slot(self) -> None:
@@ -85,42 +87,30 @@ class SlotQueue:
 
         Checks for cancellation and yields only if it has to wait.
         """
-        if self._free() > self._woken + len(self._waiting):
+        if self._free() > self._woken + len(self._line):
             return
-        number = next(self._numbers)
-        self._waiting[trio.lowlevel.current_task()] = number
+        number, task = next(self._numbers), trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            del self._line[bisect_left(self._line, number, key=itemgetter(0))]
+            return trio.lowlevel.Abort.SUCCEEDED
+
         while True:
-            await self._sleep()
+            insort(self._line, (number, task), key=itemgetter(0))
+            await trio.lowlevel.wait_task_rescheduled(abort)
             self._woken -= 1
             if self._free() > 0:
                 return
-            self._return(number)  # a task that did not wait was quicker
+            # A task that did not wait was quicker: go back to the place that this one had.
 
     def wake_waiters(self) -> None:
         """Slots were freed, taken or given up: wake as many tasks as there are slots."""
-        if not self._waiting:
-            return
-        for _ in range(min(len(self._waiting), self._free() - self._woken)):
-            task, _number = self._waiting.popitem(last=False)
-            self._woken += 1
-            trio.lowlevel.reschedule(task)
-
-    async def _sleep(self) -> None:
-        task = trio.lowlevel.current_task()
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            del self._waiting[task]
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def _return(self, number: int) -> None:
-        """Go back to the place that this task had, behind the earlier tasks that were woken in vain as well."""
-        task = trio.lowlevel.current_task()
-        earlier = list(takewhile(lambda other: self._waiting[other] < number, self._waiting))
-        self._waiting[task] = number
-        for each in (task, *reversed(earlier)):
-            self._waiting.move_to_end(each, last=False)
+        if self._line:
+            ready = self._line[: max(0, self._free() - self._woken)]
+            del self._line[: len(ready)]
+            self._woken += len(ready)
+            for _number, task in ready:
+                trio.lowlevel.reschedule(task)
 
 
 class Backlog(AsyncIterator[ItemT], Generic[ItemT]):

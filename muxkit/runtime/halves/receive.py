@@ -9,14 +9,14 @@ import trio
 
 from muxkit.core import Receiving, Step, advance
 from muxkit.runtime.halves.mailbox import ItemQueue
-from muxkit.runtime.halves.turn import YIELD_BYTES, YIELD_LEAST
+from muxkit.runtime.halves.send import YIELD_BYTES, YIELD_LEAST
 from muxkit.runtime.pumps.turns import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from muxkit.runtime.halves.mailbox import Storage
-    from muxkit.runtime.halves.turn import ErrorMaker
+    from muxkit.runtime.halves.send import ErrorMaker
     from muxkit.runtime.pumps.reading import Reading
 
 ItemT = TypeVar("ItemT")

@@ -1,21 +1,374 @@
-"""The sending half of a channel of byte messages."""
+"""The sending half of a channel: the line of its senders, and the budget for queued bytes that all halves share.
+
+A sender sleeps until a grant, a drained queue or a write lets the first in the line of its half send; later senders go
+behind. Between the wake-up and the sender's next step its bytes are reserved.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import sys
+from abc import ABC, abstractmethod
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Final, NoReturn
 
+import attrs
 import trio
 
-from muxkit.core import Sending
-from muxkit.runtime.halves.turn import OPEN, YIELD_BYTES, YIELD_CALLS, YIELD_LEAST, SendTurn
+from muxkit.core import NO_QUEUE, Outbox, Queued, Sending, Step, advance, queue_of
+from muxkit.runtime.pumps.turns import turns
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+ErrorMaker = Callable[[], Exception]
 
-ONLY_BYTES = {bytes}
+SMALL_RESERVATION = 4 * 1024  # bytes reserved for a woken sender of small messages
+LARGEST_SHARE = 8  # at most 1/8 of the outbox is reserved for one sender, unless its first message is larger
+MAX_BYPASSES = 16  # times that smaller messages may go before one that is too large for what is free
+YIELD_CALLS = 64  # calls after which a half yields at the latest
+YIELD_BYTES = 16 * 1024  # the same in bytes
+YIELD_LEAST = YIELD_BYTES // YIELD_CALLS  # bytes that a call counts for at least, so that one number keeps both
 MANY = 16  # one `send_many` may send so many times what a half sends between two yields
+OPEN: Final = Sending.OPEN  # looked up for each message
+ONLY_BYTES = {bytes}
+
+
+class OutboxBudget:
+    """How many bytes the halves of one connection may queue ahead of the transport.
+
+    Halves whose window is open but which find too little free wait in order. A newcomer whose message fits may go
+    before them, so that a short message need not wait behind a bulk transfer, but only `MAX_BYPASSES` times in a row.
+    Without arguments everything is admitted, for an engine that bounds what it queues by itself.
+    """
+
+    __slots__ = ("_bypasses", "_largest_share", "_limit", "_line", "_outbox", "reserved")
+
+    def __init__(self, limit: int = sys.maxsize, outbox: Queued | None = None) -> None:
+        self._limit = limit
+        self._largest_share = limit // LARGEST_SHARE
+        self._outbox = Outbox() if outbox is None else outbox
+        self.reserved = 0
+        """Bytes that are kept for senders which were woken and have not run yet."""
+        self._line: OrderedDict[SendTurn, None] = OrderedDict()
+        self._bypasses = 0  # times that the first half found too little free
+
+    def admits(self, size: int) -> bool:
+        """Return True if a sender that comes now may queue so many bytes at once."""
+        used = self._outbox.used + self.reserved
+        return (used == 0 or used + size <= self._limit) and (not self._line or self._bypasses < MAX_BYPASSES)
+
+    def reservation_for(self, size: int) -> int:
+        """Return the bytes to reserve for a sender that is woken to send `size`.
+
+        They are more than `size`, unless that is large, to save one wake-up for each of its messages.
+        """
+        return max(size, min(max(2 * size, SMALL_RESERVATION), self._largest_share), 1)
+
+    def enqueue(self, half: SendTurn) -> None:
+        """Let the half wait until enough is free for its first sender."""
+        self._line.setdefault(half)
+
+    def dequeue(self, half: SendTurn) -> None:
+        """Take a half out of the line that waits for its own window, or need not wait."""
+        self._line.pop(half, None)
+
+    def withdraw(self, half: SendTurn) -> None:
+        """Take out a half on which no sender waits any more, and let the next one go."""
+        if half in self._line:
+            del self._line[half]
+            self._bypasses = 0
+            self.wake_waiting()
+
+    def wake_waiting(self) -> None:
+        """Bytes were written or dropped: let as many halves go as now fit, in order."""
+        while self._line:
+            half = next(iter(self._line))
+            size = half.first_size
+            reservation = self.reservation_for(size)
+            used = self._outbox.used + self.reserved
+            if used and used + reservation > self._limit and half.admits(size):  # else others took a window they share
+                self._bypasses += 1
+                return
+            del self._line[half]
+            half.wake_first(reservation)
+            self._bypasses = 0
+
+
+@attrs.define(eq=False)
+class _Waiter:
+    task: trio.lowlevel.Task
+    size: int
+    reserved: int = 0  # bytes
+    error: ErrorMaker | None = None
+
+
+class _Outcome(Enum):
+    """How a half ends, as far as its state does not tell."""
+
+    USUAL = auto()
+    GIVEN_UP = auto()
+    LOST = auto()  # with the connection, before the peer confirmed it
+
+
+class SendTurn(ABC):
+    """The life of a sending half, and the turns in which tasks send on it; what is sent is the subclass's business.
+
+    To send: `await wait_turn(size)` unless `may_send(size)`, hand the message to the engine with no checkpoint in
+    between, then `end_turn()` if it had to wait. A protocol fills in the last five methods, and calls `window_changed`,
+    `confirmed`, `stopped` and `lost`.
+    """
+
+    __slots__ = ("_budget", "_error", "_line", "_outcome", "_over", "_request_write", "_since_yield", "state")
+
+    def __init__(self, budget: OutboxBudget, request_write: Callable[[], None]) -> None:
+        self._request_write = request_write
+        self._budget = budget
+        self._line: deque[_Waiter] = NO_QUEUE
+        self._error: ErrorMaker | None = None
+        self._over: trio.Event | None = None
+        self._since_yield = 0  # bytes
+        self._outcome = _Outcome.USUAL
+        self.state = Sending.OPEN
+
+    # --- turns
+
+    def may_send(self, size: int) -> bool:
+        """Return True if a sender that comes now may send so many bytes at once."""
+        return not self._line and self._budget.admits(size) and self.admits(size)
+
+    async def wait_turn(self, size: int) -> None:
+        """Sleep until `size` bytes may go; the caller must send before its next checkpoint, then call `end_turn`.
+
+        Cancelled means that there is no turn to end.
+        """
+        if not self.may_send(size):
+            await self._wait(size)
+
+    async def _wait(self, size: int) -> None:
+        self.check_size(size)
+        self._request_write()
+        if self.state is not OPEN:  # writing at once may have found the connection broken
+            await self._refuse()
+        if self.may_send(size):  # or it has made room
+            return
+        waiter = _Waiter(trio.lowlevel.current_task(), size)
+        self._line = queue_of(self._line)
+        self._line.append(waiter)
+        if self._line[0] is waiter:
+            self._ask_for(size)
+        await self._sleep(waiter)
+        self._line.popleft()
+        self._since_yield = 0
+        if self.state is not OPEN:  # lost, and there was room for this sender before it was told
+            self.end_turn()
+            raise (self._error or _closed)()
+
+    async def _sleep(self, waiter: _Waiter) -> None:
+        """Sleep until it is this sender's turn."""
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            was_first = self._line[0] is waiter
+            self._line.remove(waiter)
+            if was_first:
+                self.end_turn()
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        while True:
+            await trio.lowlevel.wait_task_rescheduled(abort)
+            self._budget.reserved -= waiter.reserved  # it is used before the next checkpoint
+            if waiter.error is not None:
+                self._budget.wake_waiting()  # what was reserved is free
+                raise waiter.error()
+            if self.admits(waiter.size):
+                return
+            # Other halves were told of the same room in a window, and have taken it. What was reserved is free; the
+            # reservation ends after that, as a waiter without one could be rescheduled while it runs.
+            self._budget.wake_waiting()
+            waiter.reserved = 0
+            self._ask_for(waiter.size)
+
+    def end_turn(self) -> None:
+        """The first sender has sent, or gave up: the next one follows, here and in the budget."""
+        if self._line:
+            self.window_changed()
+        else:
+            self._budget.withdraw(self)
+        self._budget.wake_waiting()
+
+    async def wait_for_room(self, size: int = 1) -> None:
+        """Wait until a message of this size might be sent without waiting; no promise."""
+        await trio.lowlevel.checkpoint()
+        if self.state is not OPEN:
+            await self._refuse()
+        await self.wait_turn(size)
+        self.end_turn()
+
+    async def _refuse(self) -> NoReturn:
+        """Raise why nothing can be sent any more, after a checkpoint: a loop around it must let other tasks run."""
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        raise (self._error or _closed)()
+
+    # --- the end
+
+    async def aclose(self) -> None:
+        """Say that no more follows, after everything that was sent; does not wait for the peer."""
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        """`aclose` without the checkpoint."""
+        if self.state is OPEN:
+            self._close(b"")
+            self._request_write()
+
+    def abort(self) -> None:
+        """Give up: what has not begun to leave is dropped, and the peer learns that messages are missing.
+
+        After `finish` or `aclose` as well, as long as their end has not left.
+        """
+        if self.state is Sending.CLOSED:
+            return
+        self._abort()
+        if self.state is OPEN:
+            self.state = advance(self.state, Step.FINISH)
+        self._outcome = _Outcome.GIVEN_UP
+        self._error = _closed
+        self._close_gate(_closed)
+        self._budget.wake_waiting()  # what was queued was dropped
+        self._request_write()
+
+    async def wait_over(self) -> None:
+        """Wait until the peer confirmed the end; raises what came instead."""
+        if self.state is not Sending.CLOSED:
+            if self._over is None:
+                self._over = trio.Event()
+            await self._over.wait()
+        else:
+            await trio.lowlevel.checkpoint()
+        if self._error is not None:
+            raise self._error()
+
+    @property
+    def is_unheard(self) -> bool:
+        """True while it is unknown whether the peer has heard everything; also once it can never be known."""
+        outcome = self._outcome
+        return outcome is _Outcome.LOST or (outcome is _Outcome.USUAL and self.state is not Sending.CLOSED)
+
+    @property
+    def given_up(self) -> bool:
+        """True after `abort`: then leaving does not wait until the peer has heard of the end."""
+        return self._outcome is _Outcome.GIVEN_UP
+
+    # --- for the session
+
+    def window_changed(self) -> None:
+        """The half's window may have changed: wake the first sender if its message can go now."""
+        if self._line and not self._line[0].reserved:
+            size = self._line[0].size
+            if self._budget.admits(size):  # like a newcomer
+                self._budget.dequeue(self)
+                self.wake_first(max(size, 1))
+            else:
+                self._ask_for(size)
+
+    def confirmed(self) -> None:
+        """The peer heard that we are done."""
+        self._over_by(Step.CONFIRMED, None)
+
+    def stopped(self, error: ErrorMaker) -> None:
+        """The peer wants no more; `error` makes what senders raise."""
+        self._over_by(Step.STOPPED, error)
+
+    def lost(self, error: ErrorMaker) -> None:
+        """The connection is gone; `error` makes what senders raise."""
+        if self.state is not Sending.CLOSED:
+            if self._outcome is _Outcome.USUAL:
+                self._outcome = _Outcome.LOST
+            self._over_by(Step.LOST, error)
+
+    # --- for the budget
+
+    @property
+    def first_size(self) -> int:
+        """The size of the first sender's message while that sender waits, otherwise 0."""
+        return self._line[0].size if self._line and not self._line[0].reserved else 0
+
+    def wake_first(self, reserved: int) -> None:
+        """Called when `reserved` bytes are free for this half."""
+        if not self._line or self._line[0].reserved:
+            return
+        first = self._line[0]
+        if self.admits(first.size):
+            first.reserved = reserved
+            self._budget.reserved += reserved
+            trio.lowlevel.reschedule(first.task)
+        else:
+            self._ask_for(first.size)
+
+    def _ask_for(self, size: int) -> None:
+        if self.admits(size):
+            self._budget.enqueue(self)
+        else:
+            self._budget.dequeue(self)  # it may be in that line for another message, which was smaller
+            self.watch(size)
+
+    # --- what a protocol fills in
+
+    @abstractmethod
+    def admits(self, size: int) -> bool:
+        """Return True if the window has room for so many bytes."""
+
+    @abstractmethod
+    def watch(self, size: int) -> None:
+        """Call `window_changed` when the window may have room for a message of this size."""
+
+    @abstractmethod
+    def check_size(self, size: int) -> None:
+        """Raise `LocalProtocolError` for a message that can never be sent."""
+
+    @abstractmethod
+    def _finish(self, payload: bytes) -> None:
+        """Tell the engine that no more follows."""
+
+    @abstractmethod
+    def _abort(self) -> None:
+        """Tell the engine to give up."""
+
+    # --- inside
+
+    def _close(self, payload: bytes) -> None:
+        self._finish(payload)
+        self.state = advance(self.state, Step.FINISH)
+        self._close_gate(_closed)
+
+    def _over_by(self, step: Step, error: ErrorMaker | None) -> None:
+        if self.state is Sending.CLOSED:
+            return
+        self.state = advance(self.state, step)
+        self._error = self._error or error
+        if step is Step.LOST and (self._line or self._over is not None):
+            turns().wake(partial(self._wake_all, error or _closed))
+        else:
+            self._wake_all(error or _closed)
+
+    def _wake_all(self, error: ErrorMaker) -> None:
+        self._close_gate(error)
+        if self._over is not None:
+            self._over.set()
+
+    def _close_gate(self, error: ErrorMaker) -> None:
+        """Let every waiting sender raise; no further one may come."""
+        line, self._line = self._line, NO_QUEUE
+        for waiter in line:
+            waiter.error = error
+            if not waiter.reserved:
+                trio.lowlevel.reschedule(waiter.task)
+        self._budget.withdraw(self)
+
+    async def _yield(self) -> None:
+        self._since_yield = 0
+        await trio.lowlevel.cancel_shielded_checkpoint()
 
 
 class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
@@ -41,7 +394,7 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
         if type(message) is not bytes:
             message = as_bytes(message)
         size = len(message)
-        if self.state is OPEN and not self._gate and self._budget.admits(size) and self._try_push(message):
+        if self.state is OPEN and not self._line and self._budget.admits(size) and self._try_push(message):
             self._since_yield += size if size > YIELD_LEAST else YIELD_LEAST  # noqa: FURB136 - `max` is a call
         else:
             await self._hand_over(message)
@@ -74,7 +427,7 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
         Raises `ChannelStopped` if the peer stopped listening before, `LinkLost` if that is never known.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self.state is Sending.OPEN:
+        if self.state is OPEN:
             if payload:
                 await self.wait_turn(len(payload))
             try:
@@ -111,7 +464,7 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
     async def _hand_over(self, message: bytes) -> None:
         """Wait for a turn, then give the message to the engine with no checkpoint in between."""
         size = len(message)
-        if self.state is not Sending.OPEN:
+        if self.state is not OPEN:
             await self._refuse()
         if self.may_send(size):
             self._push(message)
@@ -126,7 +479,7 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
 
     def _push_all(self, messages: list[bytes]) -> bool:
         """Give all of them to the engine, if they fit as they are; otherwise none."""
-        if self.state is not OPEN or self._gate or set(map(type, messages)) != ONLY_BYTES:
+        if self.state is not OPEN or self._line or set(map(type, messages)) != ONLY_BYTES:
             return False
         size = sum(map(len, messages))
         if size > YIELD_BYTES * MANY or not self._budget.admits(size) or not self._try_push_all(messages):
@@ -140,3 +493,7 @@ def as_bytes(message: object) -> bytes:
     if isinstance(message, (bytes, bytearray, memoryview)):
         return bytes(message)
     raise TypeError(f"a message is bytes, not {type(message).__name__}")
+
+
+def _closed() -> Exception:
+    return trio.ClosedResourceError("this side of the channel was closed")

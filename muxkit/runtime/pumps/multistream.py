@@ -7,20 +7,19 @@ engine until the link has some again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import CloseAware, Consumed, FrameCounting, Lent, MissingBytes, Reset, RoundTripAware, Stop
+from muxkit.core import Consumed, Lent, Reset, Stop
 from muxkit.runtime._links import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
-from muxkit.runtime.pumps.pump import EventT, Pump, keep_freed_memory
-from muxkit.runtime.pumps.turns import LONG_TURN, turns
+from muxkit.runtime.pumps.pump import BROKEN, EventT, Pump, Wiring, keep_freed_memory
+from muxkit.runtime.pumps.turns import LONG_TURN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from muxkit._observer import Observer
     from muxkit.core import MultistreamEngine, StreamId
     from muxkit.runtime._errors import Side
     from muxkit.runtime._links import Arrival
@@ -38,39 +37,16 @@ WRITE_DATAGRAMS = 64  # to pull before the streams get their turn
 class MultistreamPump(Pump[EventT]):
     """Runs a `MultistreamEngine` over a `MultistreamLink`.
 
-    An engine that is `CloseAware` hears that the peer ended the connection in order, before `on_lost` is called; one
-    that is `RoundTripAware` is told the link's round trip.
+    The engine hears that the peer ended the connection in order before `on_lost` is called.
     """
 
-    _engine: MultistreamEngine[EventT]
-
     def __init__(
-        self,
-        link: MultistreamLink,
-        engine: MultistreamEngine[EventT],
-        *,
-        on_events: Callable[[Sequence[EventT]], None],
-        on_written: Callable[[], None],
-        on_lost: Callable[[], None],
-        queued: Callable[[], int],
-        observer: Observer | None = None,
+        self, link: MultistreamLink, engine: MultistreamEngine[EventT], **wiring: Unpack[Wiring[EventT]]
     ) -> None:
-        super().__init__(
-            peer=link.peer,
-            next_deadline=engine.next_deadline,
-            on_events=on_events,
-            on_written=on_written,
-            on_lost=on_lost,
-            queued=queued,
-            observer=observer,
-        )
+        super().__init__(link, engine, engine.next_deadline, wiring)
         keep_freed_memory()
         self._link = link
         self._engine = engine
-        self._wants_round_trip = engine if isinstance(engine, RoundTripAware) else None
-        self._frame_counter = engine if isinstance(engine, FrameCounting) else None
-        self._collector = engine if isinstance(engine, MissingBytes) else None
-        self._turns = turns()
         self._is_heavy = False  # the last turn was long, so the next one waits for its place
         self._parked: set[StreamId] = set()  # streams that wait for room
         self._next: StreamId = 2 if link.role == "client" else 3  # of ours, not opened yet
@@ -101,7 +77,7 @@ class MultistreamPump(Pump[EventT]):
                 continue
             try:
                 await self._link.wait_delivered()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+            except BROKEN:
                 return  # the reader says so in a moment
             if self._is_silent():
                 return
@@ -130,14 +106,11 @@ class MultistreamPump(Pump[EventT]):
         return self._engine.has_output(self._link.may_open())
 
     async def _write(self) -> None:
-        try:
-            while True:
-                if self._pull():
-                    await trio.lowlevel.checkpoint()
-                else:
-                    await self._sleep_until_requested()
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.lose("the connection broke while writing", by="network", cause=error)
+        while True:
+            if self._pull():
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._sleep_until_requested()
 
     async def _make_room(self) -> None:
         """Wake the writer when streams have room, one more may be opened, or the queue of datagrams has emptied."""
@@ -147,7 +120,7 @@ class MultistreamPump(Pump[EventT]):
                     self._parked.discard(stream)
                     self._engine.stream_writable(stream)
                 self._wake_writer()
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+        except BROKEN:
             pass  # the reader says why, after it has brought what came before
 
     def _pull(self) -> bool:
@@ -215,20 +188,17 @@ class MultistreamPump(Pump[EventT]):
 
     async def _read(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self._make_room)
-        try:
-            while not self.is_lost:
-                arrivals = await self._link.receive()
-                if not arrivals:
-                    self._end()
-                    return
-                if self._wants_round_trip is not None and (round_trip := self._link.round_trip) is not None:
-                    self._wants_round_trip.set_rtt(round_trip)
-                await self._feed(arrivals)
-                arrivals = ()  # not kept while waiting for more
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self._broke(error)
+        while not self.is_lost:
+            arrivals = await self._link.receive()
+            if not arrivals:
+                self._end()
+                return
+            if (round_trip := self._link.round_trip) is not None:
+                self._engine.set_rtt(round_trip)
+            await self._feed(arrivals)
+            arrivals = ()  # not kept while waiting for more
 
-    def _broke(self, error: Exception) -> None:
+    def _broke(self, doing: str, error: Exception) -> None:
         """Lose the connection; the link may know which rule its peer broke, or that it was the peer that ended it."""
         if isinstance(error.__cause__, RemoteProtocolError):
             if self._observer is not None:
@@ -236,12 +206,11 @@ class MultistreamPump(Pump[EventT]):
             self.lose(str(error.__cause__), by="peer", cause=error.__cause__)
         else:
             by: Side = "peer" if getattr(error, "by", "network") == "peer" else "network"
-            self.lose("the connection broke while reading", by=by, cause=error)
+            self.lose(f"the connection broke while {doing}", by=by, cause=error)
 
     def _end(self) -> None:
-        if isinstance(self._engine, CloseAware):
-            self._engine.receive_closed(trio.current_time())
-            self._dispatch()
+        self._engine.receive_closed(trio.current_time())
+        self._dispatch()
         self.lose("the peer hung up", by="peer")
 
     async def _feed(self, arrivals: Sequence[Arrival]) -> None:
@@ -251,13 +220,13 @@ class MultistreamPump(Pump[EventT]):
             await self._turns.wait()
         began = clock()
         size = count = 0
-        frames = handed_out = self._frames()
+        frames = handed_out = self._engine.frames
         for arrival in arrivals:
             if self.is_lost:
                 return
-            for part in _slices(arrival, self._collector):
+            for part in self._slices(arrival):
                 size += self._feed_one(part)
-                counted = self._frames()
+                counted = self._engine.frames
                 if counted - handed_out >= STEP_FRAMES:  # the time of a turn counts what is done about its events
                     handed_out = counted
                     self.dispatch_events()
@@ -273,7 +242,7 @@ class MultistreamPump(Pump[EventT]):
                         return
                     began = clock()
                     size = count = 0
-                    frames = handed_out = self._frames()
+                    frames = handed_out = self._engine.frames
             count += 1
         self._dispatch()
         self._is_heavy = clock() - began > LONG_TURN
@@ -302,17 +271,13 @@ class MultistreamPump(Pump[EventT]):
         if self._observer is not None:
             self._observer.transport("in", data)
 
-    def _frames(self) -> int:
-        return self._frame_counter.frames if self._frame_counter is not None else 0
-
-
-def _slices(arrival: Arrival, engine: MissingBytes | None) -> Iterator[Arrival]:
-    """Yield the pieces of an arrival, each cut when the one before was fed: small, except where no frame can end."""
-    if not isinstance(arrival, StreamData) or len(arrival.data) <= SLICE_BYTES:
-        yield arrival
-        return
-    stream, data, start, end = arrival.stream, arrival.data, 0, len(arrival.data)
-    while start < end:
-        stop = start + max(SLICE_BYTES, engine.missing(stream) if engine is not None else 0)
-        yield StreamData(stream, data[start:stop], arrival.is_last and stop >= end)
-        start = stop
+    def _slices(self, arrival: Arrival) -> Iterator[Arrival]:
+        """Yield the pieces of an arrival, each cut when the last was fed: small, except where no frame can end."""
+        if not isinstance(arrival, StreamData) or len(arrival.data) <= SLICE_BYTES:
+            yield arrival
+            return
+        stream, data, start = arrival.stream, arrival.data, 0
+        while start < len(data):
+            stop = start + max(SLICE_BYTES, self._engine.missing(stream))
+            yield StreamData(stream, data[start:stop], arrival.is_last and stop >= len(data))
+            start = stop

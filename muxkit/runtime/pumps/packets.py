@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections import deque
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import trio
 
-from muxkit.runtime._links import Described, NowaitPackets, PacketLink
-from muxkit.runtime.pumps.pump import INLINE_PAUSE, EventT, Pump
-from muxkit.runtime.pumps.turns import LONG_TURN, turns
+from muxkit.runtime._links import NowaitPackets, PacketLink
+from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring
+from muxkit.runtime.pumps.turns import LONG_TURN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from muxkit._observer import Observer
     from muxkit.core import DatagramEngine
     from muxkit.runtime._errors import Side
 
@@ -36,35 +35,20 @@ class DatagramPump(Pump[EventT]):
     the link; all others cost one packet.
     """
 
-    _engine: DatagramEngine[EventT]
-
     def __init__(
         self,
         link: PacketLink,
         engine: DatagramEngine[EventT],
         *,
-        on_events: Callable[[Sequence[EventT]], None],
-        on_written: Callable[[], None],
-        on_lost: Callable[[], None],
-        queued: Callable[[], int],
         on_limit: Callable[[int], None] | None = None,
         fatal: Iterable[int] = (),
-        observer: Observer | None = None,
+        **wiring: Unpack[Wiring[EventT]],
     ) -> None:
-        super().__init__(
-            peer=link.peer if isinstance(link, Described) else "",
-            next_deadline=self._next_deadline,
-            on_events=on_events,
-            on_written=on_written,
-            on_lost=on_lost,
-            queued=queued,
-            observer=observer,
-        )
+        super().__init__(link, engine, self._deadline, wiring)
         self._link = link
         self._engine = engine
         self._on_limit = on_limit
         self._fatal = frozenset(fatal)
-        self._turns = turns()
         self._is_heavy = False  # the last turn was long, so the next one waits for its place
         self._kept: deque[bytes] = deque()  # packets that came and were not taken in when the turn's time was used up
         self._nowait = link if isinstance(link, NowaitPackets) else None
@@ -88,7 +72,7 @@ class DatagramPump(Pump[EventT]):
         self._carry = []
 
     async def _close_link(self) -> None:
-        with suppress(OSError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError):
+        with suppress(OSError, ValueError, *BROKEN):
             for packet in self._parting:
                 await self._link.send(packet)
         await self._link.aclose()
@@ -121,31 +105,23 @@ class DatagramPump(Pump[EventT]):
             self._carry = self._pull()
             if self._carry:
                 self._send_burst(self._nowait)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.lose("the link broke while sending", by="network", cause=error)
+        except BROKEN as error:
+            self._broke("writing", error)
         if self._carry:
             self._wake_writer()
 
-    @property
-    def _is_writing(self) -> bool:
-        """True while the writer is awake: then a deadline that is due because something may be sent means nothing."""
-        return self._sleeper is None
-
     async def _write(self) -> None:
-        try:
-            while True:
-                self._carry = self._carry or self._pull()
-                if not self._carry:
-                    await self._sleep_until_requested()
-                    continue
-                if self._nowait is not None:
-                    self._send_burst(self._nowait)
-                if self._carry:
-                    await self._send_one()
-                else:
-                    await trio.lowlevel.checkpoint()  # bounded work at a time: that was a burst
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.lose("the link broke while sending", by="network", cause=error)
+        while True:
+            self._carry = self._carry or self._pull()
+            if not self._carry:
+                await self._sleep_until_requested()
+                continue
+            if self._nowait is not None:
+                self._send_burst(self._nowait)
+            if self._carry:
+                await self._send_one()
+            else:
+                await trio.lowlevel.checkpoint()  # bounded work at a time: that was a burst
 
     def _pull(self) -> list[bytes]:
         packets = [*self._engine.datagrams_to_send(trio.current_time())]
@@ -228,8 +204,6 @@ class DatagramPump(Pump[EventT]):
                 self._take_in(packet)
         except trio.EndOfChannel:
             self.lose("the peer hung up", by="peer")
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.lose("the link broke while receiving", by="network", cause=error)
 
     def _take_in(self, packet: bytes | None) -> None:
         """Take in a packet and those that came after it, or those that were kept; no more than a turn's worth."""
@@ -270,8 +244,8 @@ class DatagramPump(Pump[EventT]):
 
     # --- time
 
-    def _next_deadline(self) -> float | None:
+    def _deadline(self) -> float | None:
         deadline = self._engine.next_deadline()
-        if deadline is None or (self._is_writing and deadline <= trio.current_time()):
-            return None  # the writer rearms the clock before it sleeps
+        if deadline is None or (self._sleeper is None and deadline <= trio.current_time()):
+            return None  # the writer is awake, sends what is due, and rearms the clock before it sleeps
         return deadline

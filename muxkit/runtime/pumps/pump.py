@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from functools import cache
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+from functools import cache, partial
+from typing import TYPE_CHECKING, Generic, NoReturn, NotRequired, TypedDict, TypeVar
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.runtime._errors import LossRecord
+from muxkit.runtime._links import peer_of
+from muxkit.runtime.pumps.turns import turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from muxkit._observer import Observer
     from muxkit.core import Engine
@@ -23,71 +25,50 @@ EventT = TypeVar("EventT")
 
 CLOSE_TIMEOUT = 1.0  # s, for closing a link without goodbye
 INLINE_PAUSE = 30e-6  # s; senders that come faster than this are served together, by the writer
+BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 BLOCK = 8 * 1024 * 1024  # bytes; larger than what one connection's windows hold at a time
 
 
-class Clock:
-    """Calls `on_due` with the time whenever `next_deadline` has come; None means that there is none."""
+class Wiring(TypedDict, Generic[EventT]):
+    """What a pump calls in its session."""
 
-    __slots__ = ("_alarm", "_due", "_next_deadline", "_on_due")
-
-    def __init__(self, next_deadline: Callable[[], float | None], on_due: Callable[[float], None]) -> None:
-        self._next_deadline = next_deadline
-        self._on_due = on_due
-        self._due = math.inf
-        self._alarm = trio.CancelScope()
-
-    async def run(self) -> NoReturn:
-        while True:
-            deadline = self._next_deadline()
-            self._due = math.inf if deadline is None else deadline
-            self._alarm = trio.CancelScope(deadline=self._due)
-            with self._alarm:
-                await trio.sleep_forever()
-            self._on_due(trio.current_time())
-
-    def rearm(self) -> None:
-        """Wake earlier if the deadline has come nearer; a later one is noticed at the wake-up."""
-        deadline = self._next_deadline()
-        if deadline is not None and deadline < self._due:
-            self._alarm.deadline = self._due = deadline
+    on_events: Callable[[Sequence[EventT]], None]
+    """Takes the engine's events."""
+    on_written: Callable[[], None]
+    """Bytes have left the engine."""
+    on_lost: Callable[[], None]
+    """The connection is over, whatever the reason; called once."""
+    queued: Callable[[], int]
+    """Returns the bytes that the engine still holds, for the error."""
+    observer: NotRequired[Observer | None]
 
 
 class Pump(ABC, Generic[EventT]):
     """One reader, one writer and one clock that run an engine on a link until the connection is over.
 
-    `on_events` gets the engine's events, `on_written` is called when bytes have left the engine, `on_lost` once when
-    the connection is over, whatever the reason. `queued` returns the bytes that the engine still holds, for the error.
     A subclass knows one kind of link.
     """
 
-    _engine: Engine[EventT]
-
     def __init__(
-        self,
-        *,
-        peer: str,
-        next_deadline: Callable[[], float | None],
-        on_events: Callable[[Sequence[EventT]], None],
-        on_written: Callable[[], None],
-        on_lost: Callable[[], None],
-        queued: Callable[[], int],
-        observer: Observer | None,
+        self, link: object, engine: Engine[EventT], next_deadline: Callable[[], float | None], wiring: Wiring[EventT]
     ) -> None:
-        self._on_events = on_events
-        self._on_written = on_written
-        self._on_lost = on_lost
-        self._queued = queued
-        self._observer = observer
+        self._on_events = wiring["on_events"]
+        self._on_written = wiring["on_written"]
+        self._on_lost = wiring["on_lost"]
+        self._queued = wiring["queued"]
+        self._observer = wiring.get("observer")
+        self._events = engine.events
+        self._handle_deadline = engine.handle_deadline
+        self._turns = turns()
         self._sleeper: trio.lowlevel.Task | None = None  # the writer, while it sleeps
         self._idle = trio.lowlevel.ParkingLot()  # of tasks that wait until everything is written
         self._tasks = trio.CancelScope()
         self._hanging_up = False  # then nothing is written any more
-        self._clock = Clock(next_deadline, self._on_due)
-        self.rearm = self._clock.rearm
-        """To be called after a command that may have set a deadline while the clock sleeps."""
-        self.peer = peer
-        self._loss_record = LossRecord(peer)
+        self._next_deadline = next_deadline
+        self._due = math.inf  # when the clock wakes
+        self._alarm = trio.CancelScope()
+        self.peer = peer_of(link)
+        self._loss_record = LossRecord(self.peer)
         self.is_lost = False
         self.loss = self._loss_record.error
         """Makes an error that says why the connection is over; each task that raises it needs one of its own."""
@@ -102,14 +83,24 @@ class Pump(ABC, Generic[EventT]):
         try:
             with self._tasks:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._write)
-                    nursery.start_soon(self._clock.run)
-                    await self._read(nursery)
+                    nursery.start_soon(self._move, "writing", self._write)
+                    nursery.start_soon(self._keep_time)
+                    await self._move("reading", partial(self._read, nursery))
         finally:
             self.lose("we hung up", by="local")
             # Shielded, though briefly: a cancellation from outside would take the place of an error.
             with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await self._close_link()
+
+    async def _move(self, doing: str, move: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await move()
+        except BROKEN as error:
+            self._broke(doing, error)
+
+    def _broke(self, doing: str, error: Exception) -> None:
+        """The link says that it is gone."""
+        self.lose(f"the connection broke while {doing}", by="network", cause=error)
 
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None) -> None:
         """The connection is over; the first reason counts."""
@@ -141,7 +132,7 @@ class Pump(ABC, Generic[EventT]):
 
     def dispatch_events(self) -> None:
         """Hand out what a command made the engine tell, and what follows from that."""
-        while events := self._engine.events():
+        while events := self._events():
             self._on_events(events)
 
     def _dispatch(self) -> None:
@@ -150,9 +141,24 @@ class Pump(ABC, Generic[EventT]):
         self.request_write()
         self.rearm()
 
-    def _on_due(self, now: float) -> None:
-        self._engine.handle_deadline(now)
-        self._dispatch()
+    async def _keep_time(self) -> NoReturn:
+        while True:
+            deadline = self._next_deadline()
+            self._due = math.inf if deadline is None else deadline
+            self._alarm = trio.CancelScope(deadline=self._due)
+            with self._alarm:
+                await trio.sleep_forever()
+            self._handle_deadline(trio.current_time())
+            self._dispatch()
+
+    def rearm(self) -> None:
+        """Let the clock wake earlier if the deadline has come nearer; a later one is noticed at the wake-up.
+
+        To be called after a command that may have set a deadline.
+        """
+        deadline = self._next_deadline()
+        if deadline is not None and deadline < self._due:
+            self._alarm.deadline = self._due = deadline
 
     # --- the writer's sleep
 

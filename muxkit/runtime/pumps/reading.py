@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import attrs
 import trio
 
 from muxkit.runtime._links import WaitableLink
@@ -32,6 +33,7 @@ class BorrowingReader(Protocol):
     """True once it has what it waits for, or an error."""
 
 
+@attrs.define(eq=False)
 class Reading:
     """Reads a stream until `stop`, one task at a time.
 
@@ -40,61 +42,32 @@ class Reading:
     after, when a borrower has gone on with its item. Any of them may call `stop`.
     """
 
-    __slots__ = (
-        "_failure",
-        "_is_behind",
-        "_is_borrowed",
-        "_is_free",
-        "_is_over",
-        "_is_running",
-        "_is_wanted",
-        "_link",
-        "_may_hold_more",
-        "_on_broken",
-        "_on_end",
-        "_on_taken",
-        "_parser",
-        "_reader",
-        "_size",
-        "_stream",
-        "_take_in",
-        "_turns",
-        "borrower_sleeps",
-        "is_heavy",
-    )
+    _stream: trio.abc.ReceiveStream
+    _parser: BoundedParsing | None
+    _turns: Turns
+    _take_in: Callable[[bytes], bool] = attrs.field(kw_only=True)
+    _on_taken: Callable[[], None] = attrs.field(kw_only=True)
+    _on_end: Callable[[], None] = attrs.field(kw_only=True)
+    _on_broken: Callable[[Exception], None] = attrs.field(kw_only=True)
 
-    def __init__(
-        self,
-        stream: trio.abc.ReceiveStream,
-        parser: BoundedParsing | None,
-        turns: Turns,
-        *,
-        take_in: Callable[[bytes], bool],
-        on_taken: Callable[[], None],
-        on_end: Callable[[], None],
-        on_broken: Callable[[Exception], None],
-    ) -> None:
-        self._stream = stream
-        self._link = stream if isinstance(stream, WaitableLink) else None
-        self._parser = parser
-        self._turns = turns
-        self.is_heavy = False
-        """True if what was taken in last took long: then the next read waits for a turn."""
-        self._take_in = take_in
-        self._on_taken = on_taken
-        self._on_end = on_end
-        self._on_broken = on_broken
-        self._size = READ_SMALL
-        self._may_hold_more = False  # the last read brought all that it had asked for
-        self._reader: trio.lowlevel.Task | None = None  # while it waits for its place
-        self._is_borrowed = False
-        self.borrower_sleeps = False
-        self._failure: BaseException | None = None  # of what a borrower's read caused; the reader raises it
-        self._is_over = False
-        self._is_running = False
-        self._is_behind = False  # something is left to parse, by the reader, which lets other sessions have their turns
-        self._is_free = False
-        self._is_wanted = False
+    is_heavy: bool = attrs.field(default=False, init=False)
+    """True if what was taken in last took long: then the next read waits for a turn."""
+    borrower_sleeps: bool = attrs.field(default=False, init=False)
+    _link: WaitableLink | None = attrs.field(init=False)
+    _size: int = attrs.field(default=READ_SMALL, init=False)
+    _may_hold_more: bool = attrs.field(default=False, init=False)  # the last read brought all that it had asked for
+    _reader: trio.lowlevel.Task | None = attrs.field(default=None, init=False)  # while it waits for its place
+    _failure: BaseException | None = attrs.field(default=None, init=False)  # of a borrower's read; the reader raises it
+    _is_borrowed: bool = attrs.field(default=False, init=False)
+    _is_over: bool = attrs.field(default=False, init=False)
+    _is_running: bool = attrs.field(default=False, init=False)
+    _is_free: bool = attrs.field(default=False, init=False)
+    _is_wanted: bool = attrs.field(default=False, init=False)
+    # Something is left to parse, by the reader, which lets other sessions have their turns.
+    _is_behind: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._link = self._stream if isinstance(self._stream, WaitableLink) else None
 
     def stop(self) -> None:
         """The connection is over, and will be closed, which wakes the task that reads."""

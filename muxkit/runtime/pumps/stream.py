@@ -7,21 +7,19 @@ reaches it, so no frame is ever cut. When nothing is queued a sender writes at o
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import trio
 
 from muxkit.core import BoundedParsing, SeparateTimers
-from muxkit.runtime._links import Described, NowaitLink
-from muxkit.runtime.pumps.pump import INLINE_PAUSE, EventT, Pump, keep_freed_memory
+from muxkit.runtime._links import NowaitLink
+from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring, keep_freed_memory
 from muxkit.runtime.pumps.reading import Reading
-from muxkit.runtime.pumps.turns import LONG_TURN, turns
+from muxkit.runtime.pumps.turns import LONG_TURN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from muxkit._observer import Observer
     from muxkit.core import Buffer, Queued, StreamEngine
 
 TURN_FRAMES = 1024  # frames to parse in one turn at most, however cheap they are
@@ -41,32 +39,18 @@ class StreamPump(Pump[EventT]):
     `outbox` says how much waits for the transport: with it, large messages go out in pairs.
     """
 
-    _engine: StreamEngine[EventT]
-
     def __init__(
         self,
         stream: trio.abc.Stream,
         engine: StreamEngine[EventT],
         *,
-        on_events: Callable[[Sequence[EventT]], None],
-        on_written: Callable[[], None],
-        on_lost: Callable[[], None],
-        queued: Callable[[], int],
         outbox: Queued | None = None,
-        observer: Observer | None = None,
+        **wiring: Unpack[Wiring[EventT]],
     ) -> None:
         self._stream = stream
         self._engine = engine
         self._timers = engine if isinstance(engine, SeparateTimers) else None
-        super().__init__(
-            peer=stream.peer if isinstance(stream, Described) else "",
-            next_deadline=engine.next_deadline if self._timers is None else self._next_deadline,
-            on_events=on_events,
-            on_written=on_written,
-            on_lost=on_lost,
-            queued=queued,
-            observer=observer,
-        )
+        super().__init__(stream, engine, engine.next_deadline if self._timers is None else self._deadline, wiring)
         keep_freed_memory()
         self._outbox = outbox
         self._nowait = stream if isinstance(stream, NowaitLink) else None
@@ -80,7 +64,6 @@ class StreamPump(Pump[EventT]):
         self._parser = engine if isinstance(engine, BoundedParsing) else None
         if self._parser is not None:
             self._parser.frames_at_once = STEP_FRAMES
-        self._turns = turns()
         self.reading = Reading(
             stream,
             self._parser,
@@ -88,7 +71,7 @@ class StreamPump(Pump[EventT]):
             take_in=self._take_in,
             on_taken=self.rearm,
             on_end=self._ended,
-            on_broken=self._broke_while_reading,
+            on_broken=partial(self._broke, "reading"),
         )
         """The reader, in whose place a receiver may read."""
 
@@ -125,7 +108,7 @@ class StreamPump(Pump[EventT]):
                 await self.hung_up.wait()
             else:
                 await self._stream.aclose()
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+        except BROKEN:
             pass
         self.lose("we hung up", by="local")
 
@@ -157,8 +140,8 @@ class StreamPump(Pump[EventT]):
         """Write in the place of the writer, which sleeps or has not run yet."""
         try:
             self._write_once(link)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.lose("the connection broke while writing", by="network", cause=error)
+        except BROKEN as error:
+            self._broke("writing", error)
         finally:
             if self._carry or self._engine.has_output():
                 self._wake_writer()
@@ -183,35 +166,32 @@ class StreamPump(Pump[EventT]):
                     self.rearm()  # its timers begin when something leaves
 
     async def _write(self) -> None:
-        try:
-            while True:
-                self._was_requested = False
-                if self._carry:
-                    self._is_writing = True
-                    await self._hand_over(self._carry)
-                    self._is_writing = False
-                    self._carry = []
-                    self._wrote_at = perf_counter()
-                    if self._timers is not None:
-                        self.rearm()
-                if self._grows():
-                    await trio.lowlevel.checkpoint()
-                    if self._carry:  # a sender wrote meanwhile, and not everything was taken
-                        continue
-                if not self._engine.has_output():
-                    is_idle = True
-                elif self._nowait is None:
-                    self._is_writing = True
-                    self._carry = self._pull()
-                    self._pulled_out()
-                    self._is_writing = False
-                    is_idle = not self._carry
-                else:
-                    is_idle = not self._write_once(self._nowait)
-                if is_idle and not self._was_requested:
-                    await self._sleep_until_requested()
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.lose("the connection broke while writing", by="network", cause=error)
+        while True:
+            self._was_requested = False
+            if self._carry:
+                self._is_writing = True
+                await self._hand_over(self._carry)
+                self._is_writing = False
+                self._carry = []
+                self._wrote_at = perf_counter()
+                if self._timers is not None:
+                    self.rearm()
+            if self._grows():
+                await trio.lowlevel.checkpoint()
+                if self._carry:  # a sender wrote meanwhile, and not everything was taken
+                    continue
+            if not self._engine.has_output():
+                is_idle = True
+            elif self._nowait is None:
+                self._is_writing = True
+                self._carry = self._pull()
+                self._pulled_out()
+                self._is_writing = False
+                is_idle = not self._carry
+            else:
+                is_idle = not self._write_once(self._nowait)
+            if is_idle and not self._was_requested:
+                await self._sleep_until_requested()
 
     def _pull(self) -> list[Buffer]:
         buffers = self._engine.buffers_to_send(WRITE_BYTES)
@@ -260,7 +240,7 @@ class StreamPump(Pump[EventT]):
         clock, engine, now = self._turns.now, self._engine, self._time()
         until = began + self._turns.allowance
         for _ in range(TURN_FRAMES // STEP_FRAMES - 1):
-            self._hand_out(engine.events())
+            self.dispatch_events()
             if clock() >= until or self.is_lost or not parser.unparsed:
                 break
             engine.receive_bytes(b"", now)
@@ -272,21 +252,15 @@ class StreamPump(Pump[EventT]):
         self._dispatch()
         self.lose("the peer hung up", by="peer")
 
-    def _broke_while_reading(self, error: Exception) -> None:
-        self.lose("the connection broke while reading", by="network", cause=error)
-
     def _dispatch(self) -> None:
         events = self._engine.events()
         self._is_burst = len(events) >= BURST
-        self._hand_out(events)
+        if events:
+            self._on_events(events)
+            self.dispatch_events()  # handling one may cause another
         self.request_write()
 
-    def _hand_out(self, events: Sequence[EventT]) -> None:
-        while events:  # handling one may cause another
-            self._on_events(events)
-            events = self._engine.events()
-
-    def _next_deadline(self) -> float | None:
+    def _deadline(self) -> float | None:
         if self._timers is not None and (self._is_writing or self._carry or self._hanging_up):
             return self._timers.next_timer()
         return self._engine.next_deadline()

@@ -29,27 +29,14 @@ WAKES: Final = 32  # tasks that the end of a session wakes in one turn
 class Turns:
     """The turns of one Trio run; `clock` returns seconds."""
 
-    __slots__ = (
-        "_handed_at",
-        "_is_handed",
-        "_is_waking",
-        "_queue",
-        "_short_until",
-        "_spread",
-        "_wakes",
-        "allowance",
-        "given",
-        "now",
-    )
-
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.now = clock
-        self._queue: deque[trio.lowlevel.Task] = deque()
-        self._is_handed = False  # a task that waited goes on in the next pass
-        self._handed_at = 0.0
         self.allowance = TURN_MOST
         """Seconds that a turn may take now."""
         self.given = 0
+        self._line = trio.lowlevel.ParkingLot()
+        self._is_handed = False  # a task that waited goes on in the next pass
+        self._handed_at = 0.0
         self._short_until = 0.0
         self._spread: list[Callable[[], object]] | None = None  # within `spreading`
         self._wakes: deque[Callable[[], object]] = deque()
@@ -62,7 +49,7 @@ class Turns:
             self._is_handed = True
             self._handed_at = self.now()
         else:
-            await self._queue_up()
+            await self._line.park()
         try:
             if is_first:
                 await trio.lowlevel.checkpoint()
@@ -75,21 +62,11 @@ class Turns:
         """Shorten the turns for a while: the handshake of a new connection takes many passes of the loop."""
         self._short_until = self.now() + NEW
 
-    async def _queue_up(self) -> None:
-        task = trio.lowlevel.current_task()
-        self._queue.append(task)
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._queue.remove(task)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
     def _hand_on(self) -> None:
         """Let the task that waits longest go on in the next pass."""
-        if self._queue:
+        if self._line:
             self._handed_at = self.now()
-            trio.lowlevel.reschedule(self._queue.popleft())
+            self._line.unpark()
         else:
             self._is_handed = False
 

@@ -66,6 +66,7 @@ class _Entry(Generic[SessionT]):
     changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
 
+@attrs.define(eq=False, kw_only=True)
 class Registry(Generic[KeyT, SessionT]):
     """The sessions of one listener by key.
 
@@ -75,27 +76,18 @@ class Registry(Generic[KeyT, SessionT]):
     happen in time; otherwise it happens when the registry is next used.
     """
 
-    def __init__(
-        self,
-        *,
-        weigh: Callable[[SessionT], int] = lambda session: 0,
-        forgotten: Callable[[SessionT, Forgotten], None] = lambda session, why: None,
-        most: int = 1024,
-        most_bytes: int = 64 * MIB,
-        most_age: float = 30.0,
-        clock: Callable[[], float] = trio.current_time,
-    ) -> None:
-        self._weigh = weigh
-        self._forgotten = forgotten
-        self._most = most
-        self._most_bytes = most_bytes
-        self._most_age = most_age
-        self._clock = clock
-        self._entries: dict[KeyT, _Entry[SessionT]] = {}
-        self._absent: dict[KeyT, _Entry[SessionT]] = {}  # absent for longest first
-        self._absences = trio.lowlevel.ParkingLot()  # of `expire`, while there are none
-        self.absent_bytes = 0
-        """What the absent sessions weigh together."""
+    _weigh: Callable[[SessionT], int] = lambda session: 0
+    _forgotten: Callable[[SessionT, Forgotten], None] = lambda session, why: None
+    _most: int = 1024
+    _most_bytes: int = 64 * MIB
+    _most_age: float = 30.0
+    _clock: Callable[[], float] = trio.current_time
+    _entries: dict[KeyT, _Entry[SessionT]] = attrs.field(factory=dict, init=False)
+    _absent: dict[KeyT, _Entry[SessionT]] = attrs.field(factory=dict, init=False)  # absent for longest first
+    # Of `expire`, while no session is absent.
+    _absences: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    absent_bytes: int = attrs.field(default=0, init=False)
+    """What the absent sessions weigh together."""
 
     # --- looking up
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+import attrs
 import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit.runtime._errors import LinkLost
-from muxkit.runtime._links import Described, NowaitLink, WaitableLink
+from muxkit.runtime._links import NowaitLink, WaitableLink, peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -96,15 +97,15 @@ class HandshakeQueue:
             self.dropped += 1
 
 
+@attrs.define(eq=False)
 class _Handshake(Generic[LearntT]):
     """The handshake of one connection."""
 
-    def __init__(self, stream: trio.abc.Stream, reader: HandshakeReader[LearntT], most: int) -> None:
-        self._stream = stream
-        self._reader = reader
-        self._most = most
-        self._began = trio.current_time()
-        self.received = 0
+    _stream: trio.abc.Stream
+    _reader: HandshakeReader[LearntT]
+    _most: int
+    _began: float = attrs.field(factory=trio.current_time, init=False)
+    received: int = attrs.field(default=0, init=False)
 
     async def read(self) -> tuple[LearntT, trio.abc.Stream]:
         try:
@@ -131,8 +132,7 @@ class _Handshake(Generic[LearntT]):
             await self._stream.send_all(data)
 
     def lost(self, reason: str, *, by: Side) -> LinkLost:
-        peer = self._stream.peer if isinstance(self._stream, Described) else ""
-        return LinkLost(reason, by=by, peer=peer, after=trio.current_time() - self._began)
+        return LinkLost(reason, by=by, peer=peer_of(self._stream), after=trio.current_time() - self._began)
 
 
 def prefixed(stream: trio.abc.Stream, data: bytes) -> trio.abc.Stream:
@@ -153,7 +153,7 @@ class _Prefixed(trio.abc.Stream):
     def __init__(self, stream: trio.abc.Stream, data: bytes) -> None:
         self._stream = stream
         self._rest = data
-        self.peer = stream.peer if isinstance(stream, Described) else ""
+        self.peer = peer_of(stream)
         if isinstance(stream, NowaitLink):
             self.send_nowait = stream.send_nowait
             self.send_buffers = stream.send_buffers

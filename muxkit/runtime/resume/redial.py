@@ -16,6 +16,7 @@ from enum import Enum
 import attrs
 import trio
 
+from muxkit._limits import NOT_NEGATIVE
 from muxkit.runtime._scope import close_at_once
 
 Dial = Callable[[], AbstractAsyncContextManager[trio.abc.Stream]]
@@ -47,13 +48,8 @@ BRIEF_CONNECTIONS = 8  # that worked, in a row, before `breath` counts
 RETRIED_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
 
-def _not_negative(instance: Backoff, field: attrs.Attribute[float], value: float) -> None:
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"Backoff({field.name}={value!r}): must be finite and not below 0")
-
-
 def _seconds(default: float) -> float:
-    number: float = attrs.field(default=default, validator=_not_negative)
+    number: float = attrs.field(default=default, validator=NOT_NEGATIVE)
     return number
 
 

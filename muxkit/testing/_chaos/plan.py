@@ -8,12 +8,14 @@ from enum import Enum
 
 import attrs
 
+from muxkit._limits import ABOVE_ZERO, NOT_NEGATIVE, must_be
+
 KIB = 1024
 BLOCK = 4 * KIB  # bytes that share one draw of jitter
 
 
 class Cut(Enum):
-    """How is a connection lost?"""
+    """How a connection is lost."""
 
     END = "end"
     """Both sides see the end of the stream."""
@@ -24,7 +26,7 @@ class Cut(Enum):
 
 
 class Way(Enum):
-    """Which direction?"""
+    """A direction."""
 
     THERE = "there"
     """From the client to the target."""
@@ -35,53 +37,37 @@ class Way(Enum):
 BOTH_WAYS = (Way.THERE, Way.BACK)
 
 
-def _share(instance: object, field: attrs.Attribute[float], value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"ChaosPlan({field.name}={value!r}): must be from 0 to 1")
-
-
-def _seconds(instance: object, field: attrs.Attribute[float], value: float) -> None:
-    if not 0.0 <= value < float("inf"):
-        raise ValueError(f"ChaosPlan({field.name}={value!r}): must be finite and not below 0")
-
-
-def _rate(instance: object, field: attrs.Attribute[float | None], value: float | None) -> None:
-    if value is not None and not 0 < value < float("inf"):
-        raise ValueError(f"ChaosPlan({field.name}={value!r}): must be finite and above 0")
-
-
-def _range(instance: object, field: attrs.Attribute[tuple[int, int] | None], value: tuple[int, int] | None) -> None:
-    if value is not None and not 0 <= value[0] <= value[1]:
-        raise ValueError(f"ChaosPlan({field.name}={value!r}): must be (least, most), not below 0")
+SHARE = must_be("from 0 to 1", lambda value: 0 <= value <= 1)
+RANGE = must_be("(least, most), not below 0", lambda value: 0 <= value[0] <= value[1])
 
 
 @attrs.frozen(kw_only=True)
 class ChaosPlan:
     """What the weather is like; without arguments it is fine. Times in seconds, shares from 0 to 1."""
 
-    delay: float = attrs.field(default=0.0, validator=_seconds)
+    delay: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """Each byte arrives so much later, in both directions."""
-    jitter: float = attrs.field(default=0.0, validator=_seconds)
+    jitter: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """And up to so much later still; bytes do not overtake each other."""
-    rate: float | None = attrs.field(default=None, validator=_rate)
+    rate: float | None = attrs.field(default=None, validator=attrs.validators.optional(ABOVE_ZERO))
     """Bytes a second in each direction of each connection."""
     buffer: int = attrs.field(default=64 * KIB, validator=attrs.validators.ge(1))
     """Bytes under way in each direction; more wait with the sender. With a delay this bounds the rate."""
-    cut_after: tuple[int, int] | None = attrs.field(default=None, validator=_range)
+    cut_after: tuple[int, int] | None = attrs.field(default=None, validator=attrs.validators.optional(RANGE))
     """A connection is cut behind a byte between these two, counted in one direction."""
     cut_ways: tuple[Way, ...] = attrs.field(default=BOTH_WAYS, validator=attrs.validators.min_len(1))
     """The directions that may be chosen to count in."""
-    cut_share: float = attrs.field(default=1.0, validator=_share)
+    cut_share: float = attrs.field(default=1.0, validator=SHARE)
     """The share of connections that are cut at all."""
-    reset: float = attrs.field(default=0.0, validator=_share)
+    reset: float = attrs.field(default=0.0, validator=SHARE)
     """The share of cuts that are resets."""
-    stall: float = attrs.field(default=0.0, validator=_share)
+    stall: float = attrs.field(default=0.0, validator=SHARE)
     """The share of cuts that are stalls, of one direction or both; the rest are orderly ends."""
-    stall_for: float = attrs.field(default=60.0, validator=_seconds)
+    stall_for: float = attrs.field(default=60.0, validator=NOT_NEGATIVE)
     """A stalled connection is reset after this time."""
-    refuse: float = attrs.field(default=0.0, validator=_share)
+    refuse: float = attrs.field(default=0.0, validator=SHARE)
     """The share of cuts after which new connections are refused for a while."""
-    refuse_for: float = attrs.field(default=1.0, validator=_seconds)
+    refuse_for: float = attrs.field(default=1.0, validator=NOT_NEGATIVE)
     """How long they are refused."""
 
     def __attrs_post_init__(self) -> None:

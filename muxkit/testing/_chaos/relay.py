@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from muxkit.runtime import background
-from muxkit.testing._chaos.dial import Chaos
-from muxkit.testing._chaos.passage import make_abrupt
+from muxkit.testing._chaos.dial import Chaos, make_abrupt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -57,6 +57,15 @@ def with_top_credit(credit: int = 1000, *, limits: Limits | None = None, letter:
     return engine
 
 
+def with_sink(credit: int = 0, *, limits: Limits | None = None) -> tuple[Engine, Entity]:
+    """Make an engine whose sink 3 is announced and has so much credit."""
+    engine = by_hand(limits=limits)
+    sink = engine.open_sink(id=3)
+    written(engine)
+    grant(engine, "in-stream 3", credit)
+    return engine, sink
+
+
 def allowed_to_open(credit: int = 1000, *, limits: Limits | None = None, letter: bool = False) -> Engine:
     """Make an engine with `by_hand` that has top-level credit from the peer."""
     engine = by_hand(limits=limits, letter=letter)

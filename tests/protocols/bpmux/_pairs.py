@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -161,6 +160,3 @@ def once(values: list[T]) -> T:
     """Return the only value."""
     (value,) = values
     return value
-
-
-FOREVER = math.inf

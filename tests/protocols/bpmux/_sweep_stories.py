@@ -67,13 +67,20 @@ async def a_send_at_once(pair: Pair) -> Steps:
 
 @sweeps("Sink.send", limits=TINY)
 async def a_send_that_waits(pair: Pair) -> Steps:
-    async with pair.one.open_sink() as sink, reading_later(pair.other) as got:
-        await sink.send(FULL)
-        send = Watched(partial(sink.send, b"second"))
-        yield send
-        await sink.send(b"third")
-        await sink.finish()
-    assert got == [FULL, *([b"second"] if send.done else []), b"third"]
+    async for step in _waits(pair, b"second"):
+        yield step
+
+
+@sweeps("Sink.send", limits=TINY)
+async def a_send_in_parts_that_waits(pair: Pair) -> Steps:
+    async for step in _waits(pair, b"second" + FULL):
+        yield step
+
+
+@sweeps("Sink.send", limits=TINY)
+async def an_empty_send_that_waits(pair: Pair) -> Steps:
+    async for step in _waits(pair, b""):
+        yield step
 
 
 @sweeps("Sink.send_many", limits=TINY)
@@ -299,22 +306,14 @@ async def ending_bytes(pair: Pair) -> Steps:
 
 @sweeps("Session.request")
 async def a_question(pair: Pair) -> Steps:
-    async with trio.open_nursery() as nursery:
-        heard: list[IncomingRequest] = []
+    async for step in _asks(pair, b"a"):
+        yield step
 
-        async def answer() -> None:
-            async for asked in pair.other.requests():
-                heard.append(asked)
-                nursery.start_soon(answer_later, asked)
 
-        nursery.start_soon(answer)
-        question = Watched(partial(pair.one.request, b"a"))
-        yield question
-        assert question.results in ([], [b"aa"])
-        for asked in heard:
-            await asked.cancelled()  # the peer knows that no response is needed
-        assert await pair.one.request(b"b") == b"bb"
-        nursery.cancel_scope.cancel()
+@sweeps("Session.request", limits=TINY)
+async def a_question_and_an_answer_in_parts(pair: Pair) -> Steps:
+    async for step in _asks(pair, FULL):
+        yield step
 
 
 @sweeps("Request.response", "Request.aclose", "Session.open_request")
@@ -370,6 +369,35 @@ async def work_that_is_not_needed_any_more(pair: Pair) -> Steps:
         nursery.start_soon(withdraw)
         yield work
         await asked.cancelled()
+
+
+async def _waits(pair: Pair, second: bytes) -> Steps:
+    async with pair.one.open_sink() as sink, reading_later(pair.other) as got:
+        await sink.send(FULL)
+        send = Watched(partial(sink.send, second))
+        yield send
+        await sink.send(b"third")
+        await sink.finish()
+    assert got == [FULL, *([second] if send.done else []), b"third"]
+
+
+async def _asks(pair: Pair, question: bytes) -> Steps:
+    async with trio.open_nursery() as nursery:
+        heard: list[IncomingRequest] = []
+
+        async def answer() -> None:
+            async for asked in pair.other.requests():
+                heard.append(asked)
+                nursery.start_soon(answer_later, asked)
+
+        nursery.start_soon(answer)
+        asking = Watched(partial(pair.one.request, question))
+        yield asking
+        assert asking.results in ([], [2 * question])
+        for asked in heard:
+            await asked.cancelled()  # the peer knows that no response is needed
+        assert await pair.one.request(b"b") == b"bb"
+        nursery.cancel_scope.cancel()
 
 
 async def _receives(pair: Pair, call: Callable[[Source], Awaitable[bytes | list[bytes]]]) -> Steps:

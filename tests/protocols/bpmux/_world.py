@@ -266,8 +266,8 @@ class World:
     def check(self) -> None:
         for side in (0, 1):
             self.wires[side].look(self.pair.sent[side])
-            reader = self.engines[1 - side]._reader
-            self.wires[side].forget(reader.offset - reader._held.size)
+            engine = self.engines[1 - side]
+            self.wires[side].forget(engine.bytes_received - engine._reader.held.size)
             check_books(self.engines[side], self.inbox[side])
         for side in (0, 1):
             self._check_credit(side)
@@ -298,8 +298,7 @@ class World:
                     f"{paid[kind, id]} under way, {back[mirror, id]} granted and under way, {other.grant} owed"
                 )
 
-    def close(self) -> None:
-        """Consume everything, end everything, and check that nothing is left."""
+    def _consume_everything(self) -> None:
         for _ in range(1000):
             self.pair.run_until_quiet()
             for side in (0, 1):
@@ -308,6 +307,10 @@ class World:
             if not any(engine.has_output() for engine in self.engines):
                 break
         self.check()
+
+    def close(self) -> None:
+        """Consume everything, end everything, and check that nothing is left."""
+        self._consume_everything()
         for side in (0, 1):
             engine = self.engines[side]
             for entity in [*self.known[side]]:
@@ -321,14 +324,7 @@ class World:
                     other = self._other(side, entity)
                     if other is not None and not other.ending:
                         self.engines[1 - side].give_credit(other, 3000)
-        for _ in range(1000):
-            self.pair.run_until_quiet()
-            for side in (0, 1):
-                while self.openings[side] or any(self.inbox[side].values()):
-                    self._consume(side)
-            if not any(engine.has_output() for engine in self.engines):
-                break
-        self.check()
+        self._consume_everything()
         for engine in self.engines:
             assert engine.is_quiet, [entity for kind in Kind for entity in engine.entities(kind).values()]
             assert engine.channels == 0

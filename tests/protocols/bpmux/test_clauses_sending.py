@@ -8,7 +8,7 @@ import pytest
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.bpmux import Engine, Entity, Kind
+from muxkit.protocols.bpmux import Engine, Kind
 from tests.protocols.bpmux._helpers import (
     U64_MAX,
     allowed_to_open,
@@ -20,20 +20,12 @@ from tests.protocols.bpmux._helpers import (
     state_of,
     the,
     violation,
+    with_sink,
     written,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def with_sink(credit: int = 0, *, limits: Limits | None = None) -> tuple[Engine, Entity]:
-    """Make an engine whose sink 3 is announced and has so much credit."""
-    engine = by_hand(limits=limits)
-    sink = engine.open_sink(id=3)
-    written(engine)
-    grant(engine, "in-stream 3", credit)
-    return engine, sink
 
 
 def refused(engine: Engine, command: Callable[[], object], match: str) -> None:

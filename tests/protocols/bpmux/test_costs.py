@@ -235,5 +235,5 @@ def test_ids_near_the_end_of_their_range_go_on(first: int) -> None:
 @pytest.mark.requirement("R-70")
 def test_big_counters_of_bytes_go_on() -> None:
     engine = by_hand()
-    engine._reader.offset = 2**70
+    engine.bytes_received = 2**70
     assert violation(engine, "60 00", "30 09 00").offset == 2**70 + 2

@@ -123,13 +123,19 @@ def test_openings_in_parts_share_the_top_level_window() -> None:
     assert there._state.reassembly.left == 200_000
 
 
+def with_opening_in_parts(total: int, *, reassembly: int) -> Engine:
+    """Make an engine that has 10 bytes of an opening payload, and has lent credit for the rest."""
+    engine = by_hand(limits=Limits(message=100, reassembly=reassembly))
+    engine.give_credit(engine.top_stream, 10)
+    fed(engine, f"e0 {total:02x} 50 09 0a" + "61" * 10)
+    assert written(engine) == f"a800{total:02x}"
+    return engine
+
+
 @pytest.mark.requirement("R-22")
 def test_a_top_level_message_that_uses_up_the_loan_of_an_opening_does_not_stop_it() -> None:
     """This library never sends that, but the document allows it."""
-    engine = by_hand(limits=Limits(message=100, reassembly=100))
-    engine.give_credit(engine.top_stream, 10)
-    fed(engine, "e0 64 50 09 0a" + "61" * 10)
-    assert written(engine) == "a80064"
+    engine = with_opening_in_parts(0x64, reassembly=100)
     assert fed(engine, "70 00 5a" + "62" * 90) == [("Message", "top-level in-stream", b"b" * 90)]
     assert written(engine) == ""
     engine.consumed(engine.top_stream, 90)
@@ -143,20 +149,14 @@ def test_a_top_level_message_that_uses_up_the_loan_of_an_opening_does_not_stop_i
 
 @pytest.mark.requirement("R-22")
 def test_such_a_loan_is_made_again_at_once_if_there_is_more_to_lend() -> None:
-    engine = by_hand(limits=Limits(message=100, reassembly=300))
-    engine.give_credit(engine.top_stream, 10)
-    fed(engine, "e0 64 50 09 0a" + "61" * 10)
-    assert written(engine) == "a80064"
+    engine = with_opening_in_parts(0x64, reassembly=300)
     fed(engine, "70 00 5a" + "62" * 90)
     assert written(engine) == "a8005a"
 
 
 @pytest.mark.requirement("R-22")
 def test_an_opening_that_comes_as_a_whole_may_use_up_the_loan_as_well() -> None:
-    engine = by_hand(limits=Limits(message=100, reassembly=100))
-    engine.give_credit(engine.top_stream, 10)
-    fed(engine, "e0 14 50 09 0a" + "61" * 10)
-    assert written(engine) == "a80014"
+    engine = with_opening_in_parts(0x14, reassembly=100)
     fed(engine, "50 0b 0a" + "62" * 10)
     assert written(engine) == "a8000a"
 

@@ -6,7 +6,7 @@ import pytest
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.bpmux import Engine, Entity, Kind, Type
+from muxkit.protocols.bpmux import Kind, Type
 from tests.protocols.bpmux._helpers import (
     allowed_to_open,
     by_hand,
@@ -17,18 +17,9 @@ from tests.protocols.bpmux._helpers import (
     parsed,
     seen,
     the,
+    with_sink,
     written,
 )
-
-
-def with_sink(credit: int = 0, *, limits: Limits | None = None) -> tuple[Engine, Entity]:
-    """Make an engine whose sink 3 is announced and has so much credit."""
-    engine = by_hand(limits=limits)
-    sink = engine.open_sink(id=3)
-    written(engine)
-    grant(engine, "in-stream 3", credit)
-    return engine, sink
-
 
 # --- many at once
 

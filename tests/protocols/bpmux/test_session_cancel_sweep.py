@@ -143,6 +143,31 @@ async def an_opening_that_waits_for_credit(pair: Pair) -> Steps:
             await source.aclose()
 
 
+@sweeps("Opening.__aenter__", limits=TINY)
+async def an_opening_behind_top_level_messages(pair: Pair) -> Steps:
+    """Its payload waits in line with messages of other tasks, and the peer reads all of them."""
+    got: list[bytes] = []
+
+    async def read() -> None:
+        while len(got) < 4:
+            got.append(await pair.other.receive())
+
+    async def open_one() -> None:
+        async with pair.one.open_sink(bytes(300)):
+            pass
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(pair.one.send, bytes(400))
+        nursery.start_soon(close_what_comes, pair.other)
+        nursery.start_soon(read)
+        yield open_one
+        await open_one()
+        await at_rest()
+        assert got == [bytes(400)] * 4
+        nursery.cancel_scope.cancel()
+
+
 @sweeps("Backlog.__anext__", "Session.incoming", "Session.sources", "Session.sinks", "Session.requests")
 async def taking_what_the_peer_opens(pair: Pair) -> Steps:
     session = pair.other
@@ -301,7 +326,7 @@ async def test_a_call_may_be_cancelled_at_any_step(name: str, autojump_clock: Mo
     await cancel_sweep(scenario)
 
 
-@pytest.mark.requirement("R-31", "R-32")
+@pytest.mark.requirement("R-31", "R-32", "R-35")
 @pytest.mark.parametrize("name", ALONE)
 async def test_a_session_may_be_cancelled_at_any_step(name: str, autojump_clock: MockClock) -> None:
     await cancel_sweep(asynccontextmanager(ALONE[name][0]))

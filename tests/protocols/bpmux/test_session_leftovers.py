@@ -13,12 +13,12 @@ import pytest
 import trio
 
 import muxkit
-from muxkit import Limits, LinkLost
+from muxkit import ChannelStopped, Limits, LinkLost
 from muxkit.protocols import bpmux
 from muxkit.protocols.bpmux import Duplex, Engine, Entity, IncomingRequest, Request, Session, Sink, Source
 from muxkit.runtime import StreamPump
 from muxkit_adapters import memory, tcp
-from tests.protocols.bpmux._pairs import answer_each, at_rest, cut, echo_each, rough_sessions, sessions
+from tests.protocols.bpmux._pairs import answer_each, at_rest, cut, echo_each, next_source, rough_sessions, sessions
 from tests.protocols.bpmux._sessions import tasks_alive
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.requirement("R-43")
 
 KIB = 1024
+MANY_RESETS = Limits(resets_burst=1_000_000)  # some cycles cancel their channels
 DESCRIPTORS = Path("/proc/self/fd")
 OURS = (Duplex, Engine, Entity, IncomingRequest, Request, Session, Sink, Source, StreamPump)
 
@@ -83,6 +84,22 @@ async def abort_at_once(pair: Pair) -> None:
         channel.abort()
 
 
+async def be_cancelled_in_a_receive(pair: Pair) -> None:
+    with trio.CancelScope() as scope:
+        async with pair.one.open() as channel:
+            await at_rest()
+            scope.cancel()
+            await channel.receive()
+
+
+async def ping(pair: Pair) -> None:
+    async with pair.one.open() as channel:
+        await channel.ping()
+
+
+CYCLES = (echo, echo_bytes, ask, close_at_once, abort_at_once, be_cancelled_in_a_receive, ping)
+
+
 async def many(pair: Pair, cycle: Cycle, count: int) -> None:
     """Run many cycles; after some of them all that is in transit arrives."""
     for number in range(count):
@@ -92,9 +109,9 @@ async def many(pair: Pair, cycle: Cycle, count: int) -> None:
     await at_rest()
 
 
-@pytest.mark.parametrize("cycle", [echo, echo_bytes, ask, close_at_once, abort_at_once])
+@pytest.mark.parametrize("cycle", CYCLES)
 async def test_nothing_is_left_of_channels_that_ended(cycle: Cycle) -> None:
-    async with sessions() as pair, trio.open_nursery() as nursery:
+    async with sessions(limits=MANY_RESETS) as pair, trio.open_nursery() as nursery:
         nursery.start_soon(echo_each, pair.other)
         nursery.start_soon(answer_each, pair.other)
         await many(pair, cycle, 50)
@@ -103,8 +120,10 @@ async def test_nothing_is_left_of_channels_that_ended(cycle: Cycle) -> None:
         assert tasks_alive() == tasks
         assert held() == before
         for session in (pair.one, pair.other):
-            assert session.connection.engine.channels == 0
+            assert session.stats().channels == 0
             assert session._halves() == [session.top, session.messages]
+            assert not session.connection.pings
+            assert session.connection.engine.outbox == 0
         nursery.cancel_scope.cancel()
 
 
@@ -118,8 +137,9 @@ async def test_byte_streams_may_be_closed_as_fast_as_sockets() -> None:
 
 async def growth(cycle: Cycle, warm: int, count: int) -> int:
     """Return the bytes that so many cycles leave allocated, after some cycles to warm up."""
-    async with sessions() as pair, trio.open_nursery() as nursery:
+    async with sessions(limits=MANY_RESETS) as pair, trio.open_nursery() as nursery:
         nursery.start_soon(echo_each, pair.other)
+        nursery.start_soon(answer_each, pair.other)
         await many(pair, cycle, warm)
         tracemalloc.start()
         try:
@@ -135,13 +155,27 @@ async def growth(cycle: Cycle, warm: int, count: int) -> int:
     return after - before
 
 
-async def test_memory_does_not_grow_with_the_channels_that_were() -> None:
-    assert await growth(echo, warm=100, count=250) <= 64 * KIB // 20
+@pytest.mark.parametrize("cycle", CYCLES)
+async def test_memory_does_not_grow_with_the_channels_that_were(cycle: Cycle) -> None:
+    assert await growth(cycle, warm=100, count=250) <= 64 * KIB // 20
 
 
 @pytest.mark.soak
-async def test_memory_does_not_grow_with_ten_thousand_channels_that_were() -> None:
-    assert await growth(echo, warm=5000, count=5000) <= 64 * KIB
+@pytest.mark.parametrize("cycle", CYCLES)
+async def test_memory_does_not_grow_with_ten_thousand_channels_that_were(cycle: Cycle) -> None:
+    assert await growth(cycle, warm=5000, count=5000) <= 64 * KIB
+
+
+async def test_a_refused_channel_leaves_nothing_behind() -> None:
+    limits = Limits(backlog=1, resets_burst=10_000)
+    async with sessions(limits=limits) as pair, pair.one.open_sink():
+        await at_rest()  # the only place in the backlog is taken
+        for _ in range(100):
+            with pytest.raises(ChannelStopped):
+                await pair.one.request(b"x")
+        await at_rest()
+        assert pair.one.stats().channels == pair.other.stats().channels == 1
+        await next_source(pair.other)
 
 
 # --- sessions
@@ -237,6 +271,17 @@ async def be_cancelled_by_url(url: str) -> None:
 @pytest.mark.skipif(not DESCRIPTORS.exists(), reason="counts descriptors in /proc")
 @pytest.mark.parametrize("use", [use_by_url, be_cancelled_by_url])
 async def test_no_descriptor_is_left_of_a_hundred_connections(use: Callable[[str], Awaitable[None]]) -> None:
+    await check_connections(use, 100)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("use", [use_by_url, be_cancelled_by_url])
+async def test_nor_of_a_thousand_connections(use: Callable[[str], Awaitable[None]]) -> None:
+    await check_connections(use, 1000)
+
+
+async def check_connections(use: Callable[[str], Awaitable[None]], count: int) -> None:
+    """Connect so often, twenty at once; no task, no descriptor and no memory of the second half may be left."""
     served = 0
     changed = trio.lowlevel.ParkingLot()
 
@@ -261,8 +306,19 @@ async def test_no_descriptor_is_left_of_a_hundred_connections(use: Callable[[str
         (address,) = await nursery.start(tcp.serve, serve)
         await use_some(1)
         tasks, before = tasks_alive(), descriptors()
-        for _ in range(5):
+        for _ in range(count // 40):
             await use_some(20)
+        tracemalloc.start()
+        try:
+            await use_some(20)  # memory of the tracing itself
+            gc.collect()
+            held_before, _ = tracemalloc.get_traced_memory()
+            for _ in range(count // 40):
+                await use_some(20)
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] - held_before <= 64 * KIB
+        finally:
+            tracemalloc.stop()
         assert descriptors() == before
         assert tasks_alive() == tasks
         nursery.cancel_scope.cancel()

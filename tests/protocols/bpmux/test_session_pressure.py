@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import tracemalloc
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,8 +29,6 @@ from ._pairs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from trio.testing import MockClock
 
     from muxkit.protocols.bpmux import Duplex, Source
@@ -225,46 +221,6 @@ async def test_a_million_unread_empty_messages_cost_nothing(others: int) -> None
 async def _arrived(source: Source, count: int) -> None:
     while source.unread < count:
         await trio.lowlevel.checkpoint()
-
-
-@pytest.mark.requirement("R-33", "R-32")
-async def test_sends_and_receives_under_random_cancellation_lose_and_double_nothing() -> None:
-    await _storm(10_000)
-
-
-@pytest.mark.soak
-@pytest.mark.requirement("R-33", "R-32")
-async def test_a_hundred_thousand_receives_under_random_cancellation_lose_nothing() -> None:
-    await _storm(100_000)
-
-
-async def _storm(count: int) -> None:
-    dice = random.Random(count)
-
-    async def insist(call: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
-        while True:
-            with trio.CancelScope() as scope:
-                throw = dice.random()
-                if throw < 0.2:
-                    scope.cancel()
-                elif throw < 0.4:
-                    scope.deadline = trio.current_time()
-                return await call()
-
-    async with sessions(limits=TINY) as pair, pair.one.open() as here:
-        there = await next_duplex(pair.other)
-        async with trio.open_nursery() as nursery:
-
-            async def send() -> None:
-                for number in range(count):
-                    await insist(partial(here.send, b"%d" % number))
-                await here.finish()
-
-            nursery.start_soon(send)
-            for number in range(count):
-                assert await insist(there.receive) == b"%d" % number
-            with pytest.raises(trio.EndOfChannel):
-                await there.receive()
 
 
 @pytest.mark.requirement("R-27")

@@ -309,17 +309,20 @@ async def test_no_question_to_a_server_is_lost_when_it_shuts_down(seed: int, aut
 # --- a server
 
 
+async def echoed(channel: muxkit.Channel) -> None:
+    await channel.send(b"x")
+    assert await channel.receive() == b"x"
+
+
 async def test_a_server_waits_for_its_sessions_then_returns(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         served = await nursery.start(muxkit.serve, echo_each, "bpmux+mem://shutdown")
         async with muxkit.connect(served.url) as session, session.open() as channel:
-            await channel.send(b"1")
-            assert await channel.receive() == b"1"
+            await echoed(channel)
             nursery.start_soon(partial(served.shutdown, grace=GRACE))
             await trio.sleep(5)
             assert served.sessions == 1
-            await channel.send(b"2")
-            assert await channel.receive() == b"2"
+            await echoed(channel)
         began = trio.current_time()
     assert served.sessions == 0
     assert trio.current_time() == began
@@ -330,8 +333,7 @@ async def test_a_server_gives_up_on_sessions_that_do_not_end(autojump_clock: Moc
         served = await nursery.start(muxkit.serve, echo_each, "bpmux+mem://shutdown")
         with suppress(LinkLost):  # the peer confirms nothing any more
             async with muxkit.connect(served.url) as session, session.open() as channel:
-                await channel.send(b"1")
-                assert await channel.receive() == b"1"
+                await echoed(channel)
                 began = trio.current_time()
                 await served.shutdown(grace=3)
                 assert trio.current_time() - began == 3
@@ -343,16 +345,14 @@ async def test_a_server_that_shuts_down_takes_nobody_in(autojump_clock: MockCloc
     async with trio.open_nursery() as nursery:
         served = await nursery.start(muxkit.serve, echo_each, "bpmux+mem://shutdown")
         async with muxkit.connect(served.url) as old, old.open() as channel:
-            await channel.send(b"1")
-            assert await channel.receive() == b"1"
+            await echoed(channel)
             nursery.start_soon(partial(served.shutdown, grace=GRACE))
             await at_rest()
             async with muxkit.connect(served.url) as late:
                 await at_rest()
                 with pytest.raises(trio.BrokenResourceError):
                     await late.open().__aenter__()
-            await channel.send(b"still served")
-            assert await channel.receive() == b"still served"
+            await echoed(channel)
 
 
 async def test_a_server_waits_for_a_handler_that_works_on_without_channels(autojump_clock: MockClock) -> None:

@@ -1,4 +1,1 @@
-"""The Trio side of bpmux: sessions, and the channels and requests that applications hold.
-
-The folder is not called `session`, because that is the name of a function of the package above.
-"""
+"""The Trio side of bpmux; not called `session`, because that is the name of a function of the package above."""

@@ -1,4 +1,4 @@
-"""What applications hold of a session: sinks, sources, duplexes and requests."""
+"""What applications hold of a session (sinks, sources, duplexes and requests), and the connection that they share."""
 
 from __future__ import annotations
 
@@ -8,15 +8,80 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Receiving, Sending
-from muxkit.protocols.bpmux.engine import OURS
-from muxkit.runtime import ByteStream, Channel, Mailbox, ReceiveHalf, SendHalf
+from muxkit.protocols.bpmux.engine.engine import Engine
+from muxkit.protocols.bpmux.engine.entities import OURS, Kind
+from muxkit.runtime import (
+    ByteStream,
+    Channel,
+    ChannelCancelled,
+    ChannelStopped,
+    Mailbox,
+    OutboxBudget,
+    Pings,
+    ReceiveHalf,
+    SendHalf,
+    StreamPump,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-    from muxkit.protocols.bpmux._session.connection import Connection
-    from muxkit.protocols.bpmux.engine import Entity
+    from muxkit._limits import Limits
+    from muxkit._observer import Observer
+    from muxkit.protocols.bpmux.config import Config
+    from muxkit.protocols.bpmux.engine.entities import Entity
+    from muxkit.protocols.bpmux.engine.events import Event
     from muxkit.runtime import ErrorMaker, Reading
+
+REASON_MOST = 4096  # bytes of an end payload that are kept for the error that holds it
+QUEUES = (Kind.SINK_OUT, Kind.SINK_IN, Kind.REQUEST_OUT, Kind.REQUEST_IN)  # entities whose queues hold payload
+
+
+class Connection:
+    """Runs an engine over a byte stream; `on_events` receives the engine's events, `on_lost` is called once."""
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        config: Config,
+        limits: Limits,
+        observer: Observer | None,
+        *,
+        on_events: Callable[[Sequence[Event]], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.engine = Engine(config, limits=limits, observer=observer)
+        self.budget = OutboxBudget(limits.outbox, self.engine.waiting)
+        self.pump: StreamPump[Event] = StreamPump(
+            stream,
+            self.engine,
+            on_events=on_events,
+            on_written=self.budget.wake_waiting,
+            on_lost=on_lost,
+            queued=self._queued,
+            outbox=self.engine.waiting,
+            observer=observer,
+        )
+        self.request_write = self.pump.request_write
+        self.pings: Pings[Entity] = Pings()
+
+    def _queued(self) -> int:
+        """Return the bytes of messages that the engine holds, with those that wait for credit."""
+        queues = (entity.outgoing for kind in QUEUES for entity in self.engine.entities(kind).values())
+        return sum(queue.queued + queue.opening_left for queue in queues if queue is not None)
+
+    async def ping(self, entity: Entity) -> float:
+        """Send a ping about an entity and wait for the pong; return the seconds between them."""
+        if self.pump.is_lost or entity.gone:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        if self.pump.is_lost:
+            raise self.pump.loss()
+        self.engine.ping(entity)
+        ping = self.pings.sent(entity)
+        self.request_write()
+        return await ping.wait()
 
 
 class Sink(SendHalf):
@@ -86,6 +151,10 @@ class Sink(SendHalf):
         self._connection.engine.abort(self.entity)
         self._connection.pump.dispatch_events()
 
+    def peer_ended(self, payload: bytes) -> None:
+        """Called by the session when the peer receives no more on it."""
+        self.stopped(lambda: ChannelStopped("the peer does not receive on this channel any more", payload=payload))
+
     def __repr__(self) -> str:
         return f"<bpmux.Sink {self.entity.label} {self.state.value}>"
 
@@ -122,6 +191,17 @@ class Source(ReceiveHalf[bytes]):
     def abort(self) -> None:
         """The same as `close`."""
         self.close()
+
+    def peer_ended(self, payload: bytes) -> None:
+        """Called by the session when the peer sends no more on it; by convention a payload means an error."""
+        reason = payload[:REASON_MOST]  # kept for as long as the source lives, so its size is bounded
+
+        def gave_up() -> Exception:
+            return ChannelCancelled("the peer gave up on this channel before it was done", payload=reason)
+
+        self.ended(gave_up if payload else trio.EndOfChannel)
+
+    stopped = lost = ReceiveHalf.ended  # what the session calls when nothing more will come, as for a sink
 
     def _taken(self, messages: Sequence[bytes], size: int) -> bool:
         return self._connection.engine.consumed(self.entity, size)
@@ -231,11 +311,17 @@ class Request:
         self._over.set()
         self._connection.engine.consumed(self.entity, len(payload))
 
-    def failed(self, error: ErrorMaker) -> None:
+    def peer_ended(self, payload: bytes) -> None:
+        """Called by the session when the peer gives no response."""
+        self.stopped(lambda: ChannelStopped("the peer declined to answer this request", payload=payload))
+
+    def stopped(self, error: ErrorMaker) -> None:
         """Called by the session when no response will arrive."""
         if not self._over.is_set():
             self._error = error
             self._over.set()
+
+    lost = stopped
 
 
 class _Answer(Sink):

@@ -10,17 +10,16 @@ import trio
 
 from muxkit._limits import Limits
 from muxkit.core import Receiving, Sending
-from muxkit.protocols.bpmux._session.channels import Duplex, IncomingRequest, Request, Sink, Source
-from muxkit.protocols.bpmux._session.connection import Connection
+from muxkit.protocols.bpmux._session.channels import Connection, Duplex, IncomingRequest, Request, Sink, Source
 from muxkit.protocols.bpmux.config import Config
-from muxkit.protocols.bpmux.engine import (
+from muxkit.protocols.bpmux.engine.entities import Kind
+from muxkit.protocols.bpmux.engine.events import (
     Confirmed,
     Declined,
     Ended,
     Event,
     Failed,
     HungUp,
-    Kind,
     Message,
     Opened,
     Ponged,
@@ -31,7 +30,6 @@ from muxkit.protocols.bpmux.engine import (
 )
 from muxkit.runtime import (
     Backlog,
-    ChannelCancelled,
     ChannelStopped,
     Opening,
     SessionInfo,
@@ -49,13 +47,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from muxkit._observer import Observer
-    from muxkit.protocols.bpmux.engine import Entity
+    from muxkit.protocols.bpmux.engine.entities import Entity
     from muxkit.runtime import ErrorMaker
 
-MadeT = TypeVar("MadeT")
+MadeT = TypeVar("MadeT", Duplex, Sink, Source, Request)
+Half = Sink | Source | Request
 
 LINGER = 5.0  # s to leave in order
-REASON_MOST = 4096  # bytes of an end payload that are kept for the error that holds it
 # In this order halves are closed: those to send on, those to receive from, requests.
 CLOSING_ORDER = (
     Kind.REQUEST_IN,
@@ -108,22 +106,8 @@ class Session(CommonSession):
         self._openers = SlotQueue(self._free_slots)
         self._gone = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
         self._messages_received = 0
-        self._actions: dict[type, Callable[..., None]] = {
-            Opened: self._on_opened,
-            Responded: self._on_responded,
-            Ended: self._on_ended,
-            Confirmed: self._on_confirmed,
-            Declined: self._on_declined,
-            Writable: self._on_writable,
-            Ponged: lambda event: self.connection.pings.answered(event.entity),
-            Probed: self._on_probed,
-            HungUp: self._on_hung_up,
-            Silent: self._on_silent,
-            Failed: self._on_failed,
-        }
         self.connection = Connection(stream, config, limits, observer, on_events=self._dispatch, on_lost=self._on_lost)
         self._engine = self.connection.engine
-        self._limits = self._engine.limits
         self.messages = Source(self.connection, self._engine.top_stream)
         """The half that receives the peer's top-level messages."""
         self.top = _TopSink(self.connection, self._engine.top_sink, self._openers)
@@ -156,39 +140,36 @@ class Session(CommonSession):
             sink, stream = self._engine.open_duplex(payload, credit=credit)
             return Duplex(Sink(self.connection, sink), Source(self.connection, stream))
 
-        return Opening(lambda: self._make(make, payload))
+        return self._opening(payload, make)
 
     def open_sink(self, payload: bytes = b"") -> AbstractAsyncContextManager[Sink]:
         """Open a channel to send on."""
-        return Opening(lambda: self._make(lambda: Sink(self.connection, self._engine.open_sink(payload)), payload))
+        return self._opening(payload, lambda: Sink(self.connection, self._engine.open_sink(payload)))
 
     def open_source(self, payload: bytes = b"", *, credit: int | None = None) -> AbstractAsyncContextManager[Source]:
         """Open a channel to receive from. With `credit` all further grants are made by hand."""
-
-        def make() -> Source:
-            return Source(self.connection, self._engine.open_stream(payload, credit=credit))
-
-        return Opening(lambda: self._make(make, payload))
+        return self._opening(payload, lambda: Source(self.connection, self._engine.open_stream(payload, credit=credit)))
 
     def open_request(self, payload: bytes = b"", *, credit: int | None = None) -> AbstractAsyncContextManager[Request]:
         """Send a request. `credit` is the largest response, in bytes; without it that is the usual window."""
+        return self._opening(
+            payload, lambda: Request(self.connection, self._engine.open_request(payload, credit=credit))
+        )
 
-        def make() -> Request:
-            return Request(self.connection, self._engine.open_request(payload, credit=credit))
-
-        return Opening(lambda: self._make(make, payload))
-
-    async def _make(self, make: Callable[[], MadeT], payload: bytes) -> MadeT:
-        try:
-            await self._wait_to_open(payload)
+    def _opening(self, payload: bytes, make: Callable[[], MadeT]) -> Opening[MadeT]:
+        async def open() -> MadeT:
             try:
-                return make()
+                await self._wait_to_open(payload)
+                try:
+                    return make()
+                finally:
+                    self.connection.request_write()
+                    if payload:
+                        self.top.end_turn()
             finally:
-                self.connection.request_write()
-                if payload:
-                    self.top.end_turn()
-        finally:
-            self._openers.wake_waiters()
+                self._openers.wake_waiters()
+
+        return Opening(open)
 
     async def _wait_to_open(self, payload: bytes) -> None:
         """Wait until a channel may be opened; the caller must open it before its next checkpoint."""
@@ -197,7 +178,9 @@ class Session(CommonSession):
         waits_for_credit = bool(payload) and not self._engine.config.letter
         while True:
             await self._openers.wait_for_slot()
-            await self._check_open()
+            if (error := self._closed()) is not None:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                raise error
             if not waits_for_credit or self.top.may_send(len(payload)):
                 return
             self._openers.wake_waiters()  # the next openers in line may need no credit
@@ -208,12 +191,6 @@ class Session(CommonSession):
             if self._engine.places > 0:
                 return
             self.top.end_turn()
-
-    async def _check_open(self) -> None:
-        error = self._closed()
-        if error is not None:
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            raise error
 
     def _free_slots(self) -> int:
         """Return how many channels may be opened now; once none ever may, more than wait, so that all wake."""
@@ -255,14 +232,14 @@ class Session(CommonSession):
             return
         waiting = sum(len(backlog) for backlog in self._backlogs)
         # Messages that the application has not taken stay in memory after their channel, so such channels count, too.
-        if self._draining or waiting >= self._limits.backlog or self._engine.unread >= self._limits.channels:
+        if self._draining or waiting >= self.limits.backlog or self._engine.unread >= self.limits.channels:
             self._engine.consumed_opening(len(event.payload))
             self._engine.refuse(event.entity)
             return
         entity, connection = event.entity, self.connection
         if event.source is not None:
-            duplex = Duplex(Sink(connection, entity), Source(connection, event.source), event.payload)
-            self._duplexes.put(duplex)
+            sink, source = Sink(connection, entity), Source(connection, event.source)
+            self._duplexes.put(Duplex(sink, source, event.payload))
         elif entity.kind is Kind.STREAM_IN:
             self._sources.put((Source(connection, entity), event.payload))
         elif entity.kind is Kind.SINK_IN:
@@ -301,82 +278,62 @@ class Session(CommonSession):
                 else:
                     self._engine.consumed(event.entity, len(event.payload))
             else:
-                action = self._actions.get(type(event))
-                if action is not None:
-                    action(event)
+                self._act(event)
 
-    def _on_responded(self, event: Responded) -> None:
-        self._messages_received += 1
-        request = _detach_half(event.entity)
-        if isinstance(request, Request):
-            request.responded(event.payload)
-        self._entity_gone(event.entity)
-
-    def _on_ended(self, event: Ended) -> None:
-        entity, payload = event.entity, event.payload
-        half = _detach_half(entity)
-        if isinstance(half, Source):
-            half.ended(_end_error(payload))
-        elif isinstance(half, Sink):
-            half.stopped(lambda: ChannelStopped("the peer does not receive on this channel any more", payload=payload))
-        elif isinstance(half, Request):
-            half.failed(lambda: ChannelStopped("the peer declined to answer this request", payload=payload))
-        if entity is self._engine.top_stream:
-            self._stop_opening(None)
-        self._entity_gone(entity)
-
-    def _on_confirmed(self, event: Confirmed) -> None:
-        half = _detach_half(event.entity)
-        if isinstance(half, Sink):
-            half.confirmed()
-        self._entity_gone(event.entity)
-
-    def _on_declined(self, event: Declined) -> None:
-        def error() -> Exception:
-            return ChannelStopped("the peer takes no new channels")
-
-        for entity in (event.entity, event.twin):
-            if entity is not None:
-                half = _detach_half(entity)
+    def _act(self, event: Event) -> None:
+        pump = self.connection.pump
+        match event:  # first what happens to each channel
+            case Opened():
+                self._on_opened(event)
+            case Ended():
+                half = _detach_half(event.entity)
+                if half is not None:
+                    half.peer_ended(event.payload)
+                if event.entity is self._engine.top_stream:
+                    self._stop_opening(None)
+                self._entity_gone(event.entity)
+            case Confirmed():
+                half = _detach_half(event.entity)
                 if isinstance(half, Sink):
-                    half.stopped(error)
-                elif isinstance(half, Source):
-                    half.ended(error)
-                elif isinstance(half, Request):
-                    half.failed(error)
-                self._entity_gone(entity)
-
-    def _on_writable(self, event: Writable) -> None:
-        sink = event.entity.half
-        if isinstance(sink, Sink):
-            sink.window_changed()
-
-    def _on_probed(self, event: Probed) -> None:
-        self.connection.pings.sent(event.entity)
-
-    def _on_silent(self, event: Silent) -> None:
-        self.connection.pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
-
-    def _on_failed(self, event: Failed) -> None:
-        # The protocol has no error frame: the peer sees a closed connection, and only this log tells why.
-        _log.warning("%s broke a rule, the session was closed: %s", self.connection.pump.peer or "a peer", event.error)
-        self.connection.pump.lose(str(event.error), by="peer", cause=event.error)
-
-    def _on_hung_up(self, event: HungUp) -> None:
-        channels = self._engine.channels
-        what = "" if event.clean else f" while {channels} channels were open" if channels else " in mid-message"
-        self.connection.pump.lose(f"the peer hung up{what}", by="peer")
+                    half.confirmed()
+                self._entity_gone(event.entity)
+            case Writable():
+                sink = event.entity.half
+                if isinstance(sink, Sink):
+                    sink.window_changed()
+            case Responded():
+                self._messages_received += 1
+                request = _detach_half(event.entity)
+                if isinstance(request, Request):
+                    request.responded(event.payload)
+                self._entity_gone(event.entity)
+            case Declined():
+                for each in (event.entity, event.twin):
+                    if each is not None:
+                        half = _detach_half(each)
+                        if half is not None:
+                            half.stopped(_declined)
+                        self._entity_gone(each)
+            case Ponged():
+                self.connection.pings.answered(event.entity)
+            case Probed():
+                self.connection.pings.sent(event.entity)
+            case Silent():
+                pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
+            case Failed():
+                # The protocol has no error frame: the peer sees a closed connection, and only this log tells why.
+                _log.warning("%s broke a rule, the session was closed: %s", pump.peer or "a peer", event.error)
+                pump.lose(str(event.error), by="peer", cause=event.error)
+            case HungUp():
+                channels = self._engine.channels
+                what = "" if event.clean else f" while {channels} channels were open" if channels else " in mid-message"
+                pump.lose(f"the peer hung up{what}", by="peer")
 
     def _on_lost(self) -> None:
         loss = self.connection.pump.loss
         with turns().spreading():
             for half in self._halves():
-                if isinstance(half, Sink):
-                    half.lost(loss)
-                elif isinstance(half, Source):
-                    half.ended(loss)
-                else:
-                    half.failed(loss)
+                half.lost(loss)
         self.connection.pings.ended(loss)
         self._stop_opening(loss)
         self._gone.unpark_all()
@@ -391,13 +348,10 @@ class Session(CommonSession):
 
     # --- leaving
 
-    def _halves(self) -> list[Sink | Source | Request]:
+    def _halves(self) -> list[Half]:
         """Return the halves and the requests of all live entities, in the order in which they are closed."""
         entities = (entity for kind in CLOSING_ORDER for entity in self._engine.entities(kind).values())
-        return [half for entity in entities if isinstance(half := entity.half, (Sink, Source, Request))]
-
-    def _all_sinks(self) -> list[Sink]:
-        return [half for half in self._halves() if isinstance(half, Sink)]
+        return [half for entity in entities if isinstance(half := entity.half, Half)]
 
     async def _leave(self, linger: float) -> None:
         """Close everything, wait until the peer has confirmed it, hang up; at most `linger` seconds.
@@ -405,7 +359,7 @@ class Session(CommonSession):
         Raises also for a violation by the peer that came after its orderly end, which no other call reports.
         """
         pump, engine = self.connection.pump, self._engine
-        told = [sink for sink in self._all_sinks() if sink.needs_confirmation]
+        told = [half for half in self._halves() if isinstance(half, Sink) and half.needs_confirmation]
         with trio.move_on_after(linger) as scope:
             self._close_all()
             while not pump.is_lost and engine.live > sum(
@@ -463,7 +417,7 @@ class Session(CommonSession):
 
     @property
     def limits(self) -> Limits:
-        return self._limits
+        return self._engine.limits
 
     @property
     def info(self) -> SessionInfo:
@@ -500,22 +454,19 @@ class _TopSink(Sink):
         self._openers.wake_waiters()
 
 
-def _detach_half(entity: Entity) -> object:
+def _detach_half(entity: Entity) -> Half | None:
     """Return the half of an entity that is gone, and drop the reference to it."""
-    half, entity.half = entity.half, None
+    half: Half | None = entity.half  # type: ignore[assignment]  # sessions put nothing else there
+    entity.half = None
     return half
+
+
+def _declined() -> Exception:
+    return ChannelStopped("the peer takes no new channels")
 
 
 def _ended_before_the_pong() -> Exception:
     return ChannelStopped("the channel ended before the answer to the ping came")
-
-
-def _end_error(payload: bytes) -> ErrorMaker:
-    """Return what a source raises at its end; by convention an end payload that is not empty means an error."""
-    if not payload:
-        return trio.EndOfChannel
-    reason = payload[:REASON_MOST]  # kept for as long as the source lives, so its size is bounded
-    return lambda: ChannelCancelled("the peer gave up on this channel before it was done", payload=reason)
 
 
 class _Protocol:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.core import U64_MAX, Deadlines, Keepalive, StallWatch
+from muxkit.core import NO_QUEUE, U64_MAX, Deadlines, Keepalive, StallWatch
 from muxkit.protocols.bpmux.config import Config
-from muxkit.protocols.bpmux.engine.entities import NO_QUEUE, OURS, OVERHEAD, Entity, Kind
+from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, Entity, Kind
 from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp, Probed, Silent
-from muxkit.protocols.bpmux.engine.receiving import ChunkReader
+from muxkit.protocols.bpmux.engine.receiving import HEAD_MOST, ChunkReader
 from muxkit.protocols.bpmux.engine.state import State
 from muxkit.protocols.bpmux.frames import Type, observe_written
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from muxkit._observer import Observer
-    from muxkit.core import Buffer, Outbox
+    from muxkit.core import Buffer
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
 ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means that messages are missing
@@ -29,12 +31,9 @@ ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means
 class Timer(Enum):
     """The deadlines of a connection."""
 
-    KEEPALIVE = "keepalive"
-    """When to ping because nothing was received."""
-    ANSWER = "answer"
-    """When to end the connection because nothing was received after that ping."""
-    STALL = "stall"
-    """When to check that an incomplete message made progress."""
+    KEEPALIVE = "keepalive"  # to ping because nothing was received
+    ANSWER = "answer"  # to end the connection because nothing was received after that ping
+    STALL = "stall"  # to check that an incomplete message made progress
 
 
 class Engine:
@@ -63,27 +62,32 @@ class Engine:
         )
         self._stall = StallWatch(self._deadlines, Timer.STALL, seconds=self.limits.stall, least=self.limits.stall_bytes)
         self._is_started = False
+        self._rest = b""  # received and not parsed from `_at` on, because `frames_at_once` chunks were parsed
+        self._at = 0
+        self._is_mid_chunk = False
+        self._is_unfinished = False  # a chunk or a message was, when bytes came the last time
+        self._next_id = self.config.first_id
         self._largest = self.limits.message
+        self.frames_at_once = sys.maxsize
+        """The most chunks that one call of `receive_bytes` parses."""
+        self.unparsed = 0
+        """Received bytes behind the first `frames_at_once` chunks; `receive_bytes(b"", now)` parses more of them."""
+        self.bytes_received = 0
+        self.over = False
+        self.hung_up_cleanly = False
+        self.top_sink = self._state.top_sink
+        """The entity for top-level messages to the peer."""
+        self.top_stream = self._state.top_stream
+        """The entity for top-level messages of the peer."""
+        self.waiting = self._state.outbox
+        """The counter behind `outbox`, for frequent reads."""
         self.consumed = self._state.consume
         """Count bytes of an entity's messages as taken by the application; harmless after the entity is gone.
 
         Returns whether there may be something to write because of it.
         """
-        self._next_id = self.config.first_id
-        self.over = False
-        self.hung_up_cleanly = False
 
     # --- state
-
-    @property
-    def top_sink(self) -> Entity:
-        """The entity for top-level messages to the peer."""
-        return self._state.top_sink
-
-    @property
-    def top_stream(self) -> Entity:
-        """The entity for top-level messages of the peer."""
-        return self._state.top_stream
 
     def entities(self, kind: Kind) -> dict[int, Entity]:
         """One of the six maps of the document, read-only."""
@@ -105,36 +109,13 @@ class Engine:
         return self._state.outbox.used
 
     @property
-    def waiting(self) -> Outbox:
-        """The counter behind `outbox`, for frequent reads."""
-        return self._state.outbox
-
-    @property
     def messages_sent(self) -> int:
         return self._state.messages_sent
-
-    @property
-    def bytes_received(self) -> int:
-        return self._reader.offset
 
     @property
     def unread(self) -> int:
         """Number of channels that the peer opened, that are gone, and whose messages were not all consumed."""
         return len(self._state.unread)
-
-    @property
-    def unparsed(self) -> int:
-        """Received bytes behind the first `frames_at_once` chunks; `receive_bytes(b"", now)` parses more of them."""
-        return 0 if self.over else self._reader.unparsed
-
-    @property
-    def frames_at_once(self) -> int:
-        """The most chunks that one call of `receive_bytes` parses."""
-        return self._reader.frames_at_once
-
-    @frames_at_once.setter
-    def frames_at_once(self, count: int) -> None:
-        self._reader.frames_at_once = count
 
     @property
     def live(self) -> int:
@@ -144,7 +125,7 @@ class Engine:
     @property
     def is_quiet(self) -> bool:
         """Whether no entity is alive, not even the top level."""
-        return not any(self._state.maps)
+        return self.live == 0
 
     # --- the stream
 
@@ -152,23 +133,45 @@ class Engine:
         """Parse and apply received bytes; never raises."""
         if self.over:
             return
-        self._state.now = now
-        failure = self._reader.feed(data)
-        if failure is not None:
-            self._stop(Failed(failure))
-        else:
-            self._keepalive.heard(now)
-            if self._reader.is_mid_chunk or self._state.unfinished:
-                self._watch_progress(now)
-            else:
-                self._stall.stop()
+        state, reader = self._state, self._reader
+        state.now = now
+        if self._observer is not None and data:
+            self._observer.transport("in", data)
+        start = 0
+        if self.unparsed:
+            if data:
+                data = self._rest[self._at :] + data
+            else:  # keep the position, because each step of a turn would copy the rest
+                data, start = self._rest, self._at
+            self._rest = b""
+        reader.left = self.frames_at_once
+        base = self.bytes_received - start
+        try:
+            position = reader.resume(data, start, base) if self._is_mid_chunk else start
+            if len(data) - position > HEAD_MOST and not reader.rules.announced:
+                position = reader.parse_payloads(data, position)
+            if position < len(data):
+                position = reader.parse(data, position, base)
+        except RemoteProtocolError as error:
+            self._stop(Failed(error))
+            return
+        self.bytes_received = base + position
+        self.unparsed = len(data) - position
+        if self.unparsed:
+            self._rest, self._at = data, position
+        self._is_mid_chunk = reader.held.size > 0 or reader.owner is not None or reader.rules.announced > 0
+        was_unfinished, self._is_unfinished = self._is_unfinished, self._is_mid_chunk or state.unfinished > 0
+        self._keepalive.heard(now)
+        if self._is_unfinished:
+            self._watch_progress(now)
+        elif was_unfinished:
+            self._stall.stop()
 
     def receive_eof(self, now: float) -> None:
         """End the connection: the peer closed its direction of the stream."""
         if not self.over:
-            clean = not self._reader.is_mid_chunk and self.channels == 0
-            self.hung_up_cleanly = clean
-            self._stop(HungUp(clean))
+            self.hung_up_cleanly = not self._is_mid_chunk and self.channels == 0
+            self._stop(HungUp(self.hung_up_cleanly))
 
     def events(self) -> Sequence[Event]:
         """Take the events since the last call, oldest first."""
@@ -213,8 +216,7 @@ class Engine:
         for timer in self._deadlines.expired(now):
             if self._observer is not None:
                 self._observer.timer(timer.value)
-            last = self._timer_expired(timer, now)
-            if last is not None:
+            if (last := self._timer_expired(timer, now)) is not None:
                 self._stop(last)
                 return
 
@@ -229,30 +231,27 @@ class Engine:
             if entity is None:
                 self._keepalive.postpone(now)
             else:
-                self._state.control.owe_ping(entity)
+                self._state.control.owe(entity, pings=1)
                 self._state.events.append(Probed(entity))
                 self._keepalive.asked(now)
         return None
 
     def _pingable_entity(self) -> Entity | None:
         """Return an entity to send a ping about: the top level while there is one."""
-        for entity in (self.top_stream, self.top_sink):
-            if not entity.gone and not entity.ending:
-                return entity
-        alive = (entity for entities in self._state.maps for entity in entities.values())
-        return next((entity for entity in alive if entity.announced and not entity.ending), None)
+        entities = chain((self.top_stream, self.top_sink), *[entities.values() for entities in self._state.maps])
+        return next((one for one in entities if one.announced and not one.gone and not one.ending), None)
 
     def _watch_progress(self, now: float) -> None:
-        self._stall.watch(now, self._reader.offset, self._state.reassembly.served)
+        self._stall.watch(now, self.bytes_received, self._state.reassembly.served)
 
     def _check_progress(self, now: float) -> Event | None:
-        state, reader = self._state, self._reader
-        came = self._stall.shortfall(reader.offset, state.reassembly.served)
-        is_due_from_peer = reader.is_mid_chunk or state.can_peer_continue()
+        state = self._state
+        came = self._stall.shortfall(self.bytes_received, state.reassembly.served)
+        is_due_from_peer = self._is_mid_chunk or state.can_peer_continue()
         if is_due_from_peer and came is not None:
             if not came:  # a broken network looks the same, so this is no violation
                 return Silent(self._keepalive.silence(now))
-            return Failed(self._stall.error(came, "message", reader.offset))
+            return Failed(self._stall.error(came, "message", self.bytes_received))
         if is_due_from_peer or state.unfinished:
             self._watch_progress(now)
         return None
@@ -262,6 +261,7 @@ class Engine:
         if self._observer is not None and isinstance(last, Failed):
             self._observer.error(last.error)
         self.over = True
+        self.unparsed = 0
 
     # --- opening
 
@@ -304,28 +304,23 @@ class Engine:
                 f"{state.ours} channels are open; raise Limits({state.limits.bound_of_channels}=…) on both sides"
             )
         if payload:
-            self._check_opening_payload(len(payload))
+            size = len(payload)
+            if self.config.letter:
+                raise LocalProtocolError(f"an opening payload of {size} bytes; with letter=True it must be empty")
+            self._check_size(size, "an opening payload")
+            if not state.outgoing(state.top_sink).admits(size):
+                raise LocalProtocolError(
+                    f"an opening payload of {size} bytes against {state.top_sink.credit_out} of top-level credit"
+                )
         if credit is not None and not 0 <= credit <= U64_MAX:
             raise LocalProtocolError(f"credit of {credit} is outside 0..2^64-1")
 
-    def _check_opening_payload(self, size: int) -> None:
-        if self.config.letter:
-            raise LocalProtocolError(f"an opening payload of {size} bytes; with letter=True it must be empty")
-        self._check_size(size, "an opening payload")
-        if not self._state.outgoing(self.top_sink).admits(size):
-            raise LocalProtocolError(
-                f"an opening payload of {size} bytes against {self.top_sink.credit_out} of top-level credit"
-            )
-
     def _take_id(self, id: int | None, *kinds: Kind, lowest: int = 1) -> int:
         maps = [self._state.maps[kind] for kind in kinds]
-        if id is None:
-            return self._allocate_id(maps)
-        if not lowest <= id <= U64_MAX or any(id in ids for ids in maps):
-            raise LocalProtocolError(f"id {id} is in use, reserved, or not in {lowest}..2^64-1")
-        return id
-
-    def _allocate_id(self, maps: list[dict[int, Entity]]) -> int:
+        if id is not None:
+            if not lowest <= id <= U64_MAX or any(id in ids for ids in maps):
+                raise LocalProtocolError(f"id {id} is in use, reserved, or not in {lowest}..2^64-1")
+            return id
         id = self._next_id
         while id in maps[0] or id in maps[-1]:
             id = id + 1 if id < U64_MAX else 1
@@ -385,13 +380,14 @@ class Engine:
                 raise LocalProtocolError(
                     f"{entity.label}: {size} + {len(end)} bytes to send against {entity.credit_out} of credit"
                 )
-        self._state.push(outgoing, payload)
+        outgoing.push(payload)
+        self._state.messages_sent += 1
         if end is not None:
             outgoing.close(end)
         if answers or end is not None:
             self._state.end_queued(entity)
-        elif not outgoing.scheduled and outgoing.is_ready():
-            self._state.scheduler.add(outgoing)
+        else:
+            self._state.schedule(entity)
 
     def try_send(self, entity: Entity, payload: bytes) -> bool:
         """Queue a message that credit covers as a whole; otherwise do nothing and return False. Faster than `send`."""
@@ -400,7 +396,7 @@ class Engine:
             return False
         if size > entity.credit.available - outgoing.queued - outgoing.claimed:
             return False
-        state, queue = self._state, outgoing.queue  # `State.push_covered` inlined: this runs for each message
+        state, queue = self._state, outgoing.queue  # `Outgoing.push_covered` inlined: this runs for each message
         if not queue:
             outgoing.has_sent = True
             if queue is NO_QUEUE:
@@ -423,7 +419,9 @@ class Engine:
         size = sum(sizes)
         if size > entity.credit.available - outgoing.queued - outgoing.claimed or max(sizes) > self._largest:
             return False
-        self._state.push_covered(outgoing, payloads, size)
+        outgoing.push_covered(payloads, size)
+        self._state.messages_sent += len(payloads)
+        self._state.schedule(entity)
         return True
 
     def send_many(self, entity: Entity, payloads: Iterable[bytes]) -> int:
@@ -469,14 +467,12 @@ class Engine:
         if entity is self.top_sink:
             self._state.decline_openings(begun=False)
         outgoing = self._state.outgoing(entity)
-        lost = outgoing.drop_unbegun()
-        if lost:
-            outgoing.reopen()
+        outgoing.drop_unbegun()
         if not entity.ending:
             # The end of a request cannot be taken for a response, so it need not wait for credit.
             can_explain = entity.kind is not Kind.REQUEST_IN or entity.credit_out > 0
             outgoing.close(b"" if entity.receives or not can_explain else ABORTED)
-        self._state.recount(outgoing, outgoing.waits_for_transport())
+        outgoing.count(outgoing.waits_for_transport())
         self._state.end_queued(entity)
 
     def refuse(self, entity: Entity) -> None:
@@ -532,9 +528,9 @@ class Engine:
     def ping(self, entity: Entity) -> None:
         """Send a ping; the pong is reported as `Ponged`."""
         self._check_sending(entity, "ping")
-        self._state.control.owe_ping(entity)
+        self._state.control.owe(entity, pings=1)
 
     def pong(self, entity: Entity) -> None:
         """Send a pong, for `Config(pongs=False)`."""
         self._check_sending(entity, "pong")
-        self._state.control.owe_pong(entity)
+        self._state.control.owe(entity, pongs=1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from muxkit.core import Buffer, Credit, Pieces, ReceiveWindow, encode_varu64
+from muxkit.core import NO_QUEUE, Buffer, Credit, Outbox, Pieces, ReceiveWindow, encode_varu64, queue_of
 from muxkit.protocols.bpmux.frames import CREDIT, END, PAYLOAD, Type, encode_partial, head, label
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable
 
 
 class Kind(IntEnum):
@@ -121,6 +124,11 @@ class Entity:
         return self.window
 
     @property
+    def receiver(self) -> Entity | None:
+        """The half of its channel that the peer sends payload on."""
+        return self if self.receives else self.twin
+
+    @property
     def type(self) -> Type:
         """The type of chunks about it. Both sides have the top level as an out-entity and address it as the peer's."""
         return OF_TOP[self.kind] if self.id == 0 else OF_OTHERS[self.kind]
@@ -161,39 +169,23 @@ class Entity:
         return f"<{self.label} credit_out={self.credit_out} credit_in={self.credit_in}>"
 
 
-class QueueOwner(Protocol):
-    """The callbacks of a queue."""
-
-    def wrote(self, outgoing: Outgoing) -> None:
-        """One turn of writing is over: count what left the queue, and report what became writable."""
-
-    def take_first_grant(self, entity: Entity) -> int:
-        """Take the credit to write into the opening chunk."""
-
-    def paid(self, amount: int) -> None:
-        """An opening used top-level credit that it had claimed."""
-
-    def announced(self, entity: Entity) -> None:
-        """The opening was written completely: control chunks about the entity may follow."""
-
-
 BYTES = tuple(bytes((number,)) for number in range(248))  # the VarU64 of small numbers
-NO_QUEUE: deque[bytes] = deque()  # shared by all empty queues and never changed: an empty deque takes 760 bytes
 OVERHEAD = 16  # bytes that a queued message counts in the outbox beside its payload
 
 
 class Outgoing:
     """The queue of one entity: its opening, its messages and its end, encoded when the scheduler calls `write`.
 
-    A message larger than a piece, or than the available credit, is written in parts.
+    A payload larger than a piece, or than the available credit, is written in parts. `on_written` is called after each
+    turn that wrote of an opening or behind an end, and after each turn while a `Writable` event is wanted.
     """
 
     __slots__ = (
         "_begun",
         "_head",
+        "_on_written",
         "_opening",
-        "_overhead",
-        "_owner",
+        "_outbox",
         "_top",
         "accepts",
         "claimed",
@@ -210,14 +202,14 @@ class Outgoing:
         "watched",
     )
 
-    def __init__(self, entity: Entity, top: Credit, owner: QueueOwner) -> None:
+    def __init__(self, entity: Entity, top: Credit, outbox: Outbox, on_written: Callable[[Outgoing], None]) -> None:
         self.entity = entity
-        self._top = top
-        self._owner = owner
+        self._top = top  # the credit that openings use
+        self._outbox = outbox
+        self._on_written = on_written
         self._head = head(entity.type, entity.id, PAYLOAD)
-        self._overhead = len(self._head) + 1  # bytes of a chunk beside its payload, at least
         self._opening: tuple[Type, bytes] | None = None
-        self.queue = NO_QUEUE
+        self.queue: deque[bytes] = NO_QUEUE
         self._begun = 0  # bytes of the first item that were written in parts
         self.end: bytes | None = None
         self.accepts = not entity.receives and entity.kind is not Kind.REQUEST_IN  # any number of messages
@@ -251,11 +243,6 @@ class Outgoing:
         """Whether it can be replaced by a new queue without losing anything."""
         return not (self.queue or self.has_sent or self.watched or self.closing or self._opening or self._begun)
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether a message, or the end, was written in part."""
-        return self._begun > 0 and self._opening is None
-
     def watch(self, size: int) -> None:
         """Report `Writable` when a message of this size fits; an empty one needs no credit."""
         self.watched = True
@@ -270,16 +257,26 @@ class Outgoing:
         """Queue a message; only the part that credit covers counts in the outbox."""
         size = len(message)
         covered = self.entity.credit.available - self.queued
-        self.counted += OVERHEAD + (size if size <= covered else max(covered, 0))
-        self.queued += size
         self.ready_queue().append(message)
+        self.queued += size
+        self.count(self.counted + OVERHEAD + (size if size <= covered else max(covered, 0)))
+
+    def push_covered(self, messages: list[bytes], size: int) -> None:
+        """Queue messages of `size` bytes in all, which credit covers."""
+        self.ready_queue().extend(messages)
+        self.queued += size
+        self.count(self.counted + OVERHEAD * len(messages) + size)
 
     def ready_queue(self) -> deque[bytes]:
         """Return the queue to append a message to."""
         self.has_sent = True
-        if self.queue is NO_QUEUE:
-            self.queue = deque()
+        self.queue = queue_of(self.queue)
         return self.queue
+
+    def count(self, counted: int) -> None:
+        """Count so many bytes in the outbox from now on."""
+        self._outbox.used += counted - self.counted
+        self.counted = counted
 
     def close(self, payload: bytes) -> None:
         """Queue the end; no message may follow."""
@@ -287,25 +284,20 @@ class Outgoing:
         self.end = payload
         self.queued += len(payload)
 
-    def reopen(self) -> None:
-        """Remove an end of which nothing was written."""
-        if self.end is not None:
-            self.queued -= len(self.end)
-            self.end = None
-
     def waits_for_transport(self) -> int:
         """Bytes to count in the outbox now: at most what was counted before, and only what credit covers."""
         if not self.queue or (self.queue[0] and not self.entity.credit.available):
             return 0
         return min(self.counted, min(self.queued, self.entity.credit.available) + OVERHEAD * len(self.queue))
 
-    def drop_unbegun(self) -> int:
-        """Drop the messages of which nothing was written; return their number."""
-        keep = 1 if self.is_begun and self.queue else 0
-        dropped = len(self.queue) - keep
+    def drop_unbegun(self) -> None:
+        """Drop the messages of which nothing was written; the end behind them is no longer queued then."""
+        keep = 1 if self.queue and self._begun and self._opening is None else 0
+        if len(self.queue) > keep and self.end is not None:
+            self.queued -= len(self.end)
+            self.end = None
         while len(self.queue) > keep:
             self.queued -= len(self.queue.pop())
-        return dropped
 
     def admits(self, size: int) -> bool:
         """Whether a message of this size may be queued: credit covers it, or it is alone and there is some credit."""
@@ -327,131 +319,102 @@ class Outgoing:
 
     def write(self, budget: int, piece: int, out: list[Buffer]) -> int:
         """Append about `budget` bytes of chunks to `out`, no payload above `piece`; return their size."""
-        if not self.is_ready():
+        entity, written = self.entity, 0
+        if entity.gone:
             return 0
-        written = 0
-        if self.accepts and not self._begun and self._opening is None:
-            written = self._write_whole(budget, piece, out)  # usually all that is queued
-        if self.queue or self._opening is not None or self.end is not None:
-            written += self._write_all(budget - written, piece, out)
-        if not self.queue:
-            self.queue = NO_QUEUE
-        self._owner.wrote(self)
-        return written
-
-    def _write_all(self, budget: int, piece: int, out: list[Buffer]) -> int:
-        """Write the opening, then the messages, then the end, as far as credit allows."""
-        written = 0
+        is_opening = self._opening is not None
         if self._opening is not None:
             written = self._write_opening(self._opening[0], self._opening[1], budget, piece, out)
-        if self._opening is None:
-            written += self._write_messages(budget - written, piece, out)
-            if self.end is not None and not self.queue and not self.openings:
-                written += self._write_end(self.end, budget - written, piece, out)
-        return written
-
-    def _write_messages(self, budget: int, piece: int, out: list[Buffer]) -> int:
-        """Write messages, in parts where they must be split."""
-        queue, credit = self.queue, self.entity.credit
-        written = 0
-        while queue and written < budget:
-            if not self._begun:
-                written += self._write_whole(budget - written, piece, out)
-                if not queue or written >= budget:
+        if entity.announced:
+            credit, queue, start, append = entity.credit, self.queue, self._head, out.append
+            before = available = credit.available
+            while queue and not self._begun and written < budget:  # messages that need no parts: usually all
+                message = queue[0]
+                size = len(message)
+                if size > piece or size > available:
                     break
-            before = self._begun
-            written += self._write_part(queue[0], self._head, credit, piece, out)
-            self.queued -= self._begun - before
-            if self._begun == before:
-                break
-            if self._begun == len(queue[0]):
                 queue.popleft()
-                self._begun = 0
-        if self.entity.kind is Kind.REQUEST_IN and not queue and written:
-            self.entity.end_out = True  # a response ends its request in this direction
+                append(start + (BYTES[size] if size < 248 else encode_varu64(size)))
+                if size:
+                    append(message)
+                available -= size
+                written += len(start) + 1 + size
+            credit.available = available
+            if queue or not self.accepts:
+                written += self._write_rest(budget - written, piece, out)
+            self.queued -= before - credit.available
+            if queue:
+                self.count(self.waits_for_transport())
+            else:
+                self.queue = NO_QUEUE
+                self._outbox.used -= self.counted
+                self.counted = 0
+        if self.watched or is_opening or entity.end_out:
+            self._on_written(self)
         return written
 
-    def _write_whole(self, budget: int, piece: int, out: list[Buffer]) -> int:
-        """Write messages up to the first that must be split."""
-        queue, start, small, append = self.queue, self._head, BYTES, out.append
-        available = credit = self.entity.credit.available
-        written = 0
+    def _write_rest(self, budget: int, piece: int, out: list[Buffer]) -> int:
+        """Write messages that must be split, then the end, as far as budget and credit allow."""
+        queue, entity, written = self.queue, self.entity, 0
         while queue and written < budget:
-            message = queue[0]
-            size = len(message)
-            if size > piece or size > available:
-                break
+            written += self._write_payload(self._head, queue[0], entity.credit, budget - written, piece, out)
+            if self._begun < len(queue[0]):
+                return written
             queue.popleft()
-            append(start + (small[size] if size < 248 else encode_varu64(size)))
-            if size:
-                append(message)
-            available -= size
-            written += size + self._overhead
-        self.entity.credit.available = available
-        self.queued -= credit - available
+            self._begun = 0
+        if queue:
+            return written
+        if self.end is None:
+            # A response ends its request in this direction.
+            entity.end_out = entity.end_out or (entity.kind is Kind.REQUEST_IN and self.has_sent)
+        elif not self.openings:
+            start = head(entity.type, entity.id, END)
+            written += self._write_payload(start, self.end, entity.credit, budget - written, piece, out)
+            if self._begun == len(self.end):
+                self.end, self._begun = None, 0
+                entity.end_out = True
         return written
 
-    def _write_part(self, payload: bytes, start: bytes, credit: Credit, piece: int, out: list[Buffer]) -> int:
-        """Write the next part of a payload, as much as credit and `piece` allow."""
-        size = min(piece, credit.available, len(payload) - self._begun)
-        if size <= 0:
-            return 0
-        if not self._begun:
-            out.append(encode_partial(len(payload)))
-        out.append(start + encode_varu64(size))
-        out.append(memoryview(payload)[self._begun : self._begun + size])
-        self._begun += size
-        credit.available -= size
-        return size + self._overhead
-
-    def _write_end(self, payload: bytes, budget: int, piece: int, out: list[Buffer]) -> int:
-        """Write the end, in parts if its payload must be split."""
-        start = head(self.entity.type, self.entity.id, END)
-        credit = self.entity.credit
-        written = 0
-        if not self._begun and len(payload) <= min(piece, credit.available):
-            out.append(start + encode_varu64(len(payload)) + payload)
-            credit.available -= len(payload)
-            self.queued -= len(payload)
-            self._begun = len(payload)
-            written = len(payload) + self._overhead
-        while self._begun < len(payload) and written < budget:
-            before = self._begun
-            written += self._write_part(payload, start, credit, piece, out)
-            self.queued -= self._begun - before
-            if self._begun == before:
-                return written
-        if self._begun == len(payload):
-            self.end, self._begun = None, 0
-            self.entity.end_out = True
+    def _write_payload(
+        self, start: bytes, payload: bytes, credit: Credit, budget: int, piece: int, out: list[Buffer]
+    ) -> int:
+        """Write what is left of a payload, in parts where it must be split, as far as budget and credit allow."""
+        total, written = len(payload), 0
+        while not written or (self._begun < total and written < budget):
+            size = min(piece, credit.available, total - self._begun)
+            if not size and total:
+                break
+            if size < total and not self._begun:
+                out.append(encode_partial(total))
+            out.append(start + encode_varu64(size))
+            if size:
+                out.append(payload if size == total else memoryview(payload)[self._begun : self._begun + size])
+            self._begun += size
+            credit.available -= size
+            written += len(start) + 1 + size
         return written
 
     def _write_opening(self, type: Type, payload: bytes, budget: int, piece: int, out: list[Buffer]) -> int:
         """Write the chunk that opens the entity, with the first grant; its payload uses top-level credit."""
-        top, written = self._top, 0
+        entity, top, total = self.entity, self._top, len(payload)
+        start, written = head(type, entity.id, PAYLOAD), 0
         if not self._begun:
-            size = min(len(payload), piece, top.available)
-            if size < len(payload):
-                out.append(encode_partial(len(payload)))
-            grant = self._owner.take_first_grant(self.entity)
-            flags = PAYLOAD | CREDIT if grant else PAYLOAD
-            out.append(head(type, self.entity.id, flags) + encode_varu64(size))
-            if size:
-                out.append(payload if size == len(payload) else memoryview(payload)[:size])
-            if grant:
-                out.append(encode_varu64(grant))
-            top.available -= size
-            self._owner.paid(size)
+            size = min(total, piece, top.available)
+            if size < total:
+                if not size:
+                    return 0
+                out.append(encode_partial(total))
+            receiver, grant = entity.receiver, 0
+            if receiver is not None:
+                grant, receiver.grant = receiver.grant, 0
+            first = head(type, entity.id, PAYLOAD | CREDIT) if grant else start
+            out.append(first + encode_varu64(size) + payload[:size] + (encode_varu64(grant) if grant else b""))
             self._begun = size
-            written = size + self._overhead
-        start = head(type, self.entity.id, PAYLOAD)
-        while self._begun < len(payload) and written < budget:
-            before = self._begun
-            written += self._write_part(payload, start, top, piece, out)
-            if self._begun == before:
-                break
-            self._owner.paid(self._begun - before)
-        if self._begun == len(payload):
+            top.available -= size
+            written = len(start) + 1 + size
+        if self._begun < total and written < budget:
+            written += self._write_payload(start, payload, top, budget - written, piece, out)
+        if self._begun == total:
             self._opening, self._begun = None, 0
-            self._owner.announced(self.entity)
+            entity.announced = True
         return written

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from muxkit._errors import RemoteProtocolError
@@ -14,6 +13,7 @@ from muxkit.protocols.bpmux.frames import (
     END,
     PAYLOAD,
     PING,
+    Checks,
     Chunk,
     Partial,
     Type,
@@ -45,59 +45,25 @@ class ChunkReader:
     def __init__(self, state: State) -> None:
         self._state = state
         self.rules = ChunkRules(state)
-        self._held = Pieces()
+        self.held = Pieces()  # the beginning of a chunk
         self._wanted = 0  # bytes to hold before parsing is tried again
-        self._owner: Entity | None = None  # the entity of an incomplete payload whose chunk head was parsed
+        self.owner: Entity | None = None  # the entity of an incomplete payload whose chunk head was parsed
         self._missing = 0  # bytes missing of that payload
         self._pieces = Pieces()  # the beginning of that payload
-        self._rest = b""  # bytes not parsed from `_at` on, because `frames_at_once` chunks were parsed
-        self._at = 0
-        self._left = 0  # frames that this call may still parse; events count as several
-        self.frames_at_once = sys.maxsize
-        self.offset = 0  # bytes parsed or held, in all
-        self.unparsed = 0  # bytes left for the next call
-        self.is_mid_chunk = False
+        self.left = 0  # frames that may still be parsed; events count as several
 
-    def feed(self, data: bytes) -> RemoteProtocolError | None:
-        """Parse and apply received bytes; return the violation, if any, after which no more may be fed."""
-        if self._state.observer is not None and data:
-            self._state.observer.transport("in", data)
-        start = 0
-        if self._rest:
-            if data:
-                data = self._rest[self._at :] + data
-            else:  # keep the position, because each step of a turn would copy the rest
-                data, start = self._rest, self._at
-            self._rest, self._at = b"", 0
-        self._left = self.frames_at_once
-        base = self.offset - start
-        try:
-            position = self._continue_chunk(data, start, base) if self._owner is not None or self._held.size else start
-            if len(data) - position > HEAD_MOST and not self.rules.announced:
-                position = self._parse_payloads(data, position)
-            if position < len(data):
-                position = self._parse(data, position, base)
-        except RemoteProtocolError as error:
-            return error
-        self.offset = base + position
-        self.unparsed = len(data) - position
-        if self.unparsed:
-            self._rest, self._at = data, position
-        self.is_mid_chunk = self._held.size > 0 or self._owner is not None or self.rules.announced > 0
-        return None
-
-    def _continue_chunk(self, data: bytes, position: int, base: int) -> int:
+    def resume(self, data: bytes, position: int, base: int) -> int:
         """Add to the incomplete chunk; return the position in `data` behind it. `base` is the offset of `data`."""
-        while self._held.size:
-            missing = self._wanted - self._held.size
-            self._held.append(data[position : position + missing])
+        while self.held.size:
+            missing = self._wanted - self.held.size
+            self.held.append(data[position : position + missing])
             position += missing
-            if self._held.size < self._wanted:
+            if self.held.size < self._wanted:
                 return len(data)
-            held = self._held.join()  # one chunk; it stays held while it is incomplete
-            self._parse(held, 0, base + position - len(held))
-        if self._owner is not None and position < len(data):
-            position = self._continue_payload(self._owner, data, position)
+            held = self.held.join()  # one chunk; it stays held while it is incomplete
+            self.parse(held, 0, base + position - len(held))
+        if self.owner is not None and position < len(data):
+            position = self._continue_payload(self.owner, data, position)
         return position
 
     def _continue_payload(self, owner: Entity, data: bytes, position: int) -> int:
@@ -109,7 +75,7 @@ class ChunkReader:
             return len(data)
         pieces.append(memoryview(data)[position : position + missing])
         payload = pieces.join()
-        self._owner = None
+        self.owner = None
         if owner.direct and len(payload) <= owner.window.credit:
             owner.window.credit -= len(payload)
             owner.window.held += len(payload)
@@ -121,21 +87,21 @@ class ChunkReader:
             self.rules.header(type, owner.id, PAYLOAD)
             self.rules.payload(len(payload))
             self.rules.apply(Chunk(type, owner.id, payload))
-        self._left -= 1
+        self.left -= 1
         return position + missing
 
-    def _parse(self, data: bytes, position: int, base: int) -> int:
+    def parse(self, data: bytes, position: int, base: int) -> int:
         """Parse and apply chunks in `data` from `position` on; hold an incomplete one. `base` is the offset of `data`.
 
         Returns the position behind the last: the end, unless this call may parse no more frames.
         """
         size = len(data)
-        while position < size and self._left > 0:
+        while position < size and self.left > 0:
             cursor = Cursor(data, position)
             try:
                 chunk = parse_chunk(cursor, self.rules)
             except NeedMore as need:
-                self._held.append(data[position:])
+                self.held.append(data[position:])
                 self._wanted = size - position + need.missing
                 return size
             except RemoteProtocolError as error:
@@ -144,16 +110,16 @@ class ChunkReader:
             events = self._state.events
             before = len(events)
             self.rules.apply(chunk)
-            self._left -= 1 + EVENT_FRAMES * (len(events) - before)
+            self.left -= 1 + EVENT_FRAMES * (len(events) - before)
             position = cursor.position
             if size - position > HEAD_MOST and not self.rules.announced:
-                position = self._parse_payloads(data, position)
+                position = self.parse_payloads(data, position)
         return position
 
-    def _parse_payloads(self, data: bytes, position: int) -> int:
+    def parse_payloads(self, data: bytes, position: int) -> int:
         """Parse the usual chunks fast: a message on a known entity, with small numbers and enough credit.
 
-        Returns the position of the first chunk that is anything else; `_parse` handles that one with all checks.
+        Returns the position of the first chunk that is anything else; `parse` handles that one with all checks.
         """
         size = len(data)
         last = size - HEAD_MOST
@@ -162,7 +128,7 @@ class ChunkReader:
         largest = self._state.limits.message
         sinks, streams = maps[Kind.STREAM_IN], maps[Kind.STREAM_OUT]
         before = len(events)
-        for _ in range(self._left):
+        for _ in range(self.left):
             if position >= last:
                 break
             tag = data[position]
@@ -205,7 +171,7 @@ class ChunkReader:
             if length > window.credit or length > largest:
                 break
             if end > size:  # the rest is not here yet
-                self._owner, self._missing = entity, end - size
+                self.owner, self._missing = entity, end - size
                 self._pieces.append(memoryview(data)[start:])
                 position = size
                 break
@@ -215,11 +181,11 @@ class ChunkReader:
             if observer is not None:
                 observer.frame("in", entity.label, "payload", length)
             position = end
-        self._left -= len(events) - before
+        self.left -= len(events) - before
         return position
 
 
-class ChunkRules:
+class ChunkRules(Checks):
     """The rules of "Receiving Chunks" and "Partial Mode" for one chunk at a time.
 
     The checks run while a chunk is parsed; they raise and change nothing but the notes about this chunk. `apply` runs
@@ -254,7 +220,7 @@ class ChunkRules:
         self._charged = 0
         if flags & ACK_END and flags != ACK_END:
             rule = "bpmux-R20" if entity is None else "bpmux-R32"
-            raise RemoteProtocolError(f"{type.label} {id}: ack-end together with flags {flags:#04x}", rule=rule)
+            raise _broken(type, id, f"ack-end together with flags {flags:#04x}", rule)
         if entity is None:
             self._check_new(type, id, flags)
             self._payer, self._left = self._state.top_stream, self.announced
@@ -263,9 +229,7 @@ class ChunkRules:
             self._payer = self._state.payer(entity)
             self._left = self.announced or entity.partial
         if flags & PAYLOAD and flags & END and self._left:
-            raise RemoteProtocolError(
-                f"{type.label} {id}: payload and end payload in one chunk in partial mode", rule="bpmux-P14"
-            )
+            raise _broken(type, id, "payload and end payload in one chunk in partial mode", "bpmux-P14")
         if self.announced:
             self._check_loan(self._payer.window, type, id)
         if flags & PING and self._state.control.pongs_owed >= self._state.limits.pongs:
@@ -278,23 +242,20 @@ class ChunkRules:
         state = self._state
         if id == 0 and type is not Type.OUT_REQUEST and type is not Type.IN_REQUEST:
             rule = "bpmux-S05" if type in (Type.OUT_SINK, Type.OUT_STREAM) else "bpmux-R09"
-            raise RemoteProtocolError(f"{type.label} {id}: the top level cannot be opened again", rule=rule)
+            raise _broken(type, id, "the top level cannot be opened again", rule)
         if type is Type.IN_REQUEST:
-            raise RemoteProtocolError(f"{type.label} {id}: there is no such request", rule="bpmux-R10")
+            raise _broken(type, id, "there is no such request", "bpmux-R10")
         if type not in CREATING:
-            raise RemoteProtocolError(
-                f"{type.label} {id}: there is no such entity, and only we could make it", rule="bpmux-R11"
-            )
+            raise _broken(type, id, "there is no such entity, and only we could make it", "bpmux-R11")
         if type is Type.DUPLEX and id in self._maps[Kind.STREAM_IN]:
-            raise RemoteProtocolError(f"{type.label} {id}: there is a stream-in with this id", rule="bpmux-R12")
+            raise _broken(type, id, "there is a stream-in with this id", "bpmux-R12")
         if flags & ACK_END:
-            raise RemoteProtocolError(f"{type.label} {id}: ack-end for an entity that does not exist", rule="bpmux-R20")
+            raise _broken(type, id, "ack-end for an entity that does not exist", "bpmux-R20")
         if not flags & PAYLOAD:
-            raise RemoteProtocolError(f"{type.label} {id}: an opening without a payload", rule="bpmux-R14")
+            raise _broken(type, id, "an opening without a payload", "bpmux-R14")
         if self.announced and state.config.letter:
-            raise RemoteProtocolError(
-                f"{type.label} {id}: an opening payload of {self.announced} bytes in parts against a credit of 0",
-                rule="bpmux-P18",
+            raise _broken(
+                type, id, f"an opening payload of {self.announced} bytes in parts against a credit of 0", "bpmux-P18"
             )
         live = state.theirs + state.control.leaving
         if live >= state.limits.channels:
@@ -307,34 +268,23 @@ class ChunkRules:
     def _check_known(self, entity: Entity, type: Type, id: int, flags: int) -> None:
         if type is Type.DUPLEX and not (entity.opening and entity.twin is not None and flags & PAYLOAD):
             rule = "bpmux-R21" if entity.twin is not None else "bpmux-R12"
-            raise RemoteProtocolError(f"{type.label} {id}: there is an entity with this id", rule=rule)
+            raise _broken(type, id, "there is an entity with this id", rule)
         if entity.opening and entity.twin is not None and type is not Type.DUPLEX and flags & PAYLOAD:
-            raise RemoteProtocolError(
-                f"{type.label} {id}: parts of a duplex's opening travel as duplex chunks", rule="bpmux-P06"
-            )
+            raise _broken(type, id, "parts of a duplex's opening travel as duplex chunks", "bpmux-P06")
         if flags & (PAYLOAD | END) and entity.twin is not None and entity.twin.opening:
-            raise RemoteProtocolError(
-                f"{type.label} {id}: the opening of this duplex has not come as a whole", rule="bpmux-P06"
-            )
+            raise _broken(type, id, "the opening of this duplex has not come as a whole", "bpmux-P06")
         if flags & PAYLOAD and type not in PAYLOAD_TYPES and not entity.opening:
-            raise RemoteProtocolError(
-                f"{type.label} {id}: payload in a chunk of a type that carries none", rule="bpmux-R22"
-            )
+            raise _broken(type, id, "payload in a chunk of a type that carries none", "bpmux-R22")
         if flags & PAYLOAD and flags & END and type is Type.IN_REQUEST:
-            raise RemoteProtocolError(f"{type.label} {id}: a response together with an end", rule="bpmux-R27")
+            raise _broken(type, id, "a response together with an end", "bpmux-R27")
         if flags & ACK_END and not entity.end_out:
-            raise RemoteProtocolError(f"{type.label} {id}: ack-end for an end that was not sent", rule="bpmux-R33")
+            raise _broken(type, id, "ack-end for an end that was not sent", "bpmux-R33")
         if entity.parts is not None:
             if self.announced:
-                raise RemoteProtocolError(
-                    f"{type.label} {id}: a Partial with {entity.partial} bytes of the last one to come",
-                    rule="bpmux-P08",
-                )
+                raise _broken(type, id, f"a Partial with {entity.partial} bytes of the last one to come", "bpmux-P08")
             is_end = entity.parts.is_end
             if (flags & END and is_end is False) or (flags & PAYLOAD and is_end is True):
-                raise RemoteProtocolError(
-                    f"{type.label} {id}: payload and end payload mixed in partial mode", rule="bpmux-P14"
-                )
+                raise _broken(type, id, "payload and end payload mixed in partial mode", "bpmux-P14")
         if flags & END and self._is_reset(entity):
             self._check_reset(type, id)
 
@@ -429,8 +379,8 @@ class ChunkRules:
         if chunk.ack_end:
             state.remove(entity)
             state.events.append(Confirmed(entity))
-        elif chunk.payload is None and chunk.credit is None and not chunk.ping and chunk.end is None:
-            self._take_pong(entity)
+        elif chunk.is_pong and _opening_of(entity) is None:
+            state.events.append(Ponged(entity))
         if payer.window.unfinished:
             state.lend_shortfall(payer)
 
@@ -469,10 +419,10 @@ class ChunkRules:
         state = self._state
         entity.opening = False
         state.update_direct(entity)
-        receiving = entity if entity.receives else entity.twin
-        if receiving is not None:
-            state.grant(receiving, receiving.window.start(state.now))
-        source = receiving if receiving is not entity else None
+        receiver = entity.receiver
+        if receiver is not None:
+            state.grant(receiver, receiver.window.start(state.now))
+        source = receiver if receiver is not entity else None
         state.events.append(Opened(entity, payload, source))
         if parts is not None:
             state.events.extend(Pinged(half) for half in (entity, source) if half in parts.pinged)
@@ -481,9 +431,7 @@ class ChunkRules:
         state = self._state
         if not entity.is_wanted:
             state.consume(entity, len(payload))
-        if not entity.end_out:
-            state.acknowledge(entity)
-        state.remove(entity)
+        state.peer_ended(entity)
         state.events.append(Responded(entity, payload) if entity.is_wanted else Ended(entity, b""))
 
     def _take_credit(self, entity: Entity, amount: int) -> None:
@@ -501,16 +449,12 @@ class ChunkRules:
 
     def _take_ping(self, entity: Entity) -> None:
         if self._state.config.pongs and not entity.end_out:
-            self._state.control.owe_pong(entity)
+            self._state.control.owe(entity, pongs=1)
         parts = _opening_of(entity)
         if parts is None:
             self._state.events.append(Pinged(entity))
         elif entity not in parts.pinged:
             parts.pinged.append(entity)
-
-    def _take_pong(self, entity: Entity) -> None:
-        if _opening_of(entity) is None:
-            self._state.events.append(Ponged(entity))
 
     def _take_end(self, entity: Entity, payload: bytes) -> None:
         state = self._state
@@ -528,12 +472,14 @@ class ChunkRules:
             entity.twin.orderly = not payload
         state.consume(entity, size)
         entity.end_in = True
-        if not entity.end_out:
-            state.acknowledge(entity)
-        state.remove(entity)
+        state.peer_ended(entity)
         state.events.append(Ended(entity, payload))
         if entity is state.top_sink:
             state.decline_openings(begun=True)
+
+
+def _broken(type: Type, id: int, what: str, rule: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"{type.label} {id}: {what}", rule=rule)
 
 
 def _opening_of(entity: Entity) -> Parts | None:

@@ -14,7 +14,7 @@ from muxkit.core import (
     TokenBucket,
     encode_varu64,
 )
-from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, RECEIVERS, Entity, Kind, Outgoing, Parts
+from muxkit.protocols.bpmux.engine.entities import OURS, RECEIVERS, Entity, Kind, Outgoing, Parts
 from muxkit.protocols.bpmux.engine.events import Declined, Event, Writable
 from muxkit.protocols.bpmux.frames import ACK_END, CREDIT, PING, head
 
@@ -45,17 +45,12 @@ class State:
         self.unread: set[Entity] = set()  # gone, opened by the peer, with messages not consumed
         self.unfinished = 0  # incomplete messages that the application wants
         self.now = 0.0
-        self._openings: dict[Entity, None] = {}  # entities whose opening is not written completely
+        self._openings: dict[Entity, int] = {}  # openings not written completely, with the top-level credit they claim
         self._starved: dict[Entity, None] = {}  # of these, the ones without top-level credit
-        self.top_sink = self._top(Kind.SINK_OUT)
-        self.top_stream = self._top(Kind.STREAM_OUT)
+        self._on_written = self._written  # one object for all queues
+        self.top_sink = self.add(Kind.SINK_OUT, 0)
+        self.top_stream = self.add(Kind.STREAM_OUT, 0)
         self.grant(self.top_stream, self.top_stream.window.start(self.now))
-
-    def _top(self, kind: Kind) -> Entity:
-        size = self.limits.channel_bytes if self.config.grants and kind is Kind.STREAM_OUT else 0
-        entity = Entity(kind, 0, ReceiveWindow(size, self.budget))
-        self.maps[kind][0] = entity
-        return entity
 
     # --- entities
 
@@ -66,11 +61,11 @@ class State:
         self.maps[kind][id] = entity
         return entity
 
-    def acknowledge(self, entity: Entity) -> None:
-        """Acknowledge the peer's end; the caller removes the entity at once."""
-        self.control.acknowledge(entity)
-        if entity.kind not in OURS and entity.twin is None:
-            self.control.leaving += 1
+    def peer_ended(self, entity: Entity) -> None:
+        """Remove an entity that the peer ended, and acknowledge that unless both ends crossed."""
+        if not entity.end_out:
+            self.control.acknowledge(entity)
+        self.remove(entity)
 
     def remove(self, entity: Entity) -> None:
         """Remove an entity: nothing is sent or received on it any more."""
@@ -87,7 +82,9 @@ class State:
             self.unread.add(entity)
         if entity.outgoing is not None:
             entity.outgoing.accepts = False
-            self._drop_queue(entity.outgoing)
+            entity.outgoing.count(0)
+            if entity in self._openings:
+                self._remove_opening(entity)
             if not entity.is_top:
                 entity.outgoing = None  # break the reference cycle, which only a full garbage collection would free
         if entity.twin is not None:
@@ -128,7 +125,7 @@ class State:
     def grant(self, entity: Entity, amount: int) -> None:
         """Queue a grant of credit that the window has counted already."""
         if amount:
-            self.control.owe_grant(entity, amount)
+            self.control.owe(entity, grant=amount)
             if self.observer is not None:
                 self.observer.credit("out", entity.label, amount)
 
@@ -246,7 +243,7 @@ class State:
     def outgoing(self, entity: Entity) -> Outgoing:
         """Return the queue of an entity, made at the first call."""
         if entity.outgoing is None:
-            entity.outgoing = Outgoing(entity, self.top_sink.credit, self)
+            entity.outgoing = Outgoing(entity, self.top_sink.credit, self.outbox, self._on_written)
         return entity.outgoing
 
     def schedule(self, entity: Entity) -> None:
@@ -254,35 +251,11 @@ class State:
         if entity.outgoing is not None and entity.outgoing.is_ready():
             self.scheduler.add(entity.outgoing)
 
-    def push(self, outgoing: Outgoing, payload: bytes) -> None:
-        """Queue a message that `admits` allowed."""
-        counted = outgoing.counted
-        outgoing.push(payload)
-        self.outbox.used += outgoing.counted - counted
-        self.messages_sent += 1
-
-    def push_covered(self, outgoing: Outgoing, payloads: list[bytes], size: int) -> None:
-        """Queue messages of `size` bytes in all that credit covers, and put the entity in line for writing."""
-        count = len(payloads)
-        counted = size + OVERHEAD * count
-        outgoing.ready_queue().extend(payloads)
-        outgoing.queued += size
-        outgoing.counted += counted
-        self.outbox.used += counted
-        self.messages_sent += count
-        if not outgoing.scheduled and outgoing.is_ready():
-            self.scheduler.add(outgoing)
-
     def end_queued(self, entity: Entity) -> None:
         """Act on a queued end. Grants and pongs go on until it is written."""
         if entity.receives:
             self.discard_incoming(entity)
         self.schedule(entity)
-
-    def recount(self, outgoing: Outgoing, counted: int) -> None:
-        """Count `counted` bytes of a queue in the outbox from now on."""
-        self.outbox.used += counted - outgoing.counted
-        outgoing.counted = counted
 
     def report_writable(self, outgoing: Outgoing) -> None:
         """Report `Writable` if it was asked for and a message fits."""
@@ -290,14 +263,24 @@ class State:
             outgoing.watched = False
             self.events.append(Writable(outgoing.entity))
 
+    def _written(self, outgoing: Outgoing) -> None:
+        """Act on a turn of writing: of an opening, behind an end, or of messages beside which another may fit."""
+        entity = outgoing.entity
+        if entity in self._openings:
+            self._opening_written(entity, outgoing)
+        if entity.end_out:
+            self.control.forget(entity)
+            self.lend_shortfall(entity)
+        self.report_writable(outgoing)
+
     # --- openings that are not written completely
 
     def opening_queued(self, entity: Entity) -> None:
         """Claim top-level credit for a queued opening and put it in line."""
         opening, top = self.outgoing(entity), self.outgoing(self.top_sink)
+        self._openings[entity] = opening.opening_left
         top.claimed += opening.opening_left
         top.openings += 1
-        self._openings[entity] = None
         self.scheduler.add(opening)  # it was admitted, so there is credit for its first part
 
     def top_credit_arrived(self) -> None:
@@ -314,50 +297,12 @@ class State:
                 self.remove_channel(entity)
                 self.events.append(Declined(entity, twin))
 
-    def _drop_queue(self, outgoing: Outgoing) -> None:
-        self.recount(outgoing, 0)
-        if outgoing.entity in self._openings:
-            self.paid(outgoing.opening_left)
-            self._remove_opening(outgoing.entity)
-
-    def _remove_opening(self, entity: Entity) -> None:
-        del self._openings[entity]
-        self._starved.pop(entity, None)
-        top = self.outgoing(self.top_sink)
-        top.openings -= 1
-        self.schedule(self.top_sink)
-
-    # --- callbacks of the queues
-
-    def wrote(self, outgoing: Outgoing) -> None:
-        entity = outgoing.entity
-        if entity.end_out:
-            self.control.forget(entity)
-            self.lend_shortfall(entity)
-        if not entity.announced and outgoing.opening_left and not outgoing.is_ready():
-            self._starved[entity] = None
-        if outgoing.queue:
-            self.recount(outgoing, outgoing.waits_for_transport())
-        else:
-            self.outbox.used -= outgoing.counted
-            outgoing.counted = 0
-        if outgoing.watched:
-            self.report_writable(outgoing)
-
-    def take_first_grant(self, entity: Entity) -> int:
-        receiving = entity if entity.receives else entity.twin
-        if receiving is None:
-            return 0
-        amount, receiving.grant = receiving.grant, 0
-        return amount
-
-    def paid(self, amount: int) -> None:
-        if amount:
-            top = self.outgoing(self.top_sink)
-            top.claimed -= amount
-            self.report_writable(top)
-
-    def announced(self, entity: Entity) -> None:
+    def _opening_written(self, entity: Entity, outgoing: Outgoing) -> None:
+        self._claim(entity, outgoing.opening_left)
+        if not entity.announced:
+            if not outgoing.is_ready():
+                self._starved[entity] = None
+            return
         self._remove_opening(entity)
         for half in (entity, entity.twin):
             if half is not None:
@@ -366,6 +311,20 @@ class State:
                     half.outgoing = None  # made again when it is needed
                 self.control.touch(half)
                 self.schedule(half)
+
+    def _claim(self, entity: Entity, amount: int) -> None:
+        """Let an opening claim only so much top-level credit from now on."""
+        top = self.outgoing(self.top_sink)
+        top.claimed += amount - self._openings[entity]
+        self._openings[entity] = amount
+        self.report_writable(top)
+
+    def _remove_opening(self, entity: Entity) -> None:
+        self._claim(entity, 0)
+        del self._openings[entity]
+        self._starved.pop(entity, None)
+        self.outgoing(self.top_sink).openings -= 1
+        self.schedule(self.top_sink)
 
 
 class Control:
@@ -387,21 +346,15 @@ class Control:
     def acknowledge(self, entity: Entity) -> None:
         """Queue the acknowledgement of the peer's end, the last chunk about that entity."""
         self.acks += head(entity.type, entity.id, ACK_END)
+        if entity.kind not in OURS and entity.twin is None:
+            self.leaving += 1
 
-    def owe_grant(self, entity: Entity, amount: int) -> None:
-        """Queue a grant of credit."""
-        entity.grant += amount
-        self.touch(entity)
-
-    def owe_pong(self, entity: Entity) -> None:
-        """Queue a pong."""
-        entity.pongs += 1
-        self.pongs_owed += 1
-        self.touch(entity)
-
-    def owe_ping(self, entity: Entity) -> None:
-        """Queue a ping."""
-        entity.pings += 1
+    def owe(self, entity: Entity, *, grant: int = 0, pings: int = 0, pongs: int = 0) -> None:
+        """Queue a grant of credit, pings or pongs about an entity."""
+        entity.grant += grant
+        entity.pings += pings
+        entity.pongs += pongs
+        self.pongs_owed += pongs
         self.touch(entity)
 
     def touch(self, entity: Entity) -> None:
@@ -416,22 +369,17 @@ class Control:
 
     def write(self, limit: int, out: list[Buffer]) -> int:
         """Append control chunks to `out`, about `limit` bytes; return their size."""
-        written = self._write_acks(out)
+        written = len(self.acks)
+        if written:
+            out.append(bytes(self.acks))
+            self.acks.clear()
+            self.leaving = 0
         while self.dirty and written < limit:
             entity = next(iter(self.dirty))
             written += self._write_entity(entity, limit - written, out)
             if not (entity.grant or entity.pings or entity.pongs):
                 del self.dirty[entity]
         return written
-
-    def _write_acks(self, out: list[Buffer]) -> int:
-        if not self.acks:
-            return 0
-        size = len(self.acks)
-        out.append(bytes(self.acks))
-        self.acks.clear()
-        self.leaving = 0
-        return size
 
     def _write_entity(self, entity: Entity, limit: int, out: list[Buffer]) -> int:
         written = 0

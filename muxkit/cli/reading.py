@@ -20,7 +20,7 @@ from rich.text import Text
 
 from muxkit import LinkLost
 from muxkit.cli.outcome import CommandFailed, Exit, failure_of
-from muxkit.cli.terminal import console, is_live, printable
+from muxkit.cli.terminal import console, failure_as_fields, is_live, printable
 from muxkit.protocols import restream
 from muxkit.runtime import background
 
@@ -144,8 +144,7 @@ async def _read(
 ) -> None:
     with report.shown():
         try:
-            opened = _open(wanted, state, report, options)
-            async with opened as report.reader:
+            async with _open(wanted, state, report, options) as report.reader:
                 with report.reader.fail_after(float("inf") if limit is None else limit):
                     await _take(report.reader, wanted, state, report)
         except (TypeError, ValueError) as error:  # an invalid address, or an option that it does not take
@@ -162,14 +161,10 @@ def _open(
     wanted: Wanted, state: StateFile | None, report: Report, options: dict[str, Any]
 ) -> AbstractAsyncContextManager[Reader[int]]:
     config = None if state is None else BY_HAND
+    options = {"resume": wanted.saved, "config": config, "on_failed": report.failed_attempt, **options}
     if wanted.mode == "stateless":
-        return restream.integers(
-            wanted.url, resume=wanted.saved, config=config, on_failed=report.failed_attempt, **options
-        )
-    count = wanted.count if wanted.saved is None else None
-    return restream.numbers(
-        wanted.url, count=count, resume=wanted.saved, config=config, on_failed=report.failed_attempt, **options
-    )
+        return restream.integers(wanted.url, **options)
+    return restream.numbers(wanted.url, count=wanted.count if wanted.saved is None else None, **options)
 
 
 async def _take(reader: Reader[int], wanted: Wanted, state: StateFile | None, report: Report) -> None:
@@ -333,7 +328,7 @@ class Report:
                 "connections": connections,
                 "failed_attempts": self._failed,
                 "seconds": seconds,
-                "error": None if failure is None else _as_fields(failure),
+                "error": failure_as_fields(failure),
             }
             click.echo(msgspec.json.encode(fields).decode())
         elif failure is None and not self._values:
@@ -371,7 +366,3 @@ class Report:
         table = Table.grid(padding=(0, 1))
         table.add_row(ProgressBar(total=self._wanted.count, completed=done, width=BAR), Text(text))
         self._live.update(table, refresh=True)
-
-
-def _as_fields(failure: CommandFailed) -> dict[str, object]:
-    return {"sentence": printable(failure.sentence), "exit": int(failure.exit)}

@@ -1,20 +1,24 @@
-"""The UDP listener: one socket shared by many peers, told apart by their addresses.
+"""Listeners of packets: one socket shared by many peers, the limits on their number and silence, and UDP's own.
 
 Until an address has proved itself, it is sent little, since packets can carry a forged address.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 import trio
 
-from muxkit.runtime import close_at_once, turns
+from muxkit.runtime import bare_nursery, close_at_once, turns
 
 from .._addresses import join_host_port
-from .links import UdpLink
+from .._listen import log_failure
+from .links import PacketLink, UdpLink
 from .options import STEP_PACKETS, TURN
 from .sockets import PacketSocket
 
@@ -22,8 +26,13 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Sequence
 
-    from .options import Address, ListenerOptions
-    from .peers import Peers
+    from muxkit import Limits
+
+    from .options import Address, ListenerOptions, ServerCounters
+
+# Bounds what forged addresses cost: each that replaces an older peer starts and ends a handler.
+EVICTIONS = 100.0  # per second
+EVICTIONS_BURST = 200.0
 
 Validation = Literal["answer", "told"]
 """What proves an address: a packet that comes after one of ours, or only a call of `validate()`."""
@@ -35,11 +44,180 @@ FIRST_PACKETS = 32  # the same while its address has no proof
 FIRST_BYTES = 16_384
 LATE = 3.0  # s after a link was closed on this side, in which packets of its peer start no new link
 
+log = logging.getLogger("muxkit.adapters")
+
+LinkT = TypeVar("LinkT", bound=PacketLink)
+
+
+class Peer(Protocol):
+    """A link as the table of peers sees it."""
+
+    @property
+    def expires(self) -> float:
+        """When the peer counts as silent for too long."""
+
+    def forget(self, reason: str) -> None:
+        """End the link; the tasks that wait on it raise an error."""
+
+
+class Peers:
+    """Admits, evicts and expires peers; handlers run in `nursery`, each in a scope of its own."""
+
+    def __init__(self, nursery: trio.Nursery, limits: Limits, counters: ServerCounters) -> None:
+        self._nursery = nursery
+        self._limits = limits
+        self._counters = counters
+        self._running = 0
+        self._half_open: dict[Peer, trio.CancelScope] = {}  # oldest first
+        self._established: set[Peer] = set()
+        self._alarm = trio.CancelScope()
+        self._evictions = EVICTIONS_BURST
+        self._refilled_at = -math.inf
+        self._turns = turns()
+
+    @property
+    def has_room(self) -> bool:
+        """True if `admit` would take one more peer now; if all places are taken, evictions are limited in rate."""
+        limits = self._limits
+        if len(self._established) >= limits.connections or self._running >= limits.connections + limits.half_open:
+            return False
+        if not self._must_evict:
+            return True
+        now = trio.current_time()
+        self._evictions = min(EVICTIONS_BURST, self._evictions + (now - self._refilled_at) * EVICTIONS)
+        self._refilled_at = now
+        return self._evictions >= 1
+
+    def admit(self, peer: Peer) -> trio.CancelScope | None:
+        """Admit a peer without proof and return the scope for `run`, or None; handlers that still run count too."""
+        if not self.has_room:
+            self._counters.turned_away += 1
+            return None
+        while self._must_evict:
+            self._evict_oldest()
+        self._turns.connection_came()
+        scope = trio.CancelScope()
+        self._half_open[peer] = scope
+        self._running += 1
+        self._counters.admitted += 1
+        self._count()
+        self._alarm.deadline = min(self._alarm.deadline, peer.expires)
+        return scope
+
+    def start(self, peer: Peer, scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
+        """`run` in a task of its own."""
+        self._nursery.start_soon(self.run, peer, scope, work)
+
+    async def run(self, peer: Peer, scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
+        """Run the handler of an admitted peer and log what it raises."""
+        try:
+            with scope:
+                await work()
+        except Exception as error:
+            log_failure("peer", error)
+        finally:
+            self._running -= 1
+            self._counters.finished += 1
+            self.remove(peer)
+
+    def establish(self, peer: Peer) -> None:
+        """Mark a peer as proved, so that newer ones do not replace it any more."""
+        if self._half_open.pop(peer, None) is not None:
+            self._established.add(peer)
+            self._count()
+
+    def remove(self, peer: Peer) -> None:
+        """Forget a peer whose link is over; its handler may still run for a while."""
+        self._half_open.pop(peer, None)
+        self._established.discard(peer)
+        self._count()
+
+    async def expire(self) -> None:
+        """Forget silent peers; a task that runs beside the listeners."""
+        while True:
+            now = trio.current_time()
+            for peer in [*self._half_open, *self._established]:
+                if peer.expires <= now:
+                    self._counters.idle += 1
+                    self.remove(peer)
+                    peer.forget("silent for too long")
+            soonest = min((peer.expires for peer in [*self._half_open, *self._established]), default=math.inf)
+            self._alarm = trio.CancelScope(deadline=soonest)
+            with self._alarm:
+                await trio.sleep_forever()
+
+    @property
+    def _must_evict(self) -> bool:
+        limits, half_open = self._limits, len(self._half_open)
+        return half_open >= limits.half_open or len(self._established) + half_open >= limits.connections
+
+    def _evict_oldest(self) -> None:
+        peer, scope = next(iter(self._half_open.items()))
+        del self._half_open[peer]
+        self._counters.evicted += 1
+        self._evictions -= 1
+        log.info("a peer without proof gave way to a newer one: Limits(half_open=%d)", self._limits.half_open)
+        peer.forget("gave way to newer peers before it had proved itself")
+        scope.cancel()
+
+    def _count(self) -> None:
+        self._counters.half_open = len(self._half_open)
+        self._counters.peers = len(self._established)
+
+
+class PacketListener(ABC, Generic[LinkT]):
+    """One bound socket, the task that reads it, and the links of its peers."""
+
+    peers: Peers
+
+    def __init__(
+        self, sock: socket.socket, handler: Callable[[LinkT], Awaitable[None]], options: ListenerOptions
+    ) -> None:
+        self.packets = PacketSocket(sock, options, refused=self._refused, is_connected=False)
+        self.options = options
+        self._handler = handler
+        self._links: dict[Address, LinkT] = {}
+
+    @abstractmethod
+    async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None]) -> None:
+        """Pass packets to the links of their senders, until cancelled."""
+
+    async def _handle(self, link: LinkT) -> None:
+        try:
+            await self._handler(link)
+        finally:
+            await close_at_once(link)
+
+    def _refused(self, address: Address | None, error: OSError) -> None:
+        link = None if address is None else self._links.get(address)
+        if link is not None and link.refused(error):
+            self.options.counters.refused += 1
+            self.peers.remove(link)
+
+
+async def serve_listeners(
+    listeners: Sequence[PacketListener[LinkT]], options: ListenerOptions, started: Callable[[list[str]], None]
+) -> None:
+    """Run listeners that share one table of peers, until cancelled, and close their sockets."""
+    try:
+        async with bare_nursery() as nursery:
+            peers = Peers(nursery, options.limits, options.counters)
+            nursery.start_soon(peers.expire)
+            for listener in listeners:
+                await nursery.start(listener.run, peers)
+            started([join_host_port(*listener.packets.socket.getsockname()[:2]) for listener in listeners])
+    finally:
+        for listener in listeners:
+            listener.packets.close()
+
+
+# UDP
+
 
 class PeerLink(UdpLink):
     """A link with one peer of a listener; packets from its address wait in a bounded inbox."""
 
-    def __init__(self, listener: Listener, address: Address, peer: str) -> None:
+    def __init__(self, listener: UdpListener, address: Address, peer: str) -> None:
         super().__init__(listener.packets, peer, address, listener.options)
         self._listener = listener
         self._waiting_bytes = 0
@@ -62,7 +240,6 @@ class PeerLink(UdpLink):
 
     @property
     def expires(self) -> float:
-        """When the peer counts as silent for too long."""
         options = self._listener.options
         return self._heard_at + (options.idle if self._is_validated else min(options.idle, options.limits.handshake))
 
@@ -92,18 +269,10 @@ class PeerLink(UdpLink):
                     self._listener.counters.dropped += 1
         self._came.unpark_all()
 
-    def refused(self, error: OSError) -> None:
-        """The network reports the peer as unreachable; called by the listener."""
+    def refused(self, error: OSError) -> bool:
         # Without proof, the packets received so far may have come from another machine with a forged address.
         self._refusals.was_heard = self._is_validated
-        if self._refusals.refused() and self._broken is None:
-            self._listener.counters.refused += 1
-            self._listener.peers.remove(self)
-            self._end(error)
-
-    def forget(self, reason: str) -> None:
-        """End the link for `reason`; called by the table of peers."""
-        self._end(reason)
+        return super().refused(error)
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -111,13 +280,8 @@ class PeerLink(UdpLink):
         self._wake()
         await trio.lowlevel.checkpoint()
 
-    def _end(self, why: OSError | str) -> None:
-        if self._broken is None:
-            self._broken = why
-        self._listener.remove(self, late=False)
-        self._wake()
-
     def _wake(self) -> None:
+        self._listener.remove(self, late=False)
         self._came.unpark_all()
         self._allowance_grew.unpark_all()
 
@@ -162,7 +326,7 @@ class PeerLink(UdpLink):
             await self._allowance_grew.park()
 
 
-class Listener:
+class UdpListener(PacketListener[PeerLink]):
     """One bound socket and the links of its peers."""
 
     def __init__(
@@ -174,15 +338,11 @@ class Listener:
         validation: Validation,
         suffix: str,
     ) -> None:
-        self.packets = PacketSocket(sock, options, refused=self._refused, is_connected=False)
-        self.options = options
+        super().__init__(sock, handler, options)
         self.limits = options.limits
         self.counters = options.counters
         self.validation = validation
-        self.peers: Peers
-        self._handler = handler
         self._suffix = suffix
-        self._links: dict[Address, PeerLink] = {}
         self._late: OrderedDict[Address, float] = OrderedDict()
 
     async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -248,14 +408,3 @@ class Listener:
         self.peers.start(link, scope, partial(self._handle, link))
         self._links[address] = link
         return link
-
-    def _refused(self, address: Address | None, error: OSError) -> None:
-        link = None if address is None else self._links.get(address)
-        if link is not None:
-            link.refused(error)
-
-    async def _handle(self, link: PeerLink) -> None:
-        try:
-            await self._handler(link)
-        finally:
-            await close_at_once(link)

@@ -1,0 +1,152 @@
+"""How the suites run their checks, each with a pair of its own, and operations that are cancelled step by step."""
+
+from __future__ import annotations
+
+from inspect import isawaitable
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+import trio.testing
+
+from muxkit.runtime import LinkLost, background, leaves_of
+from muxkit.testing._pair import require
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    EndT = TypeVar("EndT")
+    Operation = Callable[[], Awaitable[object]]
+    Scenario = Callable[[], AbstractAsyncContextManager[Operation]]
+    MakeEnds = Callable[[], AbstractAsyncContextManager[tuple[EndT, EndT]]]
+
+PairT = TypeVar("PairT")
+
+MOST = 1000  # steps; an operation that needs more than this probably never ends
+CHECK_TIMEOUT = 30.0  # s, for a single check; reached only by a link or a session that hangs or loses
+
+
+async def run_check(
+    name: str, check: Callable[[PairT], Awaitable[None]], make_pair: Callable[[], AbstractAsyncContextManager[PairT]]
+) -> None:
+    """Run one check with a pair of its own; raises AssertionError with the name of the check and what was broken."""
+    name = name.strip("_").replace("_", " ")
+    failure: Exception | None = None
+    with trio.move_on_after(CHECK_TIMEOUT) as scope:
+        try:
+            async with make_pair() as pair:
+                try:
+                    await check(pair)
+                except Exception as error:
+                    failure = error
+        except LinkLost:
+            pass  # a check may leave a session with unread messages
+        except Exception as error:
+            # A pair that minds how it was left matters only when the check itself went well.
+            failure = failure or error
+    require(not scope.cancelled_caught, f"{name}: not over within {CHECK_TIMEOUT:g} s, it hangs or lost something")
+    if failure is not None:
+        first = next(leaves_of(failure))
+        raise AssertionError(f"{name}: {str(first) or type(first).__name__}") from first
+
+
+async def run_both_ways(check: Callable[[EndT, EndT], Awaitable[None]], make_pair: MakeEnds[EndT]) -> None:
+    """Run a check of two ends from the one to the other, and the other way round."""
+    name = getattr(check, "__name__", "check")
+    await run_check(name, lambda ends: check(ends[0], ends[1]), make_pair)
+    await run_check(name, lambda ends: check(ends[1], ends[0]), make_pair)
+
+
+async def must_raise(kind: type[Exception], what: str, call: Callable[..., object], *arguments: object) -> None:
+    """Call a function or a coroutine function, which `what` names; AssertionError if it does not raise `kind`."""
+    try:
+        result = call(*arguments)
+        if isawaitable(result):
+            await result
+    except kind:
+        return
+    except Exception as error:
+        raise AssertionError(f"{what} raises {type(error).__name__}, not {kind.__name__}") from error
+    raise AssertionError(f"{what} does not raise {kind.__name__}")
+
+
+async def cancel_sweep(scenario: Scenario, *, most: int = MOST) -> int:
+    """Cancel the operation at its first step, at its second, and so on until it ends by itself; give that number.
+
+        @asynccontextmanager
+        async def scenario():
+            async with my_pair() as (one, other):       # fresh for each run
+                yield partial(one.send, b"message")     # what is cancelled
+                await canary(one, other)                # what must hold afterwards
+
+        steps = await cancel_sweep(scenario)
+
+    A step is what a task does between two checkpoints. The operation must end when it is not cancelled. Then it is
+    cancelled once more when all tasks have come to rest, if it is not over by then. An error of the operation or of
+    the scenario gets a note that says at which step.
+    """
+    for step in range(1, most + 1):
+        try:
+            async with scenario() as operation:
+                was_cancelled = await _cancelled_at(operation, step)
+        except Exception as error:
+            error.add_note(f"cancel_sweep: the operation was cancelled at step {step}")
+            raise
+        if not was_cancelled:
+            break
+    else:
+        raise AssertionError(f"cancel_sweep: the operation was not over after {most} steps")
+    try:
+        async with scenario() as operation:
+            await _cancelled_at_rest(operation)
+    except Exception as error:
+        error.add_note("cancel_sweep: the operation was cancelled when all tasks were at rest")
+        raise
+    return step - 1
+
+
+async def _cancelled_at(operation: Operation, step: int) -> bool:
+    """Run it, cancelled from its `step`-th step on; return True if that was before its end."""
+    counter = _Counter(trio.lowlevel.current_task(), step)
+    with counter.scope:
+        # The first step is the one that is being done now, so nothing has been counted before it.
+        trio.lowlevel.add_instrument(counter)
+        try:
+            counter.count()
+            await operation()
+        finally:
+            trio.lowlevel.remove_instrument(counter)
+    return counter.is_over
+
+
+class _Counter(trio.abc.Instrument):
+    def __init__(self, task: trio.lowlevel.Task, step: int) -> None:
+        self._task = task
+        self._left = step
+        self.scope = trio.CancelScope()
+
+    @property
+    def is_over(self) -> bool:
+        return self._left <= 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task is self._task:
+            self.count()
+
+    def count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.scope.cancel()
+
+
+async def _cancelled_at_rest(operation: Operation) -> None:
+    scope = trio.CancelScope()
+
+    async def cancel() -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        scope.cancel()
+
+    async with background() as nursery:
+        nursery.start_soon(cancel)
+        with scope:
+            await operation()
