@@ -73,7 +73,7 @@ async def lose_some(port: int, link: udp.UdpLink) -> None:
 
 async def main() -> None:
     async with trio.open_nursery() as nursery:
-        served: muxkit.Served = await nursery.start(muxkit.serve, watch, "e3x+udp://127.0.0.1:0")
+        served: muxkit.Server = await nursery.start(muxkit.serve, watch, "e3x+udp://127.0.0.1:0")
         port = int(served.url.rpartition(":")[2])
         (address,) = await nursery.start(partial(udp.serve, partial(lose_some, port)))
         async with muxkit.connect(f"e3x+udp://{address}", linger=30) as session:

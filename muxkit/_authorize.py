@@ -14,19 +14,16 @@ from __future__ import annotations
 import base64
 import hmac
 import inspect
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias
 
 import attrs
 import trio
 
 from muxkit._errors import MuxError, RemoteProtocolError
+from muxkit._limits import Limits
 from muxkit.core import Reason, printable
 from muxkit.runtime import HandshakeQueue, LinkLost, SessionInfo, prefixed, protect_package
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from muxkit._limits import Limits
 
 MAGIC = b"muxkit 1 "
 LINE_MOST = 4096  # bytes

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Literal, cast
 
+import trio
+
+from muxkit._handlers import SessionHandler
 from muxkit._limits import Limits
-from muxkit._observer import for_connection
+from muxkit._observer import Observer, for_connection
 from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport
-from muxkit.runtime import ProtocolPlugin, ResumingPlugin, Session, peer_of, protect_package, protected_manager
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-
-    import trio
-
-    from muxkit._handlers import SessionHandler
-    from muxkit._observer import Observer
-    from muxkit._tls import TLS
-    from muxkit.runtime import Link, Listening
+from muxkit._tls import TLS
+from muxkit.runtime import (
+    Link,
+    Listening,
+    ProtocolPlugin,
+    ResumingPlugin,
+    Session,
+    peer_of,
+    protect_package,
+    protected_manager,
+)
 
 LINGER_SECONDS = 5.0  # for taking leave
 FORM = "protocol+transport://address, such as bpmux+tcp://127.0.0.1:7000"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import traceback
+from collections.abc import Awaitable, Callable, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, cast, get_type_hints
+from typing import Any, TypeAlias, cast, get_type_hints
 
 import trio
 
@@ -20,10 +21,6 @@ from muxkit.runtime import (
     leaves_of,
     protect_package,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from typing import TypeAlias
 
 SessionHandler: TypeAlias = "Callable[[Session], Awaitable[object]]"
 ChannelHandler: TypeAlias = "Callable[[Channel], Awaitable[object]]"

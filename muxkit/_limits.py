@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 import attrs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KIB = 1024
 MIB = 1024 * KIB

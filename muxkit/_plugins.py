@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -10,8 +11,6 @@ import attrs
 from muxkit._errors import MuxError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from muxkit.runtime import LinkKind, Transport
 
 Group = Literal["muxkit.protocols", "muxkit.transports"]

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import trio
 
 from muxkit._door import LINGER_SECONDS, connect
-from muxkit.runtime import Backoff, LinkLost, OutageLog, can_heal, protect_package
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit._tls import TLS
-    from muxkit.runtime import Session
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit._tls import TLS
+from muxkit.runtime import Backoff, LinkLost, OutageLog, Session, can_heal, protect_package
 
 _log = logging.getLogger("muxkit")
 

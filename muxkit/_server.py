@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import logging
 import signal
-from contextlib import AsyncExitStack, nullcontext, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import trio
 
 from muxkit._door import LINGER_SECONDS, Door
-from muxkit._handlers import is_loss, log_failure, session_handler
+from muxkit._handlers import ChannelHandler, SessionHandler, is_loss, log_failure, session_handler
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit._tls import TLS
 from muxkit.runtime import (
+    Link,
     LinkLost,
+    Listening,
     Session,
     background,
     bare_nursery,
@@ -21,16 +27,6 @@ from muxkit.runtime import (
     protected_manager,
     run_interruptible,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit._handlers import ChannelHandler, SessionHandler
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit._tls import TLS
-    from muxkit.runtime import Link, Listening
 
 GRACE_SECONDS = 30.0  # for clients of a program that is told to end
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

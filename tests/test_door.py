@@ -46,8 +46,8 @@ async def serving(
     handler: Handler = ECHO,
     url: str = "bpmux+mem://door",
     **options: Any,
-) -> muxkit.Served:
-    served: muxkit.Served = await nursery.start(partial(muxkit.serve, handler, url, **options))
+) -> muxkit.Server:
+    served: muxkit.Server = await nursery.start(partial(muxkit.serve, handler, url, **options))
     return served
 
 

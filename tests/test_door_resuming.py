@@ -39,8 +39,8 @@ async def echo(channel: Channel) -> None:
 ECHO = muxkit.each_channel(echo)
 
 
-async def serving(nursery: trio.Nursery, handler: Handler, url: str, **options: Any) -> muxkit.Served:
-    served: muxkit.Served = await nursery.start(partial(muxkit.serve, handler, url, **options))
+async def serving(nursery: trio.Nursery, handler: Handler, url: str, **options: Any) -> muxkit.Server:
+    served: muxkit.Server = await nursery.start(partial(muxkit.serve, handler, url, **options))
     return served
 
 
@@ -48,7 +48,7 @@ async def instance(nursery: trio.Nursery, handler: Handler, url: str, **options:
     """A server that can be ended without a word."""
     scope = trio.CancelScope()
 
-    async def run(task_status: trio.TaskStatus[muxkit.Served]) -> None:
+    async def run(task_status: trio.TaskStatus[muxkit.Server]) -> None:
         with scope:
             await muxkit.serve(handler, url, task_status=task_status, **options)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CHANNELS = 5 * WAKES
 PROTOCOLS = ["bpmux", "relink", "aqueduct", "e3x"]
-PATIENCE = 60.0  # s
+PATIENCE = 300.0  # s; reached only when something hangs
 
 
 class Passes:
@@ -99,7 +99,7 @@ async def test_the_tasks_of_a_lost_session_wake_in_groups(protocol: str, wait: W
 
 
 @pytest.mark.requirement("R-27")
-@pytest.mark.parametrize("protocol", ["bpmux", "e3x"])
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x"])
 async def test_a_channel_that_is_over_is_freed_without_a_garbage_collection(protocol: str) -> None:
     """A full collection stops all sessions, for as long as all objects of the process take."""
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ipaddress
 import warnings
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Generic, TypeVar
 
 import attrs
 import trio
 
+from muxkit import Limits
+from muxkit.runtime import LinkKind
+
 from ._errors import PlaintextWarning
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit import Limits
-    from muxkit.runtime import LinkKind
 
 LinkT = TypeVar("LinkT")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack, cast
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Unpack, cast
 
 import trio
 
@@ -14,13 +15,16 @@ from ._errors import HandshakeFailed
 from .packets.certificates import Context, check_context, client_context, server_context, verifies
 from .packets.dtls_links import INBOX, DtlsLink, DtlsListener, EndpointSocket
 from .packets.listeners import serve_listeners
-from .packets.options import ListenerOptions, PacketOptions, PacketTooLarge, ServerCounters
+from .packets.options import (
+    Address,
+    ListenerKeywords,
+    ListenerOptions,
+    PacketKeywords,
+    PacketOptions,
+    PacketTooLarge,
+    ServerCounters,
+)
 from .packets.sockets import PacketSocket, bind_all, first_address, open_socket
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from .packets.options import Address, ListenerKeywords, PacketKeywords
 
 __all__ = [
     "Context",

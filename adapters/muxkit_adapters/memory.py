@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import errno
 import operator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import trio
 
+from muxkit import Limits
 from muxkit.runtime import protect_package, protected_manager
 
 from ._addresses import Transport
 from ._listen import serve_connections
 from ._sockets import OneAtATime
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-
-    from muxkit import Limits
 
 __all__ = ["MemoryStream", "connect", "pair", "serve", "transport"]
 

@@ -6,19 +6,16 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import trio
 
+from muxkit import Limits
 from muxkit.runtime import protect_package, protected_manager
 
 from ._addresses import Transport, exposed, join_host_port, one_place, several_places
 from ._errors import PlaintextWarning
 from ._listen import serve_connections
 from ._sockets import SocketListener, SocketStream, take_socket
-
-if TYPE_CHECKING:
-    from muxkit import Limits
 
 __all__ = ["PlaintextWarning", "SocketStream", "connect", "serve", "transport"]
 

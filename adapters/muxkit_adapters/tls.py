@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import trio
 
@@ -13,13 +14,8 @@ from muxkit.runtime import close_at_once, protect_package, protected_manager
 from ._addresses import Transport, join_host_port, one_place, several_places
 from ._errors import HandshakeFailed
 from ._listen import serve_handshakes
+from ._sockets import SocketStream
 from .tcp import CONNECT_TIMEOUT, UNSENT, Hosts, dial, each_host, listen
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from ._sockets import SocketStream
 
 __all__ = ["HandshakeFailed", "TLSStream", "connect", "serve", "transport"]
 

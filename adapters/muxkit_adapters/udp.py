@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Unpack
 
 import trio
 
@@ -13,13 +14,17 @@ from ._addresses import Transport, exposed, join_host_port, one_place
 from ._errors import PlaintextWarning
 from .packets.links import ClientLink, UdpLink
 from .packets.listeners import PeerLink, UdpListener, Validation, serve_listeners
-from .packets.options import Buffers, ListenerOptions, PacketOptions, PacketStats, PacketTooLarge, ServerCounters
+from .packets.options import (
+    Buffers,
+    ListenerKeywords,
+    ListenerOptions,
+    PacketKeywords,
+    PacketOptions,
+    PacketStats,
+    PacketTooLarge,
+    ServerCounters,
+)
 from .packets.sockets import PacketSocket, bind_all, first_address, open_socket
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from .packets.options import ListenerKeywords, PacketKeywords
 
 __all__ = [
     "Buffers",

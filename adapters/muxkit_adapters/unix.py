@@ -8,22 +8,18 @@ import os
 import secrets
 import socket
 import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import trio
 
+from muxkit import Limits
 from muxkit.runtime import protect_package, protected_manager
 
 from ._addresses import Transport
 from ._listen import serve_connections
 from ._sockets import SocketListener, SocketStream, take_socket
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from muxkit import Limits
 
 __all__ = ["SocketStream", "connect", "serve", "transport"]
 

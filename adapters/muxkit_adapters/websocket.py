@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import attrs
@@ -25,14 +27,7 @@ from . import tcp, tls
 from ._addresses import Transport, exposed, join_host_port, parse_host_port
 from ._errors import HandshakeFailed, PlaintextWarning
 from ._listen import serve_handshakes
-from ._sockets import OneAtATime
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-    from contextlib import AbstractAsyncContextManager
-
-    from ._sockets import SocketStream
+from ._sockets import OneAtATime, SocketStream
 
 __all__ = [
     "HandshakeFailed",

@@ -44,11 +44,11 @@ class DefaultSource(DataSource):
         return stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from muxkit.pipeline.sink.spark import batch_writer
+        from muxkit.pipeline.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from muxkit.pipeline.sink.spark import stream_writer
+        from muxkit.pipeline.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite)

@@ -16,7 +16,6 @@ from rich.text import Text
 import muxkit
 from muxkit._plugins import Plugin, installed
 from muxkit.cli.chaos import chaos
-from muxkit.cli.demo.command import demo
 from muxkit.cli.outcome import CommandFailed, Exit, failure_of
 from muxkit.cli.reading import read
 from muxkit.cli.serving import serve_restream, serve_stage
@@ -81,7 +80,6 @@ restream.add_command(read)
 restream.add_command(serve_restream)
 stage.add_command(serve_stage)
 commands.add_command(chaos)
-commands.add_command(demo)
 
 
 # ---------------------------------------------------------------------------- the process

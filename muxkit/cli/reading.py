@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import ssl
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -22,15 +23,11 @@ from muxkit import LinkLost
 from muxkit.cli.outcome import CommandFailed, Exit, failure_of
 from muxkit.cli.terminal import console, failure_as_fields, is_live, printable
 from muxkit.protocols import restream
+from muxkit.protocols.restream import Json, JsonObject, Reader
 from muxkit.runtime import background
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractAsyncContextManager
-
     from rich.console import Console
-
-    from muxkit.protocols.restream import Json, JsonObject, Reader
 
 Mode = Literal["stateful", "stateless"]
 

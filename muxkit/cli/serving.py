@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 import click
@@ -16,17 +18,10 @@ import muxkit
 from muxkit import Limits
 from muxkit.cli.outcome import CommandFailed, Exit
 from muxkit.cli.terminal import printable, say
-from muxkit.pipeline import StagingLimits, forward, open_staging, serve_staging, tokens
+from muxkit.pipeline import Staging, StagingLimits, forward, open_staging, serve_staging, tokens
 from muxkit.protocols import restream
-from muxkit.protocols.restream.store import open_store
+from muxkit.protocols.restream.store import SessionStore, open_store
 from muxkit.runtime import background
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit.pipeline import Staging
-    from muxkit.protocols.restream.store import SessionStore
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 STORES: Final = "memory:, sqlite:PATH or postgresql://…"
@@ -38,7 +33,7 @@ StartedT = TypeVar("StartedT")
 
 
 class Served(Protocol):
-    """A server that runs: `muxkit.Served`, or that of restream."""
+    """A server that runs: `muxkit.Server`, or that of restream."""
 
     @property
     def url(self) -> str: ...
@@ -308,7 +303,7 @@ def serve_stage(
     if token_file is not None and not (known := tuple(Path(token_file).read_text(encoding="utf-8").split())):
         raise click.UsageError(f"{printable(token_file)}: there is no token in it, so no client could write")
 
-    async def start(nursery: trio.Nursery, staging: Staging) -> muxkit.Served:
+    async def start(nursery: trio.Nursery, staging: Staging) -> muxkit.Server:
         serve = partial(
             serve_staging,
             options.url,
@@ -317,7 +312,7 @@ def serve_stage(
             limits=Limits(connections=options.connections),
             **options.link,
         )
-        served: muxkit.Served = await start_task(nursery, options, serve)
+        served: muxkit.Server = await start_task(nursery, options, serve)
         if forwards:
             await start_task(nursery, options, partial(_forward, options, staging, forwards, sessions, restream_url))
         return served

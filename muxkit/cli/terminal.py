@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import click
 import msgspec
 from rich.console import Console
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from muxkit.cli.outcome import CommandFailed
+from muxkit.cli.outcome import CommandFailed
 
 WIDE = 200  # columns without a terminal: tables in a pipe are not folded
 

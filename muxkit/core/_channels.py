@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, overload
+from typing import Final, Generic, TypeVar, overload
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from muxkit._limits import Limits
-
+from muxkit._limits import Limits
 
 ChannelT = TypeVar("ChannelT")
 

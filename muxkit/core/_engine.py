@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
 import attrs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 EventT_co = TypeVar("EventT_co", covariant=True)
 

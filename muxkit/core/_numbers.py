@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Iterator
+from typing import Final, Literal
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 U64_MAX: Final = 2**64 - 1
 

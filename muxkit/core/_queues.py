@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
-if TYPE_CHECKING:
-    from muxkit.core._engine import Buffer
-
+from muxkit.core._engine import Buffer
 
 QUANTUM = 64 * 1024  # bytes a turn
 FEW_SOURCES = 4  # up to so many, none should wait for more than a turn of the others

@@ -13,6 +13,7 @@ from muxkit.pipeline.errors import DataLoss as DataLoss
 from muxkit.pipeline.errors import OffsetError as OffsetError
 from muxkit.pipeline.errors import OptionError as OptionError
 from muxkit.pipeline.errors import PipelineError as PipelineError
+from muxkit.pipeline.errors import StagingError as StagingError
 from muxkit.pipeline.errors import StreamBroken as StreamBroken
 from muxkit.pipeline.errors import StreamUnavailable as StreamUnavailable
 
@@ -32,64 +33,41 @@ if TYPE_CHECKING:
     from muxkit.pipeline.fleet import run_fleet as run_fleet
     from muxkit.pipeline.fleet import simulate as simulate
     from muxkit.pipeline.fleet import simulate_all as simulate_all
-    from muxkit.pipeline.options.sink import SinkOptions as SinkOptions
-    from muxkit.pipeline.options.source import SourceOptions as SourceOptions
+    from muxkit.pipeline.options import SinkOptions as SinkOptions
+    from muxkit.pipeline.options import SourceOptions as SourceOptions
     from muxkit.pipeline.source.offsets import lag as lag
     from muxkit.pipeline.spark import java_home as java_home
     from muxkit.pipeline.spark import spark_session as spark_session
+    from muxkit.pipeline.staging.backends import open_staging as open_staging
     from muxkit.pipeline.staging.client import StagingClient as StagingClient
     from muxkit.pipeline.staging.forward import forward as forward
-    from muxkit.pipeline.staging.messages import make_block as make_block
+    from muxkit.pipeline.staging.records import Encoding as Encoding
+    from muxkit.pipeline.staging.records import Key as Key
+    from muxkit.pipeline.staging.records import StagingLimits as StagingLimits
+    from muxkit.pipeline.staging.records import make_block as make_block
     from muxkit.pipeline.staging.server import Claim as Claim
     from muxkit.pipeline.staging.server import StagingService as StagingService
     from muxkit.pipeline.staging.server import serve_staging as serve_staging
     from muxkit.pipeline.staging.server import tokens as tokens
-    from muxkit.pipeline.staging.store import Encoding as Encoding
-    from muxkit.pipeline.staging.store import Key as Key
     from muxkit.pipeline.staging.store import Staging as Staging
-    from muxkit.pipeline.staging.store import StagingLimits as StagingLimits
-    from muxkit.pipeline.staging.store import open_staging as open_staging
-    from muxkit.pipeline.staging.store.errors import StagingError as StagingError
 
-# Importing this must be cheap: Spark does so whenever it looks for data sources. name -> module here.
-_LAZY: dict[str, str] = {
-    # --- the source, and sessions of Spark
-    "SourceOptions": "options.source",
-    "java_home": "spark",
-    "lag": "source.offsets",
-    "spark_session": "spark",
-    # --- the sink and its server
-    "Claim": "staging.server",
-    "Encoding": "staging.store",
-    "Key": "staging.store",
-    "SinkOptions": "options.sink",
-    "Staging": "staging.store",
-    "StagingClient": "staging.client",
-    "StagingError": "staging.store.errors",
-    "StagingLimits": "staging.store",
-    "StagingService": "staging.server",
-    "forward": "staging.forward",
-    "make_block": "staging.messages",
-    "open_staging": "staging.store",
-    "serve_staging": "staging.server",
-    "tokens": "staging.server",
-    # --- captures, analysis, the report
-    "Answers": "capture.analysis",
-    "Capture": "capture.recorder",
-    "CaptureError": "capture.recorder",
-    "Raw": "capture.analysis",
+# Importing this must be cheap: Spark does so whenever it looks for data sources. These are imported when they are used.
+_LAZY = {
+    "Answers Raw analyse": "capture.analysis",
+    "decode decode_batches decode_stream decoder": "capture.decoding",
     "Rotation": "capture.files",
-    "analyse": "capture.analysis",
-    "decode": "capture.decoding",
-    "decode_batches": "capture.decoding",
-    "decode_stream": "capture.decoding",
-    "decoder": "capture.decoding",
+    "Capture CaptureError": "capture.recorder",
     "report": "capture.report",
-    # --- the fleet
-    "Outcome": "fleet",
-    "run_fleet": "fleet",
-    "simulate": "fleet",
-    "simulate_all": "fleet",
+    "Outcome run_fleet simulate simulate_all": "fleet",
+    "SinkOptions SourceOptions": "options",
+    "lag": "source.offsets",
+    "java_home spark_session": "spark",
+    "open_staging": "staging.backends",
+    "StagingClient": "staging.client",
+    "forward": "staging.forward",
+    "Encoding Key StagingLimits make_block": "staging.records",
+    "Claim StagingService serve_staging tokens": "staging.server",
+    "Staging": "staging.store",
 }
 
 __getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, TypeVar
 
+import attrs
 import trio
 
 from muxkit.pipeline.errors import first_error
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 AHEAD: Final = 4  # items that wait to be taken
 ENDING: Final = 10.0  # s that the thread may take to end after a cancellation
@@ -43,84 +42,65 @@ async def for_each_limited(items: Iterable[ItemT], act: Callable[[ItemT], Awaita
         raise failed[0]
 
 
+def run_bare(act: Callable[[], Awaitable[ItemT]]) -> ItemT:
+    """Run Trio in this thread. Of a group of exceptions the first leaf is raised, without the group."""
+    try:
+        return trio.run(act)
+    except BaseExceptionGroup as group:
+        told = first_error(group)
+    raise told.with_traceback(None) from None
+
+
 def bridged(work: Callable[[Callable[[ItemT], Awaitable[None]]], Awaitable[None]]) -> Iterator[ItemT]:
     """Run `work(emit)` in a Trio thread and yield what it emits, at most `AHEAD` items ahead.
 
     Closing the generator cancels it. What `work` raises is raised after the items that it emitted, as one exception.
     """
-    bridge: _Bridge[ItemT] = _Bridge(work)
-    try:
-        yield from bridge.items()
-    finally:
-        bridge.close()
+    items: queue.SimpleQueue[ItemT | _End] = queue.SimpleQueue()
+    room, scope = trio.Semaphore(AHEAD), trio.CancelScope()
+    tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None] = queue.SimpleQueue()
 
+    async def emit(item: ItemT) -> None:
+        await room.acquire()
+        items.put(item)
 
-class _End:
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
+    async def main() -> None:
+        tokens.put(trio.lowlevel.current_trio_token())
+        with scope:
+            await work(emit)
 
-
-class _Bridge(Generic[ItemT]):
-    def __init__(self, work: Callable[[Callable[[ItemT], Awaitable[None]]], Awaitable[None]]) -> None:
-        self._work = work
-        self._items: queue.SimpleQueue[ItemT | _End] = queue.SimpleQueue()
-        self._started = threading.Event()
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._scope: trio.CancelScope | None = None
-        self._room: trio.Semaphore | None = None
-        self._thread = threading.Thread(target=self._run, name="muxkit reader", daemon=True)
-
-    def items(self) -> Iterator[ItemT]:
-        self._thread.start()
-        while True:
-            item = self._items.get()
-            if isinstance(item, _End):
-                if item.error is not None:
-                    raise item.error
-                return
-            self._soon(self._release)
-            yield item
-
-    def close(self) -> None:
-        if not self._thread.is_alive():
-            return
-        self._started.wait(ENDING)
-        self._soon(self._cancel)
-        self._thread.join(ENDING)
-
-    # --- in the thread
-
-    def _run(self) -> None:
+    def run() -> None:
         error: BaseException | None = None
         try:
-            trio.run(self._main)
+            trio.run(main)
         except BaseException as raised:
             error = first_error(raised)
         finally:
-            self._started.set()
-            self._items.put(_End(error))
+            tokens.put(None)  # if it could not begin
+            items.put(_End(error))
 
-    async def _main(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
-        self._room = trio.Semaphore(AHEAD)
-        with trio.CancelScope() as self._scope:
-            self._started.set()
-            await self._work(self._emit)
+    thread = threading.Thread(target=run, name="muxkit reader", daemon=True)
+    thread.start()
+    token = tokens.get()
 
-    async def _emit(self, item: ItemT) -> None:
-        assert self._room is not None
-        await self._room.acquire()
-        self._items.put(item)
-
-    def _release(self) -> None:
-        assert self._room is not None
-        self._room.release()
-
-    def _cancel(self) -> None:
-        assert self._scope is not None
-        self._scope.cancel()
-
-    def _soon(self, act: Callable[[], None]) -> None:
-        if self._token is not None:
+    def soon(act: Callable[[], None]) -> None:
+        if token is not None:
             with suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(act)
+                token.run_sync_soon(act)
+
+    try:
+        while not isinstance(item := items.get(), _End):
+            soon(room.release)
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        soon(scope.cancel)
+        thread.join(ENDING)
+
+
+@attrs.frozen
+class _End:
+    """Stands behind the last item."""
+
+    error: BaseException | None

@@ -5,13 +5,9 @@ Spark shows the text of such an error only, so a single exception is raised, nev
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from muxkit._errors import MuxError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class PipelineError(MuxError):
@@ -33,43 +29,85 @@ class OffsetError(PipelineError):
     """An offset that this version cannot read: from a newer version, or from another source."""
 
 
-class StreamUnavailable(PipelineError):
+class _StreamError(PipelineError):
+    """An error about one stream, whose uuid is `stream`."""
+
+    def __init__(self, stream: str, problem: str) -> None:
+        super().__init__(stream, problem)
+        self.stream = stream
+
+    def __str__(self) -> str:
+        return f"stream {self.args[0]}: {self.args[1]}"
+
+
+class StreamUnavailable(_StreamError):
     """A stream could not be reached or read within the time of an option; its messages are not lost."""
 
-    def __init__(self, stream: str, problem: str) -> None:
-        super().__init__(stream, problem)
-        self.stream = stream
 
-    def __str__(self) -> str:
-        return f"stream {self.args[0]}: {self.args[1]}"
-
-
-class StreamBroken(PipelineError):
+class StreamBroken(_StreamError):
     """A server broke the rules of its protocol: a gap, a repeat, no JSON, a wrong CRC; its text has the ids."""
 
-    def __init__(self, stream: str, problem: str) -> None:
-        super().__init__(stream, problem)
-        self.stream = stream
 
-    def __str__(self) -> str:
-        return f"stream {self.args[0]}: {self.args[1]}"
-
-
-class DataLoss(PipelineError):
+class DataLoss(_StreamError):
     """Messages that this query has not read are gone, or are not those that it knew.
 
     `stream` says of which; the text has the ids. The option `failOnDataLoss=false` goes on with what is left.
     """
 
-    def __init__(self, stream: str, problem: str) -> None:
-        super().__init__(stream, problem)
-        self.stream = stream
-
     def __str__(self) -> str:
         return (
-            f"stream {self.args[0]}: {self.args[1]}; option failOnDataLoss=false would log this "
+            f"{super().__str__()}; option failOnDataLoss=false would log this "
             "and go on with the oldest message that is left"
         )
+
+
+# ---------------------------------------------------------------------------- staging
+
+STAGING_ERRORS: dict[str, type[StagingError]] = {}
+"""The classes by their names on the wire."""
+
+
+class StagingError(PipelineError):
+    """The base of all errors that staging raises on its own account; each names stream, application and batch."""
+
+    kind: ClassVar[str] = "failed"
+    """The name of the class on the wire."""
+
+    def __init_subclass__(cls, kind: str = "failed") -> None:
+        cls.kind = kind
+        STAGING_ERRORS.setdefault(kind, cls)
+
+
+class TransactionGone(StagingError, kind="gone"):
+    """The transaction is not staged: it was never begun, was aborted or deleted, or its batch is committed."""
+
+
+class TransactionConflict(StagingError, kind="conflict"):
+    """The transaction exists with another batch, another stream or other rows than those that were sent."""
+
+
+class NotCommitted(StagingError, kind="uncommitted"):
+    """The commit does not match the staged rows. Nothing of the batch was committed."""
+
+
+class StagingFull(StagingError, kind="full"):
+    """A limit of `StagingLimits` or the disk is full. Nothing was added."""
+
+
+class StagingRefused(StagingError, kind="refused"):
+    """The server does not allow this client to do that."""
+
+
+class StagingRequestInvalid(StagingError, kind="invalid"):
+    """The received bytes are no request, or no block of rows."""
+
+
+class StagingUnavailable(StagingError, kind="unavailable"):
+    """There is no connection, or the store of the server has failed. The call may be repeated."""
+
+
+class RowsGone(StagingError, kind="rows-gone"):
+    """The requested rows were trimmed, or do not exist yet."""
 
 
 def first_error(error: BaseException) -> BaseException:
@@ -77,15 +115,3 @@ def first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-@contextmanager
-def ungrouped() -> Iterator[None]:
-    """Raise the first leaf of a group that leaves the block, without the group."""
-    told: BaseException | None = None
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        told = first_error(group)
-    if told is not None:
-        raise told.with_traceback(None) from None

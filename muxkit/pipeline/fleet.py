@@ -6,8 +6,9 @@ import importlib
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
@@ -16,8 +17,6 @@ import attrs
 from muxkit.pipeline.errors import PipelineError, first_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
@@ -29,6 +28,7 @@ OUTCOMES_DDL: Final = (
     "simulation string, seed bigint, ok boolean, seconds double, summary string, error string, trace string, "
     "replay string"
 )
+ARROW_TYPES: Final = {"bigint": "int64"}  # where Arrow has another name
 PARTITIONS: Final = 8  # for each core: seeds that take long even out
 CHUNK: Final = 16  # seeds that a process takes at once
 
@@ -111,28 +111,19 @@ def run_fleet(spark: SparkSession, simulation: str, seeds: range, *, partitions:
     find(simulation)
     count = partitions or spark.sparkContext.defaultParallelism * PARTITIONS
     rows = spark.range(seeds.start, seeds.stop, seeds.step, min(count, max(1, len(seeds))))
-    return rows.mapInArrow(_Fleet(simulation), OUTCOMES_DDL)
+    return rows.mapInArrow(partial(_simulate_rows, simulation), OUTCOMES_DDL)
 
 
-@attrs.frozen
-class _Fleet:
-    """Runs in a worker: seeds become outcomes."""
+def _simulate_rows(simulation: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run in a worker: seeds become rows of outcomes."""
+    import pyarrow as pa
 
-    simulation: str
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        schema = pa.schema(
-            [
-                ("simulation", pa.string()), ("seed", pa.int64()), ("ok", pa.bool_()), ("seconds", pa.float64()),
-                ("summary", pa.string()), ("error", pa.string()), ("trace", pa.string()), ("replay", pa.string()),
-            ]
-        )  # fmt: skip
-        for batch in batches:
-            outcomes = [simulate(self.simulation, seed) for seed in batch.column(0).to_pylist()]
-            rows = [{**attrs.asdict(one), "replay": one.replay} for one in outcomes]
-            yield pa.RecordBatch.from_pylist(rows, schema=schema)
+    columns = (column.split() for column in OUTCOMES_DDL.split(", "))
+    schema = pa.schema([(name, ARROW_TYPES.get(kind, kind)) for name, kind in columns])
+    for batch in batches:
+        outcomes = [simulate(simulation, seed) for seed in batch.column(0).to_pylist()]
+        rows = [{**attrs.asdict(one), "replay": one.replay} for one in outcomes]
+        yield pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
 # --- the command

@@ -9,14 +9,13 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from muxkit.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import SparkSession
 
 LEAST_JAVA: Final = 17
@@ -107,11 +106,6 @@ def machine_java() -> Path | None:
     return None
 
 
-def java_version(java: Path) -> int:
-    """Return the first number of its version, 8 for 1.8; 0 if it does not run."""
-    return _version(_ask(java))
-
-
 def _ask(java: Path) -> str:
     """Return what it prints about itself; nothing if it does not run."""
     command = [str(java), "-XshowSettings:properties", "-version"]
@@ -123,6 +117,7 @@ def _ask(java: Path) -> str:
 
 
 def _version(said: str) -> int:
+    """Return the first number of a version, 8 for 1.8; 0 if there is none."""
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     return int(found[1]) if found else 0
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import attrs
 import trio
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.core import StreamId
-    from muxkit.runtime._session import Session
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.core import StreamId
+from muxkit.runtime._session import Session
 
 LinkKind = Literal["stream", "packets", "multistream"]
 """One of three: an ordered byte stream, packets that may be lost, streams and datagrams side by side."""

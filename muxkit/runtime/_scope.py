@@ -7,18 +7,14 @@ interrupt to the main task's next checkpoint if so. The mark belongs to the code
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
-from types import CellType, CodeType, FunctionType
-from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+from types import CellType, CodeType, FunctionType, TracebackType
+from typing import NoReturn, ParamSpec, TypeVar
 
 import trio
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-    from types import TracebackType
-
 
 P = ParamSpec("P")
 T = TypeVar("T")

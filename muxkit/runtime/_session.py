@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
 import trio
 
 from muxkit._limits import Limits
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
-
-    from muxkit.runtime.halves.opening import Opening
-    from muxkit.runtime.halves.send import ErrorMaker
+from muxkit.runtime.halves.opening import Opening
+from muxkit.runtime.halves.send import ErrorMaker
 
 
 @attrs.frozen(kw_only=True)

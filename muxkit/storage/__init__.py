@@ -5,9 +5,6 @@ rows that a backend calls in a thread of its own.
 """
 
 from muxkit.runtime import protect_package
-from muxkit.storage.address import KINDS as KINDS
-from muxkit.storage.address import Kind as Kind
-from muxkit.storage.address import kind_of as kind_of
 from muxkit.storage.errors import StoreClosed as StoreClosed
 from muxkit.storage.errors import StoreCorrupt as StoreCorrupt
 from muxkit.storage.errors import StoreError as StoreError
@@ -16,9 +13,13 @@ from muxkit.storage.errors import StoreFull as StoreFull
 from muxkit.storage.errors import StoreLocked as StoreLocked
 from muxkit.storage.errors import StoreReadOnly as StoreReadOnly
 from muxkit.storage.errors import StoreVersion as StoreVersion
+from muxkit.storage.schema import KINDS as KINDS
+from muxkit.storage.schema import Kind as Kind
 from muxkit.storage.schema import Schema as Schema
-from muxkit.storage.waiters import Waiters as Waiters
+from muxkit.storage.schema import kind_of as kind_of
 from muxkit.storage.worker import Job as Job
+from muxkit.storage.worker import Waiters as Waiters
 from muxkit.storage.worker import Worker as Worker
+from muxkit.storage.worker import fail_jobs as fail_jobs
 
 protect_package(__name__)

@@ -6,23 +6,17 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
 
 from muxkit.runtime import protect_package
-from muxkit.storage.errors import (
-    StoreCorrupt,
-    StoreError,
-    StoreFailed,
-    StoreFull,
-    StoreReadOnly,
-)
+from muxkit.storage.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull, StoreReadOnly
+from muxkit.storage.schema import Schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import psycopg
 
 DEFAULTS = {
@@ -114,6 +108,23 @@ class Database:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def migrate_postgres(connection: psycopg.Connection, schema: Schema) -> None:
+    """Make or update the tables in the first schema of the search path; servers that start at once take turns."""
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema.number,))
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {schema.version_table} (version integer NOT NULL)")
+        found = connection.execute(f"SELECT version FROM {schema.version_table}").fetchone()
+        version: int = 0 if found is None else found[0]
+        schema.refuse_newer(version, "the database's tables are")
+        for statements in schema.migrations[version:]:
+            for statement in statements:
+                connection.execute(statement)
+        if found is None:
+            connection.execute(f"INSERT INTO {schema.version_table} VALUES (%s)", (schema.version,))
+        elif version < schema.version:
+            connection.execute(f"UPDATE {schema.version_table} SET version = %s", (schema.version,))
 
 
 # ---------------------------------------------------------------------------- notifications

@@ -1,15 +1,35 @@
-"""The tables of a store, and how an older version of them becomes a newer one."""
+"""What a store is made of: its address, and its tables with their versions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import Final
 
 import attrs
 
 from muxkit.storage.errors import StoreVersion
 
-if TYPE_CHECKING:
-    from psycopg import Connection
+KINDS: Final = "memory:, sqlite:PATH or postgresql://…"
+
+
+class Kind(Enum):
+    """Where a store keeps its rows."""
+
+    MEMORY = "memory"
+    SQLITE = "sqlite"
+    POSTGRES = "postgresql"
+
+
+def kind_of(address: str) -> tuple[Kind, str]:
+    """Return the kind of a store and what the kind needs: the path of the file, or the URL of the database."""
+    scheme, colon, rest = address.partition(":")
+    if scheme == "memory" and colon and not rest:
+        return Kind.MEMORY, ""
+    if scheme == "sqlite" and rest:
+        return Kind.SQLITE, rest
+    if scheme in ("postgresql", "postgres") and rest:
+        return Kind.POSTGRES, address
+    raise ValueError(f"{address!r} names no store: {KINDS}")
 
 
 @attrs.frozen(eq=False)
@@ -42,20 +62,3 @@ class Schema:
             raise StoreVersion(
                 f"{what} of version {version}, and this muxkit knows up to {self.version}; use a newer muxkit"
             )
-
-
-def migrate_postgres(connection: Connection, schema: Schema) -> None:
-    """Make or update the tables in the first schema of the search path; servers that start at once take turns."""
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema.number,))
-        connection.execute(f"CREATE TABLE IF NOT EXISTS {schema.version_table} (version integer NOT NULL)")
-        found = connection.execute(f"SELECT version FROM {schema.version_table}").fetchone()
-        version: int = 0 if found is None else found[0]
-        schema.refuse_newer(version, "the database's tables are")
-        for statements in schema.migrations[version:]:
-            for statement in statements:
-                connection.execute(statement)
-        if found is None:
-            connection.execute(f"INSERT INTO {schema.version_table} VALUES (%s)", (schema.version,))
-        elif version < schema.version:
-            connection.execute(f"UPDATE {schema.version_table} SET version = %s", (schema.version,))

@@ -1,15 +1,17 @@
-"""A SQLite file as a store: its connection, its opening and checks, and the backend that runs jobs in transactions."""
+"""A SQLite file as a store: its connection, its lock, its opening and checks, and the backend that runs jobs on it."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
+from typing import Literal, Protocol, TypeVar, cast
 
 from muxkit.runtime import protect_package
 from muxkit.storage.errors import (
@@ -20,14 +22,9 @@ from muxkit.storage.errors import (
     StoreLocked,
     StoreReadOnly,
     StoreVersion,
-    copy_of,
 )
-from muxkit.storage.lock_file import LockFile
-from muxkit.storage.worker import Job, Worker
-
-if TYPE_CHECKING:
-    from muxkit.storage.schema import Schema
-    from muxkit.storage.waiters import Waiters
+from muxkit.storage.schema import Schema
+from muxkit.storage.worker import Job, Waiters, Worker, fail_jobs
 
 T = TypeVar("T")
 
@@ -131,6 +128,104 @@ def _fault(error: sqlite3.Error) -> SqliteFault:
     # A text column that is not UTF-8 any more raises without a code: the file was damaged, or another program wrote it.
     code = getattr(error, "sqlite_errorcode", None)
     return SqliteFault(CORRUPT if code is None else code, str(error))
+
+
+# ---------------------------------------------------------------------------- the lock
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: int) -> None:
+        os.lseek(file, 1 << 20, os.SEEK_SET)  # locks of this system forbid reading, so lock a byte far behind the text
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _lock(file: int) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+MADE = "a store was made"
+
+
+class LockFile:
+    """`PATH.lock` beside a SQLite file: it locks it, records that a store was made in it, and stays when it is closed.
+
+    The lock is the operating system's, so it ends with its process however that ends. The record keeps a lost or
+    emptied file from being taken for a new one.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self.path = store.with_name(store.name + ".lock")
+        self._file: int | None = None
+        self.was_made = False
+
+    def acquire(self) -> None:
+        """Lock the file; raises `StoreLocked` at once if another process, or this one, has it already."""
+        try:
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        try:
+            _lock(file)
+        except OSError as error:
+            pid = _pid(_read(file))
+            os.close(file)
+            raise StoreLocked(str(self._store), pid) from error
+        self._file = file
+        self.was_made = MADE in _read(file)
+        try:
+            self._write()
+        except OSError as error:
+            self.release()
+            raise _unwritable(self.path, error) from error
+
+    def mark_made(self) -> None:
+        """Record that there is a store: from now on an empty file is a loss."""
+        if not self.was_made:
+            self.was_made = True
+            self._write()
+
+    def release(self) -> None:
+        """Unlock the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        text = f"pid {os.getpid()}\n" + (f"{MADE}\n" if self.was_made else "")
+        # Overwritten, then cut: the record is there at every moment.
+        os.pwrite(self._file, text.encode(), 0) if hasattr(os, "pwrite") else _overwrite(self._file, text.encode())
+        os.ftruncate(self._file, len(text))
+        os.fsync(self._file)
+
+
+def _overwrite(file: int, text: bytes) -> None:
+    os.lseek(file, 0, os.SEEK_SET)
+    os.write(file, text)
+
+
+def _read(file: int) -> str:
+    os.lseek(file, 0, os.SEEK_SET)
+    return os.read(file, 200).decode("ascii", "replace")
+
+
+def _pid(text: str) -> int | None:
+    words = text.split()
+    return int(words[1]) if words[:1] == ["pid"] and len(words) > 1 and words[1].isdecimal() else None
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StoreReadOnly(f"{path} cannot be written: {error.strerror}; the store needs to write in {path.parent}")
+    if error.errno == errno.ENOSPC:
+        return StoreFull(f"{path} cannot be written: {error.strerror}; make room on its disk")
+    if not path.parent.is_dir():
+        return StoreFailed(f"{path.parent} is no directory; make it first")
+    return StoreFailed(f"{path} cannot be used: {error.strerror}")
 
 
 # ---------------------------------------------------------------------------- the file
@@ -385,10 +480,7 @@ class SqliteBackend(Worker[RowsT]):
         self._file = file
         self._make_rows = make_rows
         self._rows: RowsT | None = None
-        self._waiters = waiters
-        self._changed: list[str] = []  # filled in the thread before a group is delivered, emptied when it is
-        self._is_corrupt = False  # every later call will fail
-        super().__init__(thread_name, self._run_jobs, self._wake)
+        super().__init__(thread_name, self._run_jobs, waiters)
 
     async def open(self, first: Callable[[RowsT], None] | None = None) -> None:
         """Open the file, and run `first` in a transaction of its own before any job."""
@@ -397,13 +489,6 @@ class SqliteBackend(Worker[RowsT]):
     async def close(self) -> None:
         """Finish the queued jobs and close the file, even if cancelled."""
         await self.stop(self._file.close)
-        self._waiters.wake_all()
-
-    def _wake(self) -> None:
-        if self._is_corrupt:
-            self._waiters.wake_all()
-        while self._changed:
-            self._waiters.wake(self._changed.pop())
 
     # ------------------------------------------------------------------------ in the thread
 
@@ -434,7 +519,7 @@ class SqliteBackend(Worker[RowsT]):
                 _run_job(job, connection, rows)
             if writes:
                 connection.run("COMMIT")
-            self._changed.extend(rows.take_changed())
+            self.changed.extend(rows.take_changed())
         except SqliteFault as fault:
             self._undo()
             error = self._file.judge(fault)
@@ -445,15 +530,15 @@ class SqliteBackend(Worker[RowsT]):
                 for job in jobs:
                     self._run_jobs([job])
                 return
-            self._is_corrupt = isinstance(error, StoreCorrupt)
-            _fail(jobs, error)
+            self.is_failed = isinstance(error, StoreCorrupt)
+            fail_jobs(jobs, error)
         except StoreCorrupt as corrupt:
             self._undo()
             self._rows = None
-            self._is_corrupt = True
-            _fail(jobs, self._file.quarantine(str(corrupt)))
+            self.is_failed = True
+            fail_jobs(jobs, self._file.quarantine(str(corrupt)))
         except StoreError as error:  # there is no connection
-            _fail(jobs, error)
+            fail_jobs(jobs, error)
 
     def _undo(self) -> None:
         if self._rows is not None:
@@ -485,12 +570,6 @@ def _run_job(job: Job[RowsT], connection: Connection, rows: RowsT) -> None:
             connection.run("ROLLBACK TO job")
     if not job.reads:
         connection.run("RELEASE job")
-
-
-def _fail(jobs: list[Job[RowsT]], error: StoreError) -> None:
-    for job in jobs:
-        job.result = None
-        job.error = copy_of(error)
 
 
 def give_back_pages(connection: Connection, *, least: int) -> bool:

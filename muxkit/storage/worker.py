@@ -1,4 +1,4 @@
-"""A thread that runs jobs in groups and hands their results back to Trio tasks.
+"""A thread that runs jobs in groups and hands their results back to Trio tasks, and the tasks that wait for a change.
 
 The jobs that were queued while one group ran are the next group. The tasks of a group are woken by one message to
 Trio. A job that was cancelled before its group began is left out; one that is cancelled later is done, and its result
@@ -9,22 +9,56 @@ from __future__ import annotations
 
 import queue
 import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, TypeVar, cast
 
 import attrs
 import trio
 
-from muxkit.storage.errors import StoreClosed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from muxkit.storage.errors import StoreClosed, StoreError, copy_of
 
 T = TypeVar("T")
 RowsT = TypeVar("RowsT")
 
 MAX_GROUP_JOBS = 128  # bounds how long one caller waits
 MAX_WOKEN_AT_ONCE = 16  # callers in one turn of Trio's loop; other tasks run between two turns
+
+
+class Waiters:
+    """The tasks that sleep until a row changes, by a key such as a uuid; a key without one takes no memory."""
+
+    __slots__ = ("_asleep",)
+
+    def __init__(self) -> None:
+        self._asleep: dict[str, set[trio.Event]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._asleep.values()))
+
+    @contextmanager
+    def watching(self, key: str) -> Iterator[trio.Event]:
+        """Return the event that the next change sets. Read the rows only inside, or a change may be missed."""
+        event = trio.Event()
+        self._asleep.setdefault(key, set()).add(event)
+        try:
+            yield event
+        finally:
+            asleep = self._asleep.get(key)
+            if asleep is not None:
+                asleep.discard(event)
+                if not asleep:
+                    del self._asleep[key]
+
+    def wake(self, key: str) -> None:
+        """Wake the tasks that wait for this key."""
+        for event in self._asleep.pop(key, ()):
+            event.set()
+
+    def wake_all(self) -> None:
+        """Wake every task: any key may have changed, or the store is closed."""
+        for key in list(self._asleep):
+            self.wake(key)
 
 
 @attrs.define(eq=False)
@@ -43,6 +77,13 @@ class Job(Generic[RowsT]):
     error: BaseException | None = None
 
 
+def fail_jobs(jobs: list[Job[RowsT]], error: StoreError) -> None:
+    """Give all of these jobs, which were undone together, an error of their own."""
+    for job in jobs:
+        job.result = None
+        job.error = copy_of(error)
+
+
 @attrs.define(eq=False)
 class _Call:
     """A function to run between two groups: opening, or the end."""
@@ -56,19 +97,19 @@ class _Call:
 class Worker(Generic[RowsT]):
     """One thread and its queue.
 
-    `run_group` is called in the thread with each group and sets the result or error of each job; `on_group_done` is
-    called in Trio's thread before the tasks of a group are woken.
+    `run_group` is called in the thread with each group and sets the result or error of each job. It adds the keys that
+    changed to `changed`: their `waiters` are woken, in Trio's thread, before the tasks of the group; all of them once
+    `is_failed` is set, since every later job will fail, and when the worker is stopped.
     """
 
     def __init__(
-        self,
-        name: str,
-        run_group: Callable[[list[Job[RowsT]]], None],
-        on_group_done: Callable[[], None] = lambda: None,
+        self, name: str, run_group: Callable[[list[Job[RowsT]]], None], waiters: Waiters | None = None
     ) -> None:
         self._queue: queue.SimpleQueue[Job[RowsT] | _Call] = queue.SimpleQueue()
         self._run_group = run_group
-        self._on_group_done = on_group_done
+        self._waiters = Waiters() if waiters is None else waiters
+        self.changed: list[str] = []
+        self.is_failed = False
         self._token = trio.lowlevel.current_trio_token()
         self._is_stopping = False
         # A daemon: a program that ends without closing its store is not held up, and loses no more than by a kill.
@@ -111,6 +152,7 @@ class Worker(Generic[RowsT]):
         with trio.CancelScope(shield=shield):
             await self._do(_Call(last, trio.Event(), is_last=True))
             self._thread.join()
+        self._waiters.wake_all()
 
     async def _do(self, call: _Call) -> None:
         self._queue.put(call)
@@ -124,7 +166,10 @@ class Worker(Generic[RowsT]):
     # ------------------------------------------------------------------------ in Trio's thread
 
     def _deliver(self, jobs: list[Job[RowsT]]) -> None:
-        self._on_group_done()
+        if self.is_failed:
+            self._waiters.wake_all()
+        while self.changed:
+            self._waiters.wake(self.changed.pop())
         for job in jobs[:MAX_WOKEN_AT_ONCE]:
             task, job.task = job.task, None
             if task is not None:
@@ -154,8 +199,7 @@ class Worker(Generic[RowsT]):
             except BaseException as error:
                 for job in jobs:
                     job.error = error
-            with suppress(trio.RunFinishedError):  # no task is left
-                self._token.run_sync_soon(self._deliver, jobs)
+            self._run_in_trio(self._deliver, jobs)
             del jobs, item  # an idle thread keeps no job
 
     def _group_of(self, first: Job[RowsT]) -> tuple[list[Job[RowsT]], Job[RowsT] | _Call | None]:
@@ -174,5 +218,5 @@ class Worker(Generic[RowsT]):
         return [job for job in jobs if job.task is not None], following
 
     def _run_in_trio(self, act: Callable[..., None], *values: Any) -> None:
-        with suppress(trio.RunFinishedError):
+        with suppress(trio.RunFinishedError):  # no task is left
             self._token.run_sync_soon(act, *values)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from inspect import isawaitable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import trio
 import trio.testing
@@ -11,14 +13,11 @@ import trio.testing
 from muxkit.runtime import LinkLost, background, leaves_of
 from muxkit.testing._pair import require
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
+EndT = TypeVar("EndT")
+Operation = Callable[[], Awaitable[object]]
+Scenario = Callable[[], AbstractAsyncContextManager[Operation]]
+MakeEnds = Callable[[], AbstractAsyncContextManager[tuple[EndT, EndT]]]
 
-    EndT = TypeVar("EndT")
-    Operation = Callable[[], Awaitable[object]]
-    Scenario = Callable[[], AbstractAsyncContextManager[Operation]]
-    MakeEnds = Callable[[], AbstractAsyncContextManager[tuple[EndT, EndT]]]
 
 PairT = TypeVar("PairT")
 

@@ -15,15 +15,13 @@ import heapq
 import random
 import struct
 from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import attrs
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from muxkit.core import DatagramEngine
+from muxkit.core import DatagramEngine
 
 EventT = TypeVar("EventT")
 OtherT = TypeVar("OtherT")

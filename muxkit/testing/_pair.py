@@ -13,16 +13,12 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections import deque
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar, cast
 
 import attrs
 
-from muxkit.core import BoundedParsing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from muxkit.core import StreamEngine
+from muxkit.core import BoundedParsing, StreamEngine
 
 EventT = TypeVar("EventT")
 EngineT = TypeVar("EngineT", bound="StreamEngine[object]")

@@ -17,9 +17,10 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import attrs
 import trio
@@ -28,10 +29,6 @@ import trio.testing
 from muxkit.runtime import Channel, LinkLost, Session, Unsupported, background
 from muxkit.testing._checks import CHECK_TIMEOUT, cancel_sweep, must_raise, run_check
 from muxkit.testing._pair import require
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
 
 LEAVE_TIME = 30.0  # s in which a session must be left, at most; longer than the `linger` of the pairs
 SETTLE_TIME = 60.0  # s in which both sides must forget channels that are over
@@ -48,12 +45,12 @@ class SessionPair:
     cut: Callable[[], None]
 
 
-if TYPE_CHECKING:
-    MakePair = Callable[[], AbstractAsyncContextManager[SessionPair]]
-    Check = Callable[[SessionPair], Awaitable[None]]
-    Step = Callable[["_Ends"], Awaitable[None]]
-    _Call = tuple[Step, Step, Step]
-    Leave = Callable[[SessionPair, trio.CancelScope], Awaitable[None]]
+MakePair = Callable[[], AbstractAsyncContextManager[SessionPair]]
+Check = Callable[[SessionPair], Awaitable[None]]
+Step = Callable[["_Ends"], Awaitable[None]]
+_Call = tuple[Step, Step, Step]
+Leave = Callable[[SessionPair, trio.CancelScope], Awaitable[None]]
+
 
 T = TypeVar("T")
 

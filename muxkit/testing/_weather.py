@@ -13,10 +13,10 @@ import math
 import operator
 import random
 from collections import deque
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -24,9 +24,6 @@ import trio
 from muxkit.runtime import OneAtATime
 from muxkit.runtime.pumps.turns import untimed
 from muxkit.testing._network import Journey, Path, PathWeather
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BUFFER = 64 * 1024  # bytes under way in one direction, as a kernel would hold them
 READ = 64 * 1024  # bytes that one receive gives at most

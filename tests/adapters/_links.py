@@ -16,7 +16,7 @@ import trio
 import trio.testing
 import trustme
 
-PATIENCE = 60.0  # s; reached only when something hangs
+PATIENCE = 300.0  # s; reached only when something hangs
 NEVER = 1000.0  # s, for a limit that is not to be reached
 
 Serve = Callable[..., Awaitable[None]]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from muxkit.pipeline.staging.store import Block
+    from muxkit.pipeline.staging.records import Block
 
 ROUNDS: Final = 5
 COMMITS: Final = 200

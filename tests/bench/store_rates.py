@@ -20,8 +20,7 @@ from pathlib import Path
 import trio
 
 from muxkit.protocols.restream.store import SessionStore, StoreLimits, open_store
-from muxkit.protocols.restream.store.rows import KEEP
-from muxkit.protocols.restream.store.rules import Codec, Rules
+from muxkit.protocols.restream.store.rules import KEEP, Codec, Rules
 from muxkit.protocols.restream.store.sqlite import open_sqlite
 
 BEAT = 0.001  # s between two looks at the loop's clock

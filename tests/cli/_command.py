@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MUXKIT = [sys.executable, "-P", "-m", "muxkit.cli"]
-PATIENCE = 30.0  # s
+PATIENCE = 300.0  # s; reached only when something hangs
 ESCAPE = "\x1b"
 COLOUR = re.compile(ESCAPE + r"\[[0-9;]*(?<![0-9])(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
 

@@ -12,8 +12,8 @@ import msgspec
 import trio
 
 import muxkit
-from muxkit.cli.demo.processes import PROBLEMS_MOST, End, Failed, Payloads, Plan, Server, measure, understand
 from muxkit.cli.outcome import Exit
+from muxkit_bench.demo.processes import PROBLEMS_MOST, End, Failed, Payloads, Plan, Server, measure, understand
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -61,7 +61,7 @@ async def problems_with(handler: Callable[[muxkit.Channel], Awaitable[object]], 
     """What a client finds wrong with a server whose channels are handled so."""
     async with trio.open_nursery() as nursery:
         url = f"bpmux+mem://{next(NAMES)}"
-        served: muxkit.Served = await nursery.start(muxkit.serve, muxkit.each_channel(handler), url)
+        served: muxkit.Server = await nursery.start(muxkit.serve, muxkit.each_channel(handler), url)
         totals = await measure(served.url, plan)
         nursery.cancel_scope.cancel()
     return totals.problems
@@ -108,7 +108,7 @@ async def test_the_server_notices_what_did_not_come_as_it_should() -> None:
     server = Server()
     async with trio.open_nursery() as nursery:
         url = f"bpmux+mem://{next(NAMES)}"
-        served: muxkit.Served = await nursery.start(muxkit.serve, muxkit.each_channel(server.serve_channel), url)
+        served: muxkit.Server = await nursery.start(muxkit.serve, muxkit.each_channel(server.serve_channel), url)
         async with muxkit.connect(served.url) as session, session.open() as channel:
             await channel.send(b'{"job": "bulk", "channel": 0, "seed": 1}')
             await channel.send(b"something else altogether")
@@ -138,7 +138,7 @@ def test_only_a_few_problems_are_kept() -> None:
 async def how_it_ends(url: str, plan: Plan = PLAN) -> tuple[int, Failed]:
     """Run the client process, as the demo does; gives its exit code and its last line."""
     text = msgspec.json.encode(plan).decode()
-    command = [sys.executable, "-P", "-m", "muxkit.cli.demo.processes", "client", url, text]
+    command = [sys.executable, "-P", "-m", "muxkit_bench.demo.processes", "client", url, text]
     async with trio.open_nursery() as nursery:
         process: trio.Process = await nursery.start(
             partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muxkit.cli.demo.command import percentile
-from muxkit.cli.demo.processes import SAMPLES_MOST, Samples
+from muxkit_bench.demo.command import percentile
+from muxkit_bench.demo.processes import SAMPLES_MOST, Samples
 
 
 @pytest.mark.parametrize(("percent", "value"), [(1, 1.0), (50, 50.0), (99, 99.0), (99.1, 100.0), (100, 100.0)])

@@ -258,7 +258,7 @@ async def test_our_client_speaks_over_udp() -> None:
 async def test_our_server_speaks_over_udp() -> None:
     peer = Peer(is_odd=True, settled=math.inf)
 
-    async def start(task_status: trio.TaskStatus[muxkit.Served]) -> None:
+    async def start(task_status: trio.TaskStatus[muxkit.Server]) -> None:
         await muxkit.serve(echo, "e3x+udp://127.0.0.1:0", linger=60, task_status=task_status)
 
     with trio.fail_after(60):

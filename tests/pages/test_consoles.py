@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import AsyncIterator
 
-    from muxkit.pipeline.staging.store import Block
+    from muxkit.pipeline.staging.records import Block
 
 pytestmark = [
     pytest.mark.timeout(400),  # programs start slowly on a busy machine

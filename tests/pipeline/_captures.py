@@ -11,7 +11,7 @@ import trio
 from muxkit import Limits
 from muxkit.pipeline import Capture
 from muxkit.pipeline.capture.analysis import load, sqlite_ask
-from muxkit.pipeline.capture.schema import to_batch
+from muxkit.pipeline.capture.files import to_batch
 from muxkit.protocols import bpmux
 from muxkit_adapters import memory
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from muxkit import Channel
     from muxkit._observer import Direction
     from muxkit.pipeline.capture.analysis import Ask
-    from muxkit.pipeline.capture.schema import FramesRow
+    from muxkit.pipeline.capture.files import FramesRow
 
 SMALL = Limits(channel_bytes=5000, channel_first=3000, channel_floor=100)
 SIZES = (0, 3, 300, 9000, 60_000)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from muxkit.pipeline.client.client import Client
-from muxkit.pipeline.options.source import SourceOptions
-from muxkit.pipeline.source.planner import Limit, Planner
+from muxkit.pipeline.options import SourceOptions
+from muxkit.pipeline.source.client import Client
+from muxkit.pipeline.source.planner import Planner
 from muxkit.protocols import restream
 from muxkit.runtime import background
 from muxkit_adapters import memory
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from muxkit.pipeline.source.offsets import Span
 
     Script = Callable[[list[dict[str, Any]], trio.abc.Stream], Any]
-
-ALL = Limit()
 
 
 class Place:
@@ -124,9 +122,9 @@ async def ids(client: Client, span: Span) -> list[int]:
     return got
 
 
-async def step(planner: Planner, start: Mapping[str, object], limit: Limit = ALL) -> Mapping[str, object]:
+async def step(planner: Planner, start: Mapping[str, object], *, limited: bool = True) -> Mapping[str, object]:
     """What Spark does with an offset between two calls: it is text."""
-    end = await planner.latest(json.loads(json.dumps(start)), limit)
+    end = await planner.latest(json.loads(json.dumps(start)), limited=limited)
     told: Mapping[str, object] = json.loads(json.dumps(end))
     return told
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from muxkit.pipeline.concurrency import AHEAD, bridged
-from muxkit.pipeline.errors import ungrouped
+from muxkit.pipeline.concurrency import AHEAD, bridged, run_bare
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -124,6 +123,9 @@ def test_a_bridge_that_nobody_crosses_starts_nothing() -> None:
 
 
 def test_what_is_told_plainly_has_no_tree_around_it() -> None:
-    with pytest.raises(KeyError, match="inside") as caught, ungrouped():
+    async def act() -> None:
         raise ExceptionGroup("outer", [ExceptionGroup("inner", [KeyError("inside")])])
+
+    with pytest.raises(KeyError, match="inside") as caught:
+        run_bare(act)
     assert caught.value.__cause__ is None

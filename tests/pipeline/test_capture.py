@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from muxkit._observer import Direction
-    from muxkit.pipeline.capture.files import FileWriter
-    from muxkit.pipeline.capture.schema import Kind
+    from muxkit.pipeline.capture.files import FileWriter, Kind
 
 
 class Tally:
@@ -342,8 +341,8 @@ def test_a_process_that_is_killed_leaves_only_whole_files(tmp_path: Path) -> Non
 
 def test_what_records_needs_neither_spark_nor_trio() -> None:
     program = (
-        "import sys, muxkit.pipeline.capture.recorder, muxkit.pipeline.capture.bpmux\n"
-        "import muxkit.pipeline.capture.relink, muxkit.pipeline.capture.report, muxkit.pipeline.fleet\n"
+        "import sys, muxkit.pipeline.capture.recorder, muxkit.pipeline.capture.decoding\n"
+        "import muxkit.pipeline.capture.report, muxkit.pipeline.fleet\n"
         "print([name for name in ('pyspark', 'trio') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

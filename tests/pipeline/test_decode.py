@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from muxkit.pipeline import decode_batches, decoder
-from muxkit.pipeline.capture.bpmux import BpmuxDecoder
-from muxkit.pipeline.capture.decoding import read_raw, restore
-from muxkit.pipeline.capture.schema import to_batch
+from muxkit.pipeline.capture.decoding import BpmuxDecoder, read_raw, restore
+from muxkit.pipeline.capture.files import to_batch
 from muxkit.protocols import bpmux
 from muxkit.testing import EnginePair
 from tests.pipeline._captures import record_sessions, rows_of
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from muxkit import Limits
     from muxkit._observer import Direction
     from muxkit.core import Buffer
-    from muxkit.pipeline.capture.decoder import Decoder, Found
-    from muxkit.pipeline.capture.schema import RawRow
+    from muxkit.pipeline.capture.decoding import Decoder
+    from muxkit.pipeline.capture.files import Found, RawRow
 
 Recording = list[tuple["Direction", bytes]]
 

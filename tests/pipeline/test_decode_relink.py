@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from muxkit.pipeline import decoder
-from muxkit.pipeline.capture.decoding import restore
-from muxkit.pipeline.capture.relink import RelinkDecoder
+from muxkit.pipeline.capture.decoding import RelinkDecoder, restore
 from muxkit.protocols import relink
 
 if TYPE_CHECKING:
     from muxkit._observer import Direction
-    from muxkit.pipeline.capture.decoder import Found
+    from muxkit.pipeline.capture.files import Found
 
 
 def errors(found: list[Found]) -> list[Found]:
@@ -78,12 +77,11 @@ class Link:
                 assert not isinstance(event, relink.Failed), event
                 if isinstance(event, relink.Consumed) and side == 0:
                     self.consumed.append((event.channel, event.through))
-        for one in engine.peer_channels:
-            first, batch = engine.receive(one)
-            if batch:
-                engine.consume(one, through=first + len(batch) - 1, now=self.now)
-                if side == 0:
-                    self.arrived += [(one, first + place) for place in range(len(batch))]
+                elif isinstance(event, relink.Arrived):
+                    numbers = range(event.first, event.first + len(event.messages))
+                    engine.consume(event.channel, through=numbers[-1], now=self.now)
+                    if side == 0:
+                        self.arrived += [(event.channel, number) for number in numbers]
 
     def decoded(self) -> list[Found]:
         one = decoder("relink")

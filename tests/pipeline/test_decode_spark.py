@@ -10,7 +10,7 @@ import pytest
 
 from muxkit.pipeline import decode, decode_batches, decode_stream
 from muxkit.pipeline.capture.decoding import read_raw
-from muxkit.pipeline.capture.schema import RAW, to_batch
+from muxkit.pipeline.capture.files import RAW, to_batch
 from tests.pipeline._captures import record_sessions
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from muxkit.pipeline.capture.schema import RawRow
+    from muxkit.pipeline.capture.files import RawRow
 
 pytestmark = pytest.mark.spark
 COLUMNS = ("connection", "number", "event", "direction", "channel", "kind", "size", "credit", "rule")

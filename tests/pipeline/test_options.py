@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muxkit.pipeline import OptionError
-from muxkit.pipeline.options.source import NAMES, AckMode, Planning, SourceOptions, Start, Verify
-from muxkit.pipeline.options.values import Reference
+from muxkit.pipeline.options import SOURCE_OPTIONS, AckMode, Planning, Reference, SourceOptions, Start, Verify
 from tests.pipeline._source_servers import ONE, TWO
 
 SERVER = "restream+tcp://127.0.0.1:7000"
@@ -131,4 +130,4 @@ def test_every_option_is_in_the_reference() -> None:
     from tests.test_project import ROOT
 
     page = (ROOT / "docs" / "reference" / "spark.md").read_text(encoding="utf-8")
-    assert [name for name in NAMES if f"`{name}`" not in page] == []
+    assert [name for name in SOURCE_OPTIONS if f"`{name}`" not in page] == []

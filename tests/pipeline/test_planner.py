@@ -9,14 +9,12 @@ import pytest
 import trio
 
 from muxkit.pipeline import OffsetError, OptionError
-from muxkit.pipeline.source.planner import Limit, Planner
+from muxkit.pipeline.source.planner import Planner
 from tests.pipeline._source_place import ids, place, ranges, step
 from tests.pipeline._source_servers import ONE, TWO, feed
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
-
-EVERYTHING = Limit(all=True)
 
 
 async def test_batches_follow_each_other_and_the_server_forgets_what_is_committed(autojump_clock: MockClock) -> None:
@@ -42,9 +40,9 @@ async def test_nothing_new_is_the_same_offset_to_the_letter(autojump_clock: Mock
         planner = there.planner(f"{TWO} {ONE}")
         end = await step(planner, planner.initial())
         text = json.dumps(end)
-        assert json.dumps(await planner.latest(json.loads(text), Limit())) == text
+        assert json.dumps(await planner.latest(json.loads(text))) == text
         # and in another process, which knows nothing
-        assert json.dumps(await there.planner(f"{ONE} {TWO}").latest(json.loads(text), Limit())) == text
+        assert json.dumps(await there.planner(f"{ONE} {TWO}").latest(json.loads(text))) == text
 
 
 async def test_the_last_batch_is_acknowledged_when_nothing_comes_behind_it(autojump_clock: MockClock) -> None:
@@ -176,7 +174,7 @@ async def test_an_offset_of_a_newer_version_is_refused_wherever_it_comes(autojum
     async with place("nobody") as there:
         planner = there.planner()
     newer = {"version": 2, "streams": {}, "begins": {}}
-    for call in (planner.latest(newer, Limit()), planner.commit(newer), planner.spans(newer, newer)):
+    for call in (planner.latest(newer), planner.commit(newer), planner.spans(newer, newer)):
         with pytest.raises(OffsetError, match="version 2 and this muxkit reads version 1"):
             await call
 
@@ -189,7 +187,7 @@ async def test_a_limit_of_messages_is_split_by_what_waits(autojump_clock: MockCl
         await there.feed(ONE, 900)
         await there.feed(TWO, 100)
         planner = there.planner(f"{ONE} {TWO}", maxMessagesPerTrigger=100)
-        end = await step(planner, planner.initial(), Limit(messages=100))
+        end = await step(planner, planner.initial())
         assert await ranges(planner, planner.initial(), end) == {ONE: (0, 89), TWO: (0, 11)}
 
 
@@ -197,7 +195,7 @@ async def test_spark_may_ask_for_everything_whatever_the_options_say(autojump_cl
     async with place() as there:
         await there.feed(ONE, 900)
         planner = there.planner(maxMessagesPerTrigger=100, minMessagesPerTrigger=50)
-        end = await step(planner, planner.initial(), EVERYTHING)
+        end = await step(planner, planner.initial(), limited=False)
         assert await ranges(planner, planner.initial(), end) == {ONE: (0, 900)}
 
 
@@ -205,7 +203,7 @@ async def test_a_limit_of_bytes_counts_bytes(autojump_clock: MockClock) -> None:
     async with place() as there:
         await feed(there.store, ONE, ["x" * 998] * 100)
         planner = there.planner(maxBytesPerTrigger="10000")
-        end = await step(planner, planner.initial(), Limit(bytes=10_000))
+        end = await step(planner, planner.initial())
         assert await ranges(planner, planner.initial(), end) == {ONE: (0, 10)}
 
 

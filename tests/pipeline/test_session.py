@@ -28,14 +28,14 @@ def make_java(home: Path, version: str) -> Path:
     ("version", "expected"), [("17.0.15", 17), ("21", 21), ("25.0.2", 25), ("1.8.0_402", 8), ("11.0.2", 11)]
 )
 def test_the_version_of_a_java_is_read(tmp_path: Path, version: str, expected: int) -> None:
-    assert spark.java_version(make_java(tmp_path, version)) == expected
+    assert spark._version(spark._ask(make_java(tmp_path, version))) == expected
 
 
 def test_what_is_no_java_has_no_version(tmp_path: Path) -> None:
-    assert spark.java_version(tmp_path / "nothing") == 0
+    assert spark._version(spark._ask(tmp_path / "nothing")) == 0
     broken = make_java(tmp_path, "17")
     broken.write_text("#!/bin/sh\nexit 1\n")
-    assert spark.java_version(broken) == 0
+    assert spark._version(spark._ask(broken)) == 0
 
 
 def test_java_home_is_taken_before_what_is_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +105,8 @@ def test_workers_run_this_python_and_nothing_listens_beyond_this_machine() -> No
 
 
 def test_what_needs_no_jvm_imports_no_spark() -> None:
-    source = ["offsets", "planner", "streams", "discovery", "rows"]
-    modules = ["options.source", "client.client", "concurrency", "spark", *(f"source.{name}" for name in source)]
+    source = ["client", "offsets", "planner", "rows"]
+    modules = ["options", "concurrency", "spark", *(f"source.{name}" for name in source)]
     program = f"import sys, {', '.join(f'muxkit.pipeline.{name}' for name in modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "pyspark" not in done.stdout.split()

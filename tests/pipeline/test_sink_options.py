@@ -9,8 +9,7 @@ import pytest
 
 from muxkit.pipeline import SinkOptions
 from muxkit.pipeline.errors import OptionError
-from muxkit.pipeline.options.sink import NAMES, RowEncoding
-from muxkit.pipeline.options.tls import link_options
+from muxkit.pipeline.options import SINK_OPTIONS, RowEncoding, link_options
 
 URL = "bpmux+tcp://127.0.0.1:7000"
 
@@ -97,4 +96,4 @@ def test_a_file_that_is_not_there_names_its_option(name: str) -> None:
 def test_every_option_is_on_the_page() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "spark-sink.md"
     text = page.read_text(encoding="utf-8")
-    assert [name for name in NAMES if f"`{name}`" not in text] == []
+    assert [name for name in SINK_OPTIONS if f"`{name}`" not in text] == []

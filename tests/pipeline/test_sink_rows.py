@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from muxkit.pipeline import Encoding, StagingLimits
 from muxkit.pipeline.errors import OptionError, PipelineError
-from muxkit.pipeline.options.sink import RowEncoding
-from muxkit.pipeline.sink.rows import Blocks, encoding_of
-from muxkit.pipeline.staging.messages import decode_block, encode_block
-from muxkit.pipeline.staging.store import rows_of
+from muxkit.pipeline.options import RowEncoding
+from muxkit.pipeline.sink import Blocks, encoding_of
+from muxkit.pipeline.staging.records import decode_block, encode_block, rows_of
 
 LIMITS = StagingLimits()
 

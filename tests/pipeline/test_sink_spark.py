@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame as Frame
     from pyspark.sql import DataFrame, SparkSession
 
-    from muxkit.pipeline.staging.messages import BatchProgress
+    from muxkit.pipeline.staging.records import BatchProgress
 
 pytest_plugins = ["tests.pipeline._staging_fixtures"]
 pytestmark = [

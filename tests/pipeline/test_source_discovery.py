@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from muxkit.pipeline import OptionError
-from muxkit.pipeline.options.values import Reference
+from muxkit.pipeline.options import Reference
 from tests.pipeline._source_place import place, ranges, step
 from tests.pipeline._source_servers import DIRECTORY, ONE, THREE, TWO, feed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muxkit.pipeline.client.requests import Refusal, acknowledged, refusal_of
+from muxkit.pipeline.source.client import Refusal, acknowledged, refusal_of
 from muxkit.protocols import restream
 from muxkit.protocols.restream.store import MessageGone, SessionBusy, SessionExpired, Superseded, UnknownSession
 from muxkit.storage import StoreError, StoreFailed, StoreFull

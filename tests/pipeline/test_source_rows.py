@@ -106,8 +106,8 @@ def test_large_messages_make_small_batches() -> None:
 
 
 def test_rows_of_a_real_server_are_all_there() -> None:
-    from muxkit.pipeline.client.client import Client
-    from muxkit.pipeline.options.source import SourceOptions
+    from muxkit.pipeline.options import SourceOptions
+    from muxkit.pipeline.source.client import Client
 
     with hall() as there:
         there.feed(ONE, [{"n": n} for n in range(2500)])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from muxkit.pipeline import Encoding, Key, StagingLimits, make_block, open_staging
-from muxkit.pipeline.staging.store.errors import StagingFull
+from muxkit.pipeline.errors import StagingFull
 from muxkit.storage import StoreCorrupt, StoreFull
 from tests.pipeline._staging_world import DAY, KEY, everything, rows, stage
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from muxkit.cli.commands import stage
 from muxkit.pipeline import StagingClient
-from muxkit.pipeline.staging.store.errors import StagingRefused
+from muxkit.pipeline.errors import StagingRefused
 from muxkit.protocols import restream
 from tests.pipeline._staging_world import KEY, rows, write
 
@@ -111,7 +111,7 @@ def test_only_who_is_in_the_file_may_write(tmp_path: Path) -> None:
         (["tcp://127.0.0.1:0"], "is no URL of the form"),
         (["bpmux+tcp://0.0.0.0:0"], "is not a loopback address"),
         (["bpmux+tls://127.0.0.1:0"], "needs ssl_context="),
-        (["bpmux+unix://nowhere/socket", "--insecure"], "this transport does not take insecure"),
+        (["bpmux+unix:///nowhere/socket", "--insecure"], "this transport does not take insecure"),
         ([TCP, "--store", "mysql:x"], "expected memory:, sqlite:PATH or postgresql://"),
         ([TCP, "--forward", "orders"], "expected STREAM=UUID"),
         ([TCP, "--forward", "a=1", "--forward", "a=2"], "each stream once"),

@@ -166,7 +166,7 @@ async def test_trouble_with_a_store_is_waited_for(autojump_clock: trio.testing.M
 
     async with open_staging("memory:") as store, restream.open_store("memory:") as sessions:
         await committed(store, 0, rows(0, 5), Encoding.TEXT)
-        troubled = Troubled(store._backend, store._rules, store._waiters)
+        troubled = Troubled(store._backend, store._waiters, store.limits, store._now)
         async with forwarding(troubled, sessions):
             assert len(await messages(sessions, 5)) == 5
         assert trio.current_time() >= 3 * 5.0 - 1e-6

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit.pipeline import Encoding, StagingLimits, make_block
-from muxkit.pipeline.staging.messages import (
+from muxkit.pipeline.errors import STAGING_ERRORS, StagingError, StagingRequestInvalid, TransactionGone
+from muxkit.pipeline.staging.records import (
+    LAST_BATCH,
     MOST_JSON,
     START,
     Abort,
@@ -29,9 +31,8 @@ from muxkit.pipeline.staging.messages import (
     encode_block,
     is_block,
     question,
+    rows_of,
 )
-from muxkit.pipeline.staging.store import LAST_BATCH, rows_of
-from muxkit.pipeline.staging.store.errors import KINDS, StagingError, StagingRequestInvalid, TransactionGone
 
 LIMITS = StagingLimits()
 
@@ -147,7 +148,7 @@ def test_an_answer_comes_back_as_it_was(said: Begun | Stored | Aborted) -> None:
 
 
 def test_a_failure_comes_back_as_the_error_that_it_was() -> None:
-    for kind, error in KINDS.items():
+    for kind, error in {**STAGING_ERRORS, StagingError.kind: StagingError}.items():
         with pytest.raises(error, match="why"):
             answer(encode(Failed(kind=kind, text="why")))
     with pytest.raises(StagingError, match="why") as caught:

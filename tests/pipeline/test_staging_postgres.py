@@ -14,7 +14,7 @@ from tests.protocols.restream.stores import Clock
 
 if TYPE_CHECKING:
     from muxkit.pipeline import Staging
-    from muxkit.pipeline.staging.store import Commit
+    from muxkit.pipeline.staging.records import Committed
 
 pytest_plugins = ["tests.protocols.restream._postgres"]
 
@@ -53,10 +53,10 @@ async def test_a_batch_that_two_servers_commit_at_once_is_committed_by_one(datab
         for batch in range(5):
             attempts = [await stage(one, f"{batch} a", batch, rows(batch, 1))]
             attempts.append(await stage(other, f"{batch} b", batch, rows(batch, 1)))
-            done: list[Commit] = []
+            done: list[Committed] = []
 
             async def commit(
-                server: Staging, parts: dict[str, int], batch: int = batch, done: list[Commit] = done
+                server: Staging, parts: dict[str, int], batch: int = batch, done: list[Committed] = done
             ) -> None:
                 done.append(await server.commit(KEY, batch, parts))
 

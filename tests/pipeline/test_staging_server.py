@@ -10,8 +10,7 @@ import trio.testing
 
 import muxkit
 from muxkit.pipeline import Encoding, Key, Staging, StagingClient, StagingLimits, open_staging, tokens
-from muxkit.pipeline.staging.messages import Ask, BatchProgress, answer, encode
-from muxkit.pipeline.staging.store.errors import (
+from muxkit.pipeline.errors import (
     NotCommitted,
     StagingError,
     StagingFull,
@@ -19,6 +18,7 @@ from muxkit.pipeline.staging.store.errors import (
     StagingRequestInvalid,
     StagingUnavailable,
 )
+from muxkit.pipeline.staging.records import Ask, BatchProgress, answer, encode
 from muxkit.runtime import Backoff
 from muxkit.storage import StoreFailed
 from muxkit.testing import ChaosPlan, Way, chaos_relay
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from muxkit.pipeline import Claim
-    from muxkit.pipeline.staging.store import Block
-    from muxkit.pipeline.staging.store.rows import Rows
-    from muxkit.pipeline.staging.store.store import Backend
+    from muxkit.pipeline.staging.records import Block
+    from muxkit.pipeline.staging.rows import Rows
+    from muxkit.pipeline.staging.store import Backend
 
 T = TypeVar("T")
 
@@ -179,7 +179,7 @@ class Troubled:
 @pytest.mark.requirement("R-57")
 async def test_a_store_that_is_in_trouble_for_a_while_is_waited_for(store: Staging) -> None:
     backend = Troubled(store, 7)
-    troubled = Staging(backend, store._rules, store._waiters)
+    troubled = Staging(backend, store._waiters, store.limits, store._now)
     async with serving(troubled) as served:
         client = StagingClient(served.url, backoff=QUICK)
         await client.commit(KEY, 0, await write(client, "a", 0, rows(0, 100)))
@@ -190,7 +190,7 @@ async def test_a_store_that_is_in_trouble_for_a_while_is_waited_for(store: Stagi
 
 @pytest.mark.requirement("R-66")
 async def test_a_client_is_not_told_where_the_store_of_a_server_is(store: Staging) -> None:
-    async with serving(Staging(Troubled(store, 10**6), store._rules, store._waiters)) as served:
+    async with serving(Staging(Troubled(store, 10**6), store._waiters, store.limits, store._now)) as served:
         client = StagingClient(served.url, backoff=QUICK, patience=0.05)
         with pytest.raises(StagingUnavailable, match=r"cannot use its session store at the moment") as caught:
             await client.standing(KEY)
@@ -325,7 +325,7 @@ class Slow:
 @pytest.mark.requirement("R-08")
 async def test_a_client_is_never_further_ahead_of_the_store_than_its_window(store: Staging) -> None:
     backend = Slow(store)
-    async with serving(Staging(backend, store._rules, store._waiters), "bpmux+mem://slow") as served:
+    async with serving(Staging(backend, store._waiters, store.limits, store._now), "bpmux+mem://slow") as served:
         client = StagingClient(served.url, window=8192)
         given = Given(rows(0, 5_000))
         async with trio.open_nursery() as nursery:

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from muxkit.pipeline import Encoding, Key, make_block
-from muxkit.pipeline.staging.store.errors import NotCommitted, RowsGone, TransactionConflict, TransactionGone
+from muxkit.pipeline.errors import NotCommitted, RowsGone, TransactionConflict, TransactionGone
 from tests.pipeline._staging_world import DAY, KEY, everything, rows, stage
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ async def test_batches_of_two_applications_and_two_streams_are_told_apart(stagin
         ({"a": 4}, "transaction a is prepared with 5 rows, and 4 are to be committed"),
         ({"a": 5, "b": 5}, "transaction b is not prepared with 5 rows, and 5 are to be committed"),
         ({"a": 5, "c": 1}, "transaction c is not staged any more"),
-        ({"a": 5, "d": 2}, "transaction d was staged for stream 'orders', application 'query', batch 1"),
-        ({"a": 5, "e": 2}, "transaction e was staged for stream 'others', application 'query', batch 0"),
+        ({"a": 5, "d": 2}, "transaction d was begun for stream 'orders', application 'query', batch 1"),
+        ({"a": 5, "e": 2}, "transaction e was begun for stream 'others', application 'query', batch 0"),
     ],
 )
 async def test_a_commit_that_does_not_fit_commits_nothing_of_it(
@@ -336,7 +336,9 @@ async def test_what_is_over_cannot_be_committed_though_nobody_has_swept_it(
 ) -> None:
     parts = await stage(staging, "a", 0, rows(0, 5))
     staging_clock.now += DAY
-    with pytest.raises(NotCommitted, match=r"untouched for its txnTtl\); nothing was committed"):
+    with pytest.raises(
+        NotCommitted, match=r"untouched for its txnTtl, and has to be written again; nothing was committed"
+    ):
         await staging.commit(KEY, 0, parts)
     await staging.commit(KEY, 0, await stage(staging, "a", 0, rows(5, 5)))
     assert await everything(staging) == rows(5, 5)

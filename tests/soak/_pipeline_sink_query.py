@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from muxkit.pipeline import spark_session
-from muxkit.pipeline.sink.spark import stream_writer
+from muxkit.pipeline.sink import stream_writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

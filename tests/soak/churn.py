@@ -219,6 +219,8 @@ def main() -> int:
         print(
             f"{name}: {len(one.memory)} samples, {one.memory[-1] / 1024 / 1024:.1f} MiB, {slope}, {one.files[-1]} files"
         )
+        tenths = one.memory[:: max(1, len(one.memory) // 10)]
+        print(f"{name}: MiB over time {' '.join(f'{memory / 1024 / 1024:.1f}' for memory in tenths)}")
     found = complaints(samples)
     print("\n".join(found) or "nothing is left behind")
     return bool(found)

@@ -101,7 +101,7 @@ class Host:
                 return order.decode()
 
     async def duplexes(self) -> None:
-        await muxkit.each_channel(self.channel, most=self.most)(self.session)
+        await muxkit.each_channel(self.channel, max_concurrent=self.most)(self.session)
 
     async def channel(self, channel: muxkit.Channel) -> None:
         self.handlers += 1

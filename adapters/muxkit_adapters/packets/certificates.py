@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable
 
 try:
     from OpenSSL import SSL as SSL
@@ -13,11 +14,9 @@ try:
 except ImportError as error:
     raise ImportError("dtls needs pyOpenSSL and service-identity: install muxkit[dtls]") from error
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
 
-    Path = str | os.PathLike[str]
+Path = str | os.PathLike[str]
+
 
 DTLS_1_2 = 0xFEFD  # versions of DTLS count downwards
 CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"

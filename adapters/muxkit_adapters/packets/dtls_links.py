@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import math
+import socket
 from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -17,14 +19,8 @@ from .._errors import HandshakeFailed
 from .certificates import ALERTS, DTLS_1_2, SSL, Context, Verdict, identity_of, reason_of, verifies
 from .links import CLOSED, PacketLink
 from .listeners import PacketListener, Peers
-from .options import TURN, PacketTooLarge, loss
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from .options import Address, ListenerOptions, PacketOptions
-    from .sockets import PacketSocket
+from .options import TURN, Address, ListenerOptions, PacketOptions, PacketTooLarge, loss
+from .sockets import PacketSocket
 
 BURST = 32  # packets encrypted before the kernel is asked to take them
 INBOX = 256  # packets that wait for the handler of one peer

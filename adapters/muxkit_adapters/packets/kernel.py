@@ -9,13 +9,10 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .options import Address
+from .options import Address
 
 LINUX = sys.platform == "linux"
 

@@ -6,18 +6,13 @@ import errno
 import math
 from abc import abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import trio
 
 from .._sockets import OneAtATime
-from .options import Address, Buffers, PacketStats, PacketTooLarge, Refusals, loss
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .options import PacketOptions
-    from .sockets import PacketSocket
+from .options import Address, Buffers, PacketOptions, PacketStats, PacketTooLarge, Refusals, loss
+from .sockets import PacketSocket
 
 CLOSED = "this link was closed on our side"
 

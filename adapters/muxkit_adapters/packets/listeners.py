@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 import trio
 
+from muxkit import Limits
 from muxkit.runtime import bare_nursery, close_at_once, turns
 
 from .._addresses import join_host_port
 from .._listen import log_failure
 from .links import PacketLink, UdpLink
-from .options import STEP_PACKETS, TURN
+from .options import STEP_PACKETS, TURN, Address, ListenerOptions, ServerCounters
 from .sockets import PacketSocket
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from muxkit import Limits
-
-    from .options import Address, ListenerOptions, ServerCounters
 
 # Bounds what forged addresses cost: each that replaces an older peer starts and ends a handler.
 EVICTIONS = 100.0  # per second

@@ -6,20 +6,16 @@ import errno
 import logging
 import socket
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import trio
 
 from .._addresses import join_host_port
 from .._sockets import CLOSED_HERE
 from . import kernel
-from .options import TURN_BYTES, TURN_PACKETS, UNREACHABLE, Address, Buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .options import PacketOptions
+from .options import TURN_BYTES, TURN_PACKETS, UNREACHABLE, Address, Buffers, PacketOptions
 
 log = logging.getLogger("muxkit.adapters")
 

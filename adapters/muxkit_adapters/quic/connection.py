@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from aioquic.quic.connection import (
@@ -25,8 +26,6 @@ from aioquic.tls import Epoch
 from .credit import Credit, Granted, GrantedStreams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # it is documented there
     from aioquic.quic.configuration import QuicConfiguration
     from aioquic.quic.events import ConnectionTerminated

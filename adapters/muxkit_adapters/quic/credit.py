@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import attrs
 from aioquic.quic.connection import Limit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BUSY = 1.0  # s; a stream that consumes half a window within this time could use a larger one
 STREAMS_AT_ONCE = 256  # streams that the peer may open ahead, which bounds what one frame can create

@@ -17,22 +17,19 @@ try:
     from .connection import LimitedConnection
 except ModuleNotFoundError as error:
     raise ImportError("quic needs aioquic: install muxkit[quic]") from error
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
 from .._addresses import Transport, join_host_port, one_place, several_places
 from .._errors import HandshakeFailed
 from ..tcp import Hosts, each_host
 from .link import ConnectionEnded, QuicLink
-from .options import IssuedTickets, QuicOptions, Source, Tickets, identify, trust
+from .options import IssuedTickets, QuicKeywords, QuicOptions, Source, Tickets, identify, trust
 from .qlog import DirectoryLogger
 from .server import Server
-from .sockets import UdpSocket, bound
+from .sockets import Address, UdpSocket, bound
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-
     from aioquic.quic.configuration import QuicConfiguration
-
-    from .options import QuicKeywords
-    from .sockets import Address
 
 __all__ = ["ConnectionEnded", "HandshakeFailed", "QuicLink", "Tickets", "connect", "rebind", "serve", "transport"]
 

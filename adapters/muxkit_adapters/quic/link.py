@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import trio
 from aioquic.quic import events as quic_events
 from aioquic.quic.packet import QuicErrorCode
 
-from muxkit import RemoteProtocolError
-from muxkit.runtime import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
+from muxkit import Limits, RemoteProtocolError
+from muxkit.runtime import Arrival, Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
 
 from .._sockets import OneAtATime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from muxkit import Limits
-    from muxkit.runtime import Arrival
-
-    from .connection import LimitedConnection
-    from .options import QuicOptions
-    from .sockets import Packet, UdpSocket
+from .connection import LimitedConnection
+from .options import QuicOptions
+from .sockets import Packet, UdpSocket
 
 PAUSE = 100e-6  # s without a write after which the next write is sent at once
 GRAIN = 1e-6  # s between two calls of aioquic's timer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -17,8 +18,6 @@ from muxkit import Limits
 from .qlog import DirectoryLogger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aioquic.tls import SessionTicket
 
 ALPN = "muxkit-aqueduct"

@@ -6,12 +6,9 @@ import json
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from aioquic.quic.logger import QuicLogger, QuicLoggerTrace
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _log = logging.getLogger("muxkit.adapters")
 

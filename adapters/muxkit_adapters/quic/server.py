@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Awaitable, Callable, Iterable
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -24,16 +25,13 @@ from .._addresses import join_host_port
 from .._listen import log_failure
 from .connection import LimitedConnection
 from .link import QuicLink
+from .options import IssuedTickets, QuicOptions
 from .qlog import DirectoryLogger
+from .sockets import Packet, UdpSocket
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
     from aioquic.quic.configuration import QuicConfiguration
     from aioquic.quic.packet import QuicHeader
-
-    from .options import IssuedTickets, QuicOptions
-    from .sockets import Packet, UdpSocket
 
 log = logging.getLogger("muxkit.adapters")
 

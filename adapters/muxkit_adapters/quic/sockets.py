@@ -10,16 +10,14 @@ import errno
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import trio
 
 from .._sockets import CLOSED_HERE
 from ..packets import kernel
 from ..packets.sockets import open_socket
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Address = Any
 """An address as `socket` has it for the family: (host, port) or (host, port, flow, scope)."""

@@ -13,11 +13,11 @@ from .meter import Cost, Meter, fit
 from .orders import MESSAGE, Order, Way, Wrong, pack_order
 from .payloads import payloads
 from .streaming import MIB, check
-from .tasks import Measured, Task
 
 if TYPE_CHECKING:
     from .conversations import Conversation
     from .peers import Connection
+    from .tasks import Measured, Task
 
 FIRST = 200  # echoes of the first trial, on all channels together
 IDLE_PART = 0.25  # of the seconds: pings before there is load beside them
@@ -38,7 +38,7 @@ async def round_trip(connection: Connection, meter: Meter, task: Task) -> Measur
     count = await fit(task, FIRST, run)
     cost = await run(count, False)
     await connection.close(conversation)
-    return _measured(count, count, cost, {"p50": percentile(times, 50), "p99": percentile(times, 99)})
+    return cost.of(count, count, {"p50": percentile(times, 50), "p99": percentile(times, 99)})
 
 
 async def storm(connection: Connection, meter: Meter, task: Task) -> Measured:
@@ -52,7 +52,7 @@ async def storm(connection: Connection, meter: Meter, task: Task) -> Measured:
     cost = await run(count, False)
     for conversation in reversed(opened):
         await connection.close(conversation)
-    return _measured(count, count * len(opened), cost, {})
+    return cost.of(count, count * len(opened))
 
 
 async def open_and_close(connection: Connection, meter: Meter, task: Task) -> Measured:
@@ -68,7 +68,7 @@ async def open_and_close(connection: Connection, meter: Meter, task: Task) -> Me
 
     count = await fit(task, max(1, FIRST // task["channels"]), run)
     cost = await run(count, False)
-    return _measured(count, count * task["channels"], cost, {})
+    return cost.of(count, count * task["channels"])
 
 
 async def neighbour(connection: Connection, meter: Meter, task: Task) -> Measured:
@@ -99,7 +99,7 @@ async def neighbour(connection: Connection, meter: Meter, task: Task) -> Measure
         "p99": percentile(loaded, 99),
         "bulk": sent * BULK / MIB / cost.wall,
     }
-    return _measured(len(loaded), len(loaded), cost, also)
+    return cost.of(len(loaded), len(loaded), also)
 
 
 class _Load:
@@ -186,14 +186,3 @@ def percentile(times: list[float], percent: float) -> float:
     The demonstration of muxkit has the same function; this package must run where there is no muxkit.
     """
     return sorted(times)[max(0, math.ceil(len(times) * percent / 100) - 1)]
-
-
-def _measured(count: int, units: float, cost: Cost, also: dict[str, float]) -> Measured:
-    return Measured(
-        count=count,
-        units=units,
-        seconds=cost.wall,
-        client_cpu=cost.client_cpu,
-        server_cpu=cost.server_cpu,
-        also=also,
-    )

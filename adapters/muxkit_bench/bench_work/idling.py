@@ -8,11 +8,11 @@ import trio
 
 from .orders import Usage, Way, Wrong
 from .server import memory_now
-from .tasks import Measured, Task
 
 if TYPE_CHECKING:
     from .meter import Meter
     from .peers import Connection
+    from .tasks import Measured, Task
 
 OPEN_TIMEOUT = 50.0  # s until all are open and known to the server; twice this is less than the time of a pass
 AGAIN = 0.01  # s between two questions to the server
@@ -40,14 +40,8 @@ async def idle(connection: Connection, meter: Meter, task: Task) -> Measured:
     server_after = await grow(BEFORE + count)
     cost = await meter.cost()
     client_after = memory_now()
-    return Measured(
-        count=1,
-        units=count,
-        seconds=cost.wall,
-        client_cpu=cost.client_cpu,
-        server_cpu=cost.server_cpu,
-        also={
-            "client_bytes": (client_after - client_before) / count,
-            "server_bytes": (server_after.memory - server_before.memory) / count,
-        },
-    )
+    also = {
+        "client_bytes": (client_after - client_before) / count,
+        "server_bytes": (server_after.memory - server_before.memory) / count,
+    }
+    return cost.of(1, count, also)

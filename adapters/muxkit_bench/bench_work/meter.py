@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from .orders import Order, Usage, Way, pack_order, unpack_usage
+from .tasks import Measured
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -27,6 +28,17 @@ class Cost(NamedTuple):
     wall: float
     client_cpu: float
     server_cpu: float
+
+    def of(self, count: int, units: float, also: dict[str, float] | None = None) -> Measured:
+        """Make the result of a pass: units on each channel, and in all."""
+        return Measured(
+            count=count,
+            units=units,
+            seconds=self.wall,
+            client_cpu=self.client_cpu,
+            server_cpu=self.server_cpu,
+            also=also or {},
+        )
 
 
 class Meter:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from .meter import Cost, Meter, fit
 from .orders import MESSAGE, Order, Way, Wrong, pack_order, unpack_receipt
 from .payloads import payloads
-from .tasks import Measured, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .conversations import Conversation
     from .peers import Connection
+    from .tasks import Measured, Task
 
 MIB = 1024 * 1024
 FIRST_BYTES = 2 * MIB  # of bulk, and
@@ -51,7 +51,7 @@ async def flat(connection: Connection, meter: Meter, task: Task) -> Measured:
     count = await fit(task, 1, run)
     cost = await run(count, False)
     await _close(connection, opened)
-    return _measured(count, count * senders * VISIT, cost)
+    return cost.of(count, count * senders * VISIT)
 
 
 async def among(connection: Connection, meter: Meter, task: Task) -> Measured:
@@ -75,7 +75,7 @@ async def _stream_on(opened: Sequence[Conversation], meter: Meter, task: Task) -
     count = await fit(task, max(1, (FIRST_BYTES // size if is_bulk else FIRST_MESSAGES) // len(opened)), run)
     cost = await run(count, False)
     messages = count * len(opened)
-    return _measured(count, messages * size / MIB if is_bulk else messages, cost)
+    return cost.of(count, messages * size / MIB if is_bulk else messages)
 
 
 async def _echo_on_each(opened: Sequence[Conversation]) -> None:
@@ -91,17 +91,6 @@ async def _echo_on_each(opened: Sequence[Conversation]) -> None:
 async def _close(connection: Connection, opened: Sequence[Conversation]) -> None:
     for conversation in reversed(opened):
         await connection.close(conversation)
-
-
-def _measured(count: int, units: float, cost: Cost) -> Measured:
-    return Measured(
-        count=count,
-        units=units,
-        seconds=cost.wall,
-        client_cpu=cost.client_cpu,
-        server_cpu=cost.server_cpu,
-        also={},
-    )
 
 
 async def _send(conversation: Conversation, order: Order, batch: int) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource
 
-from muxkit.pipeline.options.source import SourceOptions
+from muxkit.pipeline.options import SourceOptions
 from muxkit.pipeline.source import spark as source
 from muxkit.pipeline.spark import spark_session
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from muxkit.pipeline.client.client import Client
 from muxkit.pipeline.errors import PipelineError
-from muxkit.pipeline.options.source import SourceOptions
+from muxkit.pipeline.options import SourceOptions
+from muxkit.pipeline.source.client import Client
 from muxkit.protocols import restream
 from muxkit_bench.proof.data import Verdict, files_of_batches, files_of_sink, judge, stream_names
 from muxkit_bench.proof.driver import MOMENTS

@@ -112,8 +112,7 @@ def _plot_of(job: str, figures: Figures, shapes: Sequence[Shape], colours: dict[
         lines = figures.lines(shape)
         where = f"{shape.title}, {_channels(shape)}"
         better = "more is better" if shape.higher_is_better else "less is better"
-        make = _latency_bar if shape.job in ("rtt", "neighbour") else _value_bar
-        values.append(Group(f"{where}: {shape.unit}, {better}", [make(line, colours) for line in lines]))
+        values.append(Group(f"{where}: {shape.unit}, {better}", [_value_bar(line, colours) for line in lines]))
         priced = [bar for line in lines if (bar := _cpu_bar(line, colours)) is not None]
         costs.append(Group(f"{where}: CPU µs for each {shape.counted}, client and server", priced))
     scale = "each group has its own scale"
@@ -130,27 +129,20 @@ def _channels(shape: Shape) -> str:
 
 
 def _value_bar(line: Line, colours: dict[str, int]) -> Bar:
+    """Make a bar to the median; of round trips, with a point at the 99th percentile."""
+    value, note = line.value, short(line.value.median)
+    marks = []
+    if line.shape.job in ("rtt", "neighbour"):
+        p99 = line.also["p99"].median * MICRO
+        marks, note = [p99], f"p50 {note}, p99 {short(p99)}"
     return Bar(
         name=line.entry.name,
-        parts=[line.value.median],
-        least=line.value.least,
-        most=line.value.most,
+        parts=[value.median],
+        least=value.least,
+        most=value.most,
+        marks=marks,
         colour=colours[line.entry.name],
-        note=_note(line, short(line.value.median)),
-    )
-
-
-def _latency_bar(line: Line, colours: dict[str, int]) -> Bar:
-    """Make a bar to the median of the round trips, with a point at the 99th percentile."""
-    p99 = line.also["p99"].median * MICRO
-    return Bar(
-        name=line.entry.name,
-        parts=[line.value.median],
-        least=line.value.least,
-        most=line.value.most,
-        marks=[p99],
-        colour=colours[line.entry.name],
-        note=_note(line, f"p50 {short(line.value.median)}, p99 {short(p99)}"),
+        note=_note(line, note),
     )
 
 

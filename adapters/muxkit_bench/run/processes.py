@@ -12,9 +12,9 @@ import attrs
 import msgspec
 import trio
 
-from muxkit.cli.children import Child
 from muxkit.cli.outcome import CommandFailed, Exit
 from muxkit_bench.bench_work.tasks import Measured
+from muxkit_bench.children import Child
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Mapping, Sequence

@@ -214,8 +214,8 @@ class _Link:
             while events := engine.events():
                 for event in events:
                     match event:
-                        case relink.Arrived(channel):
-                            self.take(side, channel)
+                        case relink.Arrived():
+                            self.take(side, event)
                         case relink.ChannelClosed():
                             self.closed += 1
                         case relink.Failed(error):
@@ -223,17 +223,14 @@ class _Link:
                         case _:
                             pass
 
-    def take(self, side: int, channel: int) -> None:
-        engine, waiting = self.engines[side], self.expected[1 - side, channel]
-        while True:
-            first, batch = engine.receive(channel)
-            if not batch:
-                return
-            for parts in batch:
-                what = f"channel {channel}: not the message that was sent next"
-                demand(bool(waiting) and (waiting.pop(0),) == parts, what)
-                self.messages += 1
-            engine.consume(channel, through=first + len(batch) - 1, now=self.now)
+    def take(self, side: int, arrived: relink.Arrived) -> None:
+        channel, messages = arrived.channel, arrived.messages
+        waiting = self.expected[1 - side, channel]
+        for parts in messages:
+            what = f"channel {channel}: not the message that was sent next"
+            demand(bool(waiting) and (waiting.pop(0),) == parts, what)
+            self.messages += 1
+        self.engines[side].consume(channel, through=arrived.first + len(messages) - 1, now=self.now)
 
 
 def link(seed: int) -> str:

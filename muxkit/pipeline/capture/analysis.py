@@ -8,22 +8,20 @@ value that so many percent of all values do not exceed.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
+import pyarrow as pa
 import pyarrow.dataset as ds
 
-from muxkit.pipeline.capture.decoding import decode_batches, read_raw
+from muxkit.pipeline.capture.decoding import decode, decode_batches, read_raw
+from muxkit.pipeline.capture.files import FRAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from muxkit.pipeline.capture.decoder import Side
 
 Value = str | int | float | None
 Row = Mapping[str, Value]
@@ -35,9 +33,7 @@ MOST: Final = 200  # rows of an answer
 SLICES: Final = 120  # into which the time of a capture is cut
 VIEW: Final = "frames"  # as the questions call it
 WIDTHS: Final = tuple(step * 10**power for power in range(3, 12) for step in (1, 2, 5))  # µs
-COLUMNS: Final = (
-    "connection", "number", "us", "event", "direction", "channel", "kind", "size", "credit", "id", "rule", "text",
-)  # fmt: skip
+COLUMNS: Final = ("connection", "number", "us", *FRAMES.names[4:])  # of the table `frames`
 
 
 @attrs.frozen(kw_only=True)
@@ -75,7 +71,7 @@ class Raw:
 
     protocol: str
     engine: bool = False
-    side: Side = "connector"
+    side: Literal["connector", "listener"] = "connector"
     connector_id_size: int = 2
     listener_id_size: int = 2
 
@@ -83,7 +79,7 @@ class Raw:
 def answers(ask: Ask, *, most: int = MOST) -> Answers:
     """Ask all questions; each answer has at most `most` rows."""
     (totals,) = ask(TOTALS)
-    first, last, count = (_whole(totals[name]) for name in ("first_us", "last_us", "n"))
+    first, last, count = (int(totals[name] or 0) for name in ("first_us", "last_us", "n"))
     width = next((width for width in WIDTHS if width * SLICES >= last - first), WIDTHS[-1])
     rows = {name: ask(question.format(most=most, width=width)) for name, question in QUESTIONS.items()}
     return Answers(first_us=first, last_us=last, width_us=width, count=count, totals=totals, **rows)
@@ -96,8 +92,10 @@ def analyse(folder: str | Path, *, raw: Raw | None = None, spark: SparkSession |
     """
     if spark is not None:
         return _answers_of_spark(spark, folder, raw)
-    batches = _frames(folder) if raw is None else decode_batches(read_raw(folder), **attrs.asdict(raw))
-    database = load(batches)
+    if raw is None:
+        database = load(ds.dataset(f"{folder}/frames", format="parquet").to_batches())
+    else:
+        database = load(decode_batches(read_raw(folder), **attrs.asdict(raw)))
     try:
         return answers(sqlite_ask(database))
     finally:
@@ -108,8 +106,6 @@ def analyse(folder: str | Path, *, raw: Raw | None = None, spark: SparkSession |
 
 
 def _answers_of_spark(spark: SparkSession, folder: str | Path, raw: Raw | None) -> Answers:
-    from muxkit.pipeline.capture.decoding import decode
-
     if raw is None:
         return answers(spark_ask(spark, spark.read.parquet(f"{folder}/frames")))
     # Without the cache each question would decode them again.
@@ -144,11 +140,10 @@ def load(batches: Iterable[pa.RecordBatch]) -> sqlite3.Connection:
     insert = f"INSERT INTO frames VALUES ({', '.join('?' * len(COLUMNS))})"
     database.execute("BEGIN")
     for batch in batches:
-        capture, connection, *others = (
+        capture, connection, number, *others = (
             batch.column(name).to_pylist() for name in ("capture", "connection", "number", *COLUMNS[3:])
         )
         names = [f"{of}/{name}" for of, name in zip(capture, connection, strict=True)]
-        number, *others = others
         times = batch.column("time").cast("int64").to_pylist()
         database.executemany(insert, zip(names, number, times, *others, strict=True))
     database.execute("COMMIT")
@@ -166,17 +161,18 @@ def sqlite_ask(database: sqlite3.Connection) -> Ask:
     return ask
 
 
-def _frames(folder: str | Path) -> Iterable[pa.RecordBatch]:
-    dataset = ds.dataset(f"{folder}/frames", format="parquet")
-    batches: Iterable[pa.RecordBatch] = dataset.to_batches()
-    return batches
+TOTALS: Final = """
+SELECT MIN(us) AS first_us, MAX(us) AS last_us, COUNT(*) AS n,
+  SUM(CASE WHEN event = 'dropped' THEN size ELSE 0 END) AS dropped,
+  SUM(CASE WHEN event = 'gap' THEN 1 ELSE 0 END) AS gaps,
+  SUM(CASE WHEN event = 'gap' THEN size ELSE 0 END) AS missing,
+  SUM(CASE WHEN event = 'unverified' THEN 1 ELSE 0 END) AS unverified,
+  SUM(CASE WHEN event = 'error' THEN 1 ELSE 0 END) AS broken
+FROM frames
+"""
 
-
-def _whole(value: Value) -> int:
-    return int(value or 0)
-
-
-CONNECTIONS: Final = """
+QUESTIONS: Final = {
+    "connections": """
 SELECT connection, MIN(us) AS first_us, MAX(us) AS last_us,
   SUM(CASE WHEN event = 'frame' THEN 1 ELSE 0 END) AS frames,
   SUM(CASE WHEN event = 'frame' AND direction = 'in' THEN size ELSE 0 END) AS bytes_in,
@@ -187,9 +183,8 @@ SELECT connection, MIN(us) AS first_us, MAX(us) AS last_us,
   SUM(CASE WHEN event = 'gap' THEN size ELSE 0 END) AS missing
 FROM frames GROUP BY connection ORDER BY SUM(CASE WHEN event = 'frame' THEN size ELSE 0 END) DESC, connection
 LIMIT {most}
-"""
-
-VOLUMES: Final = """
+""",
+    "volumes": """
 SELECT connection, direction, channel, COUNT(*) AS frames, SUM(size) AS bytes,
   1.0E0 * SUM(size) * 1000000 / (CASE WHEN MAX(us) > MIN(us) THEN MAX(us) - MIN(us) ELSE 1000000 END)
     AS bytes_per_second,
@@ -197,17 +192,15 @@ SELECT connection, direction, channel, COUNT(*) AS frames, SUM(size) AS bytes,
 FROM frames WHERE event = 'frame'
 GROUP BY connection, direction, channel ORDER BY SUM(size) DESC, COUNT(*) DESC, connection, channel, direction
 LIMIT {most}
-"""
-
-RATES: Final = """
+""",
+    "rates": """
 SELECT us - us % {width} AS bucket_us, direction, COUNT(*) AS frames, SUM(size) AS bytes
 FROM frames WHERE event = 'frame'
 GROUP BY us - us % {width}, direction ORDER BY bucket_us, direction
-"""
-
-# A channel spends its own credit from the first grant on: what is sent on it before is the opening, which the top
-# level pays. What follows `gone` is another channel with the same id.
-CREDIT: Final = """
+""",
+    # A channel spends its own credit from the first grant on: what is sent on it before is the opening, which the top
+    # level pays. What follows `gone` is another channel with the same id.
+    "credit": """
 WITH steps AS (
   SELECT connection, channel, number, us, event, size, credit,
     SUM(CASE WHEN event = 'state' THEN 1 ELSE 0 END)
@@ -238,11 +231,10 @@ SELECT connection, channel,
   MIN(balance) AS least
 FROM balances GROUP BY connection, channel
 ORDER BY stopped_us DESC, stops DESC, connection, channel LIMIT {most}
-"""
-
-# A ping is answered in order, and on another transport (Relink resumes there) not at all. A request is over when
-# the last of its answer came. An acknowledgement is measured against the message that it names.
-ROUND_TRIPS: Final = """
+""",
+    # A ping is answered in order, and on another transport (Relink resumes there) not at all. A request is over when
+    # the last of its answer came. An acknowledgement is measured against the message that it names.
+    "round_trips": """
 WITH signs AS (
   SELECT connection, channel, number, us, direction, LOWER(kind) AS sign,
     SUM(CASE WHEN LOWER(kind) = 'resume' AND direction = 'out' THEN 1 ELSE 0 END)
@@ -297,9 +289,8 @@ SELECT connection, what, MAX(trips) AS trips,
   MIN(CASE WHEN 100 * place >= 99 * trips THEN trip END) AS p99_us,
   MAX(trip) AS most_us
 FROM ranked GROUP BY connection, what ORDER BY what, connection LIMIT {most}
-"""
-
-RESENDS: Final = """
+""",
+    "resends": """
 SELECT connection, direction, channel, COUNT(*) AS messages, COUNT(*) - COUNT(DISTINCT id) AS resent
 FROM (
   SELECT connection, direction, channel, id,
@@ -312,10 +303,9 @@ WHERE kind = 'message'
 GROUP BY connection, direction, channel, life
 HAVING COUNT(*) > COUNT(DISTINCT id)
 ORDER BY resent DESC, connection, channel LIMIT {most}
-"""
-
-# Jain's index: 1 if all have the same, 1 / n if one has everything.
-FAIRNESS: Final = """
+""",
+    # Jain's index: 1 if all have the same, 1 / n if one has everything.
+    "fairness": """
 WITH whole AS (
   SELECT connection, direction, channel, 1.0E0 * SUM(size) AS had
   FROM frames WHERE event = 'frame' AND size > 0 GROUP BY connection, direction, channel
@@ -337,32 +327,11 @@ FROM whole LEFT JOIN over_time
 GROUP BY whole.connection, whole.direction
 HAVING COUNT(*) > 1
 ORDER BY jain, connection, direction LIMIT {most}
-"""
-
-VIOLATIONS: Final = """
+""",
+    "violations": """
 SELECT event, kind, rule, text, COUNT(*) AS times, COUNT(DISTINCT connection) AS connections,
   MIN(connection) AS connection, MIN(us) AS first_us, MIN(id) AS at_byte
 FROM frames WHERE event IN ('error', 'lost')
 GROUP BY event, kind, rule, text ORDER BY event, times DESC, rule, text LIMIT {most}
-"""
-
-TOTALS: Final = """
-SELECT MIN(us) AS first_us, MAX(us) AS last_us, COUNT(*) AS n,
-  SUM(CASE WHEN event = 'dropped' THEN size ELSE 0 END) AS dropped,
-  SUM(CASE WHEN event = 'gap' THEN 1 ELSE 0 END) AS gaps,
-  SUM(CASE WHEN event = 'gap' THEN size ELSE 0 END) AS missing,
-  SUM(CASE WHEN event = 'unverified' THEN 1 ELSE 0 END) AS unverified,
-  SUM(CASE WHEN event = 'error' THEN 1 ELSE 0 END) AS broken
-FROM frames
-"""
-
-QUESTIONS: Final = {
-    "connections": CONNECTIONS,
-    "volumes": VOLUMES,
-    "rates": RATES,
-    "credit": CREDIT,
-    "round_trips": ROUND_TRIPS,
-    "resends": RESENDS,
-    "fairness": FAIRNESS,
-    "violations": VIOLATIONS,
+""",
 }

@@ -1,42 +1,115 @@
-"""The Parquet files of a capture: a thread writes them, closes them in time, and deletes old ones."""
+"""The columns of captures, and their Parquet files: a thread writes them, closes them in time, and deletes old ones."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, get_args
 
 import attrs
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from muxkit.pipeline.capture.schema import SCHEMAS, Kind, to_batch
+from muxkit._limits import must_be
+from muxkit._observer import Direction
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+Kind = Literal["frames", "raw"]
+"""The kind of a file's rows, and the name of its folder."""
 
-    from muxkit.pipeline.capture.schema import FramesRow, RawRow
+Found = tuple[str, Direction | None, str | None, str | None, int | None, int | None, int | None, str | None, str | None]
+"""A row of frames from `event` on; `row` makes it and names its values."""
+
+
+def row(
+    event: str,
+    direction: Direction | None,
+    channel: str | None = None,
+    kind: str | None = None,
+    size: int | None = None,
+    *,
+    credit: int | None = None,
+    id: int | None = None,
+    rule: str | None = None,
+    text: str | None = None,
+) -> Found:
+    """Make a row of frames from `event` on."""
+    return (event, direction, channel, kind, size, credit, id, rule, text)
+
+
+FramesRow = tuple[float, str, str, int, *Found]
+"""Time in s since 1970, capture, connection, number, and the rest."""
+
+RawRow = tuple[float, str, str, int, Direction, int, int, bytes]
+
+MOMENT: Final = pa.timestamp("us", tz="UTC")
+
+_PLACE: Final = [
+    ("time", MOMENT),
+    ("capture", pa.string()),  # which process recorded it
+    ("connection", pa.string()),
+    ("number", pa.int64()),  # of the row among all of its connection, raw ones included
+]
+
+FRAMES: Final = pa.schema(
+    [
+        *_PLACE,
+        ("event", pa.string()),  # frame, credit, state, timer, error, lost, dropped; decoded: gap, unverified
+        ("direction", pa.string()),
+        ("channel", pa.string()),  # as the protocol names it
+        ("kind", pa.string()),  # of the frame; the state, the timer, the class of the error
+        ("size", pa.int64()),  # bytes of payload; of `dropped`, rows; of `gap`, bytes that are missing
+        ("credit", pa.int64()),  # bytes that were granted
+        ("id", pa.int64()),  # a message's number, or the one an acknowledgement names; where a violation begins
+        ("rule", pa.string()),  # the clause that was broken
+        ("text", pa.string()),
+    ]
+)
+
+RAW: Final = pa.schema(
+    [
+        *_PLACE,
+        ("direction", pa.string()),
+        ("segment", pa.int64()),  # counts the transports that a link had, from 0
+        ("offset", pa.int64()),  # of the first byte, in this direction of this segment
+        ("data", pa.binary()),
+    ]
+)
+
+SCHEMAS: Final = {"frames": FRAMES, "raw": RAW}
+
+_SPARK_TYPES: Final = {MOMENT: "timestamp", pa.string(): "string", pa.int64(): "bigint"}
+FRAMES_DDL: Final = ", ".join(f"{column.name} {_SPARK_TYPES[column.type]}" for column in FRAMES)
+
+
+def to_batch(kind: Kind, rows: Sequence[FramesRow] | Sequence[RawRow]) -> pa.RecordBatch:
+    """Turn rows into a record batch."""
+    schema = SCHEMAS[kind]
+    columns: list[Sequence[object]] = [*zip(*rows, strict=True)] or [[] for _ in schema]
+    columns[0] = [round(row[0] * 1e6) for row in rows]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+# ---------------------------------------------------------------------------- files
 
 MIB = 1024 * 1024
+_ABOVE_ZERO = must_be("above 0", lambda value: value > 0)
 
 
 @attrs.frozen(kw_only=True)
 class Rotation:
     """When a file is closed and the next one begins, and how many are kept."""
 
-    bytes: int = 64 * MIB
+    bytes: int = attrs.field(default=64 * MIB, validator=_ABOVE_ZERO)
     """Size on the disk."""
-    seconds: float = 300.0
+    seconds: float = attrs.field(default=300.0, validator=_ABOVE_ZERO)
     """Age since its first row was written; checked when rows are written."""
-    keep: int | None = None
+    keep: int | None = attrs.field(default=None, validator=attrs.validators.optional(_ABOVE_ZERO))
     """How many closed files of each kind are kept, the newest; None deletes nothing."""
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("bytes", "seconds", "keep"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"Rotation({name}={value}): must be above 0")
 
 
 class FileWriter:
@@ -46,7 +119,7 @@ class FileWriter:
     """
 
     def __init__(self, folder: Path, name: str, rotation: Rotation, waiting: int) -> None:
-        self._files = {kind: _Files(folder / kind, name, rotation, kind) for kind in _KINDS}
+        self._files = {kind: _Files(folder / kind, name, rotation, kind) for kind in get_args(Kind)}
         self._queue: queue.Queue[tuple[Kind, Sequence[FramesRow] | Sequence[RawRow]] | None] = queue.Queue(waiting)
         self._thread = threading.Thread(target=self._write, name=f"muxkit capture {name}", daemon=True)
         self._thread.start()
@@ -134,6 +207,3 @@ class _Files:
         keep = self._rotation.keep
         while keep is not None and len(self.closed) > keep:
             self.closed.pop(0).unlink(missing_ok=True)
-
-
-_KINDS: tuple[Kind, ...] = ("frames", "raw")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 import attrs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 WIDTH = 940  # of the drawing, in its own units
 NAMES = 170  # the column of the names
@@ -65,10 +61,7 @@ def bars(title: str, groups: Sequence[Group]) -> str:
             pieces.append(_row(bar, top, scale))
             top += ROW
         top += GAP
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {top:.0f}" role="img" aria-label="{escape(title)}">'
-        f"<title>{escape(title)}</title>{''.join(pieces)}</svg>"
-    )
+    return _drawing(title, top, pieces)
 
 
 @attrs.frozen
@@ -98,8 +91,12 @@ def lines(title: str, series: Sequence[Series], *, left: str, right: str, most: 
         if one.values:
             pieces.append(f'<polyline class="line {shade}" points="{points}"/>')
     pieces += [_text(0, floor + 16, left, "note"), _text(WIDTH, floor + 16, right, "name")]
+    return _drawing(title, floor + 24, pieces)
+
+
+def _drawing(title: str, height: float, pieces: Iterable[str]) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {floor + 24}" role="img" aria-label="{escape(title)}">'
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
         f"<title>{escape(title)}</title>{''.join(pieces)}</svg>"
     )
 

@@ -6,19 +6,18 @@ import itertools
 import os
 import socket
 import time
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import attrs
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.pipeline.capture.files import MIB, FileWriter, Rotation
+from muxkit._observer import Direction
+from muxkit.pipeline.capture.files import MIB, FileWriter, Found, FramesRow, Kind, RawRow, Rotation, row
 from muxkit.pipeline.errors import PipelineError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
-    from muxkit._observer import Direction
-    from muxkit.pipeline.capture.schema import FramesRow, Kind, RawRow
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 1 * MIB  # of a batch of raw bytes
@@ -61,8 +60,8 @@ class Capture:
         self._writer = FileWriter(self.folder, self.name, rotation or Rotation(), waiting)
         self._frames: _RowBuffer[FramesRow] | None = _RowBuffer("frames", self._writer, batch_rows) if frames else None
         self._raw: _RawBuffer | None = _RawBuffer("raw", self._writer, batch_rows) if raw else None
+        self._buffers = [buffer for buffer in (self._frames, self._raw) if buffer is not None]
         self._names: dict[str, int] = {}
-        self._own: ConnectionCapture | None = None
         self._closed = False
 
     # --- the connections
@@ -74,19 +73,17 @@ class Capture:
         unique = name if count == 1 else f"{name} #{count}"
         return ConnectionCapture(self.name, unique, self._frames, self._raw, self._clock)
 
-    @property
+    @cached_property
     def own(self) -> ConnectionCapture:
         """The connection that records what the capture itself observes."""
-        if self._own is None:
-            self._own = self.connection()
-        return self._own
+        return self.connection()
 
     # --- what was recorded
 
     @property
     def dropped(self) -> int:
         """How many rows are in no file."""
-        return sum(buffer.dropped for buffer in (self._frames, self._raw) if buffer is not None)
+        return sum(buffer.dropped for buffer in self._buffers)
 
     @property
     def files(self) -> list[Path]:
@@ -95,10 +92,9 @@ class Capture:
 
     def flush(self) -> None:
         """Write what was recorded; a file can be read once it is closed. Blocks while the disk is slow."""
-        for buffer in (self._frames, self._raw):
-            if buffer is not None:
-                self._writer.wait_until_written()
-                buffer.hand_over()
+        for buffer in self._buffers:
+            self._writer.wait_until_written()
+            buffer.hand_over()
         self._writer.wait_until_written()
 
     def close(self) -> None:
@@ -108,11 +104,10 @@ class Capture:
         self._closed = True
         self.flush()
         if self._frames is not None and self._frames.left_out:
-            self.own._tell_left_out(self._frames, self._clock())
+            self.own.tell_left_out(self._clock())
             self.flush()
-        for buffer in (self._frames, self._raw):
-            if buffer is not None:
-                buffer.over = True
+        for buffer in self._buffers:
+            buffer.over = True
         self._writer.close()
         if self._writer.error is not None:
             raise CaptureError(f"{self.folder}: {self._writer.error}; {self.dropped} rows are missing") from (
@@ -152,49 +147,39 @@ class Capture:
         self.own.transport(direction, data)
 
 
+@attrs.define(eq=False)
 class ConnectionCapture:
     """The observer of one connection of a capture."""
 
-    def __init__(
-        self,
-        capture: str,
-        name: str,
-        frames: _RowBuffer[FramesRow] | None,
-        raw: _RawBuffer | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self.name = name
-        self._capture = capture
-        self._frames = frames
-        self._raw = raw
-        self._clock = clock
-        self._number = itertools.count()
-        self._segment = 0
-        self._offsets: dict[Direction, int] = {"in": 0, "out": 0}
+    _capture: str
+    name: str
+    _frames: _RowBuffer[FramesRow] | None
+    _raw: _RawBuffer | None
+    _clock: Callable[[], float]
+    _number: itertools.count[int] = attrs.field(factory=itertools.count)
+    _segment: int = 0
+    _offsets: dict[Direction, int] = attrs.field(factory=lambda: {"in": 0, "out": 0})
 
     def frame(self, direction: Direction, channel: str, name: str, size: int) -> None:
-        if self._frames is not None:
-            self._put(self._frames, "frame", direction, channel, name, size)
+        self._put(row("frame", direction, channel, name, size))
 
     def credit(self, direction: Direction, channel: str, amount: int) -> None:
-        if self._frames is not None:
-            self._put(self._frames, "credit", direction, channel, credit=amount)
+        self._put(row("credit", direction, channel, credit=amount))
 
     def state(self, channel: str, state: str) -> None:
         if (channel, state) == ("link", "connected"):
             self._begin_segment()
-        if self._frames is not None:
-            self._put(self._frames, "state", None, channel, state)
+        self._put(row("state", None, channel, state))
 
     def timer(self, name: str) -> None:
-        if self._frames is not None:
-            self._put(self._frames, "timer", None, None, name)
+        self._put(row("timer", None, None, name))
 
     def error(self, error: BaseException) -> None:
-        if self._frames is not None:
-            rule, offset = (error.rule, error.offset) if isinstance(error, RemoteProtocolError) else (None, None)
-            event = "error" if isinstance(error, RemoteProtocolError) else "lost"
-            self._put(self._frames, event, None, None, type(error).__name__, id=offset, rule=rule, text=str(error))
+        name, text = type(error).__name__, str(error)
+        if isinstance(error, RemoteProtocolError):
+            self._put(row("error", None, None, name, id=error.offset, rule=error.rule, text=text))
+        else:
+            self._put(row("lost", None, None, name, text=text))
         self._begin_segment()
 
     def transport(self, direction: Direction, data: bytes | memoryview) -> None:
@@ -212,36 +197,18 @@ class ConnectionCapture:
             self._segment += 1
             self._offsets = {"in": 0, "out": 0}
 
-    def _put(
-        self,
-        buffer: _RowBuffer[FramesRow],
-        event: str,
-        direction: Direction | None,
-        channel: str | None,
-        kind: str | None = None,
-        size: int | None = None,
-        *,
-        credit: int | None = None,
-        id: int | None = None,
-        rule: str | None = None,
-        text: str | None = None,
-    ) -> None:
-        now = self._clock()
-        if buffer.left_out:
-            self._tell_left_out(buffer, now)
-        number = next(self._number)
-        row = (
-            now, self._capture, self.name, number, event, direction, channel, kind, size, credit, id, rule, text,
-        )  # fmt: skip
-        buffer.put(row, now, 0)
+    def _put(self, found: Found) -> None:
+        if self._frames is not None:
+            now = self._clock()
+            self.tell_left_out(now)
+            self._frames.put((now, self._capture, self.name, next(self._number), *found), now, 0)
 
-    def _tell_left_out(self, buffer: _RowBuffer[FramesRow], now: float) -> None:
-        count = buffer.left_out
-        row = (
-            now, self._capture, self.name, next(self._number), "dropped", None, None, None, count, None, None, None,
-            f"the disk was too slow: {count} rows of this capture are missing",
-        )  # fmt: skip
-        buffer.tell_left_out(row, now)
+    def tell_left_out(self, now: float) -> None:
+        """Add a row that says how many rows of the capture were left out, if any were."""
+        if self._frames is not None and (count := self._frames.left_out):
+            text = f"the disk was too slow: {count} rows of this capture are missing"
+            told = row("dropped", None, size=count, text=text)
+            self._frames.tell_left_out((now, self._capture, self.name, next(self._number), *told), now)
 
 
 class _RowBuffer(Generic[RowT]):
@@ -281,25 +248,23 @@ class _RowBuffer(Generic[RowT]):
         rows, self._rows, self._bytes = self._rows, [], 0
         telling, self._telling = self._telling, 0
         if rows and not self._writer.offer(self._kind, rows):
-            lost = len(rows) - (telling > 0)
-            self.dropped += lost
-            self.left_out += lost + telling
+            self._leave_out(rows, telling)
+
+    def _leave_out(self, rows: list[RowT], telling: int) -> None:
+        lost = len(rows) - (telling > 0)
+        self.dropped += lost
+        self.left_out += lost + telling
 
 
 class _RawBuffer(_RowBuffer["RawRow"]):
     """Recorded bytes. Where bytes are left out, an empty row keeps their end, so that decoders see the gap."""
 
-    def hand_over(self) -> None:
-        rows, self._rows, self._bytes = self._rows, [], 0
-        if not rows or self._writer.offer(self._kind, rows):
-            return
+    def _leave_out(self, rows: list[RawRow], telling: int) -> None:
         ends: dict[tuple[str, Direction, int], RawRow] = {}
-        for row in rows:
-            now, capture, connection, number, direction, segment, offset, data = row
+        for now, capture, connection, number, direction, segment, offset, data in rows:
             self.dropped += bool(data)
-            ends[connection, direction, segment] = (
-                now, capture, connection, number, direction, segment, offset + len(data), b"",
-            )  # fmt: skip
+            end = (now, capture, connection, number, direction, segment, offset + len(data), b"")
+            ends[connection, direction, segment] = end
         self._rows = [*ends.values()]
 
 

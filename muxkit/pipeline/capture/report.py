@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from muxkit.pipeline.capture.analysis import SLICES, analyse
+import attrs
+
+from muxkit.pipeline.capture.analysis import SLICES, Answers, Raw, Row, Rows, Value, analyse
 from muxkit.pipeline.capture.page import Bar, Group, Series, bars, cell, document, lines, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from pyspark.sql import SparkSession
-
-    from muxkit.pipeline.capture.analysis import Answers, Raw, Row, Rows, Value
 
 TOP: Final = 20  # bars of a plot
 LONGEST_NAME: Final = 28  # letters beside a bar
 IN, OUT = 0, 3  # colours
 
-Column = tuple[str, str]
-"""A title, and the name of the value below it, with `#` in front if that is a number."""
+
+@attrs.frozen
+class Section:
+    """A part of the page: what it explains, a chart, and a table of rows that have the answers to one question."""
+
+    title: str
+    explained: str
+    """Where `{width}` stands for the width of the time slices."""
+    rows: str = ""
+    """A field of `Answers`."""
+    columns: str = ""
+    """Titles and values, `title: name` or what is both, with `|` between them; numbers have `#` before their name."""
+    chart: Callable[[Answers], str] | None = None
 
 
 def report(
@@ -45,21 +55,15 @@ def report(
 
 def render(answers: Answers, title: str = "muxkit captures") -> str:
     """Make the page as text."""
-    sections = [
-        _facts(answers),
-        _section("Connections", "", _table(answers.connections, CONNECTIONS)),
-        _rates(answers),
-        _volumes(answers),
-        _credit(answers),
-        _round_trips(answers),
-        _fairness(answers),
-        _resends(answers),
-        _violations(answers),
-    ]
-    return document(title, "".join(sections))
-
-
-# --- the sections
+    pieces = [_facts(answers)]
+    for section in SECTIONS:
+        explained = section.explained.format(width=span(answers.width_us))
+        pieces.append(f"<h2>{escape(section.title)}</h2><p>{escape(explained)}</p>")
+        if section.chart is not None:
+            pieces.append(section.chart(answers))
+        if section.rows:
+            pieces.append(_table(getattr(answers, section.rows), section.columns))
+    return document(title, "".join(pieces))
 
 
 def _facts(answers: Answers) -> str:
@@ -82,156 +86,51 @@ def _facts(answers: Answers) -> str:
     return f"<dl>{rows}</dl>"
 
 
-def _rates(answers: Answers) -> str:
-    width = answers.width_us
-    first = answers.first_us - answers.first_us % width
-    slices = min(SLICES + 2, (answers.last_us - first) // width + 1)
-    values = {"in": [0.0] * slices, "out": [0.0] * slices}
-    for row in answers.rates:
-        place = (int(_number(row["bucket_us"])) - first) // width
-        if row["direction"] in values and 0 <= place < slices:
-            values[str(row["direction"])][place] = _number(row["bytes"]) * 1e6 / width
-    series = [Series("in", values["in"], IN), Series("out", values["out"], OUT)]
-    most = f"{amount(max(max(one.values) for one in series))}/s"
-    chart = lines("bytes a second", series, left=moment(first), right=moment(answers.last_us), most=most)
-    return _section("Payload over time", f"Bytes a second of all connections, in slices of {span(width)}.", chart)
-
-
-def _volumes(answers: Answers) -> str:
-    rows = [row for row in answers.volumes if _number(row["bytes"])][:TOP]
-    chart = _bars(
-        "bytes by channel", rows, "bytes", amount, _channel, lambda row: IN if row["direction"] == "in" else OUT
-    )
-    return _section(
-        "Volume by channel",
-        "Bytes of payload; the rate is that between a channel's first and last frame.",
-        chart + _table(answers.volumes, VOLUMES),
-    )
-
-
-def _credit(answers: Answers) -> str:
-    rows = [row for row in answers.credit if _number(row["stopped_us"])][:TOP]
-    chart = _bars("time without credit", rows, "stopped_us", span, _channel, lambda row: 4)
-    return _section(
-        "Without credit",
-        "How long a channel that we send on had no credit left, until the peer granted more: nothing could be sent "
-        "then. Whether anything was waiting is not recorded. The last stop counts only if a grant ended it.",
-        chart + _table(answers.credit, CREDIT),
-    )
-
-
-def _round_trips(answers: Answers) -> str:
-    groups = []
-    for what in dict.fromkeys(str(row["what"]) for row in answers.round_trips):
-        rows = [row for row in answers.round_trips if row["what"] == what][:TOP]
-        made = [
-            Bar(
-                name=_short(str(row["connection"])),
-                parts=[_number(row["p50_us"])],
-                marks=[_number(row["p99_us"])],
-                colour=IN,
-                note=f"p50 {span(row['p50_us'])}, p99 {span(row['p99_us'])}, {_number(row['trips']):,.0f} times",
-            )
-            for row in rows
-        ]
-        groups.append(Group(f"{what}: the bar is the median, the ring where 99 of 100 were over", made))
-    return _section(
-        "Round trips",
-        "From a ping to its answer, from a request to the end of its response, from a message to the acknowledgement "
-        "that names it (decoded Relink only).",
-        (bars("round trips", groups) if groups else "") + _table(answers.round_trips, ROUND_TRIPS),
-    )
-
-
-def _fairness(answers: Answers) -> str:
-    chart = _bars(
-        "fairness", answers.fairness[:TOP], "jain", lambda value: f"{_number(value):.3f}", _connection, lambda row: 5
-    )
-    return _section(
-        "Fairness between channels",
-        "Jain's index of the bytes that the channels of a connection had: 1 if all had the same, 1/n if one had "
-        f"everything. The mean is over slices of {span(answers.width_us)} in which more than one channel was busy.",
-        chart + _table(answers.fairness, FAIRNESS),
-    )
-
-
-def _resends(answers: Answers) -> str:
-    what = "Messages that went over more than one transport of their link; known from decoded Relink captures only."
-    return _section("Sent again", what, _table(answers.resends, RESENDS))
-
-
-def _violations(answers: Answers) -> str:
-    what = "What ended connections: rules that were broken, with their clause, and links that were lost."
-    return _section("Violations and losses", what, _table(answers.violations, VIOLATIONS))
-
-
-CONNECTIONS: Final[Sequence[Column]] = (
-    ("connection", "connection"), ("frames", "#frames"), ("in", "#bytes_in"), ("out", "#bytes_out"),
-    ("channels", "#channels"), ("errors", "#errors"), ("not recorded", "#missing"),
-)  # fmt: skip
-VOLUMES: Final[Sequence[Column]] = (
-    ("connection", "connection"), ("channel", "channel"), ("direction", "direction"), ("frames", "#frames"),
-    ("bytes", "#bytes"), ("bytes/s", "#bytes_per_second"),
-)  # fmt: skip
-CREDIT: Final[Sequence[Column]] = (
-    ("connection", "connection"), ("channel", "channel"), ("grants", "#grants"), ("bytes granted", "#granted"),
-    ("stops", "#stops"), ("without credit, µs", "#stopped_us"), ("least credit", "#least"),
-)  # fmt: skip
-ROUND_TRIPS: Final[Sequence[Column]] = (
-    ("what", "what"), ("connection", "connection"), ("times", "#trips"), ("p50 µs", "#p50_us"),
-    ("p90 µs", "#p90_us"), ("p99 µs", "#p99_us"), ("most µs", "#most_us"),
-)  # fmt: skip
-FAIRNESS: Final[Sequence[Column]] = (
-    ("connection", "connection"), ("direction", "direction"), ("channels", "#channels"), ("index", "#jain"),
-    ("slices", "#slices"), ("mean", "#mean"), ("least", "#least"),
-)  # fmt: skip
-RESENDS: Final[Sequence[Column]] = (
-    ("connection", "connection"), ("channel", "channel"), ("direction", "direction"), ("messages", "#messages"),
-    ("again", "#resent"),
-)  # fmt: skip
-VIOLATIONS: Final[Sequence[Column]] = (
-    ("what", "kind"), ("clause", "rule"), ("times", "#times"), ("connections", "#connections"),
-    ("first in", "connection"), ("text", "text"),
-)  # fmt: skip
-
-
-# --- pieces
-
-
-def _section(title: str, explained: str, body: str) -> str:
-    return f"<h2>{escape(title)}</h2><p>{escape(explained)}</p>{body}"
-
-
-def _table(rows: Rows, columns: Sequence[Column]) -> str:
+def _table(rows: Rows, columns: str) -> str:
     if not rows:
         return "<p>None.</p>"
+    titles, names = [], []
+    for column in columns.split(" | "):
+        title, _, name = column.rpartition(": ")
+        titles.append(title or name.removeprefix("#"))
+        names.append(name)
     body = []
     for row in rows:
-        cells = []
-        for _, name in columns:
-            value = row[name.removeprefix("#")]
-            cells.append(cell(_figure(value), "number") if name.startswith("#") else cell(str(value or "")))
+        cells = [
+            cell(_figure(row[name[1:]]), "number") if name.startswith("#") else cell(str(row[name] or ""))
+            for name in names
+        ]
         body.append(f"<tr>{''.join(cells)}</tr>")
-    return table([title for title, _ in columns], body)
+    return table(titles, body)
 
 
-def _bars(
+def _chart(
     title: str,
-    rows: Iterable[Row],
+    rows: str,
     name: str,
     said: Callable[[Value], str],
     called: Callable[[Row], str],
     colour: Callable[[Row], int],
-) -> str:
-    made = [
-        Bar(name=_short(called(row)), parts=[_number(row[name])], colour=colour(row), note=said(row[name]))
-        for row in rows
-    ]
-    return bars(title, [Group(title, made)]) if made else ""
+) -> Callable[[Answers], str]:
+    """Make a function that draws the largest values of a column, but not those that are 0."""
+
+    def chart(answers: Answers) -> str:
+        found: Rows = getattr(answers, rows)
+        made = [
+            Bar(name=_short(called(row)), parts=[_number(row[name])], colour=colour(row), note=said(row[name]))
+            for row in [row for row in found if _number(row[name])][:TOP]
+        ]
+        return bars(title, [Group(title, made)]) if made else ""
+
+    return chart
 
 
 def _channel(row: Row) -> str:
     return f"{row['channel']} · {row['connection']}"
+
+
+def _direction(row: Row) -> int:
+    return IN if row["direction"] == "in" else OUT
 
 
 def _connection(row: Row) -> str:
@@ -273,3 +172,93 @@ def span(us: Value) -> str:
     if number < 1000:
         return f"{number:.0f} µs"
     return f"{number / 1e3:.3g} ms" if number < 1e6 else f"{number / 1e6:.4g} s"
+
+
+# --- the sections
+
+
+def _rates(answers: Answers) -> str:
+    width = answers.width_us
+    first = answers.first_us - answers.first_us % width
+    slices = min(SLICES + 2, (answers.last_us - first) // width + 1)
+    values = {"in": [0.0] * slices, "out": [0.0] * slices}
+    for row in answers.rates:
+        place = (int(_number(row["bucket_us"])) - first) // width
+        if row["direction"] in values and 0 <= place < slices:
+            values[str(row["direction"])][place] = _number(row["bytes"]) * 1e6 / width
+    series = [Series("in", values["in"], IN), Series("out", values["out"], OUT)]
+    most = f"{amount(max(max(one.values) for one in series))}/s"
+    return lines("bytes a second", series, left=moment(first), right=moment(answers.last_us), most=most)
+
+
+def _round_trips(answers: Answers) -> str:
+    groups = []
+    for what in dict.fromkeys(str(row["what"]) for row in answers.round_trips):
+        rows = [row for row in answers.round_trips if row["what"] == what][:TOP]
+        made = [
+            Bar(
+                name=_short(str(row["connection"])),
+                parts=[_number(row["p50_us"])],
+                marks=[_number(row["p99_us"])],
+                colour=IN,
+                note=f"p50 {span(row['p50_us'])}, p99 {span(row['p99_us'])}, {_number(row['trips']):,.0f} times",
+            )
+            for row in rows
+        ]
+        groups.append(Group(f"{what}: the bar is the median, the ring where 99 of 100 were over", made))
+    return bars("round trips", groups) if groups else ""
+
+
+SECTIONS: Final = (
+    Section(
+        "Connections",
+        "",
+        "connections",
+        "connection | #frames | in: #bytes_in | out: #bytes_out | #channels | #errors | not recorded: #missing",
+    ),
+    Section("Payload over time", "Bytes a second of all connections, in slices of {width}.", chart=_rates),
+    Section(
+        "Volume by channel",
+        "Bytes of payload; the rate is that between a channel's first and last frame.",
+        "volumes",
+        "connection | channel | direction | #frames | #bytes | bytes/s: #bytes_per_second",
+        _chart("bytes by channel", "volumes", "bytes", amount, _channel, _direction),
+    ),
+    Section(
+        "Without credit",
+        "How long a channel that we send on had no credit left, until the peer granted more: nothing could be sent "
+        "then. Whether anything was waiting is not recorded. The last stop counts only if a grant ended it.",
+        "credit",
+        "connection | channel | #grants | bytes granted: #granted | #stops | "
+        "without credit, µs: #stopped_us | least credit: #least",
+        _chart("time without credit", "credit", "stopped_us", span, _channel, lambda row: 4),
+    ),
+    Section(
+        "Round trips",
+        "From a ping to its answer, from a request to the end of its response, from a message to the acknowledgement "
+        "that names it (decoded Relink only).",
+        "round_trips",
+        "what | connection | times: #trips | p50 µs: #p50_us | p90 µs: #p90_us | p99 µs: #p99_us | most µs: #most_us",
+        _round_trips,
+    ),
+    Section(
+        "Fairness between channels",
+        "Jain's index of the bytes that the channels of a connection had: 1 if all had the same, 1/n if one had "
+        "everything. The mean is over slices of {width} in which more than one channel was busy.",
+        "fairness",
+        "connection | direction | #channels | index: #jain | #slices | #mean | #least",
+        _chart("fairness", "fairness", "jain", lambda value: f"{_number(value):.3f}", _connection, lambda row: 5),
+    ),
+    Section(
+        "Sent again",
+        "Messages that went over more than one transport of their link; known from decoded Relink captures only.",
+        "resends",
+        "connection | channel | direction | #messages | again: #resent",
+    ),
+    Section(
+        "Violations and losses",
+        "What ended connections: rules that were broken, with their clause, and links that were lost.",
+        "violations",
+        "what: kind | clause: rule | #times | #connections | first in: connection | text",
+    ),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -10,10 +11,10 @@ import attrs
 from muxkit.pipeline.errors import OffsetError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    JsonOffset = dict[str, object]
     from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+JsonOffset = dict[str, object]
+
 
 VERSION: Final = 1
 

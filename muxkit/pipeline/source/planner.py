@@ -1,4 +1,4 @@
-"""The driver's side of a source: asks servers for the state of streams, plans batches, acknowledges.
+"""The driver's side of a source: finds streams, asks servers for their state, plans batches, acknowledges.
 
 It lives in one process for as long as a query runs, and is made again when the query restarts: what must survive is in
 the offsets. Workers get spans and nothing else.
@@ -8,35 +8,35 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
 
 import attrs
 import trio
 
-from muxkit.pipeline.client.client import Client
 from muxkit.pipeline.concurrency import for_each_limited
-from muxkit.pipeline.errors import OptionError
-from muxkit.pipeline.options.source import AckMode, SourceOptions, Start
-from muxkit.pipeline.source.offsets import Offset, Position, Span, share
-from muxkit.pipeline.source.streams import StreamPlanner
+from muxkit.pipeline.errors import DataLoss, OptionError, StreamUnavailable
+from muxkit.pipeline.options import (
+    MOST_ID,
+    AckMode,
+    Planning,
+    Reference,
+    SourceOptions,
+    Start,
+    parse_reference,
+    parse_references,
+)
+from muxkit.pipeline.source.client import Answer, Client, NoStatus, acknowledged
+from muxkit.pipeline.source.offsets import JsonOffset, Offset, Position, Span, share
+from muxkit.protocols import restream
+from muxkit.protocols.restream import Json, Received
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from muxkit.pipeline.source.offsets import JsonOffset
-    from muxkit.pipeline.source.streams import StreamStatus
+MOST_AHEAD: Final = 1_000_000  # messages of a directory that are read at once
+PREFETCH: Final = 100_000  # messages of a stream that are counted ahead, unless a limit is lower
 
 _log = logging.getLogger("muxkit")
-
-
-@attrs.frozen
-class Limit:
-    """Spark's limits of one batch, beside those of the options; `all` overrides both."""
-
-    messages: int | None = None
-    bytes: int | None = None
-    least: int | None = None
-    all: bool = False
 
 
 class Planner:
@@ -63,18 +63,23 @@ class Planner:
         """Fix the end of the query: here, or for servers without status requests at the first count."""
         self._target = await self._streams.heads()
 
-    async def latest(self, start: Mapping[str, object], limit: Limit) -> Mapping[str, object]:
-        """Return the end of the next batch after `start`, or `start` itself if there is nothing for one."""
+    async def latest(self, start: Mapping[str, object], *, limited: bool = True) -> Mapping[str, object]:
+        """Return the end of the next batch after `start`, or `start` itself if there is nothing for one.
+
+        Unless it is `limited`, the limits of the options do not apply.
+        """
         before = Offset.from_json(start)
         statuses = await self._streams.statuses(before, whole=self._target is not None and not self._target_is_whole)
         self._target_is_whole = self._target is not None
         self._heads = {status.uuid: Position(status.head, status.epoch) for status in statuses}
-        ends = await self._ends(statuses, limit)
+        ends = await self._ends(statuses, limited=limited)
         # An empty batch stores its end, so that `latest` means the same after a crash.
         fixes = not before.streams and self._options.starting is Start.LATEST and bool(statuses)
         if not ends and not fixes:
             if self._options.ack_mode is AckMode.IDLE:
-                await self._acknowledge_idle(before, statuses)
+                # Spark has stored the last batch, and would commit it only with a next one.
+                known = {status.uuid for status in statuses if not status.jumps}
+                await self._acknowledge({uuid: each.id for uuid, each in before.streams.items() if uuid in known})
             return start
         self._turn += 1
         self._waiting_since = None
@@ -118,7 +123,7 @@ class Planner:
 
     # --- planning
 
-    async def _ends(self, statuses: list[StreamStatus], limit: Limit) -> dict[str, int]:
+    async def _ends(self, statuses: list[StreamStatus], *, limited: bool) -> dict[str, int]:
         """Choose the end of each stream that has messages for the next batch."""
         if self._target is not None:
             for status in statuses:
@@ -126,15 +131,15 @@ class Planner:
                     self._target.setdefault(status.uuid, status.head)
                 status.head = min(status.head, self._target.get(status.uuid, status.begin))
         lags = {status.uuid: status.lag for status in statuses if status.lag > 0}
-        if not limit.all:
-            if self._waits_for_more(sum(lags.values()), limit.least or self._options.least_messages):
+        if limited:
+            options = self._options
+            if self._waits_for_more(sum(lags.values()), options.least_messages):
                 return {}
-            most = _least(limit.messages, self._options.most_messages)
-            if most is not None:
-                lags = share(lags, most, turn=self._turn)
-            size = _least(limit.bytes, self._options.most_bytes)
-            if size is not None:
-                lags = await self._fitting([status for status in statuses if status.uuid in lags], lags, size)
+            if options.most_messages is not None:
+                lags = share(lags, options.most_messages, turn=self._turn)
+            if options.most_bytes is not None:
+                waiting = [status for status in statuses if status.uuid in lags]
+                lags = await self._fitting(waiting, lags, options.most_bytes)
         return {status.uuid: status.begin + lags[status.uuid] for status in statuses if status.uuid in lags}
 
     def _waits_for_more(self, count: int, least: int | None) -> bool:
@@ -153,7 +158,7 @@ class Planner:
         fitting: dict[str, int] = {}
 
         async def count(status: StreamStatus) -> None:
-            last, _ = await self._client.count(
+            last = await self._client.count(
                 status.server, status.uuid, status.begin, most=lags[status.uuid], most_bytes=most_of_each
             )
             fitting[status.uuid] = last - status.begin
@@ -173,11 +178,6 @@ class Planner:
         return Offset(streams, begins)
 
     # --- acknowledging
-
-    async def _acknowledge_idle(self, before: Offset, statuses: list[StreamStatus]) -> None:
-        """Acknowledge a batch without a successor: Spark has stored it, and would commit it only with the next one."""
-        known = {status.uuid for status in statuses if not status.jumps}
-        await self._acknowledge({uuid: each.id for uuid, each in before.streams.items() if uuid in known})
 
     async def _acknowledge(self, ids: Mapping[str, int]) -> None:
         streams = self._streams
@@ -200,5 +200,278 @@ class Planner:
             await for_each_limited(due, acknowledge, at_once=self._options.connections)
 
 
-def _least(*limits: int | None) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)
+# ---------------------------------------------------------------------------- the state of streams
+
+
+@attrs.define
+class StreamStatus:
+    """The state of one stream when a batch is planned."""
+
+    uuid: str
+    server: str
+    begin: int
+    head: int
+    epoch: int | None = None
+    acknowledged: int = 0
+    final: bool = False
+    jumps: bool = False
+    """The batch does not begin where the last one ended."""
+    skips: bool = False
+    """The messages that are there now are not wanted."""
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.head - self.begin)
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing more will come and the server keeps nothing."""
+        return self.final and self.head == self.begin == self.acknowledged
+
+
+class StreamPlanner:
+    """Knows the streams of one query. It may be dropped at any time: it only saves requests and warnings."""
+
+    def __init__(self, options: SourceOptions, client: Client) -> None:
+        self.servers: dict[str, str] = {}
+        """The server of each stream that was found."""
+        self.plain: set[str] = set()
+        """Streams whose server answers no status requests."""
+        self.acknowledged: dict[str, int] = {}
+        """As servers report it; for `plain` streams, what was acknowledged here."""
+        self._options = options
+        self._client = client
+        self._discovery = Discovery(options, client)
+        self._finished: dict[str, int] = {}  # the last message of streams that ended
+        self._warned: set[str] = set()
+
+    async def statuses(
+        self, before: Offset, *, only: Collection[str] | None = None, whole: bool = False
+    ) -> list[StreamStatus]:
+        """Return the state of all streams that may have messages, or only of some, in order. Raises `DataLoss`.
+
+        With `whole`, streams without status requests are counted to their end, not only as far as one batch may go.
+        """
+        references = await self._discovery.streams()
+        answers = await self._find(references, [uuid for uuid in references if only is None or uuid in only])
+        statuses, uncounted = [], []
+        for uuid, answer in sorted(answers.items()):
+            status = self._judge(uuid, answer, before)
+            if status is not None:
+                statuses.append(status)
+                if isinstance(answer, NoStatus):
+                    uncounted.append(status)
+                else:
+                    self.acknowledged[uuid] = answer.acknowledged
+        most = MOST_ID if whole else self._options.most_messages or PREFETCH
+        await for_each_limited(uncounted, partial(self._count, most), at_once=self._options.connections)
+        return statuses
+
+    async def heads(self) -> dict[str, int]:
+        """Return the last message of each stream whose server reports it."""
+        references = await self._discovery.streams()
+        answers = await self._find(references, references)
+        return {uuid: answer.head for uuid, answer in answers.items() if not isinstance(answer, NoStatus)}
+
+    async def locate(self, uuids: Iterable[str]) -> None:
+        """Find the servers of streams that another process has planned for."""
+        lost = [uuid for uuid in uuids if uuid not in self.servers]
+        if lost:
+            references = await self._discovery.streams()
+            unnamed = [uuid for uuid in lost if uuid not in references]
+            if unnamed and len(self._options.servers) != 1:
+                raise OptionError("streams", f"a batch has to be read again and has stream {unnamed[0]}: name it")
+            await self._find(references, lost)
+
+    def is_done(self, uuid: str) -> bool:
+        """Return True if the stream ended and all of it is acknowledged."""
+        return uuid in self._finished and self._finished[uuid] == self.acknowledged.get(uuid)
+
+    def lose(self, uuid: str, problem: str) -> None:
+        """Report that unread messages are gone; raises `DataLoss` unless the options allow it."""
+        if self._options.fail_on_data_loss:
+            raise DataLoss(uuid, problem)
+        self._warn(uuid, f"{problem}; going on with what is left")
+
+    # --- asking
+
+    async def _find(self, references: Mapping[str, Reference], wanted: Iterable[str]) -> dict[str, Answer]:
+        answers: dict[str, Answer] = {}
+
+        async def ask(uuid: str) -> None:
+            answers[uuid] = await self._ask(references.get(uuid, Reference(uuid)))
+
+        await for_each_limited(list(wanted), ask, at_once=self._options.connections)
+        return answers
+
+    async def _ask(self, reference: Reference) -> Answer:
+        uuid = reference.uuid
+        known = reference.server or self.servers.get(uuid)
+        if self.is_done(uuid):
+            return NoStatus.UNKNOWN
+        servers = self._options.servers if known is None else (known,)
+        self.servers.setdefault(uuid, servers[0])
+        for server in servers:
+            answer: Answer = NoStatus.PLAIN
+            if self._options.planning is not Planning.PREFETCH:
+                answer = await self._client.status(server, uuid)
+            if answer is NoStatus.UNKNOWN:
+                continue
+            if answer is NoStatus.PLAIN:
+                if self._options.planning is Planning.STATUS:
+                    raise OptionError("planning", f"{server} answers no status requests, which planning=status needs")
+                self.plain.add(uuid)
+            self.servers[uuid] = server
+            return answer
+        return NoStatus.UNKNOWN
+
+    async def _count(self, most: int, status: StreamStatus) -> None:
+        """Count the messages of a stream without status requests."""
+        try:
+            status.head = await self._client.count(status.server, status.uuid, status.begin, most=most)
+        except DataLoss as error:
+            gone = acknowledged(str(error))
+            if gone is None or gone <= status.begin:
+                raise
+            if not status.jumps:
+                self.lose(status.uuid, _acknowledged_by_others(status.begin, gone))
+            status.begin, status.jumps = gone, True
+            status.head = await self._client.count(status.server, status.uuid, gone, most=most)
+        if status.skips:
+            status.begin = status.head
+
+    # --- judging
+
+    def _judge(self, uuid: str, answer: Answer, before: Offset) -> StreamStatus | None:
+        """Decide where a stream continues; None if it cannot be read."""
+        position, is_new = before.streams.get(uuid), not before.streams
+        if answer is NoStatus.UNKNOWN:
+            self._miss(uuid, position, is_new=is_new)
+            return None
+        starting = self._options.starting
+        latest = position is None and is_new and starting is Start.LATEST
+        begin = 0 if position is None else position.id
+        if isinstance(answer, NoStatus):
+            if position is None and is_new and isinstance(starting, dict):
+                begin = starting.get(uuid, 0)
+            return StreamStatus(uuid, self.servers[uuid], begin, begin, jumps=position is None, skips=latest)
+        if position is None:
+            begin = answer.head if latest else answer.acknowledged
+            if is_new and isinstance(starting, dict):
+                begin = starting.get(uuid, begin)
+                if begin > answer.head:
+                    raise OptionError(
+                        "startingOffsets", f"stream {uuid} has {answer.head} messages and cannot begin after {begin}"
+                    )
+        status = StreamStatus(
+            uuid, self.servers[uuid], begin, answer.head, answer.epoch, answer.acknowledged, answer.final
+        )
+        status.jumps = position is None
+        problem = _loss(position, begin, answer)
+        if problem is not None:
+            self.lose(uuid, problem)
+            status.begin, status.jumps = answer.acknowledged, True
+        if answer.final:
+            self._finished[uuid] = answer.head
+        return status
+
+    def _miss(self, uuid: str, position: Position | None, *, is_new: bool) -> None:
+        """No server knows this stream."""
+        finished = self._finished.get(uuid)
+        if position is not None:
+            if finished != position.id:
+                self.lose(uuid, f"no server knows it (any more), and messages up to {position.id} were read from it")
+        elif finished is None:
+            if is_new and self._options.fail_on_data_loss and any(each.uuid == uuid for each in self._options.streams):
+                raise OptionError("streams", f"no server knows stream {uuid}")
+            self._warn(uuid, "no server knows it; it may come later")
+
+    def _warn(self, uuid: str, problem: str) -> None:
+        if (told := f"stream {uuid}: {problem}") not in self._warned:
+            self._warned.add(told)
+            _log.warning("%s", told)
+
+
+def _loss(position: Position | None, begin: int, answer: restream.Status) -> str | None:
+    """What is gone or another now, if something is."""
+    before = None if position is None else position.epoch
+    if before is not None and answer.epoch is not None and answer.epoch < before:
+        return (
+            f"its epoch was {before} and is {answer.epoch}, so this is another session of the same name; "
+            f"message {begin} was read last, {answer.head} is the last that it has now"
+        )
+    if begin > answer.head:
+        return f"message {begin} was known and {answer.head} is the last one now: the server has gone back"
+    if begin < answer.acknowledged:
+        return _acknowledged_by_others(begin, answer.acknowledged)
+    return None
+
+
+def _acknowledged_by_others(begin: int, acknowledged: int) -> str:
+    return (
+        f"message {begin + 1} is next, and everything up to {acknowledged} was acknowledged, by another query perhaps"
+    )
+
+
+class Discovery:
+    """Finds the streams of one query: those that an option or a file names, and those that a directory lists.
+
+    It is asked for each batch, so new streams join by themselves. A directory is a session itself: each of its messages
+    names a stream, `"uuid"`, `"url#uuid"` or `{"stream": ...}`. It is read from its first message on and never
+    acknowledged.
+    """
+
+    def __init__(self, options: SourceOptions, client: Client) -> None:
+        self._options = options
+        self._client = client
+        self._listed: dict[str, Reference] = {}  # by the directory
+        self._read = 0  # messages of the directory
+
+    async def streams(self) -> dict[str, Reference]:
+        """Return all streams by uuid, with the server where it is known."""
+        if self._options.directory is not None:
+            await self._read_directory(self._options.directory)
+        found = dict(self._listed)
+        if self._options.streams_file is not None:
+            found.update((each.uuid, each) for each in self._from_file(self._options.streams_file))
+        found.update((each.uuid, each) for each in self._options.streams)
+        return dict(sorted(found.items()))
+
+    def _from_file(self, path: str) -> tuple[Reference, ...]:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise OptionError("streamsFile", str(error)) from error
+        lines = [line.partition("# ")[0] for line in text.splitlines()]
+        return parse_references("\n".join(line for line in lines if not line.startswith("#")), "streamsFile")
+
+    async def _read_directory(self, directory: Reference) -> None:
+        servers = [directory.server] if directory.server else self._options.servers
+        for server in servers:
+            answer = await self._client.status(server, directory.uuid)
+            if answer is NoStatus.UNKNOWN:
+                continue
+            if isinstance(answer, NoStatus):
+                end = await self._client.count(server, directory.uuid, self._read, most=MOST_AHEAD)
+            else:
+                end = answer.head
+            if end < self._read:
+                raise StreamUnavailable(directory.uuid, f"this directory had {self._read} messages and now has {end}")
+
+            async def take(messages: list[Received], server: str = server) -> None:
+                for message in messages:
+                    self._note(message.data, server)
+                    self._read = message.id
+
+            await self._client.fetch(Span(directory.uuid, server, self._read, end), take)
+            return
+        raise OptionError("directory", f"no server knows the session {directory.uuid}")
+
+    def _note(self, data: Json, server: str) -> None:
+        told = data.get("stream") if isinstance(data, dict) else data
+        try:
+            reference = parse_reference(told if isinstance(told, str) else repr(told), "directory")
+        except OptionError as error:
+            _log.warning("a message of the directory was passed over: %s", error)
+            return
+        self._listed[reference.uuid] = Reference(reference.uuid, reference.server or server)

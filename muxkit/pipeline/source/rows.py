@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
 from muxkit.pipeline.concurrency import bridged, for_each_limited
 from muxkit.pipeline.errors import OptionError
+from muxkit.pipeline.source.client import Client
+from muxkit.pipeline.source.offsets import Span
+from muxkit.protocols.restream import Received
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+Emit = Callable[[pa.RecordBatch], Awaitable[None]]
 
-    from muxkit.pipeline.client.client import Client
-    from muxkit.pipeline.source.offsets import Span
-    from muxkit.protocols.restream import Received
-
-    Emit = Callable[[pa.RecordBatch], Awaitable[None]]
 
 SCHEMA: Final = "stream string not null, id bigint not null, time timestamp, value binary not null"
 """The columns as Spark's DDL: the stream, the message's number, the server's time, and its data."""

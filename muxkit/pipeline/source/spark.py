@@ -1,12 +1,13 @@
-"""The readers that Spark uses: thin classes over the planner and the client."""
+"""The readers that Spark uses, thin classes over the planner and the client."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import cast
 
 import attrs
-import trio
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
@@ -24,27 +25,17 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
-    ReadMaxBytes,
     ReadMaxRows,
-    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
-from muxkit.pipeline.client.client import Client
-from muxkit.pipeline.errors import ungrouped
-from muxkit.pipeline.options.source import SourceOptions
+from muxkit.pipeline.concurrency import run_bare
+from muxkit.pipeline.options import MOST_ID, SourceOptions
+from muxkit.pipeline.source.client import Client
 from muxkit.pipeline.source.offsets import Span, group
-from muxkit.pipeline.source.planner import Limit, Planner
+from muxkit.pipeline.source.planner import Planner
 from muxkit.pipeline.source.rows import Rows, read, schema_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-
-    import pyarrow as pa
-    from pyspark.sql.datasource import Filter
-    from pyspark.sql.types import StructType
-
-ResultT = TypeVar("ResultT")
 
 
 def schema(options: Mapping[str, str]) -> str:
@@ -79,21 +70,20 @@ class _Reading:
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._planned: Planner | None = None
 
-    @property
+    @cached_property
     def _planner(self) -> Planner:
-        if self._planned is None:
-            self._planned = Planner(self._options)
-        return self._planned
+        return Planner(self._options)
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_planned": None, "_options": attrs.evolve(self._options, streams=())}
+        state = self.__dict__ | {"_options": attrs.evolve(self._options, streams=())}
+        state.pop("_planner", None)
+        return state
 
     def _partitions(self, spans: Sequence[Span]) -> Sequence[Spans]:
         return [Spans(each) for each in group(spans, self._options.most_partitions)]
 
-    def _rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         spans = cast("Spans", partition).spans  # this reader has made it
         rows = Rows(to_arrow_schema(self._schema, timezone="UTC"))
         return read(Client(self._options), rows, spans, self._options.batch_rows)
@@ -106,33 +96,23 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return dict(self._planner.initial())
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Spark knows one kind at a time; the planner applies the other options.
-        options = self._options
-        if options.most_messages is not None:
-            return ReadMaxRows(options.most_messages)
-        if options.most_bytes is not None:
-            return ReadMaxBytes(options.most_bytes)
-        if options.least_messages is not None:
-            return ReadMinRows(options.least_messages)
-        return ReadAllAvailable()
+        # Spark has one kind of limit at a time, so the planner applies all options; this only says that they apply.
+        return ReadMaxRows(self._options.most_messages or MOST_ID)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        _run(self._planner.prepare_available_now)
+        run_bare(self._planner.prepare_available_now)
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
-        return dict(_run(partial(self._planner.latest, start, _limit(limit))))
+        return dict(run_bare(partial(self._planner.latest, start, limited=not isinstance(limit, ReadAllAvailable))))
 
     def reportLatestOffset(self) -> dict[str, object] | None:
         return self._planner.report()
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
-        return self._partitions(_run(partial(self._planner.spans, start, end)))
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._rows(partition)
+        return self._partitions(run_bare(partial(self._planner.spans, start, end)))
 
     def commit(self, end: dict[str, object]) -> None:
-        _run(partial(self._planner.commit, end))
+        run_bare(partial(self._planner.commit, end))
 
 
 class BatchReader(_Reading, DataSourceReader):
@@ -143,43 +123,17 @@ class BatchReader(_Reading, DataSourceReader):
         self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
-        spans = _run(partial(self._planner.everything, self._bounds.streams))
+        spans = run_bare(partial(self._planner.everything, self._bounds.streams))
         # At least one partition: without any, Spark would call `read` once with none.
         return self._partitions(self._bounds.narrow(spans)) or [Spans(())]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._rows(partition)
 
 
 class FilteredReader(BatchReader):
     """A batch reader that takes filters, for option `filterPushdown`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._bounds, left = bounds_of(filters)
-        return left
-
-
-def _limit(limit: ReadLimit) -> Limit:
-    match limit:
-        case ReadMaxRows(count):
-            return Limit(messages=count)
-        case ReadMaxBytes(count):
-            return Limit(bytes=count)
-        case ReadMinRows(count):
-            return Limit(least=count)
-        case ReadAllAvailable():
-            return Limit(all=True)
-        case _:
-            return Limit()
-
-
-def _run(act: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    with ungrouped():
-        return trio.run(act)
-    raise AssertionError("a group of exceptions comes out as one of them")
-
-
-MOST_ID = 0xFFFFFFFF
+        self._bounds = Bounds()  # a data frame may be used again with other filters
+        return [each for each in filters if not self._bounds.cover(each)]
 
 
 @attrs.define
@@ -199,36 +153,31 @@ class Bounds:
                 narrowed.append(Span(span.uuid, span.server, begin, end))
         return narrowed
 
-    def only(self, streams: Iterable[object]) -> None:
-        wanted = {each for each in streams if isinstance(each, str)}
-        self.streams = wanted if self.streams is None else self.streams & wanted
+    def cover(self, each: Filter) -> bool:
+        """Narrow the bounds by a filter on `stream` or `id`; return False for one that is left to Spark."""
+        match each:
+            case EqualTo(("stream",), str() as value):
+                self._only({value})
+            case In(("stream",), values):
+                self._only({value for value in values if isinstance(value, str)})
+            case EqualTo(("id",), int() as value):
+                self._between(value - 1, value)
+            case GreaterThan(("id",), int() as value):
+                self._between(value, MOST_ID)
+            case GreaterThanOrEqual(("id",), int() as value):
+                self._between(value - 1, MOST_ID)
+            case LessThan(("id",), int() as value):
+                self._between(0, value - 1)
+            case LessThanOrEqual(("id",), int() as value):
+                self._between(0, value)
+            case IsNotNull(("stream",) | ("id",) | ("value",)):
+                pass
+            case _:
+                return False
+        return True
 
+    def _only(self, streams: set[str]) -> None:
+        self.streams = streams if self.streams is None else self.streams & streams
 
-def bounds_of(filters: Iterable[Filter]) -> tuple[Bounds, list[Filter]]:
-    """Return the bounds of filters on `stream` and `id`, and the filters that are left to Spark."""
-    bounds = Bounds()
-    left = [each for each in filters if not _cover(bounds, each)]
-    return bounds, left
-
-
-def _cover(bounds: Bounds, each: Filter) -> bool:
-    match each:
-        case EqualTo(("stream",), str() as value):
-            bounds.only((value,))
-        case In(("stream",), values):
-            bounds.only(values)
-        case EqualTo(("id",), int() as value):
-            bounds.above, bounds.upto = max(bounds.above, value - 1), min(bounds.upto, value)
-        case GreaterThan(("id",), int() as value):
-            bounds.above = max(bounds.above, value)
-        case GreaterThanOrEqual(("id",), int() as value):
-            bounds.above = max(bounds.above, value - 1)
-        case LessThan(("id",), int() as value):
-            bounds.upto = min(bounds.upto, value - 1)
-        case LessThanOrEqual(("id",), int() as value):
-            bounds.upto = min(bounds.upto, value)
-        case IsNotNull(("stream",) | ("id",) | ("value",)):
-            pass
-        case _:
-            return False
-    return True
+    def _between(self, above: int, upto: int) -> None:
+        self.above, self.upto = max(self.above, above), min(self.upto, upto)

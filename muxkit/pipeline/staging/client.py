@@ -7,13 +7,15 @@ stored yet are kept, at most `window` bytes for each channel.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import attrs
 import trio
 
 import muxkit
-from muxkit.pipeline.staging.messages import (
+from muxkit.pipeline.errors import StagingError, StagingRequestInvalid, StagingUnavailable
+from muxkit.pipeline.staging.records import (
     Abort,
     Aborted,
     Answer,
@@ -22,21 +24,18 @@ from muxkit.pipeline.staging.messages import (
     BatchProgress,
     Begin,
     Begun,
+    Block,
     Committed,
     Committing,
+    Encoding,
+    Key,
     Prepare,
     Stored,
     answer,
     encode,
     encode_block,
 )
-from muxkit.pipeline.staging.store.errors import StagingError, StagingRequestInvalid, StagingUnavailable
 from muxkit.runtime import Backoff, background, can_heal
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-
-    from muxkit.pipeline.staging.store import Block, Encoding, Key
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", Begun, Committed, Aborted, BatchProgress)
@@ -146,10 +145,7 @@ class StagingClient:
     # ------------------------------------------------------------------------ one question
 
     async def _ask(self, asked: AnyQuestion, expected: type[AnswerT], about: str) -> AnswerT:
-        async def over(session: muxkit.Session) -> AnswerT:
-            return await self.exchange(session, asked, expected)
-
-        return await self.persist(over, about)
+        return await self.persist(lambda session: self.exchange(session, asked, expected), about)
 
     async def exchange(self, session: muxkit.Session, asked: AnyQuestion, expected: type[AnswerT]) -> AnswerT:
         """Ask one question on a new channel."""
@@ -265,12 +261,7 @@ class _Writing:
         if self._wanted:
             begin = self._begin
             asked = Prepare(
-                stream=begin.stream,
-                app=begin.app,
-                token=begin.token,
-                txn=begin.txn,
-                batch=begin.batch,
-                rows=self._rows,
+                stream=begin.stream, app=begin.app, token=begin.token, txn=begin.txn, batch=begin.batch, rows=self._rows
             )
             self._wanted = (await self._client.exchange(session, asked, Begun)).wanted
 

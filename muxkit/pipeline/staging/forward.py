@@ -8,19 +8,16 @@ from __future__ import annotations
 import base64
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import trio
 
 from muxkit._errors import MuxError
-from muxkit.pipeline.staging.store import Encoding
-from muxkit.protocols.restream.store import SessionExists
+from muxkit.pipeline.staging.records import Encoding, Published
+from muxkit.pipeline.staging.store import Staging
+from muxkit.protocols.restream.store import SessionExists, SessionStore, Transform
 from muxkit.storage import StoreFailed, StoreFull
-
-if TYPE_CHECKING:
-    from muxkit.pipeline.staging.store import Published, Staging
-    from muxkit.protocols.restream.store import SessionStore, Transform
 
 FORWARDED: Final = "forwarded"  # key in the session's state: the id of the last row that was forwarded
 PAUSE: Final = 5.0  # s, after an error of a store

@@ -5,23 +5,29 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from typing import Any, Final, assert_never
 
 import attrs
 import trio
 
 import muxkit
-from muxkit.pipeline.errors import first_error
-from muxkit.pipeline.staging.messages import (
+from muxkit.pipeline.errors import (
+    StagingError,
+    StagingFull,
+    StagingRefused,
+    StagingRequestInvalid,
+    StagingUnavailable,
+    first_error,
+)
+from muxkit.pipeline.staging.records import (
     Abort,
     Aborted,
     Answer,
     AnyQuestion,
     Ask,
-    BatchProgress,
     Begin,
     Begun,
-    Committed,
+    Block,
     Committing,
     Failed,
     Prepare,
@@ -31,17 +37,9 @@ from muxkit.pipeline.staging.messages import (
     is_block,
     question,
 )
-from muxkit.pipeline.staging.store.errors import (
-    StagingError,
-    StagingRefused,
-    StagingRequestInvalid,
-    StagingUnavailable,
-)
+from muxkit.pipeline.staging.store import Staging
 from muxkit.runtime import background
 from muxkit.storage import StoreError, StoreFull
-
-if TYPE_CHECKING:
-    from muxkit.pipeline.staging.store import Block, Staging
 
 SWEEP_INTERVAL: Final = 5.0  # s
 
@@ -86,7 +84,7 @@ async def serve_staging(
     authorize: Authorize | None = None,
     limits: muxkit.Limits | None = None,
     observer: muxkit.Observer | None = None,
-    task_status: trio.TaskStatus[muxkit.Served] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[muxkit.Server] = trio.TASK_STATUS_IGNORED,
     **options: Any,
 ) -> None:
     """Serve staging over any protocol with channels; `served = await nursery.start(serve_staging, url, store)`.
@@ -116,7 +114,12 @@ class StagingService:
         """Serve one session to its end."""
 
         async def serve_channel(channel: muxkit.Channel) -> None:
-            await _Channel(channel, self._store, self._authorize, session.info.peer).run()
+            try:
+                await self._serve_channel(channel, session.info.peer)
+            except (StagingError, StoreError) as error:
+                _log.debug("staging: %s refused: %s", session.info.peer or "a peer", error)
+                # The end of this handler closes the channel: a client that is still sending is stopped, and reads this.
+                await channel.send(encode(_failed(error)))
 
         await muxkit.each_channel(serve_channel)(session)
 
@@ -129,38 +132,22 @@ class StagingService:
             except StoreError as error:
                 _log.warning("sweeping staged transactions: %s", error)
 
+    # --- one channel
 
-class _Channel:
-    """Serves one channel."""
+    async def _serve_channel(self, channel: muxkit.Channel, peer: str) -> None:
+        async for message in channel:
+            asked = question(message)
+            await self._admit(asked, peer)
+            if isinstance(asked, Begin):
+                await self._take_rows(asked, channel)
+                return
+            await channel.send(encode(await self._answer(asked)))
 
-    def __init__(self, channel: muxkit.Channel, store: Staging, authorize: Authorize | None, peer: str) -> None:
-        self._channel = channel
-        self._store = store
-        self._authorize = authorize
-        self._peer = peer
-
-    async def run(self) -> None:
-        try:
-            async for message in self._channel:
-                asked = question(message)
-                await self._admit(asked)
-                if isinstance(asked, Begin):
-                    await self._take_rows(asked)
-                    return
-                await self._say(await self._answer(asked))
-        except StagingError as error:
-            await self._fail(error)
-        except StoreFull as error:
-            await self._fail(error, "full")
-        except StoreError as error:
-            _log.warning("staging: %s", error)
-            await self._fail(error, StagingUnavailable.kind)
-
-    async def _admit(self, asked: AnyQuestion) -> None:
+    async def _admit(self, asked: AnyQuestion, peer: str) -> None:
         if self._authorize is None:
             return
         asks = str(asked.__struct_config__.tag)
-        claim = Claim(peer=self._peer, token=asked.token, stream=asked.stream, app=asked.app, asks=asks)
+        claim = Claim(peer=peer, token=asked.token, stream=asked.stream, app=asked.app, asks=asks)
         if not await self._authorize(claim):
             raise StagingRefused(f"{asked.key}: this server does not allow {asks!r} here; is the option token right?")
 
@@ -176,22 +163,22 @@ class _Channel:
                 done = await self._store.commit(asked.key, asked.batch, parts)
                 if done.duplicate:
                     _log.info("staging: %s, batch %d was committed before", asked.key, asked.batch)
-                return Committed(duplicate=done.duplicate, rows=done.rows, head=done.head)
+                return done
             case Abort():
                 return Aborted(dropped=await self._store.abort(asked.key, asked.batch, asked.txns))
             case Ask():
-                return BatchProgress(**attrs.asdict(await self._store.progress(asked.key)))
+                return await self._store.progress(asked.key)
             case _:
                 assert_never(asked)
 
-    async def _take_rows(self, asked: Begin) -> None:
+    async def _take_rows(self, asked: Begin, channel: muxkit.Channel) -> None:
         """Store blocks as they come. The channel's window bounds those that wait."""
         limits = self._store.limits
         wanted = await self._store.begin(asked.txn, asked.key, asked.batch, asked.encoding, asked.ttl, once=asked.once)
-        await self._say(Begun(wanted=wanted))
+        await channel.send(encode(Begun(wanted=wanted)))
         while wanted:
             try:
-                messages = await self._channel.receive_many()
+                messages = await channel.receive_many()
             except trio.EndOfChannel:
                 return
             blocks: list[Block] = []
@@ -202,16 +189,15 @@ class _Channel:
                     )
                 blocks.append(decode_block(message, limits))
             wanted = await self._store.put(asked.txn, asked.key, asked.batch, blocks)
-            await self._say(Stored(blocks=len(blocks)) if wanted else Begun(wanted=False))
+            await channel.send(encode(Stored(blocks=len(blocks)) if wanted else Begun(wanted=False)))
 
-    async def _say(self, answer: Answer) -> None:
-        await self._channel.send(encode(answer))
 
-    async def _fail(self, error: StagingError | StoreError, kind: str | None = None) -> None:
-        if isinstance(error, StagingError):
-            told = Failed(kind=kind or error.kind, text=str(error))
-        else:
-            told = Failed(kind=kind or StagingError.kind, text=error.for_client)
-        _log.debug("staging: %s refused: %s", self._peer or "a peer", error)
-        # The end of this handler closes the channel: a client that is still sending is stopped, and then reads this.
-        await self._say(told)
+def _failed(error: StagingError | StoreError) -> Failed:
+    match error:
+        case StagingError():
+            return Failed(kind=error.kind, text=str(error))
+        case StoreFull():
+            return Failed(kind=StagingFull.kind, text=error.for_client)
+        case _:
+            _log.warning("staging: %s", error)
+            return Failed(kind=StagingUnavailable.kind, text=error.for_client)

@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING
 from muxkit._lazy import lazily
 from muxkit.protocols.aqueduct.carrier import Carrier as Carrier
 from muxkit.protocols.aqueduct.config import Config as Config
-from muxkit.protocols.aqueduct.engine import Acked as Acked
-from muxkit.protocols.aqueduct.engine import Arrived as Arrived
-from muxkit.protocols.aqueduct.engine import Attachment as Attachment
-from muxkit.protocols.aqueduct.engine import Connected as Connected
-from muxkit.protocols.aqueduct.engine import Ended as Ended
-from muxkit.protocols.aqueduct.engine import Engine as Engine
-from muxkit.protocols.aqueduct.engine import Event as Event
-from muxkit.protocols.aqueduct.engine import Failed as Failed
-from muxkit.protocols.aqueduct.engine import HungUp as HungUp
-from muxkit.protocols.aqueduct.engine import Mode as Mode
-from muxkit.protocols.aqueduct.engine import Nacked as Nacked
-from muxkit.protocols.aqueduct.engine import Outcome as Outcome
-from muxkit.protocols.aqueduct.engine import Promise as Promise
-from muxkit.protocols.aqueduct.engine import ReceiverMachine as ReceiverMachine
-from muxkit.protocols.aqueduct.engine import SenderMachine as SenderMachine
-from muxkit.protocols.aqueduct.engine import Silent as Silent
-from muxkit.protocols.aqueduct.engine import Statistics as Statistics
-from muxkit.protocols.aqueduct.engine import Ticket as Ticket
-from muxkit.protocols.aqueduct.engine import Unclaimed as Unclaimed
-from muxkit.protocols.aqueduct.engine import Writable as Writable
+from muxkit.protocols.aqueduct.engine.engine import Engine as Engine
+from muxkit.protocols.aqueduct.engine.engine import Statistics as Statistics
+from muxkit.protocols.aqueduct.engine.events import Acked as Acked
+from muxkit.protocols.aqueduct.engine.events import Arrived as Arrived
+from muxkit.protocols.aqueduct.engine.events import Attachment as Attachment
+from muxkit.protocols.aqueduct.engine.events import Connected as Connected
+from muxkit.protocols.aqueduct.engine.events import Ended as Ended
+from muxkit.protocols.aqueduct.engine.events import Event as Event
+from muxkit.protocols.aqueduct.engine.events import Failed as Failed
+from muxkit.protocols.aqueduct.engine.events import HungUp as HungUp
+from muxkit.protocols.aqueduct.engine.events import Nacked as Nacked
+from muxkit.protocols.aqueduct.engine.events import Silent as Silent
+from muxkit.protocols.aqueduct.engine.events import Unclaimed as Unclaimed
+from muxkit.protocols.aqueduct.engine.events import Writable as Writable
+from muxkit.protocols.aqueduct.engine.halves import Mode as Mode
+from muxkit.protocols.aqueduct.engine.halves import Outcome as Outcome
+from muxkit.protocols.aqueduct.engine.halves import Promise as Promise
+from muxkit.protocols.aqueduct.engine.halves import ReceiverMachine as ReceiverMachine
+from muxkit.protocols.aqueduct.engine.halves import SenderMachine as SenderMachine
+from muxkit.protocols.aqueduct.engine.halves import Ticket as Ticket
 from muxkit.protocols.aqueduct.frames import AckNackUnreliable as AckNackUnreliable
 from muxkit.protocols.aqueduct.frames import AckReliable as AckReliable
 from muxkit.protocols.aqueduct.frames import AckVersion as AckVersion
@@ -48,40 +48,24 @@ from muxkit.protocols.aqueduct.frames import encode_frame as encode_frame
 from muxkit.protocols.aqueduct.frames import parse_frame as parse_frame
 
 if TYPE_CHECKING:
-    from muxkit.protocols.aqueduct._session import Cancelled as Cancelled
-    from muxkit.protocols.aqueduct._session import Channel as Channel
-    from muxkit.protocols.aqueduct._session import Client as Client
-    from muxkit.protocols.aqueduct._session import Connection as Connection
-    from muxkit.protocols.aqueduct._session import Finished as Finished
-    from muxkit.protocols.aqueduct._session import LostInTransit as LostInTransit
-    from muxkit.protocols.aqueduct._session import Message as Message
-    from muxkit.protocols.aqueduct._session import NoReceiver as NoReceiver
-    from muxkit.protocols.aqueduct._session import Receipt as Receipt
-    from muxkit.protocols.aqueduct._session import Receiver as Receiver
-    from muxkit.protocols.aqueduct._session import Sender as Sender
-    from muxkit.protocols.aqueduct._session import Server as Server
-    from muxkit.protocols.aqueduct._session import connection as connection
-    from muxkit.protocols.aqueduct._session import protocol as protocol
+    from muxkit.protocols.aqueduct._session.connection import Channel as Channel
+    from muxkit.protocols.aqueduct._session.connection import Client as Client
+    from muxkit.protocols.aqueduct._session.connection import Connection as Connection
+    from muxkit.protocols.aqueduct._session.connection import Server as Server
+    from muxkit.protocols.aqueduct._session.connection import connection as connection
+    from muxkit.protocols.aqueduct._session.connection import protocol as protocol
+    from muxkit.protocols.aqueduct._session.core import Cancelled as Cancelled
+    from muxkit.protocols.aqueduct._session.core import Finished as Finished
+    from muxkit.protocols.aqueduct._session.core import LostInTransit as LostInTransit
+    from muxkit.protocols.aqueduct._session.core import Message as Message
+    from muxkit.protocols.aqueduct._session.core import NoReceiver as NoReceiver
+    from muxkit.protocols.aqueduct._session.core import Receipt as Receipt
+    from muxkit.protocols.aqueduct._session.core import Receiver as Receiver
+    from muxkit.protocols.aqueduct._session.core import Sender as Sender
 
 # The engine works without Trio; what needs Trio is imported when it is first asked for.
-_LAZY = dict.fromkeys(
-    (
-        "Cancelled",
-        "Channel",
-        "Client",
-        "Connection",
-        "Finished",
-        "LostInTransit",
-        "Message",
-        "NoReceiver",
-        "Receipt",
-        "Receiver",
-        "Sender",
-        "Server",
-        "connection",
-        "protocol",
-    ),
-    "_session",
-)
+_LAZY = dict.fromkeys(("Channel", "Client", "Connection", "Server", "connection", "protocol"), "_session.connection")
+_LAZY |= dict.fromkeys(("Cancelled", "Finished", "LostInTransit", "Message", "NoReceiver"), "_session.core")
+_LAZY |= dict.fromkeys(("Receipt", "Receiver", "Sender"), "_session.core")
 
 __getattr__, __dir__ = lazily(globals(), _LAZY)

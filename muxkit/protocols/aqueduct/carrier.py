@@ -6,7 +6,8 @@ docs/reference/aqueduct-carrier.md describes the framing.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import attrs
 
@@ -22,14 +23,10 @@ from muxkit.core import (
     ReceiveWindow,
     Reset,
     Stop,
+    StreamId,
     encode_varint,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from muxkit.core import StreamId
-    from muxkit.protocols.aqueduct.engine import Engine
+from muxkit.protocols.aqueduct.engine.engine import Engine
 
 HELLO: Final = b"AQUEDUX1"
 DATA: Final = 0

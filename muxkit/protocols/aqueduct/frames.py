@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import Cursor, Ids, NeedMore, encode_varint
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+Pairs = Sequence[tuple[bytes, bytes]]
 
-    Pairs = Sequence[tuple[bytes, bytes]]
 
 Headers = tuple[tuple[bytes, bytes], ...]
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import Cursor, encode_varu64
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from muxkit._observer import Direction, Observer
-    from muxkit.core import Buffer
+from muxkit._observer import Direction, Observer
+from muxkit.core import Buffer, Cursor, encode_varu64
 
 PAYLOAD = 0x10
 CREDIT = 0x08

@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING
 
 from muxkit._lazy import lazily
 from muxkit.protocols.e3x.config import Config as Config
-from muxkit.protocols.e3x.engine import Broken as Broken
-from muxkit.protocols.e3x.engine import Cause as Cause
-from muxkit.protocols.e3x.engine import ChunkedEngine as ChunkedEngine
-from muxkit.protocols.e3x.engine import Closed as Closed
-from muxkit.protocols.e3x.engine import Dechunker as Dechunker
-from muxkit.protocols.e3x.engine import Delivered as Delivered
-from muxkit.protocols.e3x.engine import Ended as Ended
-from muxkit.protocols.e3x.engine import Engine as Engine
-from muxkit.protocols.e3x.engine import EngineChannel as EngineChannel
-from muxkit.protocols.e3x.engine import Event as Event
-from muxkit.protocols.e3x.engine import Fault as Fault
-from muxkit.protocols.e3x.engine import Faulted as Faulted
-from muxkit.protocols.e3x.engine import Message as Message
-from muxkit.protocols.e3x.engine import Opened as Opened
-from muxkit.protocols.e3x.engine import Stats as Stats
-from muxkit.protocols.e3x.engine import Writable as Writable
-from muxkit.protocols.e3x.engine import encode_chunks as encode_chunks
+from muxkit.protocols.e3x.engine.channel import EngineChannel as EngineChannel
+from muxkit.protocols.e3x.engine.chunked import ChunkedEngine as ChunkedEngine
+from muxkit.protocols.e3x.engine.chunked import Dechunker as Dechunker
+from muxkit.protocols.e3x.engine.chunked import encode_chunks as encode_chunks
+from muxkit.protocols.e3x.engine.engine import Engine as Engine
+from muxkit.protocols.e3x.engine.engine import Stats as Stats
+from muxkit.protocols.e3x.engine.events import Broken as Broken
+from muxkit.protocols.e3x.engine.events import Cause as Cause
+from muxkit.protocols.e3x.engine.events import Closed as Closed
+from muxkit.protocols.e3x.engine.events import Delivered as Delivered
+from muxkit.protocols.e3x.engine.events import Ended as Ended
+from muxkit.protocols.e3x.engine.events import Event as Event
+from muxkit.protocols.e3x.engine.events import Fault as Fault
+from muxkit.protocols.e3x.engine.events import Faulted as Faulted
+from muxkit.protocols.e3x.engine.events import Message as Message
+from muxkit.protocols.e3x.engine.events import Opened as Opened
+from muxkit.protocols.e3x.engine.events import Writable as Writable
 from muxkit.protocols.e3x.packets import Miss as Miss
 from muxkit.protocols.e3x.packets import Packet as Packet
 from muxkit.protocols.e3x.packets import decode_miss as decode_miss
@@ -43,13 +43,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.e3x._session.session import session as session
 
 # The engine works without Trio; what needs it is fetched when it is first asked for.
-_LAZY = {
-    "Channel": "_session.channels",
-    "Receipt": "_session.channels",
-    "Session": "_session.session",
-    "SessionStats": "_session.session",
-    "protocol": "_session.session",
-    "session": "_session.session",
-}
+_LAZY = dict.fromkeys(("Channel", "Receipt"), "_session.channels")
+_LAZY |= dict.fromkeys(("Session", "SessionStats", "protocol", "session"), "_session.session")
 
 __getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import attrs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PACKET = 1400  # bytes of a datagram's payload
 FIRST_WINDOW = 50  # packets before the first miss; the original implementations buffer so many

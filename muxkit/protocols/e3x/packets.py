@@ -6,14 +6,12 @@ Parsing is strict, and checks sizes before it does any work that depends on them
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NoReturn, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NoReturn, cast
 
 import attrs
 
 from muxkit._errors import RemoteProtocolError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 ID_MOST = 2**32 - 1
 SEQ_MOST = 2**32 - 1  # no wrap: a channel that reaches it ends

@@ -55,7 +55,7 @@ from muxkit.protocols.relink.handshake import mismatch as mismatch
 Engine = LinkEngine
 
 if TYPE_CHECKING:
-    from muxkit.protocols.relink._session.channel import Channel as Channel
+    from muxkit.protocols.relink._session.common import Channel as Channel
     from muxkit.protocols.relink._session.errors import LinkChanged as LinkChanged
     from muxkit.protocols.relink._session.errors import LinkRefused as LinkRefused
     from muxkit.protocols.relink._session.errors import NotCommitted as NotCommitted
@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._session.sender import Receipt as Receipt
     from muxkit.protocols.relink._session.sender import Sender as Sender
     from muxkit.protocols.relink.dial.connect import link as link
+    from muxkit.protocols.relink.dial.connect import protocol as protocol
+    from muxkit.protocols.relink.dial.connect import session as session
     from muxkit.protocols.relink.dial.handshake import Identified as Identified
     from muxkit.protocols.relink.dial.handshake import identity_of as identity_of
     from muxkit.protocols.relink.dial.listen import Endpoint as Endpoint
@@ -75,12 +77,10 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink.dial.listen import Listening as Listening
     from muxkit.protocols.relink.dial.listen import listen as listen
     from muxkit.protocols.relink.dial.listen import listener as listener
-    from muxkit.protocols.relink.dial.plugin import protocol as protocol
-    from muxkit.protocols.relink.dial.plugin import session as session
 
 # The engine works without Trio; what needs it is fetched when it is first asked for.
 _LAZY = {
-    "Channel": "_session.channel",
+    "Channel": "_session.common",
     "Endpoint": "dial.listen",
     "Identified": "dial.handshake",
     "Keep": "dial.listen",
@@ -100,8 +100,8 @@ _LAZY = {
     "link": "dial.connect",
     "listen": "dial.listen",
     "listener": "dial.listen",
-    "protocol": "dial.plugin",
-    "session": "dial.plugin",
+    "protocol": "dial.connect",
+    "session": "dial.connect",
 }
 
 __getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -6,22 +6,16 @@ Bit 0 is the least significant; numbers are little-endian; alignment counts from
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import Cursor, NeedMore
-from muxkit.protocols.relink.config import U32_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from muxkit._observer import Observer
-    from muxkit.core import Buffer
-    from muxkit.protocols.relink.config import Config
-
+from muxkit._observer import Observer
+from muxkit.core import Buffer, Cursor, NeedMore
+from muxkit.protocols.relink.config import U32_MAX, Config
 
 Parts = tuple[bytes, ...]
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
+from muxkit.core import Buffer
 from muxkit.protocols.relink.config import LARGEST_ID_SIZE, Config
 from muxkit.protocols.relink.engine.events import Agreed, Failed, HandshakeEvent, HungUp, Refused, Requested
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from muxkit.core import Buffer
-
 
 MOST_BYTES: Final = 1024  # that a connector may send before it has an answer; the longest legal request has 296
 LARGEST_LINK_ID: Final = 2**63 - 1
@@ -63,87 +59,66 @@ def mismatch(request: Requested, config: Config) -> RemoteProtocolError | None:
     return None
 
 
-class _Exchange:
-    """What both sides share: bytes held until a field is complete, bytes to write, the clock, the end."""
-
-    def __init__(self, now: float, limits: Limits) -> None:
-        self.held = bytearray()
-        self.offset = 0  # of what is held, in all that came
-        self.out = bytearray()
-        self.events: list[HandshakeEvent] = []
-        self.deadline = now + limits.handshake
-        self.seconds = limits.handshake
-        self.over = False
-        self.done = False  # over, and well
-
-    def take(self, size: int) -> bytes:
-        taken = bytes(self.held[:size])
-        del self.held[:size]
-        self.offset += size
-        return taken
-
-    def finish(self, event: HandshakeEvent) -> None:
-        self.events.append(event)
-        self.over = self.done = True
-
-    def fail(self, what: str, *, rule: str | None = None, limit: str | None = None) -> None:
-        self.held.clear()
-        self.out.clear()
-        self.events.append(Failed(RemoteProtocolError(what, rule=rule, offset=self.offset, limit=limit)))
-        self.over = True
-
-    def hung_up(self) -> None:
-        if not self.over:
-            self.events.append(HungUp(clean=False))
-            self.out.clear()
-            self.over = True
-
-    def expired(self, now: float) -> None:
-        if not self.over and now >= self.deadline:
-            came = self.offset + len(self.held)
-            self.fail(f"the handshake is not done after {self.seconds} s; {came} bytes came", limit="handshake")
-
-    def pull(self) -> list[Buffer]:
-        out: list[Buffer] = [bytes(self.out)] if self.out else []
-        self.out.clear()
-        return out
-
-    def drain(self) -> Sequence[HandshakeEvent]:
-        events, self.events = self.events, []
-        return events
-
-
 class _Handshake:
-    """What both sides of the handshake do as a `StreamEngine`."""
+    """What both sides of the handshake do as a `StreamEngine`: fields are held until they are complete."""
 
     def __init__(self, now: float, limits: Limits | None) -> None:
-        self._exchange = _Exchange(now, limits or Limits())
-
-    @property
-    def over(self) -> bool:
-        return self._exchange.over
+        self._seconds = (limits or Limits()).handshake
+        self._deadline = now + self._seconds
+        self._held = bytearray()
+        self._offset = 0  # of what is held, in all that came
+        self._out = bytearray()
+        self._events: list[HandshakeEvent] = []
+        self._is_done = False  # over, and well
+        self._version: int | None = None
+        self.over = False
+        """True once it has ended: no more is written, and what comes is `rest`."""
 
     def rest(self) -> bytes:
         """Return the bytes behind the handshake, once: the first packets."""
-        return self._exchange.take(len(self._exchange.held))
+        return self._take(len(self._held))
 
     def receive_eof(self, now: float) -> None:
-        self._exchange.hung_up()
+        if not self.over:
+            self._events.append(HungUp(clean=False))
+            self._out.clear()
+            self.over = True
 
     def events(self) -> Sequence[HandshakeEvent]:
-        return self._exchange.drain()
+        events, self._events = self._events, []
+        return events
 
     def has_output(self) -> bool:
-        return bool(self._exchange.out)
+        return bool(self._out)
 
     def buffers_to_send(self, limit: int = MOST_BYTES) -> list[Buffer]:
-        return self._exchange.pull()
+        out: list[Buffer] = [bytes(self._out)] if self._out else []
+        self._out.clear()
+        return out
 
     def next_deadline(self) -> float | None:
-        return None if self.over else self._exchange.deadline
+        return None if self.over else self._deadline
 
     def handle_deadline(self, now: float) -> None:
-        self._exchange.expired(now)
+        if not self.over and now >= self._deadline:
+            came = self._offset + len(self._held)
+            self._fail(f"the handshake is not done after {self._seconds} s; {came} bytes came", limit="handshake")
+
+    def _take(self, size: int) -> bytes:
+        taken = bytes(self._held[:size])
+        del self._held[:size]
+        self._offset += size
+        return taken
+
+    def _finish(self, event: HandshakeEvent) -> None:
+        self._events.append(event)
+        self.over = self._is_done = True
+
+    def _fail(self, what: str, *, rule: str | None = None, limit: str | None = None) -> None:
+        self._held.clear()
+        self._out.clear()
+        self._events.append(Failed(RemoteProtocolError(what, rule=rule, offset=self._offset, limit=limit)))
+        self.over = True
 
 
 class ConnectorHandshake(_Handshake):
@@ -161,48 +136,43 @@ class ConnectorHandshake(_Handshake):
         self._epoch = epoch
         self._link_id = link_id
         self._required = config.require_link and link_id != 0
-        self._version: int | None = None
-        self._exchange.out += encode_version(max(config.versions))
+        self._out += encode_version(max(config.versions))
 
     def receive_bytes(self, data: bytes, now: float) -> None:
-        exchange = self._exchange
-        if exchange.over and not exchange.done:
+        if self.over and not self._is_done:
             return
-        exchange.held += data
-        if self._version is None and len(exchange.held) >= VERSION_SIZE:
+        self._held += data
+        if self._version is None and len(self._held) >= VERSION_SIZE:
             self._take_version()
-        if self._version is not None and not exchange.over and len(exchange.held) >= ANSWER_SIZE:
+        if self._version is not None and not self.over and len(self._held) >= ANSWER_SIZE:
             self._take_answer(self._version)
 
     def _take_version(self) -> None:
-        exchange, offered = self._exchange, max(self._config.versions)
-        version = exchange.held[0]
+        offered = max(self._config.versions)
+        version = self._held[0]
         if version > offered or version not in self._config.versions:
             versions = sorted(self._config.versions)
-            exchange.fail(f"the listener answered version {version} to an offer of {versions}", rule="relink-H07")
+            self._fail(f"the listener answered version {version} to an offer of {versions}", rule="relink-H07")
             return
-        exchange.take(VERSION_SIZE)
+        self._take(VERSION_SIZE)
         self._version = version
-        exchange.out += encode_request(
-            self._config, epoch=self._epoch, link_id=self._link_id, require_link=self._required
-        )
+        self._out += encode_request(self._config, epoch=self._epoch, link_id=self._link_id, require_link=self._required)
 
     def _take_answer(self, version: int) -> None:
-        exchange = self._exchange
-        epoch = int.from_bytes(exchange.held[:8], "little")
-        link_id = int.from_bytes(exchange.held[8:16], "little")
+        epoch = int.from_bytes(self._held[:8], "little")
+        link_id = int.from_bytes(self._held[8:16], "little")
         if link_id > LARGEST_LINK_ID:
-            exchange.fail(f"link id {link_id:#x} is above 2^63-1", rule="relink-H27")
+            self._fail(f"link id {link_id:#x} is above 2^63-1", rule="relink-H27")
         elif link_id == 0 and not self._required:
-            exchange.fail("link id 0, though no old link was required", rule="relink-H33")
+            self._fail("link id 0, though no old link was required", rule="relink-H33")
         elif link_id == 0:
-            exchange.take(ANSWER_SIZE)
-            exchange.finish(Refused(epoch))
+            self._take(ANSWER_SIZE)
+            self._finish(Refused(epoch))
         else:
-            exchange.take(ANSWER_SIZE)
+            self._take(ANSWER_SIZE)
             # Epoch 0 names no instance, so nothing can have outlived it.
             resumed = (epoch, link_id) == (self._epoch, self._link_id) and epoch != 0
-            exchange.finish(Agreed(version, epoch, link_id, resumed))
+            self._finish(Agreed(version, epoch, link_id, resumed))
 
 
 class ListenerHandshake(_Handshake):
@@ -214,7 +184,6 @@ class ListenerHandshake(_Handshake):
     def __init__(self, *, now: float, versions: Iterable[int] = (0,), limits: Limits | None = None) -> None:
         super().__init__(now, limits)
         self._versions = frozenset(versions)
-        self._version: int | None = None
         self._request: Requested | None = None
 
     # --- decisions about a `Requested`
@@ -236,16 +205,16 @@ class ListenerHandshake(_Handshake):
         """The required link is unknown: say so with link id zero. The connection is over once that is written."""
         self._check_epoch(epoch)
         self._decided()
-        self._exchange.out += encode_answer(epoch, 0)
-        self._exchange.finish(Refused(epoch))
+        self._out += encode_answer(epoch, 0)
+        self._finish(Refused(epoch))
 
     def terminate(self, error: RemoteProtocolError) -> None:
         """There is no such endpoint, or it disagrees with the request: answer nothing; the error is told."""
         self._decided()
-        self._exchange.fail(error.message, rule=error.rule, limit=error.limit)
+        self._fail(error.message, rule=error.rule, limit=error.limit)
 
     def _decided(self) -> Requested:
-        if self._request is None or self._exchange.over:
+        if self._request is None or self.over:
             raise LocalProtocolError("there is no request to decide about")
         return self._request
 
@@ -256,38 +225,36 @@ class ListenerHandshake(_Handshake):
     def _answer(self, epoch: int, link_id: int, *, resumed: bool) -> None:
         self._check_epoch(epoch)
         request = self._decided()
-        self._exchange.out += encode_answer(epoch, link_id)
-        self._exchange.finish(Agreed(request.version, epoch, link_id, resumed))
+        self._out += encode_answer(epoch, link_id)
+        self._finish(Agreed(request.version, epoch, link_id, resumed))
 
     # --- the stream
 
     def receive_bytes(self, data: bytes, now: float) -> None:
-        exchange = self._exchange
-        if exchange.over and not exchange.done:
+        if self.over and not self._is_done:
             return
-        room = len(data) if exchange.over else MOST_BYTES - exchange.offset - len(exchange.held)
-        exchange.held += data[:room]
-        if self._version is None and len(exchange.held) >= VERSION_SIZE:
+        room = len(data) if self.over else MOST_BYTES - self._offset - len(self._held)
+        self._held += data[:room]
+        if self._version is None and len(self._held) >= VERSION_SIZE:
             self._take_version()
-        if self._version is not None and self._request is None and not exchange.over:
+        if self._version is not None and self._request is None and not self.over:
             self._take_request(self._version)
-        if len(data) > room and not exchange.over:
-            exchange.fail(f"more than {MOST_BYTES} bytes came before the handshake was done", rule="relink-H04")
+        if len(data) > room and not self.over:
+            self._fail(f"more than {MOST_BYTES} bytes came before the handshake was done", rule="relink-H04")
 
     def _take_version(self) -> None:
-        exchange = self._exchange
-        offered = exchange.held[0]
+        offered = self._held[0]
         usable = [version for version in self._versions if version <= offered]
         if not usable:
             what = f"version {offered} offered, {sorted(self._versions)} understood"
-            exchange.fail(what, rule="relink-H07")
+            self._fail(what, rule="relink-H07")
             return
-        exchange.take(VERSION_SIZE)
+        self._take(VERSION_SIZE)
         self._version = max(usable)
-        exchange.out += encode_version(self._version)
+        self._out += encode_version(self._version)
 
     def _take_request(self, version: int) -> None:
-        exchange, held = self._exchange, self._exchange.held
+        held = self._held
         if not held:
             return
         name_end = 1 + held[0]
@@ -297,20 +264,20 @@ class ListenerHandshake(_Handshake):
         try:
             endpoint = held[1:name_end].decode()
         except UnicodeDecodeError:
-            exchange.fail(f"an endpoint name of {held[0]} bytes that is not UTF-8", rule="relink-H10")
+            self._fail(f"an endpoint name of {held[0]} bytes that is not UTF-8", rule="relink-H10")
             return
         connector_id_size, listener_id_size, flags = held[name_end : name_end + 3]
         for side, id_size in (("connector", connector_id_size), ("listener", listener_id_size)):
             if id_size > LARGEST_ID_SIZE:
                 what = f"channel ids of the {side} with {id_size} bytes; at most {LARGEST_ID_SIZE} are possible"
-                exchange.fail(what, rule="relink-H12")
+                self._fail(what, rule="relink-H12")
                 return
         epoch = int.from_bytes(held[size - 16 : size - 8], "little")
         link_id = int.from_bytes(held[size - 8 : size], "little")
         if link_id > LARGEST_LINK_ID:
-            exchange.fail(f"link id {link_id:#x} is above 2^63-1", rule="relink-H27")
+            self._fail(f"link id {link_id:#x} is above 2^63-1", rule="relink-H27")
             return
-        exchange.take(size)
+        self._take(size)
         self._request = Requested(
             version=version,
             endpoint=endpoint,
@@ -322,4 +289,4 @@ class ListenerHandshake(_Handshake):
             epoch=epoch,
             link_id=link_id,
         )
-        exchange.events.append(self._request)
+        self._events.append(self._request)

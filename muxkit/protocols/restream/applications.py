@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar, cast
+from typing import Final, Protocol, TypeAlias, TypeVar, cast
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
+from muxkit.protocols.restream.wire import Json, JsonObject
 from muxkit.protocols.restream.wire.messages import U32_MAX, shown
-
-if TYPE_CHECKING:
-    from muxkit.protocols.restream.wire import Json, JsonObject
 
 StateT = TypeVar("StateT")
 DataT = TypeVar("DataT")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
+
+import trio
 
 from muxkit._plugins import load_transport
-from muxkit.runtime import Unsupported
-
-if TYPE_CHECKING:
-    import trio
-
-    from muxkit.runtime import Transport
+from muxkit.runtime import Transport, Unsupported
 
 PROTOCOL: Final = "restream"
 FORM: Final = "restream+transport://address, such as restream+tcp://127.0.0.1:7000"

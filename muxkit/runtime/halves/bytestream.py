@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
 
 import trio
 
 from muxkit.runtime._links import OneAtATime
-
-if TYPE_CHECKING:
-    from muxkit.runtime.halves.receive import ReceiveHalf
-    from muxkit.runtime.halves.send import SendHalf
+from muxkit.runtime.halves.receive import ReceiveHalf
+from muxkit.runtime.halves.send import SendHalf
 
 PIECE = 64 * 1024  # bytes in one message
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from itertools import count
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
-    from types import TracebackType
-
-    from muxkit.runtime.halves.send import ErrorMaker
+from muxkit.runtime.halves.send import ErrorMaker
 
 
 class Openable(Protocol):

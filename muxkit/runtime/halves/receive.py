@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 import trio
 
 from muxkit.core import Receiving, Step, advance
-from muxkit.runtime.halves.mailbox import ItemQueue
-from muxkit.runtime.halves.send import YIELD_BYTES, YIELD_LEAST
+from muxkit.runtime.halves.mailbox import ItemQueue, Storage
+from muxkit.runtime.halves.send import YIELD_BYTES, YIELD_LEAST, ErrorMaker
+from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.turns import turns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from muxkit.runtime.halves.mailbox import Storage
-    from muxkit.runtime.halves.send import ErrorMaker
-    from muxkit.runtime.pumps.reading import Reading
 
 ItemT = TypeVar("ItemT")
 

@@ -7,22 +7,17 @@ engine until the link has some again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Iterator, Sequence
+from typing import Unpack
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import Consumed, Lent, Reset, Stop
-from muxkit.runtime._links import Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
+from muxkit.core import Consumed, Lent, MultistreamEngine, Reset, Stop, StreamId
+from muxkit.runtime._errors import Side
+from muxkit.runtime._links import Arrival, Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
 from muxkit.runtime.pumps.pump import BROKEN, EventT, Pump, Wiring, keep_freed_memory
 from muxkit.runtime.pumps.turns import LONG_TURN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from muxkit.core import MultistreamEngine, StreamId
-    from muxkit.runtime._errors import Side
-    from muxkit.runtime._links import Arrival
 
 TURN_BYTES = 64 * 1024  # to feed before other sessions get their turn
 TURN_ARRIVALS = 128

@@ -7,21 +7,18 @@ because the network reported that no peer is there, costs that packet and no mor
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import trio
 
+from muxkit.core import DatagramEngine
+from muxkit.runtime._errors import Side
 from muxkit.runtime._links import NowaitPackets, PacketLink
 from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring
 from muxkit.runtime.pumps.turns import LONG_TURN
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from muxkit.core import DatagramEngine
-    from muxkit.runtime._errors import Side
 
 TURN_PACKETS = 64  # to take in before other sessions get their turn
 STEP_PACKETS = 8  # to take in before their events are handed out, and the clock is asked whether the turn is over

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Generic, NoReturn, NotRequired, TypedDict, TypeVar
+from typing import Generic, NoReturn, NotRequired, TypedDict, TypeVar
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.runtime._errors import LossRecord
+from muxkit._observer import Observer
+from muxkit.core import Engine
+from muxkit.runtime._errors import LossRecord, Side
 from muxkit.runtime._links import peer_of
 from muxkit.runtime.pumps.turns import turns
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from muxkit._observer import Observer
-    from muxkit.core import Engine
-    from muxkit.runtime._errors import Side
 
 EventT = TypeVar("EventT")
 

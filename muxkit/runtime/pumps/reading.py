@@ -8,18 +8,15 @@ itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import attrs
 import trio
 
+from muxkit.core import BoundedParsing
 from muxkit.runtime._links import WaitableLink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from muxkit.core import BoundedParsing
-    from muxkit.runtime.pumps.turns import Turns
+from muxkit.runtime.pumps.turns import Turns
 
 READ_SMALL = 64 * 1024  # bytes to ask for while reads come short
 READ_LARGE = 256 * 1024  # and while they bring half of that

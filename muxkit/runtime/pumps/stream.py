@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import trio
 
-from muxkit.core import BoundedParsing, SeparateTimers
+from muxkit.core import BoundedParsing, Buffer, Queued, SeparateTimers, StreamEngine
 from muxkit.runtime._links import NowaitLink
 from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring, keep_freed_memory
 from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.turns import LONG_TURN
-
-if TYPE_CHECKING:
-    from muxkit.core import Buffer, Queued, StreamEngine
 
 TURN_FRAMES = 1024  # frames to parse in one turn at most, however cheap they are
 STEP_FRAMES = 128  # frames to parse before their events are handed out, and the clock is asked whether the turn is over

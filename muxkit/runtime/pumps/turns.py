@@ -8,14 +8,12 @@ pass is one turn, however many sessions flood, and accept loops and quiet sessio
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 TURN_MOST: Final = 1e-3  # s that a turn may take while the passes of the loop are short
 TURN_LEAST: Final = 0.2e-3  # s; and while they are long, because of the tasks that turns wake

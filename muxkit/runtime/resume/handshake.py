@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import attrs
 import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.runtime._errors import LinkLost
+from muxkit.runtime._errors import LinkLost, Side
 from muxkit.runtime._links import NowaitLink, WaitableLink, peer_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from muxkit.runtime._errors import Side
-
 
 LearntT = TypeVar("LearntT")
 LearntT_co = TypeVar("LearntT_co", covariant=True)

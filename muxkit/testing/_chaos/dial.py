@@ -14,9 +14,9 @@ import random
 import socket
 import struct
 import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -24,9 +24,6 @@ import trio
 from muxkit.runtime import Dial, background, peer_of
 from muxkit.testing._chaos.plan import BOTH_WAYS, ChaosPlan, ChaosStats, Cut, CutReport, Fate, OnCut, Way
 from muxkit.testing._weather import Line, WeatherStream, weather_pair
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 READ = 16 * 1024  # bytes to ask for at once
 TICK = 0.02  # s; with a rate, no piece takes longer on the wire

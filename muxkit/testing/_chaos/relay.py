@@ -13,18 +13,14 @@ import math
 import os
 import socket
 import sys
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
 
 import trio
 
 from muxkit.runtime import background
 from muxkit.testing._chaos.dial import Chaos, make_abrupt
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from muxkit.testing._chaos.plan import ChaosPlan, OnCut
+from muxkit.testing._chaos.plan import ChaosPlan, OnCut
 
 BACKLOG = 128
 AGAIN = 0.05  # s, until listening or accepting is tried again

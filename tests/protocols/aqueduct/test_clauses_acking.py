@@ -7,7 +7,7 @@ import time
 import pytest
 
 from muxkit.protocols.aqueduct import AckReliable, Arrived, Config, Mode, encode_frame
-from muxkit.protocols.aqueduct.engine.numbers import ReliableNumbers, ack_varints, acked_ranges
+from muxkit.protocols.aqueduct.engine.halves import ReliableNumbers, ack_varints, acked_ranges
 from tests.protocols.aqueduct._helpers import EMPTY, ScriptedPeer, client, entry, hexed, receiver_of, server
 
 clause = pytest.mark.clause

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muxkit.protocols.aqueduct import Arrived, Mode, Outcome, ReceiverMachine, Role, SenderMachine, Ticket
-from muxkit.protocols.aqueduct.engine.transit import Fate, Transit, lose
+from muxkit.protocols.aqueduct.engine.halves import Fate, Transit, lose
 from tests.protocols.aqueduct._helpers import ScriptedPeer, client, entry, fresh, hexed, server
 
 clause = pytest.mark.clause

@@ -180,7 +180,7 @@ async def test_what_comes_before_the_handshake_is_bounded(autojump_clock: MockCl
             await link.send_all(early)
         await at_rest()
         engine = server.core.engine
-        assert engine._datagrams._early_bytes <= 50_000
+        assert engine._incoming._early_bytes <= 50_000
         assert engine.statistics().dropped_datagrams > 1900
         assert not engine.over
 

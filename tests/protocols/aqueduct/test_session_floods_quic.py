@@ -254,5 +254,5 @@ async def test_datagrams_before_the_headers_are_bounded_over_quic() -> None:
         early = datagram(VERSION + message(0, payload=bytes(900)))
         while engine.statistics().dropped_datagrams < 200:
             await attacker.send(early)
-            assert engine._datagrams._early_bytes <= 50_000
+            assert engine._incoming._early_bytes <= 50_000
         assert not engine.over

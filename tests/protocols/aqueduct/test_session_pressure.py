@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from muxkit import Limits, LinkLost
 from muxkit.protocols import aqueduct
 from muxkit.protocols.aqueduct import Config, Mode
 from muxkit.runtime import StreamPump, background
+from muxkit.testing import weather_pair
 from muxkit_adapters import memory
 from tests.protocols.aqueduct._session_pairs import (
     LINKS,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
+    from muxkit import Channel, Session
     from muxkit.protocols.aqueduct import Receiver, Sender, Server
     from tests.protocols.aqueduct._session_pairs import MakeLinks
 
@@ -336,3 +338,43 @@ async def _until_lost(call: Callable[[], Awaitable[object]]) -> None:
 async def _within(scope: trio.CancelScope, call: Callable[[], Awaitable[object]]) -> None:
     with scope:
         await call()
+
+
+@pytest.mark.requirement("R-41")
+@pytest.mark.parametrize("is_batch", [False, True], ids=["send", "send_many"])
+async def test_many_channels_that_wait_for_the_same_room_send_one_after_the_other(
+    is_batch: bool, autojump_clock: MockClock
+) -> None:
+    """All are told that the outbox has room, and those that come too late wait again."""
+    messages = [bytes(10_000)] * 20
+
+    async def echo(session: Session, nursery: trio.Nursery) -> None:
+        async for channel in session:
+            nursery.start_soon(echo_on, channel)
+
+    async def echo_on(channel: Channel) -> None:
+        async for message in channel:
+            await channel.send(message)
+        await channel.aclose()
+
+    async def send(channel: Channel) -> None:
+        if is_batch:
+            await channel.send_many(messages)
+        else:
+            for message in messages:
+                await channel.send(message)
+
+    async def talk(session: Session) -> None:
+        async with session.open() as channel, background() as nursery:
+            nursery.start_soon(send, channel)
+            for message in messages:
+                assert await channel.receive() == message
+
+    links = weather_pair(4, latency=0.01, jitter=0.01, bandwidth=1e8)
+    async with connected(lambda: nullcontext(links)) as pair, background() as nursery:
+        nursery.start_soon(echo, pair.client, nursery)
+        nursery.start_soon(echo, pair.server, nursery)
+        async with trio.open_nursery() as talks:
+            for _ in range(16):
+                talks.start_soon(talk, pair.client)
+                talks.start_soon(talk, pair.server)

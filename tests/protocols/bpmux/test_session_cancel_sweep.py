@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from tests.protocols.bpmux._sweep_stories import Operation, Steps
 
-CLASSES = (Session, Sink, Source, Duplex, Request, IncomingRequest, Opening, Backlog, ByteStream, muxkit.Served)
+CLASSES = (Session, Sink, Source, Duplex, Request, IncomingRequest, Opening, Backlog, ByteStream, muxkit.Server)
 FUNCTIONS = {"bpmux.session", "muxkit.connect"}
 FOR_THE_SESSION = {"Sink.wait_turn"}  # public for the session that owns the half, not for applications
 GIVES = ("AbstractAsyncContextManager", "AsyncIterator", "Coroutine")  # awaited a moment later

@@ -304,7 +304,7 @@ async def test_a_peer_that_left_is_told_apart_from_a_link_that_is_lost(autojump_
     async with e3x.session(there, role="listener") as other, other.open() as channel:
         async with e3x.session(here, role="connector") as one:
             await one.ping()
-        assert other.connection.liveness.peer_left
+        assert other.liveness.peer_left
         for call in (other.ping, other.open().__aenter__, channel.receive):
             with pytest.raises(trio.BrokenResourceError):
                 await call()
@@ -356,7 +356,7 @@ async def test_a_server_hears_each_client_leave() -> None:
                 all_have.set()
 
     async with background() as nursery:
-        served: muxkit.Served = await nursery.start(muxkit.serve, handle, "e3x+udp://127.0.0.1:0")
+        served: muxkit.Server = await nursery.start(muxkit.serve, handle, "e3x+udp://127.0.0.1:0")
         for _ in range(3):
             async with muxkit.connect(served.url) as session, session.open() as channel:
                 await channel.send(b"1")

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import attrs
 
 from muxkit.core import Cursor
-from muxkit.protocols.relink import Bounds, Config, Event, Failed, LinkEngine, bounds_of, parse_packet
+from muxkit.protocols.relink import Arrived, Bounds, Config, Event, Failed, LinkEngine, bounds_of, parse_packet
 from muxkit.testing._pair import drain, feed
 
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError
     from muxkit._limits import Limits
     from muxkit.protocols.relink import Packet
-    from muxkit.protocols.relink.engine.state import Incoming, Outgoing
+    from muxkit.protocols.relink.engine.incoming import Incoming
+    from muxkit.protocols.relink.engine.outgoing import Outgoing
 
 EPOCH, LINK = 7, 5
 GENEROUS = Bounds(2, 2, 2**32, 2**32, 2**64)
 
 
 class Settings(TypedDict, total=False):
-    """What tests choose."""
+    """The settings that tests change."""
 
     connector_id_size: int
     listener_id_size: int
@@ -58,7 +59,7 @@ def listener(config: Config | None = None, *, limits: Limits | None = None) -> L
 
 
 def reconnect(*engines: LinkEngine, now: float = 0.0) -> None:
-    """The connection breaks, what was not delivered is lost, and the link is resumed on another one."""
+    """Lose the connection with what was not delivered, and resume the link on another one."""
     for engine in engines:
         engine.connection_lost(now)
     for engine in engines:
@@ -71,29 +72,34 @@ def pair(config: Config | None = None, *, limits: Limits | None = None) -> tuple
 
 
 def deliver(sender: LinkEngine, receiver: LinkEngine, now: float = 0.0) -> bytes:
-    """Everything that one has to write, to the other."""
+    """Move everything that the sender has to write to the receiver; return the bytes."""
     data = drain(sender)
     receiver.receive_bytes(data, now)
     return data
 
 
+def arrived(engine: LinkEngine, channel: int) -> list[tuple[int, list[tuple[bytes, ...]]]]:
+    """Take the batches of a channel from the events, each with the number of its first message; the others stay."""
+    events = engine.events()
+    batches = [one for one in events if isinstance(one, Arrived) and one.channel == channel]
+    engine._link.events = [one for one in events if one not in batches]
+    return [(one.first, one.messages) for one in batches]
+
+
 def taken(engine: LinkEngine, channel: int) -> list[tuple[bytes, ...]]:
-    """All messages that wait, without their numbers."""
-    messages = []
-    while batch := engine.receive(channel)[1]:
-        messages += batch
-    return messages
+    """Take the messages of a channel from the events, without their numbers."""
+    return [parts for _, batch in arrived(engine, channel) for parts in batch]
 
 
 def exchange(*engines: LinkEngine, now: float = 0.0) -> None:
-    """Everything that two engines have to say to each other, at one moment."""
+    """Exchange bytes between two engines until neither has output, without letting time pass."""
     while any(engine.has_output() for engine in engines):
         for one, other in (engines, engines[::-1]):
             other.receive_bytes(drain(one), now)
 
 
 def settle(one: LinkEngine, other: LinkEngine, now: float = 0.0) -> float:
-    """The same, and the acks that wait for their time; gives the time."""
+    """Exchange bytes, and let time pass until no timer runs; return the time."""
     for _ in range(10):
         exchange(one, other, now=now)
         dues = [due for engine in (one, other) if (due := engine.next_deadline()) is not None]
@@ -106,7 +112,7 @@ def settle(one: LinkEngine, other: LinkEngine, now: float = 0.0) -> float:
 
 
 def fed(engine: LinkEngine, *packets: str, now: float = 0.0) -> list[tuple[object, ...]]:
-    """Feed hexadecimal; what the engine tells, made comparable."""
+    """Feed packets in hexadecimal; return the events as tuples."""
     return [told(event) for event in feed(engine, [bytes.fromhex(packet) for packet in packets], now=now)]
 
 
@@ -115,7 +121,7 @@ def seen(engine: LinkEngine) -> list[tuple[object, ...]]:
 
 
 def told(event: Event) -> tuple[object, ...]:
-    """An event as a tuple of its name and its fields."""
+    """Return an event as a tuple of its name and its fields."""
     if isinstance(event, Failed):
         error = event.error
         return "Failed", error.rule, error.limit, error.offset, error.message
@@ -123,7 +129,7 @@ def told(event: Event) -> tuple[object, ...]:
 
 
 def written(engine: LinkEngine) -> str:
-    """All that the engine has to write, in hexadecimal with a space after each packet."""
+    """Return all output of the engine in hexadecimal, with a space after each packet."""
     bounds = bounds_of(engine.config, is_connector=engine.is_connector, message=2**64)
     turned = Bounds(bounds.ack_id_size, bounds.id_size, 2**32, 2**32, 2**64)
     return " ".join(packet.hex() for packet in split(drain(engine), turned))
@@ -146,7 +152,7 @@ def parsed(data: bytes, bounds: Bounds = GENEROUS) -> list[Packet]:
 
 
 def violation(engine: LinkEngine, *packets: str, now: float = 0.0) -> RemoteProtocolError:
-    """Feed what must end in a violation: exactly one Failed, nothing changed by its packet, and then silence."""
+    """Feed packets, the last of which breaks a rule: it gives one Failed, changes nothing, and ends the engine."""
     *legal, last = [bytes.fromhex(packet) for packet in packets]
     assert not any(isinstance(event, Failed) for event in feed(engine, legal, now=now))
     before = state_of(engine)
@@ -167,24 +173,24 @@ def violation(engine: LinkEngine, *packets: str, now: float = 0.0) -> RemoteProt
 
 
 def state_of(engine: LinkEngine) -> object:
-    """Everything that a command or a packet may change, as one value."""
-    link = engine._link
+    """Return everything that a command or a packet may change, as one comparable value."""
+    link, ours, theirs, probes = engine._link, engine._ours, engine._theirs, engine._link.probes
     return (
-        {channel: _fields(one) for channel, one in link.outgoing.items()},
-        {channel: _fields(one) for channel, one in link.incoming.items()},
-        (link.retained, link.outbox.used, link.held, link.outcomes, link.closing, link.unanswered),
-        (link.connected, link.resumed, link.peer_resumed, link.told_resume, link.shutdown_written),
+        {channel: _fields(one) for channel, one in ours.live.items()},
+        {channel: _fields(one) for channel, one in theirs.live.items()},
+        (ours.retained, ours.retained_over, ours.outbox.used, ours.closing, [one.channel for one in ours.unannounced]),
+        (theirs.bytes, theirs.held_over, theirs.arrivals, theirs.unanswered, theirs.resume_left),
+        (link.connected, link.resumed, link.peer_resumed, link.told_resume, link.shutdown_written, link.outcomes),
         (link.peer_shut_down, link.wants_shutdown, link.epoch, link.link_id),
-        (tuple(one.channel for one in link.unannounced), dict(link.watchers), tuple(link.control.unopened)),
-        (link.control.pongs, len(link.control._pings), [one.channel for one in link.control._dirty]),
-        (len(link.control._pings_out), [one.channel for one in link.control._resuming]),
-        ([one.channel for one in link.control._unproven], link.control.wants_proof),
-        len(link.scheduler),
+        (dict(ours.watchers), tuple(theirs.unopened), [one.channel for one in theirs.resuming]),
+        ([one.channel for one in theirs.dirty], [one.channel for one in theirs.owing]),
+        (probes.pongs, len(probes.pings), len(probes._under_way), len(probes.unproven), probes.wants_proof),
+        len(ours.scheduler),
     )
 
 
 def _fields(one: Outgoing | Incoming) -> dict[str, object]:
-    skipped = {"_link", "link", "put", "weigh", "_head", "_head_size"}
+    skipped = {"link", "ours", "theirs", "head", "head_size"}
     names: tuple[str, ...] = getattr(type(one), "__slots__", ()) or vars(type(one))["__mypyc_attrs__"]  # if compiled
     return {name: _copy(getattr(one, name)) for name in names if name not in skipped}
 

@@ -1,4 +1,4 @@
-"""What a link promises, as plain lists: what was sent in each life of a channel, and what became of it."""
+"""A model of a link in plain lists: the messages of each life of each channel, and what became of them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ NONE = 0xFFFFFFFF
 
 
 class RefusedError(Exception):
-    """The peer would hang up here, without a word."""
+    """The peer would close the connection here."""
 
 
 @attrs.define
@@ -73,7 +73,7 @@ class PlainPeer:
             out.messages.append(payload)
 
     def close(self, channel: int) -> None:
-        """Also a channel that never had a message: the original's handles do that."""
+        """Close a channel, also one that never had a message, as the program in Go does."""
         self.outs.setdefault(channel, Out()).is_closed = True
 
     def consume(self, channel: int, count: int) -> None:
@@ -211,7 +211,7 @@ def _padded(data: bytes) -> bytes:
 
 
 def _size_of(data: bytes) -> int | None:
-    """Of the packet that begins here."""
+    """Return the size of the packet that begins here."""
     if data[0] == 0x11:
         if data[1] != 1:
             raise RefusedError("a message that is not of one part")

@@ -59,25 +59,25 @@ class World:
         return relink.link(self.dial, endpoint, **options)
 
     async def cut(self) -> None:
-        """Lose every connection; what is under way is gone."""
+        """Break every connection; bytes under way are lost."""
         live, self._live = self._live, []
         for stream in live:
             await trio.aclose_forcefully(stream)
 
     async def hold(self, link: Link) -> None:
-        """A handler that leaves everything to the test."""
+        """Handle a link by recording it for the test, until the test lets all handlers return."""
         self.links.append(link)
         self._began.unpark_all()
         await self._let_go.wait()
 
     async def other(self, number: int = 0) -> Link:
-        """The listener's side of the n-th link."""
+        """Wait for the listener's side of the n-th link."""
         while len(self.links) <= number:
             await self._began.park()
         return self.links[number]
 
     def let_go(self) -> None:
-        """All handlers return, so their links take leave."""
+        """Let all handlers return, so that their links are left."""
         self._let_go.set()
 
 
@@ -111,7 +111,7 @@ class Both:
 
 @asynccontextmanager
 async def both(config: Config = QUIET, *, limits: Limits | None = None, **options: Any) -> AsyncIterator[Both]:
-    """Both sides of one link; when the block ends, they leave it together."""
+    """Run both sides of one link; when the block ends, both leave it."""
     async with world(config, limits=limits) as made:
         async with made.link(config=config, limits=limits, **options) as one:
             yield Both(made, one, await made.other())
@@ -123,7 +123,7 @@ async def at_rest() -> None:
 
 
 class Packets:
-    """An observer that keeps what went out and came in."""
+    """An observer that records packets and bytes in both directions."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, str]] = []

@@ -1,4 +1,4 @@
-"""Two engines, a connection that breaks at any byte, and a plain model of what a link promises.
+"""Two engines on a connection that breaks at any byte, compared with a plain model of a link.
 
 The model knows lists only: what was sent on a channel in each of its lives, what was decided about it, what the other
 side was given and answered. Every event and every message is compared with it as it happens.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError
 from muxkit.protocols.relink import (
+    Arrived,
     ChannelClosed,
     Committed,
     Config,
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from muxkit._limits import Limits
-    from muxkit.protocols.relink.engine.state import Item
+    from muxkit.protocols.relink.engine.outgoing import Item
+    from muxkit.protocols.relink.frames import Parts
 
 EPOCH, LINK = 7, 5
 
@@ -50,6 +52,8 @@ class World:
         self.transactions = (config.connector_transactions, config.listener_transactions)
         self.first = config.first_sequence
         self.lives: dict[tuple[int, int], list[Life]] = defaultdict(list)
+        # What arrived and the application of this side has not taken.
+        self.waiting: dict[tuple[int, int], list[tuple[int, Parts]]] = defaultdict(list)
         self.pipes = (bytearray(), bytearray())  # on the way to each side
         self.now = 0.0
         self.cuts = 0
@@ -66,7 +70,7 @@ class World:
         self.collect()
 
     def cut(self) -> None:
-        """What is on its way is lost."""
+        """Break the connection, lose the bytes under way, and connect again."""
         for pipe in self.pipes:
             pipe.clear()
         for engine in self.engines:
@@ -101,7 +105,7 @@ class World:
     # --- the senders' commands
 
     def life(self, side: int, channel: int) -> Life | None:
-        """The open one, if the channel is open."""
+        """Return the life of an open channel, or None."""
         lives = self.lives[side, channel]
         return lives[-1] if lives and not lives[-1].closed else None
 
@@ -171,29 +175,33 @@ class World:
     # --- the receivers' commands; `side` is the one that receives
 
     def peer_life(self, side: int, channel: int) -> Life | None:
-        """The last one that the receiver has heard of."""
+        """Return the last life of a channel that the receiver was told of, or None."""
         opened = [life for life in self.lives[1 - side, channel] if life.opened]
         return opened[-1] if opened else None
 
     def receive(self, side: int, channel: int, most: int | None) -> int:
-        first, batch = self.engines[side].receive(channel, most)
-        life = self.peer_life(side, channel)
-        for number, parts in enumerate(batch, first - self.first):
+        """Have the application take at most so many of the messages that arrived."""
+        waiting, life = self.waiting[side, channel], self.peer_life(side, channel)
+        batch = waiting[:most]
+        del waiting[:most]
+        for number, parts in batch:
             assert life is not None
-            message = life.messages[number]
+            message = life.messages[number - self.first]
             assert message.parts == parts
             assert message.decision == "commit" or not self.transactions[1 - side]
             assert not message.consumed, "given again though it was consumed"
-            for before in life.messages[:number]:
+            for before in life.messages[: number - self.first]:
                 assert before.given or before.decision == "rollback", "a gap"
             message.given = True
         return len(batch)
 
     def rewind(self, side: int, channel: int) -> None:
-        self.engines[side].rewind(channel)
         life = self.peer_life(side, channel)
         for message in life.messages if life is not None else ():
             message.given = message.consumed and message.decision != "rollback"
+        self.waiting[side, channel].clear()
+        self.engines[side].rewind(channel)
+        self.collect()
 
     def consume(self, side: int, channel: int, count: int) -> None:
         life = self.peer_life(side, channel)
@@ -240,6 +248,8 @@ class World:
                 life = next(one for one in lives if not one.opened)
                 assert all(one.ended for one in lives[: lives.index(life)])
                 life.opened = True
+            case Arrived():
+                self.waiting[side, event.channel].extend(enumerate(event.messages, event.first))
             case Ended():
                 life = self._peer(side, event.channel)
                 assert life.closing
@@ -296,12 +306,12 @@ class World:
     # --- to the end
 
     def check_windows(self) -> None:
-        """What each engine counts agrees with the lists."""
+        """Check each engine's counters against the model."""
         for side in (0, 1):
             engine = self.engines[side]
             for channel in {key[1] for key in self.lives if key[0] == side}:
                 life = self.life(side, channel)
-                outgoing = engine._link.outgoing.get(channel)
+                outgoing = engine._ours.live.get(channel)
                 assert (life is None) == (outgoing is None)
                 if life is not None and outgoing is not None:
                     assert outgoing.next - self.first == len(life.messages)
@@ -310,18 +320,18 @@ class World:
                     assert len(outgoing.kept) + len(outgoing.unsent) == outgoing.outstanding
                     grown = [item for item in (*outgoing.kept, *outgoing.unsent) if not isinstance(item, bytes)]
                     assert outgoing.grown == len(grown)
-            link = engine._link
+            ours, theirs = engine._ours, engine._theirs
             for total, over, channels in (
-                (link.retained, link.retained_over, link.outgoing),
-                (link.held, link.held_over, link.incoming),
+                (ours.retained, ours.retained_over, ours.live),
+                (theirs.bytes, theirs.held_over, theirs.live),
             ):
                 assert total == sum(one.bytes for one in channels.values())
-                assert over == sum(max(0, one.bytes - link.floor) for one in channels.values())
-            queued = sum(len(item) for one in engine._link.outgoing.values() for item in one.unsent)
+                assert over == sum(max(0, one.bytes - theirs.floor) for one in channels.values())
+            queued = sum(len(item) for one in engine._ours.live.values() for item in one.unsent)
             assert engine.outbox == queued
 
     def run_until_settled(self) -> None:
-        """Everything is delivered, decided, taken and answered."""
+        """Deliver, decide, take and answer everything."""
         for _ in range(10_000):
             moved = 0
             for side in (0, 1):
@@ -347,7 +357,7 @@ class World:
         raise AssertionError("the link does not come to rest")
 
     def check_the_end(self) -> None:
-        """Nothing is lost, nothing is left; then both sides shut down."""
+        """Check that no message was lost and nothing is kept, then shut both sides down."""
         self.run_until_settled()
         for (sender, channel), lives in self.lives.items():
             for life in lives:

@@ -37,16 +37,17 @@ def bare(*packets: str) -> str:
 
 
 def known(one: LinkEngine, other: LinkEngine) -> None:
-    """The first messages have arrived, and the pong says so: a close goes out at once from now on."""
+    """Let a ping and its pong prove that the first messages arrived, so that a close goes out at once from then on."""
     for channel in one.channels:
-        one._link.control.ask_proof(one._link.outgoing[channel])
+        one._link.probes.prove(one._ours.live[channel], at_once=True)
     exchange(one, other)
 
 
 def consume_all(engine: LinkEngine, channel: int = 1) -> None:
-    first, batch = engine.receive(channel)
-    if batch:
-        engine.consume(channel, through=first + len(batch) - 1, now=0.0)
+    """Consume everything that arrived, whether the test has fetched the events or not."""
+    incoming = engine._theirs.live.get(channel)
+    if incoming is not None and incoming.kept:
+        engine.consume(channel, through=incoming.consumed + len(incoming.kept), now=0.0)
 
 
 @pytest.mark.clause("relink-K01", "relink-K02", "relink-K03", "relink-O03", "relink-O09")
@@ -56,14 +57,13 @@ def test_a_channel_is_closed_confirmed_and_opened_anew_from_zero() -> None:
     one.send(1, (b"b",))
     one.close(1)
     exchange(one, other)
-    assert seen(other) == [("Opened", 1), ("Arrived", 1), ("Ended", 1)]
+    assert seen(other) == [("Opened", 1), ("Arrived", 1, 0, [(b"a",), (b"b",)]), ("Ended", 1)]
     consume_all(other)
     settle(one, other)
     assert seen(one) == [("Consumed", 1, 1), ("ChannelClosed", 1)]
     assert one.send(1, (b"c",)) == 0
     exchange(one, other)
-    assert seen(other) == [("Opened", 1), ("Arrived", 1)]
-    assert other.receive(1) == (0, [(b"c",)])
+    assert seen(other) == [("Opened", 1), ("Arrived", 1, 0, [(b"c",)])]
 
 
 @pytest.mark.clause("relink-K02")
@@ -102,10 +102,10 @@ def test_a_close_moves_no_cursor() -> None:
     one.send(1, (b"b",))
     one.close(1)
     exchange(one, other)
-    incoming = other._link.incoming[1]
+    incoming = other._theirs.live[1]
     assert (incoming.arrived, incoming.consumed, incoming.told_received) == (1, -1, -1)
     fed(one, "05 00 01 00 00 00 00 00")
-    assert one._link.outgoing[1].received == 0
+    assert one._ours.live[1].received == 0
 
 
 @pytest.mark.clause("relink-K04", "relink-K03")
@@ -254,6 +254,7 @@ def test_what_was_closed_and_lost_is_sent_once_more_and_what_arrived_is_not(is_d
     one.close(1)
     if is_delivered:
         deliver(one, other)
+        assert taken(other, 1) == [(b"x",)]
         consume_all(other)
     else:
         drain(one)
@@ -300,8 +301,8 @@ def test_nothing_of_a_closed_channel_is_remembered() -> None:
         settle(one, other)
     assert (one.channel_count, other.channel_count) == (0, 0)
     for engine in (one, other):
-        link = engine._link
-        assert [*link.unannounced, *link.control._unproven, *link.control._ending] == []
+        probes = engine._link.probes
+        assert [*engine._ours.unannounced, *probes.unproven, *probes.ending] == []
 
 
 # --- channels that never had a message

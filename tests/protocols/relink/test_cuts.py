@@ -9,7 +9,7 @@ from tests.protocols.relink._world import World
 
 
 def transcript(world: World) -> None:
-    """Both directions under transactions: commits, rollbacks, a failure, multicasts, and a channel's two lives."""
+    """Send commits, rollbacks, multicasts and closes in both directions under transactions."""
     for side in (0, 1):
         for n in range(3):
             world.send(side, 1, (b"%d-%d" % (side, n), b""))
@@ -28,7 +28,7 @@ def react(world: World) -> None:
 
 
 def run_until(world: World, cut_at: tuple[int, int] | None) -> list[int]:
-    """Play the transcript; gives how many bytes each side had got, at the end or when one had enough."""
+    """Play the transcript until one side has received its bytes; return the bytes received by each side."""
     got = [0, 0]
     transcript(world)
     for _ in range(12):

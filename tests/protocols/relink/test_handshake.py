@@ -1,4 +1,4 @@
-"""Before the packets: versions, names, sizes, flags, epoch and link id, in the order of the table."""
+"""The handshake: versions, names, sizes, flags, epoch and link id, in the order of the document's table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def request(config: Config = CHATTY, *, epoch: int = 0, link_id: int = 0, requir
 
 
 def asked(data: bytes = b"") -> ListenerHandshake:
-    """A listener that has a request to decide about."""
+    """Return a listener's handshake that has a request to decide about."""
     handshake = ListenerHandshake(now=0.0)
     feed(handshake, [VERSION, data or request()])
     drain(handshake)

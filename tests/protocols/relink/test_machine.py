@@ -17,7 +17,7 @@ COUNTS = st.integers(1, 4)
 
 
 class LinkMachine(RuleBasedStateMachine):
-    """Each rule is one thing that an application, a network or a clock may do."""
+    """Random steps of applications, network and clock; each rule is one kind of step."""
 
     world: World
 

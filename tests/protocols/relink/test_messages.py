@@ -9,6 +9,7 @@ from muxkit._limits import Limits
 from muxkit.protocols.relink import Config
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import (
+    arrived,
     connector,
     deliver,
     fed,
@@ -31,11 +32,10 @@ def test_messages_of_a_channel_are_numbered_from_zero_and_open_it() -> None:
     one, other = pair()
     assert [one.send(9, (bytes([n]),)) for n in range(3)] == [0, 1, 2]
     deliver(one, other)
-    assert seen(other) == [("Opened", 9), ("Arrived", 9)]
-    assert other.receive(9) == (0, [(b"\x00",), (b"\x01",), (b"\x02",)])
-    assert other.receive(9) == (3, [])
+    assert seen(other) == [("Opened", 9), ("Arrived", 9, 0, [(b"\x00",), (b"\x01",), (b"\x02",)])]
+    assert seen(other) == []
     fed(one, "0d 00 09 00 02 00 00 00")
-    assert one._link.outgoing[9].received == 2
+    assert one._ours.live[9].received == 2
 
 
 @pytest.mark.clause("relink-F02")
@@ -44,7 +44,7 @@ def test_numbers_wrap_on_the_wire_and_never_here() -> None:
     one, other = pair(quiet(first_sequence=2**32 - 1))
     assert [one.send(1, (b"x",)), one.send(1, (b"y",))] == [2**32 - 1, 2**32]
     deliver(one, other)
-    assert other.receive(1) == (2**32 - 1, [(b"x",), (b"y",)])
+    assert arrived(other, 1) == [(2**32 - 1, [(b"x",), (b"y",)])]
     other.consume(1, through=2**32, now=0.0)
     assert fed(one, "2d 00 01 00 00 00 00 00") == [("Consumed", 1, 2**32)]
     assert one.room(1) == 65_536
@@ -57,14 +57,13 @@ def test_each_direction_has_its_own_channels_and_its_own_id_size() -> None:
     assert deliver(one, other).hex() == "1101050000000000"
     other.send(5, (b"",))
     assert deliver(other, one).hex() == "1101050000000000"
-    one.receive(5)
     one.consume(5, through=0, now=0.0)
     one.handle_deadline(1.0)
     assert deliver(one, other).hex() == "2500050000000000"
     assert other.room(5) == 65_536
     one.send(5, (b"",))
-    assert one._link.outgoing[5].next == 2
-    assert one._link.incoming[5].arrived == 0
+    assert one._ours.live[5].next == 2
+    assert one._theirs.live[5].arrived == 0
 
 
 @pytest.mark.clause("relink-M16")
@@ -73,7 +72,7 @@ def test_a_message_without_parts_is_a_message() -> None:
     one.send(1, ())
     one.send(1, (b"", b""))
     deliver(one, other)
-    assert other.receive(1) == (0, [(), (b"", b"")])
+    assert arrived(other, 1) == [(0, [(), (b"", b"")])]
 
 
 @pytest.mark.parametrize("id_size", range(9))
@@ -88,7 +87,7 @@ def test_messages_of_all_sizes_arrive_whole(id_size: int) -> None:
         other.receive_bytes(data[at : at + 1000], 0.0)
     assert taken(other, 0) == messages + more
     assert one.outbox == 0
-    assert other.held_bytes == one._link.retained
+    assert other.held_bytes == one._ours.retained
 
 
 # --- windows
@@ -105,7 +104,6 @@ def test_a_full_window_takes_nothing_until_the_receiver_consumes() -> None:
     with pytest.raises(LocalProtocolError, match="beside 4 messages"):
         one.send(1, (b"x",))
     deliver(one, other)
-    other.receive(1)
     one.watch(1)
     assert seen(one) == []
     other.consume(1, through=1, now=0.0)
@@ -133,7 +131,6 @@ def test_who_watches_is_told_when_there_is_room_once() -> None:
     one.watch(2)
     assert seen(one) == [("Writable", 2)]
     deliver(one, other)
-    other.receive(1)
     other.consume(1, through=0, now=0.0)
     deliver(other, one)
     assert seen(one) == [("Consumed", 1, 0), ("Writable", 1)]
@@ -161,14 +158,13 @@ def test_when_the_links_budget_is_spent_small_windows_are_left() -> None:
     one, other = pair(limits=limits)
     for channel in range(1, 4):
         one.send(channel, (bytes(9 * KIB),))
-    assert one._link.retained_over > limits.connection_bytes
+    assert one._ours.retained_over > limits.connection_bytes
     assert not one.admits(9, 5 * KIB)
     assert one.admits(9, KIB)
     one.send(9, (bytes(KIB),))
     one.watch(9, 5 * KIB)
     deliver(one, other)
     assert not seen(one)
-    other.receive(2)
     other.consume(2, through=0, now=0.0)
     settle(one, other)
     assert ("Writable", 9) in seen(one)
@@ -231,7 +227,6 @@ def test_acks_wait_for_more_of_them_and_at_most_100_ms() -> None:
     one.send(1, (b"a",))
     one.send(1, (b"b",))
     deliver(one, other, now=5.0)
-    other.receive(1)
     other.consume(1, through=0, now=5.0)
     assert not other.has_output()
     assert other.next_deadline() == pytest.approx(5.1)
@@ -252,12 +247,11 @@ def test_consumed_includes_received() -> None:
     one.send(1, (b"a",))
     one.send(1, (b"b",))
     deliver(one, other)
-    other.receive(1)
     other.consume(1, through=1, now=0.0)
     other.handle_deadline(1.0)
     assert written(other) == "2d00010001000000"
     fed(one, "2d 00 01 00 01 00 00 00")
-    assert one._link.outgoing[1].received == 1
+    assert one._ours.live[1].received == 1
 
 
 @pytest.mark.clause("relink-F04")
@@ -269,7 +263,6 @@ def test_a_quarter_of_a_window_is_acknowledged_at_once() -> None:
     one.send(1, (b"b",))
     deliver(one, other)
     assert written(other) == "0d00010001000000"
-    other.receive(1)
     other.consume(1, through=0, now=0.0)
     assert not other.has_output()
     other.consume(1, through=1, now=0.0)
@@ -282,7 +275,6 @@ def test_half_of_the_bytes_is_acknowledged_at_once() -> None:
     one.send(1, (bytes(5 * KIB),))
     deliver(one, other)
     assert not other.has_output()
-    other.receive(1)
     other.consume(1, through=0, now=0.0)
     assert written(other) == "2500010000000000"
 
@@ -314,47 +306,45 @@ def test_what_was_taken_and_not_consumed_is_given_out_again() -> None:
     for n in range(4):
         one.send(1, (bytes([n]),))
     deliver(one, other)
-    assert other.receive(1, 3) == (0, [(b"\0",), (b"\1",), (b"\2",)])
+    assert arrived(other, 1) == [(0, [(b"\0",), (b"\1",), (b"\2",), (b"\3",)])]
     other.consume(1, through=0, now=0.0)
     seen(other)
     other.rewind(1)
-    assert other.receive(1) == (1, [(b"\1",), (b"\2",), (b"\3",)])
+    assert arrived(other, 1) == [(1, [(b"\1",), (b"\2",), (b"\3",)])]
     other.rewind(1)
-    assert seen(other) == [("Arrived", 1)]
+    other.rewind(1)
+    one.send(1, (b"\4",))
+    deliver(one, other)
+    assert seen(other) == [("Arrived", 1, 1, [(b"\1",), (b"\2",), (b"\3",), (b"\4",)])]
     other.rewind(9)
-    assert other.receive(9) == (0, [])
+    assert seen(other) == []
 
 
-def test_only_what_was_taken_can_be_consumed() -> None:
+def test_only_what_arrived_can_be_consumed() -> None:
     one, other = pair()
     for _ in range(3):
         one.send(1, (b"x",))
     deliver(one, other)
-    other.receive(1, 2)
-    with pytest.raises(LocalProtocolError, match="message 2; 1 is the last"):
-        other.consume(1, through=2, now=0.0)
+    with pytest.raises(LocalProtocolError, match="message 3; 2 is the last"):
+        other.consume(1, through=3, now=0.0)
     other.consume(1, through=1, now=0.0)
     other.consume(1, through=0, now=0.0)
-    assert other.held_bytes == other._link.incoming[1].bytes > 0
+    assert other.held_bytes == other._theirs.live[1].bytes > 0
     with pytest.raises(LocalProtocolError, match="no channel 4"):
         other.consume(4, through=0, now=0.0)
 
 
-def test_the_application_is_told_of_messages_again_when_it_has_taken_all() -> None:
+def test_messages_that_come_before_the_event_is_fetched_are_in_it_and_later_ones_in_another() -> None:
     one, other = pair()
     one.send(1, (b"a",))
     deliver(one, other)
     one.send(1, (b"b",))
     deliver(one, other)
-    assert seen(other) == [("Opened", 1), ("Arrived", 1)]
-    other.receive(1, 1)
+    assert seen(other) == [("Opened", 1), ("Arrived", 1, 0, [(b"a",), (b"b",)])]
     one.send(1, (b"c",))
     deliver(one, other)
+    assert seen(other) == [("Arrived", 1, 2, [(b"c",)])]
     assert seen(other) == []
-    other.receive(1)
-    one.send(1, (b"d",))
-    deliver(one, other)
-    assert seen(other) == [("Arrived", 1)]
 
 
 # --- what a peer may make us hold

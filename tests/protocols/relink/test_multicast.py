@@ -53,8 +53,8 @@ def test_a_channel_that_is_named_twice_gets_it_twice() -> None:
     assert taken(other, 5) == [(b"tick",)] * 2
     assert taken(other, 6) == [(b"tick",)]
     zero = listener(quiet(connector_id_size=0, listener_id_size=0))
-    fed(zero, "13 01 00 00 03 00 00 00 00 00 00 00 00 00 00 00")
-    assert zero.receive(0) == (0, [(b"",)] * 3)
+    events = fed(zero, "13 01 00 00 03 00 00 00 00 00 00 00 00 00 00 00")
+    assert events == [("Opened", 0), ("Arrived", 0, 0, [(b"",)] * 3)]
 
 
 @pytest.mark.clause("relink-C07")
@@ -94,7 +94,7 @@ def test_decisions_go_out_on_a_channel_whose_next_message_waits_for_another_chan
     for _ in range(2):
         other.receive_bytes(b"".join(one.buffers_to_send(100)), 0.0)
     assert taken(other, 1) == [(b"x",)]
-    assert one._link.outgoing[1].stalled
+    assert one._ours.live[1].stalled
     one.commit(1)
     one.commit(2)
     deliver(one, other)
@@ -140,13 +140,15 @@ def test_each_channel_of_a_multicast_counts_as_a_packet_and_the_rest_come_with_t
     data = encode_packet(MessagePacket(ids, (b"tick",), multicast=True), 2)
     close = encode_packet(OperationPacket(Operation.CLOSE, (0,)), 2)
     other.receive_bytes(data + close, 0.0)
-    opened = [len([event for event in seen(other) if event[0] == "Opened"])]
+    steps = [seen(other)]
     while other.unparsed:
         other.receive_bytes(b"", 0.0)
-        opened.append(len([event for event in seen(other) if event[0] == "Opened"]))
+        steps.append(seen(other))
+    opened = [len([event for event in events if event[0] == "Opened"]) for events in steps]
     assert sum(opened) == 950
     assert max(opened) <= 100
-    assert all(taken(other, channel) == [(b"tick",)] for channel in ids)
+    came = [event for events in steps for event in events if event[0] == "Arrived"]
+    assert came == [("Arrived", channel, 0, [(b"tick",)]) for channel in ids]
 
 
 @pytest.mark.requirement("R-27")

@@ -29,7 +29,7 @@ PONG, RESUME = bytes.fromhex("40" + "00" * 7), bytes.fromhex("60" + "00" * 7)
 
 @attrs.frozen
 class State:
-    """Of an honest peer, about one channel: what it has read."""
+    """What an honest peer has read of one channel."""
 
     messages: int = 0
     decisions: int = 0
@@ -77,7 +77,10 @@ class Life:
 
     @property
     def honest(self) -> set[State]:
-        """Those that fit its pongs as well. A pong binds no peer: one that has less is sent it again."""
+        """Return the states that agree with the pongs as well.
+
+        A pong binds no peer: one that has less is sent it again.
+        """
         return set().union(*(states for at, states in self.heads if at >= self.proven))
 
     def begin_again(self, states: set[State]) -> None:
@@ -86,12 +89,12 @@ class Life:
 
 
 def ack(kind: int, channel: int, count: int) -> bytes:
-    """The first `count` messages, in sequence form."""
+    """Encode an ack of the first `count` messages, with a sequence number."""
     return bytes((kind, 0)) + channel.to_bytes(2, "little") + ((count - 1) % 2**32).to_bytes(4, "little")
 
 
 class Play:
-    """An engine that sends, and a peer that says about its channels what it may, or anything."""
+    """An engine that sends, and a peer that makes legal or illegal statements about its channels."""
 
     def __init__(self, seed: int, *, is_connector: bool, transactions: bool, is_honest: bool) -> None:
         config = quiet(connector_transactions=transactions, listener_transactions=transactions)
@@ -164,7 +167,10 @@ class Play:
     # --- an honest peer
 
     def may_be_over(self, life: Life) -> bool:
-        """It forgets a channel whose close it has read, under transactions once we know all answers."""
+        """Return True if the peer may have forgotten the channel.
+
+        It has read the close, and under transactions we know all answers.
+        """
         if self.transactions and life.answered < life.sent:
             return False
         return any(state.has_close for state in life.possible)
@@ -200,7 +206,7 @@ class Play:
     # --- what it says when it comes back
 
     def resume(self) -> bool:
-        """Whether what it says is legal."""
+        """Return True if the peer's statements in a resume are legal."""
         left_out: dict[int, Life] = {}
         lacking: dict[int, int] = {}
         for channel, life in [*self.lives.items()]:

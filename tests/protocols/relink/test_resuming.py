@@ -10,6 +10,7 @@ from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import (
     EPOCH,
     LINK,
+    arrived,
     connector,
     deliver,
     exchange,
@@ -34,7 +35,7 @@ def bare(*packets: str) -> str:
 
 
 def resuming(count: int = 7) -> LinkEngine:
-    """A connector that had sent messages on channel 1 when the connection broke, and has said what it has."""
+    """Return a connector that sent messages on channel 1 before the connection broke, and has written its resume."""
     engine = connector()
     for n in range(count):
         engine.send(1, (bytes([n]),))
@@ -62,7 +63,6 @@ def test_a_new_link_has_no_resume() -> None:
 def test_everything_that_was_received_and_consumed_is_told_before_the_resume() -> None:
     other = listener()
     fed(other, *[MESSAGE] * 5)
-    other.receive(1, 3)
     other.consume(1, through=2, now=0.0)
     drain(other)
     reconnect(other)
@@ -103,7 +103,6 @@ def test_pings_and_acks_flow_before_the_resume() -> None:
     reconnect(one)
     seen(one)
     one.ping()
-    one.receive(1)
     one.consume(1, through=0, now=0.0)
     assert written(one) == f"{PING} 0d00010000000000 2d00010000000000 {RESUME}"
     assert fed(one, PING) == []
@@ -151,7 +150,7 @@ def test_nothing_that_was_given_out_is_given_out_again() -> None:
     assert len(taken(other, 1)) == 4
     reconnect(one, other)
     exchange(one, other)
-    assert other.receive(1) == (4, [(b"\4",), (b"\5",)])
+    assert arrived(other, 1) == [(4, [(b"\4",), (b"\5",)])]
 
 
 @pytest.mark.clause("relink-R03")
@@ -218,7 +217,7 @@ CLOSE = "41 00 01 00 00 00 00 00"
 
 
 def lacking(*, written_again: bool) -> LinkEngine:
-    """Three messages and a close on channel 1; after a reconnect the peer had one message, and now comes back anew."""
+    """Send three messages and a close; after a reconnect the peer tells that it has one message, then reconnects."""
     one = connector()
     for _ in range(3):
         one.send(1, (b"",))
@@ -407,7 +406,7 @@ def test_when_the_link_is_another_one_everything_about_the_old_one_is_gone(epoch
     assert not one.has_output()
     assert one.send(1, (b"",)) == 0
     assert bare(written(one)) == bare(MESSAGE)
-    assert one.receive(1) == (0, [])
+    assert arrived(one, 1) == []
 
 
 @pytest.mark.clause("relink-H33")

@@ -27,7 +27,7 @@ TINY = Config(keepalive=None, window=1)
 
 
 async def canary(pair: Both) -> None:
-    """The link still carries messages, both ways."""
+    """Check that the link still carries messages in both directions."""
     for here, there in ((pair.one, pair.other), (pair.other, pair.one)):
         async with here.sender(99) as sender, there.receiver(99) as receiver:
             await sender.send(b"tweet")

@@ -31,7 +31,7 @@ SMALL = Limits(channel_bytes=1000, channel_floor=100, outbox=5000)
 async def on_streams(
     pair: Callable[[], Pair] = memory.pair, config: Config = QUIET, limits: Limits | None = None
 ) -> AsyncIterator[SessionPair]:
-    """Two sessions with one connection."""
+    """Run two sessions on one connection."""
     here, there = pair()
     over = trio.Event()
 
@@ -77,7 +77,9 @@ def in_weather() -> AbstractAsyncContextManager[SessionPair]:
 
 @asynccontextmanager
 async def over_many_connections() -> AsyncIterator[SessionPair]:
-    """A cut alone harms neither side; so no connection is let in any more either, and both sides time out."""
+    """Run two sessions over many connections.
+
+    A cut alone harms neither side; so no connection is let in any more either, and both sides time out."""
     keep = relink.Keep(age=0.5)
     async with world(keep=keep, linger=1) as made, made.link(patience=0.5, linger=1) as one:
 

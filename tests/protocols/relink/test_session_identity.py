@@ -31,7 +31,7 @@ SOON = Backoff(first=0.01, most=0.1)
 
 
 class Authority:
-    """Issues certificates, and contexts that trust them."""
+    """A certificate authority that issues certificates, and contexts that trust them."""
 
     def __init__(self) -> None:
         self._authority = trustme.CA()
@@ -52,7 +52,7 @@ class Authority:
 
 
 def connect_to(url: str, context: ssl.SSLContext) -> AbstractAsyncContextManager[trio.abc.Stream]:
-    """A bare connection to where this URL leads."""
+    """Connect to the address of a URL, without a handshake."""
     scheme, _, rest = url.partition("://")
     if scheme.endswith("wss"):
         return websocket.connect(f"wss://{rest.partition('?')[0]}", ssl_context=context)
@@ -60,7 +60,7 @@ def connect_to(url: str, context: ssl.SSLContext) -> AbstractAsyncContextManager
 
 
 async def ask(stream: trio.abc.Stream, link: Link, *, require: bool = False) -> int:
-    """Say that this link is ours, with its epoch and its secret id; gives the id that the listener answers."""
+    """Ask for a link by its epoch and id; return the id that the listener answers."""
     config = Config(endpoint="jobs")
     request = relink.encode_request(
         config, epoch=link.core.engine.epoch, link_id=link.core.engine.link_id, require_link=require
@@ -92,7 +92,7 @@ async def test_a_foreign_certificate_does_not_take_a_link_over(url: str) -> None
 
     async with trio.open_nursery() as nursery:
         serve = partial(muxkit.serve, hold, url, ssl_context=authority.server(), config=QUIET)
-        served: muxkit.Served = await nursery.start(serve)
+        served: muxkit.Server = await nursery.start(serve)
         owner = authority.client("owner@example.org")
         async with muxkit.connect(served.url, ssl_context=owner, config=QUIET, backoff=SOON, linger=30) as link:
             assert isinstance(link, Link)
@@ -121,7 +121,7 @@ async def test_who_has_shown_no_certificate_comes_back_without_one_and_not_with_
     async with trio.open_nursery() as nursery:
         url = "relink+tls://127.0.0.1:0/jobs"
         serve = partial(muxkit.serve, hold, url, ssl_context=authority.server(), config=QUIET)
-        served: muxkit.Served = await nursery.start(serve)
+        served: muxkit.Server = await nursery.start(serve)
         nobody = authority.client(None)
         async with muxkit.connect(served.url, ssl_context=nobody, config=QUIET, backoff=SOON, linger=30) as link:
             assert isinstance(link, Link)
@@ -211,7 +211,7 @@ async def test_a_certificate_that_nobody_verified_identifies_nobody() -> None:
 def test_an_id_and_its_owner_are_both_compared_whatever_comes_of_the_first(
     asked: int, who: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In constant time, so that is the library's own comparison, and neither is left out."""
+    """Both are compared by the library's constant-time function."""
     compared: list[tuple[bytes, bytes]] = []
     compare = hmac.compare_digest
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def absent(made: World, count: int) -> AsyncIterator[list[Link]]:
-    """So many links whose connectors have gone away without a word; the listener's side of them."""
+    """Return the listener's side of links whose connectors went away without a shutdown."""
     first = len(made.links)
     for _ in range(count):
         with trio.CancelScope() as scope:

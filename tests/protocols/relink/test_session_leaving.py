@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
-from muxkit import LinkLost, LocalProtocolError
-from muxkit.protocols.relink import Config, Link, LinkChanged
+from muxkit import ChannelCancelled, LinkLost, LocalProtocolError
+from muxkit.protocols.relink import Channel, Config, Link, LinkChanged
+from muxkit.protocols.relink._session.common import CLOSED_A_TURN
+from muxkit.protocols.relink.engine.incoming import Incoming
+from muxkit.protocols.relink.engine.outgoing import Outgoing
+from muxkit.runtime import turns
 from tests.protocols.relink._session_world import Packets, at_rest, both, world
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-    from tests.protocols.relink._session_world import World
+    from tests.protocols.relink._session_world import Both, World
 
 
 @pytest.mark.clause("relink-S01", "relink-S02", "relink-S03")
@@ -147,3 +153,44 @@ async def test_leaving_says_so_only_when_everything_is_acknowledged(autojump_clo
     assert packets.seen[acks[-1]][2] == "closed"
     assert packets.seen.index(("out", "link", "shutdown")) > acks[-1]
     assert trio.current_time() >= 3
+
+
+async def test_channels_that_are_over_are_freed_without_a_garbage_collection(autojump_clock: MockClock) -> None:
+    async def live_and_end(pair: Both) -> None:
+        async with pair.one.open() as channel:
+            await channel.send(b"x")
+            async for other in pair.other.incoming():
+                assert await other.receive() == b"x"
+                await other.aclose()
+                break
+            with pytest.raises(trio.EndOfChannel):
+                await channel.receive()
+
+    async with both() as pair:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                await live_and_end(pair)
+            await trio.sleep(1)
+            kinds = (Channel, Incoming, Outgoing)
+            assert [one for one in gc.get_objects() if isinstance(one, kinds)] == []
+        finally:
+            gc.enable()
+
+
+async def test_many_channels_are_cut_in_turns_of_processor_time(autojump_clock: MockClock) -> None:
+    async with both() as pair, trio.open_nursery() as nursery:
+        for _ in range(200):
+            manager = pair.one.open()
+            channel = await manager.__aenter__()
+            await channel.send(b"x")
+        before = turns().given
+        nursery.start_soon(partial(pair.one.shutdown, grace=0))
+        await trio.sleep(1)
+        assert turns().given >= before + 200 // CLOSED_A_TURN
+        async for other in pair.other.incoming():
+            assert await other.receive() == b"x"
+            with pytest.raises(ChannelCancelled):
+                await other.receive()
+            await other.aclose()

@@ -191,7 +191,7 @@ async def test_link_ids_are_random_numbers_of_63_bits(autojump_clock: MockClock)
 
 
 async def ask(made: World, *, epoch: int, link_id: int, require: bool = False) -> tuple[int, int]:
-    """The listener's answer to a connector that says it had this link."""
+    """Return the listener's answer to a connector that asks for this link."""
     request = relink.encode_request(QUIET, epoch=epoch, link_id=link_id, require_link=require)
     async with made.dial() as stream:
         await stream.send_all(relink.encode_version(0))
@@ -252,7 +252,7 @@ async def _knock(made: World, link_id: int) -> None:
 
 
 async def restart(made: World, config: Config = QUIET) -> Listener:
-    """The listener goes, and another one comes in its place."""
+    """Replace the listener with another one."""
     ready = trio.Event()
     begun: list[Listener] = []
 

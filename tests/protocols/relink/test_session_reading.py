@@ -41,7 +41,7 @@ async def serve(link: Link, nursery: trio.Nursery, dice: random.Random) -> None:
 
 
 async def talk(link: Link, dice: random.Random, scopes: list[trio.CancelScope]) -> None:
-    """There and back; now and then several are under way."""
+    """Send messages that are echoed, sometimes several at once."""
     async with link.open() as channel:
         sent = heard = 0
         for _ in range(dice.randint(1, 30)):

@@ -14,7 +14,7 @@ import trio.testing
 from muxkit import LinkLost
 from muxkit.protocols import relink
 from muxkit.protocols.relink import Link, LinkRefused
-from muxkit.protocols.relink._session.core import MOST_REFUSALS
+from muxkit.protocols.relink._session.link import MOST_REFUSALS
 from muxkit.protocols.relink.dial import listen as listening
 from muxkit.runtime import Backoff, background
 from muxkit_adapters import memory
@@ -35,7 +35,7 @@ MESSAGE = bytes.fromhex("11 01 01 00 01 00 00 00 61 00 00 00 00 00 00 00")
 
 @attrs.define(eq=False)
 class Refuser:
-    """A plain listener that agrees to every link and hangs up when it has said its part."""
+    """A listener that agrees to every link, writes some packets, and closes the connection."""
 
     nursery: trio.Nursery
     serves: bytes = b""
@@ -209,7 +209,7 @@ async def test_the_end_of_a_channel_is_progress(autojump_clock: MockClock) -> No
                 while not link.core.peer_channels[number]:
                     await link.core.moved.park()
             assert link.core.error is None
-            link.core.lose_because("the test is over", by="local")
+            link.lose_because("the test is over", by="local")
 
 
 @pytest.mark.parametrize("config", [QUIET, TRANSACTIONS], ids=["unread", "not decided"])
@@ -224,7 +224,7 @@ async def test_a_message_that_the_application_is_not_told_of_is_progress(
                 await link.connected()
                 link.core.raise_if_over()
                 await trio.sleep(0.05)
-            link.core.lose_because("the test is over", by="local")
+            link.lose_because("the test is over", by="local")
 
 
 async def test_what_works_again_wipes_out_the_refusals_before(autojump_clock: MockClock) -> None:

@@ -11,7 +11,7 @@ import trio
 from muxkit import Limits
 from muxkit.protocols import relink
 from muxkit.protocols.relink import Config, Endpoint, Link
-from muxkit.protocols.relink.dial.plugin import protocol
+from muxkit.protocols.relink.dial.connect import protocol
 from muxkit.protocols.relink.dial.urls import place_of, split_endpoint
 from muxkit_adapters import memory
 from tests.adapters._links import Certificates

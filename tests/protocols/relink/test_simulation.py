@@ -29,7 +29,7 @@ def world_of(dice: random.Random) -> World:
 
 
 def play(world: World, dice: random.Random, steps: int, *, channels: int = 3, cutting: float = 0.03) -> None:
-    """So many random steps."""
+    """Make random steps, as many as `steps` says."""
     for _ in range(steps):
         side, channel = dice.randrange(2), dice.randrange(channels)
         step = dice.random()

@@ -9,6 +9,7 @@ import pytest
 from muxkit._errors import LocalProtocolError
 from muxkit.testing._pair import drain
 from tests.protocols.relink._helpers import (
+    arrived,
     connector,
     deliver,
     exchange,
@@ -34,12 +35,12 @@ MESSAGE = "11 01 01 00 00 00 00 00"
 
 
 def through(first: str, number: int) -> str:
-    """A packet about channel 1 with a number."""
+    """Encode a packet about channel 1 with a sequence number."""
     return f"{first} 00 01 00 {number.to_bytes(4, 'little').hex(' ')}"
 
 
 def transacting(count: int = 0) -> tuple[LinkEngine, LinkEngine]:
-    """Two engines, and messages 0 … on channel 1 that the listener holds."""
+    """Return two engines; the listener holds undecided messages on channel 1."""
     one, other = pair(transactional())
     for n in range(count):
         one.send(1, (bytes([n]),))
@@ -49,7 +50,7 @@ def transacting(count: int = 0) -> tuple[LinkEngine, LinkEngine]:
 
 
 def offering(count: int) -> LinkEngine:
-    """A connector that has sent so many messages, not decided."""
+    """Return a connector that has sent undecided messages on channel 1."""
     engine = connector(transactional())
     for _ in range(count):
         engine.send(1, (b"",))
@@ -60,17 +61,14 @@ def offering(count: int) -> LinkEngine:
 @pytest.mark.clause("relink-T01")
 def test_messages_wait_for_the_decision() -> None:
     one, other = transacting(3)
-    assert other.receive(1) == (0, [])
     assert seen(other) == []
     one.commit(1, through=0)
     one.rollback(1, through=1)
     deliver(one, other)
-    assert seen(other) == [("Arrived", 1), ("RolledBack", 1, 1)]
-    assert other.receive(1) == (0, [(b"\0",)])
+    assert seen(other) == [("Arrived", 1, 0, [(b"\0",)]), ("RolledBack", 1, 1)]
     one.commit(1)
     deliver(one, other)
-    assert seen(other) == [("Arrived", 1)]
-    assert other.receive(1) == (2, [(b"\2",)])
+    assert seen(other) == [("Arrived", 1, 2, [(b"\2",)])]
 
 
 @pytest.mark.clause("relink-T02", "relink-O07", "relink-O08")
@@ -116,8 +114,7 @@ def test_the_answer_after_a_rollback_names_its_message() -> None:
     one.rollback(1, through=0)
     one.commit(1, through=1)
     assert written(one).replace(" ", "") == (ROLLBACK + through("09", 1)).replace(" ", "")
-    fed(other, ROLLBACK, through("09", 1))
-    assert other.receive(1) == (1, [(b"\1",)])
+    assert fed(other, ROLLBACK, through("09", 1)) == [("RolledBack", 1, 0), ("Arrived", 1, 1, [(b"\1",)])]
     other.committed(1, through=1, now=0.0)
     assert written(other).replace(" ", "") == through("4d", 1).replace(" ", "")
     assert fed(one, through("4d", 1)) == [("Committed", 1, 0, 1)]
@@ -133,7 +130,7 @@ def test_a_rollback_that_was_lost_is_told_again_before_a_later_commit() -> None:
     reconnect(one, other)
     one.commit(1, through=1)
     exchange(one, other)
-    assert other.receive(1) == (1, [(b"\1",)])
+    assert arrived(other, 1) == [(1, [(b"\1",)])]
     other.committed(1, through=1, now=0.0)
     settle(one, other)
     assert ("Committed", 1, 0, 1) in seen(one)
@@ -217,11 +214,10 @@ def test_a_decision_is_told_without_a_number_when_it_is_the_next_of_its_kind() -
 def test_decisions_share_one_cursor() -> None:
     other = listener(transactional())
     fed(other, *[MESSAGE] * 5)
-    assert fed(other, COMMIT, ROLLBACK) == [("Arrived", 1), ("RolledBack", 1, 1)]
-    assert fed(other, through("09", 3)) == []
-    assert [other.receive(1)[0], other.receive(1)[0]] == [0, 2]
+    assert fed(other, COMMIT, ROLLBACK) == [("Arrived", 1, 0, [(b"",)]), ("RolledBack", 1, 1)]
+    assert fed(other, through("09", 3)) == [("Arrived", 1, 2, [(b"",), (b"",)])]
     fed(other, ROLLBACK)
-    assert other._link.incoming[1].decided == 4
+    assert other._theirs.live[1].decided == 4
 
 
 @pytest.mark.clause("relink-Q12")
@@ -230,8 +226,8 @@ def test_one_number_serves_all_channels_of_a_multicast_decision() -> None:
     for _ in range(6):
         fed(other, "13 01 00 00 02 00 00 00 05 00 06 00 00 00 00 00")
     fed(other, "01 00 05 00 00 00 00 00")
-    fed(other, "0b 00 00 00 02 00 00 00 05 00 06 00 04 00 00 00")
-    assert len(taken(other, 5)) == len(taken(other, 6)) == 5
+    events = fed(other, "0b 00 00 00 02 00 00 00 05 00 06 00 04 00 00 00")
+    assert events == [("Arrived", 5, 1, [(b"",)] * 4), ("Arrived", 6, 0, [(b"",)] * 5)]
 
 
 @pytest.mark.clause("relink-T06")
@@ -297,15 +293,14 @@ def test_only_what_is_undecided_can_be_decided(name: str) -> None:
         decide(1)
 
 
-def test_only_committed_messages_that_were_taken_can_be_answered_once() -> None:
+def test_only_committed_messages_can_be_answered_and_once() -> None:
     one, other = transacting(4)
+    with pytest.raises(LocalProtocolError, match="message 0; -1 is the last that was given"):
+        other.committed(1, through=0, now=0.0)
     one.commit(1, through=0)
     one.rollback(1, through=1)
     one.commit(1)
     deliver(one, other)
-    with pytest.raises(LocalProtocolError, match="message 0; -1 is the last that was taken"):
-        other.committed(1, through=0, now=0.0)
-    taken(other, 1)
     with pytest.raises(LocalProtocolError, match="no message 1 waits"):
         other.committed(1, through=1, now=0.0)
     other.uncommitted(1, through=2, now=0.0)
@@ -345,15 +340,15 @@ def test_what_was_rolled_back_between_taken_messages_is_never_given_out() -> Non
     for number, name in enumerate(("commit", "rollback", "rollback", "commit", "commit", "rollback")):
         getattr(one, name)(1, through=number)
     deliver(one, other)
-    assert other.receive(1, 1) == (0, [(b"\0",)])
-    assert other.receive(1) == (3, [(b"\3",), (b"\4",)])
+    assert arrived(other, 1) == [(0, [(b"\0",)]), (3, [(b"\3",), (b"\4",)])]
     other.rewind(1)
-    assert other.receive(1) == (0, [(b"\0",)])
+    assert arrived(other, 1) == [(0, [(b"\0",)]), (3, [(b"\3",), (b"\4",)])]
     other.consume(1, through=0, now=0.0)
-    assert other._link.incoming[1].consumed == 2
-    assert other.receive(1) == (3, [(b"\3",), (b"\4",)])
+    assert other._theirs.live[1].consumed == 2
+    other.rewind(1)
+    assert arrived(other, 1) == [(3, [(b"\3",), (b"\4",)])]
     other.consume(1, through=4, now=0.0)
-    assert other._link.incoming[1].consumed == 5
+    assert other._theirs.live[1].consumed == 5
     assert other.held_bytes == 0
 
 

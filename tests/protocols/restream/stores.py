@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from muxkit.protocols.restream.store import Message, SessionStore, StoreLimits, open_store
-from muxkit.protocols.restream.store.rows import KEEP
-from muxkit.protocols.restream.store.rules import Codec, Rules
+from muxkit.protocols.restream.store.rules import KEEP, Codec, Rules
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxkit.protocols.restream.wire.lines import Lines
+from muxkit.protocols.restream.engine.line_engine import Lines
 
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError

@@ -15,15 +15,14 @@ from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.protocols.restream import Status, new_uuid
 from muxkit.protocols.restream.wire.integers import format_integer
 from muxkit.protocols.restream.wire.messages import (
-    Ack,
-    AskStatus,
-    Error,
+    Acknowledged,
     Message,
-    OpenStateful,
-    OpenStateless,
+    Refused,
+    Registered,
     Request,
-    ResumeStateful,
-    ResumeStateless,
+    Resumed,
+    StatelessRequested,
+    StatusRequested,
     encode_ack,
     encode_error,
     encode_message,
@@ -49,11 +48,11 @@ OBJECTS = st.dictionaries(st.text(), VALUES, max_size=3)
 DECIMALS = (st.integers() | st.integers(-(10**500), 10**500)).map(format_integer)
 UNKNOWN = st.dictionaries(st.text(min_size=1).map("x-{}".format), VALUES, max_size=3)
 REQUESTS: st.SearchStrategy[Request] = st.one_of(
-    st.just(OpenStateless()),
-    st.builds(ResumeStateless, DECIMALS),
-    st.builds(OpenStateful, UUIDS, OBJECTS),
-    st.builds(ResumeStateful, UUIDS, U32),
-    st.builds(AskStatus, UUIDS),
+    st.just(StatelessRequested(None)),
+    st.builds(StatelessRequested, DECIMALS),
+    st.builds(Registered, UUIDS, OBJECTS),
+    st.builds(Resumed, UUIDS, U32),
+    st.builds(StatusRequested, UUIDS),
 )
 
 
@@ -75,8 +74,8 @@ def test_a_request_is_read_as_it_was_written(asked: Request, unknown: dict[str, 
 
 
 @pytest.mark.clause("restream-M02", "restream-S30")
-@given(st.builds(Ack, UUIDS, IDS), UNKNOWN)
-def test_an_ack_is_read_as_it_was_written(ack: Ack, unknown: dict[str, Json]) -> None:
+@given(st.builds(Acknowledged, UUIDS, IDS), UNKNOWN)
+def test_an_ack_is_read_as_it_was_written(ack: Acknowledged, unknown: dict[str, Json]) -> None:
     assert parse_later(encode_ack(ack), stateful=True, status=False) == ack
     assert parse_later(with_unknown(encode_ack(ack), unknown), stateful=True, status=False) == ack
 
@@ -112,7 +111,7 @@ def test_an_error_is_one_line_whatever_its_text(text: str) -> None:
     assert data.count(b"\n") == 1
     assert told
     assert len(data) < 64 * 1024
-    assert parse_message(data) == parse_value(data, digits=9) == parse_status(data) == Error(told)
+    assert parse_message(data) == parse_value(data, digits=9) == parse_status(data) == Refused(told)
     if text and len(text) <= 4000:
         assert told == text.encode("utf-8", "replace").decode()
 
@@ -134,12 +133,12 @@ def test_the_messages_of_the_document_are_read_and_written() -> None:
 
 @pytest.mark.clause("restream-L10", "restream-S17", "restream-S01")
 def test_the_requests_of_the_document_are_written() -> None:
-    assert encode_request(OpenStateless()) == b"{}\n"
-    assert encode_request(ResumeStateless("42")) == b'{"state":"42"}\n'
-    assert json.loads(encode_request(ResumeStateful(UUID, 3))) == {"uuid": UUID, "state": 3}
+    assert encode_request(StatelessRequested(None)) == b"{}\n"
+    assert encode_request(StatelessRequested("42")) == b'{"state":"42"}\n'
+    assert json.loads(encode_request(Resumed(UUID, 3))) == {"uuid": UUID, "state": 3}
     opened = {"uuid": UUID, "params": {"count": 28172}}
-    assert request(opened) == OpenStateful(UUID, {"count": 28172})
-    assert json.loads(encode_request(OpenStateful(UUID, {"count": 28172}))) == opened
+    assert request(opened) == Registered(UUID, {"count": 28172})
+    assert json.loads(encode_request(Registered(UUID, {"count": 28172}))) == opened
 
 
 # --- what a client may not say first
@@ -174,7 +173,7 @@ def test_a_request_that_makes_no_sense_is_refused(value: object, rule: str) -> N
     "value", [{"foo": 1}, {"data": "5", "id": 1, "error": "x"}, {"status": True}, {"a": {"uuid": 1}}]
 )
 def test_an_object_without_known_fields_is_an_empty_one(value: object) -> None:
-    assert request(value) == OpenStateless()
+    assert request(value) == StatelessRequested(None)
 
 
 @pytest.mark.parametrize("value", [False, 1, None, "true", {}])
@@ -185,7 +184,7 @@ def test_a_status_request_has_to_say_true(value: object) -> None:
 
 @pytest.mark.clause("restream-S02")
 def test_a_uuid_is_compared_in_lower_case() -> None:
-    assert request({"uuid": UUID.upper(), "state": 1}) == ResumeStateful(UUID, 1)
+    assert request({"uuid": UUID.upper(), "state": 1}) == Resumed(UUID, 1)
 
 
 @pytest.mark.clause("restream-S02")
@@ -216,8 +215,8 @@ def test_new_uuids_are_random() -> None:
     "state", ["3", -1, 1.5, 1.0, 2**32, None, True, False, [3], 10**4000], ids=lambda it: str(it)[:9]
 )
 def test_the_state_of_a_session_is_an_unsigned_number_of_32_bits(state: object) -> None:
-    assert request({"uuid": UUID, "state": 0}) == ResumeStateful(UUID, 0)
-    assert request({"uuid": UUID, "state": 2**32 - 1}) == ResumeStateful(UUID, 2**32 - 1)
+    assert request({"uuid": UUID, "state": 0}) == Resumed(UUID, 0)
+    assert request({"uuid": UUID, "state": 2**32 - 1}) == Resumed(UUID, 2**32 - 1)
     with pytest.raises(RemoteProtocolError) as caught:
         request({"uuid": UUID, "state": state})
     assert caught.value.rule == "restream-S28"
@@ -244,7 +243,7 @@ def test_the_state_of_a_stateless_stream_is_a_decimal_integer(state: object) -> 
 @pytest.mark.clause("restream-L14")
 @pytest.mark.parametrize(("state", "text"), [(23, "23"), (-5, "-5"), (0, "0"), (10**3999, "1" + "0" * 3999)])
 def test_a_number_is_taken_for_the_string_of_it(state: int, text: str) -> None:
-    assert request({"state": state}) == ResumeStateless(text)
+    assert request({"state": state}) == StatelessRequested(text)
 
 
 @pytest.mark.requirement("R-25")
@@ -253,14 +252,14 @@ def test_a_number_of_more_digits_has_to_be_a_string(digits: int) -> None:
     with pytest.raises(RemoteProtocolError):
         parse_request(b'{"state":' + b"7" * digits + b"}", digits=100_000, status=False)
     text = "7" * digits
-    assert request({"state": text}) == ResumeStateless(text)
+    assert request({"state": text}) == StatelessRequested(text)
 
 
 @pytest.mark.clause("restream-L04")
 @pytest.mark.requirement("R-25")
 @pytest.mark.parametrize("sign", ["", "-"])
 def test_the_digits_of_a_state_are_bounded(sign: str) -> None:
-    assert request({"state": sign + "7" * 100}, digits=100) == ResumeStateless(sign + "7" * 100)
+    assert request({"state": sign + "7" * 100}, digits=100) == StatelessRequested(sign + "7" * 100)
     with pytest.raises(RemoteProtocolError, match="101 digits") as caught:
         request({"state": sign + "7" * 101}, digits=100)
     assert caught.value.rule == "restream-L04"

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream.server import backend
+from muxkit.protocols.restream.server import sessions as server_sessions
 from muxkit.protocols.restream.store import Message
 from tests.protocols.restream._server_clients import U1, ack, begin, place, resume
 
@@ -221,7 +221,7 @@ async def test_an_object_alone_knows_how_long_its_sessions_live(autojump_clock: 
 async def test_absent_sessions_of_such_an_object_are_remembered_up_to_a_number(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "MAX_ABSENT", 1)
+    monkeypatch.setattr(server_sessions, "MAX_ABSENT", 1)
     other = restream.new_uuid()
     async with place(Recorder(), pace=100.0) as there:
         for uuid in (U1, other):

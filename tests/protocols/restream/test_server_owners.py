@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream.server import connection
-from muxkit.protocols.restream.server.backend import StoreBackend
+from muxkit.protocols.restream.server import service
+from muxkit.protocols.restream.server.sessions import StoredSession
 from muxkit.protocols.restream.store import open_store
 from tests.protocols.restream._server_clients import U1, Place, ack, begin, place, resume
 
@@ -60,7 +60,7 @@ async def test_a_stale_owner_that_waits_for_appends_is_told_at_once(schema: str)
 async def test_a_stale_owner_whose_client_does_not_read_is_found_out_too(
     schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "BLOCKED_TIMEOUT", 0.05)
+    monkeypatch.setattr(service, "BLOCKED_TIMEOUT", 0.05)
     async with two_servers(schema, linger=0.2) as (here, there):
         old = await here.ask(begin(60_000), capacity=100)
         await old.hear_ids(1)
@@ -94,13 +94,13 @@ async def test_a_takeover_by_somebody_who_leaves_at_once_is_undone(
     schema: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    has_left, reclaim = trio.Event(), StoreBackend.reclaim
+    has_left, reclaim = trio.Event(), StoredSession.reclaim
 
-    async def reclaim_then(books: Any, claim: Any) -> None:  # noqa: ANN401
+    async def reclaim_then(session: StoredSession) -> None:
         await has_left.wait()  # "at once" is before the next look, however slow the database is
-        await reclaim(books, claim)
+        await reclaim(session)
 
-    monkeypatch.setattr(StoreBackend, "reclaim", reclaim_then)
+    monkeypatch.setattr(StoredSession, "reclaim", reclaim_then)
     async with two_servers(schema, application=application, pace=20.0) as (here, there):
         client = await here.ask(begin(2000))  # for 100 s
         await _is_registered(here)

@@ -12,8 +12,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from muxkit import Limits
 from muxkit.protocols import restream
-from muxkit.protocols.restream.server.backend import MAX_MADE_IN_LOOP, MakeQuota
-from muxkit.protocols.restream.server.connection import BATCH, HIGH_WATER
+from muxkit.protocols.restream.server.service import BATCH, HIGH_WATER
+from muxkit.protocols.restream.server.sessions import MAX_MADE_IN_LOOP, MakeQuota
 from muxkit.protocols.restream.store import Message, open_store
 from tests.protocols.restream._server_clients import U1, begin, place
 
@@ -172,9 +172,10 @@ async def test_turns_are_given_in_the_order_in_which_they_are_asked_for(autojump
     turns, order = MakeQuota(100), []
 
     async def ask(name: str, most: int) -> None:
-        async with turns.borrow(most) as count:
-            order.append((name, count, trio.current_time()))
-            await trio.sleep(1.0)
+        count = await turns.borrow(most)
+        order.append((name, count, trio.current_time()))
+        await trio.sleep(1.0)
+        turns.give_back(count)
 
     async with trio.open_nursery() as nursery:
         for name, most in (("a", 60), ("b", 60), ("c", 10), ("d", 500)):
@@ -186,13 +187,13 @@ async def test_turns_are_given_in_the_order_in_which_they_are_asked_for(autojump
 @pytest.mark.requirement("R-31")
 async def test_whoever_gives_up_waiting_for_a_turn_holds_nobody_up(autojump_clock: MockClock) -> None:
     turns = MakeQuota(10)
-    async with turns.borrow(10):
-        with trio.move_on_after(1.0):
-            async with turns.borrow(1):
-                raise AssertionError("there was no room")
+    lent = await turns.borrow(10)
+    with trio.move_on_after(1.0):
+        await turns.borrow(1)
+        raise AssertionError("there was no room")
+    turns.give_back(lent)
     with trio.fail_after(1.0):
-        async with turns.borrow(10) as count:
-            assert count == 10
+        assert await turns.borrow(10) == 10
 
 
 @pytest.mark.requirement("R-60")

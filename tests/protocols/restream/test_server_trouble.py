@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream.server.connection import shown
+from muxkit.protocols.restream.server.service import shown
 from muxkit.protocols.restream.store import StoreLimits, open_store
 from muxkit.storage import StoreFailed, StoreFull
 from muxkit_adapters import memory

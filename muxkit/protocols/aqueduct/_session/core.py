@@ -3,59 +3,44 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Final, TypeVar
 from weakref import WeakSet
 
 import trio
 
 from muxkit._errors import LocalProtocolError, MuxError
+from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.core import Receiving, Sending, Step, advance
 from muxkit.protocols.aqueduct.carrier import Carrier
-from muxkit.protocols.aqueduct.engine import (
-    Acked,
-    Arrived,
-    Connected,
-    Ended,
-    Engine,
-    Failed,
-    HungUp,
-    Mode,
-    Nacked,
-    Outcome,
-    SenderMachine,
-    Silent,
-    Ticket,
-    Unclaimed,
-    Writable,
-)
-from muxkit.protocols.aqueduct.frames import label
+from muxkit.protocols.aqueduct.config import Config
+from muxkit.protocols.aqueduct.engine import events
+from muxkit.protocols.aqueduct.engine.engine import Engine
+from muxkit.protocols.aqueduct.engine.events import Arrived, Event
+from muxkit.protocols.aqueduct.engine.halves import Half, Mode, Outcome, Promise, ReceiverMachine, SenderMachine, Ticket
+from muxkit.protocols.aqueduct.frames import Headers, Role, label
 from muxkit.runtime import (
     YIELD_BYTES,
     YIELD_LEAST,
     ChannelCancelled,
     ChannelStopped,
+    ErrorMaker,
     Inbox,
     MultistreamLink,
     MultistreamPump,
     OutboxBudget,
+    Reading,
     SendHalf,
     StreamPump,
     as_bytes,
     turns,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
+Pairs = Sequence[tuple[bytes, bytes]]
 
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.protocols.aqueduct.config import Config
-    from muxkit.protocols.aqueduct.engine import Event, Half, Promise, ReceiverMachine
-    from muxkit.protocols.aqueduct.frames import Headers, Role
-    from muxkit.runtime import ErrorMaker
-
-    Pairs = Sequence[tuple[bytes, bytes]]
 
 NO_HEADERS_SIZE = 1  # byte, what the headers of a message without any take
 WORTH_A_GRANT = 1024  # bytes; half of the smallest window
@@ -144,6 +129,7 @@ class Receipt:
     def resolve(self) -> None:
         """For the connection: end all waiting."""
         self._core.receipts.pop(self, None)
+        self._promise.owner = None
         if self._known is not None:
             self._known.set()
 
@@ -228,6 +214,11 @@ class Sender(SendHalf):
         self._count()
         self._core.handed_over(attachments)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the end of this half was reported."""
+        return self.state is Sending.CLOSED
+
     def machine_ended(self, outcome: Outcome) -> None:
         """The engine reports the end of this half."""
         if outcome in (Outcome.FINISHED, Outcome.CANCELLED) and self.state is not Sending.OPEN:
@@ -261,13 +252,9 @@ class Sender(SendHalf):
         size = len(payload) + NO_HEADERS_SIZE
         if headers or attachments:
             size = self._engine.size_of(payload, headers, attachments)
-        has_turn = False
-        if mode is not Mode.UNRELIABLE and not self.may_send(size):
-            while not has_turn:
-                await self.wait_turn(size)
-                has_turn = self.admits(size)
-                if not has_turn:  # a message too large for a datagram took the room
-                    self.end_turn()
+        must_wait = mode is not Mode.UNRELIABLE and not self.may_send(size)
+        if must_wait:
+            await self.wait_turn(size)
         try:
             promise = self._engine.send(
                 self.machine, payload, headers=headers, attachments=attachments, mode=mode, receipt=receipt
@@ -275,7 +262,7 @@ class Sender(SendHalf):
             self._count()
             self._core.handed_over(attachments)
         finally:
-            if has_turn:
+            if must_wait:
                 self.end_turn()
         self._core.after_command()
         self._since_yield += max(size, YIELD_LEAST)
@@ -479,6 +466,11 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
         else:
             super().deliver(arrived)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the end of this half was reported."""
+        return self.state is not Receiving.OPEN
+
     def machine_ended(self, outcome: Outcome) -> None:
         """The engine reports the end of this half."""
         self.ended(ERRORS[outcome])
@@ -525,6 +517,10 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
             self._core.dispose(arrived)
         return 0
 
+    def _reading(self) -> Reading | None:
+        pump = self._core.pump
+        return pump.reading if isinstance(pump, StreamPump) else None
+
     def _stop(self) -> None:
         core = self._core
         if self.machine.id is None:
@@ -546,8 +542,8 @@ class Core:
         role: Role,
         *,
         headers: Pairs,
-        config: Config,
-        limits: Limits,
+        config: Config | None,
+        limits: Limits | None,
         observer: Observer | None,
     ) -> None:
         self.engine = Engine(role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time())
@@ -572,19 +568,12 @@ class Core:
     def _make_pump(
         self, link: trio.abc.Stream | MultistreamLink, observer: Observer | None
     ) -> MultistreamPump[Event] | StreamPump[Event]:
+        make: partial[MultistreamPump[Event]] | partial[StreamPump[Event]]
         if isinstance(link, MultistreamLink):
-            return MultistreamPump(
-                link,
-                self.engine,
-                on_events=self._dispatch,
-                on_written=self._on_written,
-                on_lost=self._on_lost,
-                queued=lambda: self.engine.outbox,
-                observer=observer,
-            )
-        return StreamPump(
-            link,
-            Carrier(self.engine),
+            make = partial(MultistreamPump, link, self.engine)
+        else:
+            make = partial(StreamPump, link, Carrier(self.engine))
+        return make(
             on_events=self._dispatch,
             on_written=self._on_written,
             on_lost=self._on_lost,
@@ -621,7 +610,8 @@ class Core:
         if isinstance(owner, Sender | Receiver):
             return owner
         half = Sender(self, machine) if isinstance(machine, SenderMachine) else Receiver(self, machine)
-        if machine.outcome is not None and not machine.is_told:  # else the event comes, behind the messages
+        # The end of a receiver that is told of comes as an event, behind the messages.
+        if machine.outcome is not None and (isinstance(half, Sender) or not machine.is_told):
             half.machine_ended(machine.outcome)
         elif self.pump.is_lost:
             half.lost(self.pump.loss)
@@ -646,8 +636,15 @@ class Core:
             half = self.half_of(attachment.half)
             half.headers = attachment.headers
             self.engine.accept(attachment.half)
+            if half.is_over:
+                self._release(attachment.half)
             halves.append(half)
         return tuple(halves)
+
+    def _release(self, machine: Half) -> None:
+        """Let reference counting free a half that the application has and that is over."""
+        if machine.taken and (machine.gone or self.pump.is_lost):
+            machine.owner = None
 
     # --- commands
 
@@ -730,6 +727,7 @@ class Core:
         with turns().spreading():
             for half in self._halves():
                 half.lost(loss)
+                self._release(half.machine)
         self.engine.receive_closed(trio.current_time(), clean=False)
         for receipt in [*self.receipts]:
             receipt.resolve()
@@ -756,28 +754,28 @@ class Core:
 
     def _on_event(self, event: Event) -> None:
         match event:
-            case Ended(half, outcome):
+            case events.Ended(half, outcome):
                 self._on_ended(half, outcome)
-            case Unclaimed(half):
+            case events.Unclaimed(half):
                 if isinstance(half.owner, Receiver):
                     half.owner.discard_unread()
-            case Acked(promise) | Nacked(promise):
+            case events.Acked(promise) | events.Nacked(promise):
                 if isinstance(promise.owner, Receipt):
                     promise.owner.resolve()
-            case Writable(sender):
+            case events.Writable(sender):
                 if isinstance(sender.owner, Sender) and sender.owner.state is Sending.OPEN:
                     sender.owner.window_changed()
-            case Connected(headers):
+            case events.Connected(headers):
                 self.peer_headers = headers
                 self.connected.set()
-            case HungUp(clean):
+            case events.HungUp(clean):
                 if clean:
                     self.on_end(None)
                 what = "" if clean else f" while {self.live} halves were open" if self.live else " in mid-message"
                 self.pump.lose(f"the peer hung up{what}", by="peer")
-            case Silent(seconds):
+            case events.Silent(seconds):
                 self.pump.lose(f"nothing was heard for {seconds:.0f} s", by="network")
-            case Failed(error):
+            case events.Failed(error):
                 # The protocol has no error frame: over a byte stream only this log can say why.
                 _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", error)
                 self.pump.lose(str(error), by="peer", cause=error)
@@ -788,6 +786,7 @@ class Core:
         # A receiver whose attachment did not come, of a channel that is forgotten, will never be taken.
         if isinstance(half, Receiver) and not machine.attached and outcome is Outcome.FORGOTTEN:
             half.discard_unread()
+        self._release(machine)
         if self.changed:
             self.changed.unpark_all()
 

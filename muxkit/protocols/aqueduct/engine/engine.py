@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from collections.abc import Callable, Sequence
+from typing import Literal, overload
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.core import Reset, encode_varint
+from muxkit._observer import Observer
+from muxkit.core import Reset, StreamControl, StreamId, encode_varint
+from muxkit.protocols.aqueduct import frames
 from muxkit.protocols.aqueduct.config import Config
-from muxkit.protocols.aqueduct.engine.dispatch import Dispatcher
-from muxkit.protocols.aqueduct.engine.events import Arrived, Failed, HungUp, Silent
+from muxkit.protocols.aqueduct.engine.events import Arrived, Event, Failed, HungUp, Silent
 from muxkit.protocols.aqueduct.engine.halves import (
     Half,
     Mode,
@@ -20,31 +22,18 @@ from muxkit.protocols.aqueduct.engine.halves import (
     Promise,
     ReceiverMachine,
     SenderMachine,
+    Ticket,
+    Transit,
 )
-from muxkit.protocols.aqueduct.engine.incoming import IncomingDatagrams, IncomingStreams
+from muxkit.protocols.aqueduct.engine.incoming import Incoming
 from muxkit.protocols.aqueduct.engine.registry import Registry, Timer
-from muxkit.protocols.aqueduct.frames import (
-    ConnectionHeaders,
-    Role,
-    creator_of,
-    encode_frame,
-    encode_headers,
-    encode_varbytes,
-)
+from muxkit.protocols.aqueduct.frames import Role
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+Pairs = Sequence[tuple[bytes, bytes]]
 
-    from muxkit._observer import Observer
-    from muxkit.core import StreamControl, StreamId
-    from muxkit.protocols.aqueduct.engine.events import Event
-    from muxkit.protocols.aqueduct.engine.halves import Ticket
-    from muxkit.protocols.aqueduct.engine.transit import Transit
-
-    Pairs = Sequence[tuple[bytes, bytes]]
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a half, its session objects and a share of a task that handles it
-EMPTY_FIELD = encode_headers(())  # no headers, or no attachments
+EMPTY_FIELD = frames.encode_headers(())  # no headers, or no attachments
 ATTACHMENT_SIZE = 10  # bytes, the longest channel id
 
 
@@ -83,17 +72,14 @@ class Engine:
         self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self.role = role
         self.over = False
-        handshake = encode_frame(ConnectionHeaders(tuple(headers)))
+        handshake = frames.encode_frame(frames.ConnectionHeaders(tuple(headers)))
         self._check_headers(handshake, headers, self.config.connection_headers)
         self.most_streams = 2 * self.limits.channels + self.config.streams
         self._observer = observer
         self._registry = Registry(role, self.config, self.limits, observer)
         self._connection = self._registry.connection
         self._streams = self._registry.streams
-        dispatcher = Dispatcher(self._registry, handshake)
-        self._dispatcher = dispatcher
-        self._incoming = IncomingStreams(self._registry, dispatcher, self.most_streams)
-        self._datagrams = IncomingDatagrams(self._registry, dispatcher)
+        self._incoming = Incoming(self._registry, handshake, self.most_streams)
         # Parts of what a pump needs that are called often
         self.missing = self._incoming.missing
         self.stream_to_send = self._streams.pull
@@ -112,7 +98,7 @@ class Engine:
     @property
     def is_connected(self) -> bool:
         """Whether the peer's connection headers have come."""
-        return self._dispatcher.is_connected
+        return self._incoming.is_connected
 
     @property
     def halves(self) -> list[Half]:
@@ -140,7 +126,7 @@ class Engine:
     @property
     def frames(self) -> int:
         """Frames received."""
-        return self._dispatcher.frames
+        return self._incoming.frames
 
     @property
     def bytes_received(self) -> int:
@@ -168,7 +154,7 @@ class Engine:
             len(self._streams.streams),
             self.outbox,
             registry.ended_unattached,
-            self._datagrams.dropped,
+            self._incoming.dropped_datagrams,
         )
 
     # --- input from the link; a violation ends the connection and is not raised
@@ -178,8 +164,7 @@ class Engine:
             return
         self._connection.now = now
         try:
-            if self._incoming.receive(stream, data, fin):
-                self._datagrams.receive_early()
+            self._incoming.receive_stream(stream, data, fin)
         except RemoteProtocolError as error:
             self._fail_at(f"stream {stream}", error)
 
@@ -205,7 +190,7 @@ class Engine:
         self._connection.now = now
         self._incoming.bytes_received += len(data)
         try:
-            self._datagrams.receive(data)
+            self._incoming.receive_datagram(data)
         except RemoteProtocolError as error:
             self._fail_at(f"datagram of {len(data)} bytes", error)
 
@@ -309,6 +294,7 @@ class Engine:
         """Make a channel: the half that stays here, and a ticket for the other one. It has an id once that is sent."""
         self._check_alive()
         ticket = self._registry.make_ticket(sends=sends, oneshot=oneshot, headers=self._encode(headers))
+        ticket.half.taken = True
         return ticket.half, ticket
 
     def admits(self, sender: SenderMachine, size: int) -> bool:
@@ -346,7 +332,7 @@ class Engine:
         nodes: tuple[Transit, ...] = ()
         if attachments:
             ids = self._registry.hand_over(attachments)
-            field = encode_varbytes(b"".join(encode_varint(id) + channel_headers for id, channel_headers in ids))
+            field = frames.encode_varbytes(b"".join(encode_varint(id) + channel_headers for id, channel_headers in ids))
             nodes = tuple(ticket.half.transit for ticket in attachments)
         promise = Promise(sender) if receipt else None
         outgoing = Outgoing(payload, encoded, field, nodes, promise)
@@ -384,7 +370,7 @@ class Engine:
     def forget(self, half: Half, now: float) -> None:
         """Discard a channel that we made, both halves of it, whatever is on its way."""
         self._check_live(half)
-        if half.id is None or creator_of(half.id) != self.role:
+        if half.id is None or frames.creator_of(half.id) != self.role:
             raise LocalProtocolError(f"channel {half.id} was made by the peer")
         self._connection.now = max(now, self._connection.now)
         self._registry.send_forget(half.id)
@@ -392,6 +378,7 @@ class Engine:
 
     def accept(self, half: Half) -> None:
         """Note that the application has taken a half that came."""
+        half.taken = True
         if half.id is not None:
             self._registry.table.accept(half.id)
 
@@ -434,7 +421,7 @@ class Engine:
         """Encode the headers of a message or a channel."""
         if not headers:
             return EMPTY_FIELD
-        encoded = encode_headers(headers)
+        encoded = frames.encode_headers(headers)
         self._check_headers(encoded, headers, self.config.headers)
         return encoded
 

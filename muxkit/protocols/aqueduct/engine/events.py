@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
-if TYPE_CHECKING:
-    from muxkit._errors import RemoteProtocolError
-    from muxkit.core import StreamId
-    from muxkit.protocols.aqueduct.engine.halves import Half, Outcome, Promise, ReceiverMachine, SenderMachine
-    from muxkit.protocols.aqueduct.frames import Headers
+from muxkit._errors import RemoteProtocolError
+from muxkit.core import StreamId
+from muxkit.protocols.aqueduct.engine.halves import Half, Outcome, Promise, ReceiverMachine, SenderMachine
+from muxkit.protocols.aqueduct.frames import Headers
 
 
 @attrs.define(eq=False)

@@ -1,39 +1,25 @@
-"""The two halves of a channel as state machines, and what all halves of a connection share."""
+"""The two halves of a channel as state machines: their message numbers, and how an attached one gets to the peer.
+
+Streams and datagrams number their messages separately. No cost depends on the size of a number.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import NO_QUEUE, Sending, Step, advance, queue_of
-from muxkit.protocols.aqueduct.engine.numbers import Flight, ReliableNumbers, UnreliableNumbers, acked_ranges
-from muxkit.protocols.aqueduct.engine.streams import OutStream
-from muxkit.protocols.aqueduct.frames import (
-    AckNackUnreliable,
-    AckReliable,
-    CancelSender,
-    CloseReceiver,
-    FinishSender,
-    RouteTo,
-    SentUnreliable,
-    encode_frame,
-    label,
-    message_head,
-)
-
-if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Callable
-
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.core import StreamId
-    from muxkit.protocols.aqueduct.config import Config
-    from muxkit.protocols.aqueduct.engine.streams import StreamScheduler
-    from muxkit.protocols.aqueduct.engine.transit import Transit
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.core import NO_QUEUE, Buffer, Ranges, Sending, Step, StreamId, advance, queue_of
+from muxkit.protocols.aqueduct import frames
+from muxkit.protocols.aqueduct.config import Config
+from muxkit.protocols.aqueduct.engine.streams import OutStream, StreamScheduler
 
 DATAGRAM_COST = 256  # bytes that a message from a datagram counts beside its own
 
@@ -64,6 +50,244 @@ class Outcome(Enum):
     """The side that made the channel has discarded it; most often because it was lost in transit."""
 
 
+# --- message numbers
+
+RecordT = TypeVar("RecordT")
+
+
+def acked_ranges(varints: list[int]) -> Iterator[tuple[int, int]]:
+    """Give what an ACK_RELIABLE acks as (first, last): gaps and lengths alternate, the first gap from 0 (A02)."""
+    at = 0
+    for gap, length in zip(varints[::2], varints[1::2], strict=True):
+        at += gap
+        yield at, at + length - 1
+        at += length
+
+
+def ack_varints(ranges: Ranges) -> list[int]:
+    """Encode ranges as the varints of an ACK_RELIABLE."""
+    varints, at = [], 0
+    for first, last in ranges:
+        varints += [first - at, last - first + 1]
+        at = last + 1
+    return varints
+
+
+class Flight(Generic[RecordT]):
+    """Numbers that were sent and not answered, with a record for each that a receipt or an attachment depends on."""
+
+    __slots__ = ("_numbers", "_records")
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._records: dict[int, RecordT] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, number: int, record: RecordT | None) -> None:
+        """Add a number above all earlier ones."""
+        self._numbers.append(number)
+        if record is not None:
+            self._records[number] = record
+
+    def take(self, first: int, last: int) -> list[RecordT]:
+        """Remove the numbers from `first` to `last` and give their records; costs what is found, not what is asked."""
+        begin = bisect_left(self._numbers, first)
+        end = bisect_right(self._numbers, last)
+        taken = self._numbers[begin:end]
+        del self._numbers[begin:end]
+        return [self._records.pop(number) for number in taken if number in self._records]
+
+    def records(self) -> list[RecordT]:
+        """The records of all unanswered numbers."""
+        return list(self._records.values())
+
+    def clear(self) -> list[RecordT]:
+        """Remove all numbers and give their records."""
+        records = self.records()
+        self._numbers.clear()
+        self._records.clear()
+        return records
+
+
+class ReliableNumbers:
+    """The numbers of messages received in streams, and the acks owed for them."""
+
+    __slots__ = ("got", "owed", "total")
+
+    def __init__(self, gaps: int) -> None:
+        self.got = Ranges(gaps)
+        # An owed range ends at a number that was acked before or is missing, so there are at most twice as many.
+        self.owed = Ranges(2 * gaps + 2)
+        self.total: int | None = None  # how many there are, once the sender has finished
+
+    def check(self, number: int) -> None:
+        if self.total is not None and number >= self.total:
+            raise RemoteProtocolError(
+                f"message {number} on a channel that finished with {self.total}", rule="aqueduct-S08"
+            )
+        if number in self.got:
+            raise RemoteProtocolError(f"message {number} came a second time", rule="aqueduct-S08")
+
+    def arrived(self, number: int) -> None:
+        """Record a number that `check` has passed; an ack is owed for it."""
+        self.got.add(number)
+        self.owed.add(number)
+
+    def check_total(self, total: int) -> None:
+        highest = self.got.highest
+        if highest is not None and highest >= total:
+            raise RemoteProtocolError(
+                f"finished with {total} messages, but message {highest} came", rule="aqueduct-S08"
+            )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the sender has finished and every stream message has come."""
+        if self.total is None:
+            return False
+        return self.total == 0 or (len(self.got) == 1 and next(iter(self.got)) == (0, self.total - 1))
+
+    def take_acks(self) -> list[int]:
+        """Give the varints of the ACK_RELIABLE that is owed; nothing is owed after it."""
+        varints = ack_varints(self.owed)
+        self.owed.discard_below((self.owed.highest or 0) + 1)
+        return varints
+
+
+class UnreliableNumbers:
+    """The numbers of messages received in datagrams: reported ≤ due ≤ known."""
+
+    __slots__ = ("_got", "due", "known", "reported")
+
+    def __init__(self, gaps: int) -> None:
+        self._got = Ranges(gaps)
+        self.reported = 0  # all below were acked or nacked
+        self.due = 0  # all below may be reported now
+        self.known = 0  # all below have been sent
+
+    @property
+    def any(self) -> bool:
+        return self.known > 0 or len(self._got) > 0
+
+    def arrived(self, number: int) -> bool:
+        """Record a number; False if it is known, nacked, or would open one gap too many."""
+        if number < self.reported or number in self._got:
+            return False
+        try:
+            self._got.add(number)
+        except RemoteProtocolError:
+            return False
+        return True
+
+    def take_report(self) -> list[int]:
+        """Give the varints of the ACK_NACK_UNRELIABLE that is due: acked and nacked lengths alternate (A09)."""
+        varints, at = [], self.reported
+        for first, last in self._got.missing(self.reported, self.due - 1):
+            varints += [first - at, last - first + 1]
+            at = last + 1
+        if at < self.due:
+            varints.append(self.due - at)
+        self.reported = self.due
+        self._got.discard_below(self.reported)
+        return varints
+
+
+# --- attached channels
+
+
+class Fate(Enum):
+    PENDING = "pending"
+    ACCESSIBLE = "accessible"
+    LOST = "lost"
+
+
+@attrs.define(eq=False)
+class Transit:
+    """The way of one attached channel to the peer, as a node of a tree.
+
+    A channel becomes accessible when its message is acked on an accessible channel, and is lost when that message is
+    nacked or its carrying channel is lost. Section 3.6 of the document is empty; docs/conformance.md has this reading.
+
+    A channel whose message was acked on a pending channel is a child of that channel's node. The node of a channel that
+    has ended stays only while it joins two or more others, so the tree is no larger than the number of live channels.
+    """
+
+    channel: int | None
+    ours: bool
+    fate: Fate = Fate.PENDING
+    alive: bool = True
+    parent: Transit | None = None
+    children: dict[Transit, None] = attrs.Factory(dict)
+
+    def carried_by(self, carrier: Transit) -> list[Transit]:
+        """Record that the message with this attachment arrived on `carrier`; give nodes of ours that are lost."""
+        if self.fate is not Fate.PENDING or self.parent is not None or self is carrier:
+            return []
+        if carrier.fate is Fate.ACCESSIBLE:
+            self._arrive()
+        elif carrier.fate is Fate.LOST:
+            return lose([self])
+        else:
+            self.parent = carrier
+            carrier.children[self] = None
+            self._prune()
+        return []
+
+    def ended(self) -> None:
+        """Record that the channel has ended."""
+        self.alive = False
+        self._prune()
+
+    def _arrive(self) -> None:
+        pending = [self]
+        while pending:
+            node = pending.pop()
+            node.fate, node.parent = Fate.ACCESSIBLE, None
+            pending += node.children
+            node.children.clear()
+
+    def _prune(self) -> None:
+        node = self
+        while not node.alive and (parent := node.parent) is not None and len(node.children) <= 1:
+            del parent.children[node]
+            node.parent = None
+            if node.children:
+                (child,) = node.children
+                node.children.clear()
+                child.parent = parent
+                parent.children[child] = None
+                return
+            node = parent
+
+
+def lose(nodes: Iterable[Transit]) -> list[Transit]:
+    """Mark channels as lost, with all that was sent on them; give the nodes of ours among these.
+
+    A child that the peer made is left to the peer, which forgets it by itself.
+    """
+    lost, doomed = [], [*nodes]
+    for node in doomed:  # grows while it is read
+        if node.fate is not Fate.PENDING:
+            continue
+        if node.parent is not None:
+            node.parent.children.pop(node, None)
+            node.parent = None
+        children = [*node.children]
+        for child in children:
+            child.parent = None
+        node.children.clear()
+        node.fate = Fate.LOST
+        if node.ours:
+            lost.append(node)
+        doomed += [child for child in children if child.ours]
+    return lost
+
+
+# --- what all halves share
+
+
 @attrs.define(eq=False)
 class Promise:
     """What became of one message; `arrived` is None until it is known."""
@@ -89,24 +313,20 @@ class Outgoing:
         return len(self.payload) + len(self.headers) + len(self.attachments)
 
 
+@attrs.define(eq=False)
 class ConnectionState:
     """What all halves of one connection share: settings, the time, byte totals and the streams to write."""
 
-    def __init__(
-        self,
-        config: Config,
-        limits: Limits,
-        observer: Observer | None,
-        streams: StreamScheduler,
-        on_writable: Callable[[SenderMachine], None],
-    ) -> None:
-        self.config, self.limits, self.observer, self.streams = config, limits, observer, streams
-        self.on_writable = on_writable
-        self.now = 0.0
-        self.rtt: float | None = None
-        self.in_order = False  # on this link no datagram is overtaken by what was written after it
-        self.outbox = 0  # bytes of messages that wait for the link
-        self.unread_datagrams = 0  # cost of those that were not consumed
+    config: Config
+    limits: Limits
+    observer: Observer | None
+    streams: StreamScheduler
+    on_writable: Callable[[SenderMachine], None]
+    now: float = 0.0
+    rtt: float | None = None
+    in_order: bool = False  # on this link no datagram is overtaken by what was written after it
+    outbox: int = 0  # bytes of messages that wait for the link
+    unread_datagrams: int = 0  # cost of those that were not consumed
 
     @property
     def receipt_deadline(self) -> float:
@@ -122,7 +342,7 @@ class ConnectionState:
 
     def frame_written(self, name: str, id: int | None, size: int = 0) -> None:
         if self.observer is not None:
-            self.observer.frame("out", "connection" if id is None else label(id), name, size)
+            self.observer.frame("out", "connection" if id is None else frames.label(id), name, size)
 
 
 class _Machine:
@@ -134,11 +354,12 @@ class _Machine:
         self.oneshot = oneshot
         self.transit = transit
         self.outcome: Outcome | None = None
-        self.attached = False  # the application has it
+        self.attached = False  # the message that brings it to the other side has come, or was sent
         self.is_told = False  # an event has reported its end
         self.flush = False  # acks or counts of datagrams may be written
         self.main: OutStream | None = None  # the stream of all but unordered messages
-        self.owner: object = None  # the session's sender or receiver
+        self.owner: object = None  # the session's sender or receiver, as long as anything can happen to it
+        self.taken = False  # the application has that
 
     @property
     def gone(self) -> bool:
@@ -146,7 +367,7 @@ class _Machine:
 
     def route(self) -> bytes:
         assert self.id is not None  # nothing is written before the hand-over
-        return encode_frame(RouteTo(self.id))
+        return frames.encode_frame(frames.RouteTo(self.id))
 
 
 # --- sending
@@ -204,7 +425,7 @@ class SenderMachine(_Machine):
 
     def send_alone(self, outgoing: Outgoing) -> None:
         """Send a message in a stream of its own; its bytes are counted already."""
-        outgoing.stream = OutStream(self.route(), source=SingleMessage(self, outgoing))
+        outgoing.stream = OutStream([self.route()], source=SingleMessage(self, outgoing))
         self.unordered[outgoing.stream] = outgoing
         self.connection.streams.add(outgoing.stream)
 
@@ -217,8 +438,8 @@ class SenderMachine(_Machine):
         self.state = Sending.CLOSED
         self.cancelling = True
         self.drop_streams()
-        frames = self.route(), encode_frame(CancelSender())
-        self.connection.streams.add(OutStream(*frames, urgent=True))
+        routed: list[Buffer] = [self.route(), frames.encode_frame(frames.CancelSender())]
+        self.connection.streams.add(OutStream(routed, urgent=True))
         self.connection.frame_written("CANCEL_SENDER", self.id)
 
     def message_numbered(self) -> None:
@@ -302,7 +523,7 @@ class SenderMachine(_Machine):
     def stream(self) -> OutStream:
         """The stream of ordered messages, counts and FINISH_SENDER."""
         if self.main is None:
-            self.main = OutStream(self.route(), source=self)
+            self.main = OutStream([self.route()], source=self)
         return self.main
 
     @property
@@ -321,7 +542,7 @@ class SenderMachine(_Machine):
     def fill(self, stream: OutStream) -> None:
         self._message_written()
         if self._owes_count and (self.flush or self._can_finish):
-            stream.pending.append(encode_frame(SentUnreliable(self.sent_unreliable - self.counted)))
+            stream.pending.append(frames.encode_frame(frames.SentUnreliable(self.sent_unreliable - self.counted)))
             self.counted = self.sent_unreliable
             self.flush = False
             self.connection.frame_written("SENT_UNRELIABLE", self.id)
@@ -330,7 +551,7 @@ class SenderMachine(_Machine):
             self._writing = outgoing.size
             self.write(outgoing, stream)
         elif self._can_finish:
-            stream.pending.append(encode_frame(FinishSender(self.sent_reliable)))
+            stream.pending.append(frames.encode_frame(frames.FinishSender(self.sent_reliable)))
             stream.fin = self.finish_written = True
             self.connection.frame_written("FINISH_SENDER", self.id)
 
@@ -346,7 +567,7 @@ class SenderMachine(_Machine):
 
     def write(self, outgoing: Outgoing, stream: OutStream) -> None:
         """Number a message and append it to a stream."""
-        head = message_head(self.sent_reliable, outgoing.headers, outgoing.attachments, len(outgoing.payload))
+        head = frames.message_head(self.sent_reliable, outgoing.headers, outgoing.attachments, len(outgoing.payload))
         stream.pending.append(head)
         if outgoing.payload:
             stream.pending.append(outgoing.payload)
@@ -358,7 +579,7 @@ class SenderMachine(_Machine):
 
     def encode_datagram(self, outgoing: Outgoing) -> bytes:
         """Encode a message with the next number; `datagram_sent` takes that number."""
-        head = message_head(self.sent_unreliable, outgoing.headers, outgoing.attachments, len(outgoing.payload))
+        head = frames.message_head(self.sent_unreliable, outgoing.headers, outgoing.attachments, len(outgoing.payload))
         return self.route() + head + outgoing.payload
 
     def datagram_sent(self, outgoing: Outgoing) -> None:
@@ -528,7 +749,7 @@ class ReceiverMachine(_Machine):
     def stream(self) -> OutStream:
         """The stream of acks, reports and CLOSE_RECEIVER."""
         if self.main is None:
-            self.main = OutStream(self.route(), source=self, urgent=True)
+            self.main = OutStream([self.route()], source=self, urgent=True)
         return self.main
 
     def has_frames(self) -> bool:
@@ -537,11 +758,11 @@ class ReceiverMachine(_Machine):
     def fill(self, stream: OutStream) -> None:
         if len(self.reliable.owed):
             self.flush = False
-            stream.pending.append(encode_frame(AckReliable(self.reliable.take_acks())))
+            stream.pending.append(frames.encode_frame(frames.AckReliable(self.reliable.take_acks())))
             self.connection.frame_written("ACK_RELIABLE", self.id)
         elif self._owes_report:
             field = self.id if self.connection.config.channel_field else None
-            stream.pending.append(encode_frame(AckNackUnreliable(self.unreliable.take_report(), field)))
+            stream.pending.append(frames.encode_frame(frames.AckNackUnreliable(self.unreliable.take_report(), field)))
             self.connection.frame_written("ACK_NACK_UNRELIABLE", self.id)
 
     def pulled(self, stream: OutStream) -> None: ...
@@ -553,7 +774,7 @@ class ReceiverMachine(_Machine):
             return None
         while len(self.reliable.owed) or self._owes_report:
             self.fill(stream)
-        stream.pending.append(encode_frame(CloseReceiver()))
+        stream.pending.append(frames.encode_frame(frames.CloseReceiver()))
         stream.source, stream.fin = None, True
         self.connection.frame_written("CLOSE_RECEIVER", self.id)
         return stream

@@ -1,47 +1,52 @@
-"""The streams and datagrams of the peer: cut into frames, held back where they must wait, and lent credit."""
+"""The streams and datagrams of the peer: cut into frames, held back where they must wait, lent credit, and applied.
+
+Each frame is checked against the rules first, and applied to the registry then.
+"""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import Consumed, Cursor, Lent, NeedMore, Pieces, Reassembly, StallWatch, Stop
-from muxkit.protocols.aqueduct.engine.dispatch import RoutedStream
-from muxkit.protocols.aqueduct.engine.halves import DATAGRAM_COST, ReceiverMachine, SenderMachine, SingleMessage
-from muxkit.protocols.aqueduct.engine.registry import Timer
-from muxkit.protocols.aqueduct.frames import (
-    CONNECTION_TAGS,
-    TAG_VERSION,
-    AckNackUnreliable,
-    AckReliable,
-    CancelSender,
-    CloseReceiver,
-    FinishSender,
-    ForgetChannel,
-    MessageFrame,
-    RouteTo,
-    SentUnreliable,
-    Unfinished,
-    parse_frame,
+from muxkit.core import Consumed, Cursor, Lent, NeedMore, Pieces, Reassembly, StallWatch, Stop, StreamControl, StreamId
+from muxkit.protocols.aqueduct import frames
+from muxkit.protocols.aqueduct.engine.events import Arrived, Attachment, Connected
+from muxkit.protocols.aqueduct.engine.halves import (
+    DATAGRAM_COST,
+    Half,
+    Outcome,
+    ReceiverMachine,
+    SenderMachine,
+    SingleMessage,
 )
-
-if TYPE_CHECKING:
-    from muxkit.core import StreamControl, StreamId
-    from muxkit.protocols.aqueduct.engine.dispatch import Dispatcher
-    from muxkit.protocols.aqueduct.engine.registry import Registry
+from muxkit.protocols.aqueduct.engine.registry import Registry, Timer
+from muxkit.protocols.aqueduct.engine.streams import OutStream
+from muxkit.protocols.aqueduct.frames import label
 
 NOTHING: Final = Pieces()  # shared; nothing is ever put into it
 
+# The side that may send each frame of a channel, with the rule that says so.
+FROM_SENDER: Final[dict[type[object], str]] = {
+    frames.MessageFrame: "aqueduct-T09",
+    frames.SentUnreliable: "aqueduct-T18",
+    frames.FinishSender: "aqueduct-T21",
+    frames.CancelSender: "aqueduct-T23",
+}
+FROM_RECEIVER: Final[dict[type[object], str]] = {
+    frames.AckReliable: "aqueduct-T25",
+    frames.AckNackUnreliable: "aqueduct-T29",
+    frames.CloseReceiver: "aqueduct-T35",
+}
 # These frames belong in a stream, by these rules.
 IN_STREAMS: Final[dict[type[object], str]] = {
-    SentUnreliable: "aqueduct-S09",
-    FinishSender: "aqueduct-S10",
-    CancelSender: "aqueduct-S13",
-    AckReliable: "aqueduct-A01",
-    AckNackUnreliable: "aqueduct-A08",
-    CloseReceiver: "aqueduct-L11",
-    ForgetChannel: "aqueduct-L02",
+    frames.SentUnreliable: "aqueduct-S09",
+    frames.FinishSender: "aqueduct-S10",
+    frames.CancelSender: "aqueduct-S13",
+    frames.AckReliable: "aqueduct-A01",
+    frames.AckNackUnreliable: "aqueduct-A08",
+    frames.CloseReceiver: "aqueduct-L11",
+    frames.ForgetChannel: "aqueduct-L02",
 }
 
 
@@ -56,20 +61,18 @@ class Phase(Enum):
     IGNORED = "ignored"
 
 
-class IncomingStream(RoutedStream):
+class IncomingStream:
     """One stream that the peer writes: the bytes of its unfinished frame, and the credit lent for the rest.
 
     `unconsumed` counts the bytes that the link may not renew yet. A frame that does not fit a window borrows the
     rest of it as a whole, so that no two half-lent frames wait for each other.
     """
 
-    __slots__ = (
-        "_borrows_later", "_dispatcher", "_held_back", "_later", "_lent", "_lent_at", "_missing", "_partial",
-        "_reserved", "_streams", "_wanted", "_whole", "fin", "frames", "offset", "phase", "unconsumed",
-    )  # fmt: skip
-
-    def __init__(self, id: StreamId, streams: IncomingStreams) -> None:
-        super().__init__(id)
+    def __init__(self, id: StreamId, incoming: Incoming) -> None:
+        self.id = id
+        self.channel = 0
+        self.half: Half | None = None  # our half of the channel, once a frame has needed it
+        self.last_word: type[object] | None = None  # FINISH_SENDER or CANCEL_SENDER, once it came in this stream
         self.phase = Phase.START
         self.frames = 0  # of channels
         self.fin = False
@@ -86,8 +89,7 @@ class IncomingStream(RoutedStream):
         self._reserved = 0  # borrowed from the budget for the held frame
         self._lent = 0  # of this the peer was told
         self._lent_at = 0
-        self._streams = streams
-        self._dispatcher = streams.dispatcher
+        self._incoming = incoming
 
     @property
     def is_held_back(self) -> bool:
@@ -104,7 +106,7 @@ class IncomingStream(RoutedStream):
         """Whether a frame is unfinished and the peer has the credit to go on with it."""
         if not self._partial.size or self._held_back is not None or self.fin:
             return False
-        is_small = self._wanted <= self._streams.largest_unlent and self.unconsumed == self._partial.size
+        is_small = self._wanted <= self._incoming.largest_unlent and self.unconsumed == self._partial.size
         return is_small or self._reserved > 0
 
     def receive(self, data: bytes) -> None:
@@ -134,7 +136,7 @@ class IncomingStream(RoutedStream):
                 self.receive(later.join())
             if self.fin:
                 self.check_end()
-        self._streams.release(self)
+        self._incoming.release(self)
 
     def check_end(self) -> None:
         """Check that the stream does not end inside a frame."""
@@ -148,12 +150,12 @@ class IncomingStream(RoutedStream):
             error.offset = self.offset
             raise error
         if self.frames == 0 and self.phase in (Phase.START, Phase.ROUTED):
-            self._streams.registry.check_stream_churn("a stream was opened for nothing")
+            self._incoming.registry.check_stream_churn("a stream was opened for nothing")
 
     def reset(self) -> None:
         """End the stream and drop its unfinished frame."""
         if self.frames == 0:
-            self._streams.registry.check_stream_churn("a stream was reset before it brought a frame")
+            self._incoming.registry.check_stream_churn("a stream was reset before it brought a frame")
         self.ignore()
         self.fin = True
 
@@ -166,7 +168,7 @@ class IncomingStream(RoutedStream):
             data, position = self._held_back
             held += len(data) - position
         self._partial, self._later, self._held_back = Pieces(), NOTHING, None
-        self._streams.repay(self._keep_loan())
+        self._incoming.repay(self._keep_loan())
         self.consume(held)
 
     def consume(self, amount: int) -> None:
@@ -175,7 +177,7 @@ class IncomingStream(RoutedStream):
             self.unconsumed -= amount
             if self._borrows_later:
                 self._borrow()
-            consumed = self._streams.consumed
+            consumed = self._incoming.consumed
             consumed[self.id] = consumed.get(self.id, 0) + amount
 
     # --- frames
@@ -193,18 +195,18 @@ class IncomingStream(RoutedStream):
                 return
             cursor = Cursor(data, position)
             try:
-                frame = parse_frame(cursor, self._dispatcher.bounds)
-                half = self.half if isinstance(frame, MessageFrame) and self.last_word is None else None
-                if isinstance(half, ReceiverMachine) and self._streams.unread_limit.is_full(half):
-                    self._streams.unread_limit.hold_back(half, self.id, self.resume)
+                frame = frames.parse_frame(cursor, self._incoming.bounds)
+                half = self.half if isinstance(frame, frames.MessageFrame) and self.last_word is None else None
+                if isinstance(half, ReceiverMachine) and self._incoming.unread_limit.is_full(half):
+                    self._incoming.unread_limit.hold_back(half, self.id, self.resume)
                     self._held_back = data, position
                     return
                 length = cursor.position - position
                 loan = self._keep_loan()
-                self._dispatcher.frames += 1
-                if isinstance(frame, MessageFrame) and self.phase is Phase.ROUTED:
+                self._incoming.frames += 1
+                if isinstance(frame, frames.MessageFrame) and self.phase is Phase.ROUTED:
                     self.frames += 1
-                    is_delivered = self._dispatcher.stream_message(frame, self, length, loan)
+                    is_delivered = self._incoming.stream_message(frame, self, length, loan)
                 else:
                     is_delivered = False
                     self._apply(frame)
@@ -218,40 +220,40 @@ class IncomingStream(RoutedStream):
                 raise
             if not is_delivered:  # else the application consumes it
                 self.consume(length)
-                self._streams.repay(loan)
+                self._incoming.repay(loan)
             self.offset += length
             position = cursor.position
 
     def _must_wait(self, tag: int) -> bool:
         """Until the peer's connection headers have come, everything after the first part waits (H04)."""
-        if self.phase is Phase.START and tag != TAG_VERSION and not self._dispatcher.sent_ack_version:
+        if self.phase is Phase.START and tag != frames.TAG_VERSION and not self._incoming.sent_ack_version:
             raise RemoteProtocolError(
                 f"a sequence begins with {tag:#04x} before any VERSION came", rule="aqueduct-V06", offset=0
             )
-        return tag not in CONNECTION_TAGS and not self._dispatcher.is_connected
+        return tag not in frames.CONNECTION_TAGS and not self._incoming.is_connected
 
     def _apply(self, frame: object) -> None:
         """Apply a frame that is not a message of the channel."""
-        dispatcher = self._dispatcher
+        incoming = self._incoming
         if self.phase is Phase.ROUTED:
             self.frames += 1
-            dispatcher.channel_frame(frame, self)
-            if isinstance(frame, ForgetChannel):
+            incoming.channel_frame(frame, self)
+            if isinstance(frame, frames.ForgetChannel):
                 self.ignore()
             return
-        dispatcher.check_unrouted(frame)
-        if not isinstance(frame, RouteTo):
+        incoming.check_unrouted(frame)
+        if not isinstance(frame, frames.RouteTo):
             self.phase = Phase.CONNECTION
-            dispatcher.connection_frame(frame, on_stream=True)
+            incoming.connection_frame(frame, on_stream=True)
             return
         self.channel = frame.channel
-        is_heard, self.half = dispatcher.route(self.channel)
+        is_heard, self.half = incoming.route(self.channel)
         if is_heard:
             self.phase = Phase.ROUTED
             return
         self.ignore()
         if not self.fin:
-            self._streams.stops[self.id] = Stop(self.id)
+            self._incoming.stops[self.id] = Stop(self.id)
 
     # --- loans
 
@@ -259,28 +261,28 @@ class IncomingStream(RoutedStream):
         """Note how much of the frame is missing, and borrow credit for it if it may not fit the window."""
         self._missing = need.missing
         self._wanted = self._partial.size + need.missing
-        self._whole = not isinstance(need, Unfinished) or need.whole
-        if self._wanted <= self._streams.largest_unlent:
+        self._whole = not isinstance(need, frames.Unfinished) or need.whole
+        if self._wanted <= self._incoming.largest_unlent:
             return
         if self._reserved:
             if self._whole:
                 self._trim(self._lent + self._shortfall())
             self._lend()
-        elif self._streams.reassembly.waits(self):
-            self._streams.serve_loans()
+        elif self._incoming.reassembly.waits(self):
+            self._incoming.serve_loans()
         else:
             self._borrow()
 
     def _borrow(self) -> None:
         """Borrow for the frame, unless too much is unread: an unread stream must not grow loan by loan."""
-        self._borrows_later = self.unconsumed - self._partial.size >= self._streams.most_unread_to_lend
-        if not self._borrows_later and self._streams.reassembly.borrow(self, self.loan_size()):
+        self._borrows_later = self.unconsumed - self._partial.size >= self._incoming.most_unread_to_lend
+        if not self._borrows_later and self._incoming.reassembly.borrow(self, self.loan_size()):
             self.borrowed(self.loan_size())
 
     def loan_size(self) -> int:
         """What the frame may still need; of a message with an incomplete head, as much as any message may."""
-        rest = self._missing if self._whole else self._streams.largest_frame - self._partial.size
-        return min(max(rest, self._missing), self._streams.reassembly.total)
+        rest = self._missing if self._whole else self._incoming.largest_frame - self._partial.size
+        return min(max(rest, self._missing), self._incoming.reassembly.total)
 
     def borrowed(self, amount: int) -> None:
         self._reserved, self._lent, self._lent_at = amount, 0, self._partial.size
@@ -294,55 +296,82 @@ class IncomingStream(RoutedStream):
         amount = min(self._shortfall(), self._reserved - self._lent)
         if amount > 0:
             self._lent += amount
-            self._streams.lent.append(Lent(self.id, amount))
+            self._incoming.lent.append(Lent(self.id, amount))
 
     def _trim(self, needed: int) -> None:
         """Give back what is reserved beyond `needed`."""
         if needed < self._reserved:
             surplus, self._reserved = self._reserved - needed, needed
-            self._streams.repay(surplus)
+            self._incoming.repay(surplus)
 
     def _keep_loan(self) -> int:
         """End borrowing for the frame; give the amount to be repaid when it is consumed."""
-        if self._streams.reassembly.waits(self):
-            self._streams.reassembly.leave(self)
-            self._streams.serve_loans()
+        if self._incoming.reassembly.waits(self):
+            self._incoming.reassembly.leave(self)
+            self._incoming.serve_loans()
         self._borrows_later = False
         self._trim(self._lent)
         loan, self._reserved, self._lent = self._reserved, 0, 0
         return loan
 
 
-class IncomingStreams:
-    """The streams of the peer that are open or not consumed, and what the link is to do about them."""
+class Incoming:
+    """What one peer sends: its streams that are open or not consumed, its datagrams, and what each frame does.
 
-    def __init__(self, registry: Registry, dispatcher: Dispatcher, most: int) -> None:
-        limits = registry.limits
+    A datagram is a whole sequence, with messages in number spaces of their own.
+    """
+
+    def __init__(self, registry: Registry, headers: bytes, most_streams: int) -> None:
+        config, limits = registry.config, registry.limits
         self.registry = registry
-        self.dispatcher = dispatcher
         self.unread_limit = registry.unread_limit
+        self.bounds = frames.Bounds(
+            message=limits.message,
+            connection_headers=config.connection_headers,
+            headers=config.headers,
+            header_pairs=config.header_pairs,
+            attachments=config.attachments,
+            ranges=config.gaps,
+            channel_field=config.channel_field,
+        )
+        self.frames = 0
+        self.bytes_received = 0  # of streams and datagrams
+        # The handshake
+        self.is_connected = False  # the peer's connection headers have come
+        self.sent_ack_version = False
+        self._headers = headers
+        self._version_acked = False
+        self._handshake: OutStream | None = None
+        # Streams
         self.open: dict[StreamId, IncomingStream] = {}
         self.reassembly: Reassembly[IncomingStream] = Reassembly(limits.reassembly)
         # A frame of up to half of the smallest window needs no loan.
         self.largest_unlent = min(limits.channel_floor, limits.channel_first) // 2
         self.most_unread_to_lend = max(1, limits.channel_bytes // 2)  # unread bytes of the same stream
         self.largest_frame = limits.message + 64  # tag, number and lengths
-        self.bytes_received = 0  # of streams and datagrams
+        self._most = most_streams
+        self._early_stream_bytes = 0  # in streams that wait for the connection headers
+        self._has_resumed = False
+        self._stall = StallWatch(registry.deadlines, Timer.STALL, seconds=limits.stall, least=limits.stall_bytes)
         # For the link
         self.consumed: dict[StreamId, int] = {}
         self.lent: list[Lent] = []
         self.stops: dict[StreamId, Stop] = {}
-        self._most = most
-        self._early_bytes = 0  # in streams that wait for the connection headers
-        self._has_resumed = False
-        self._stall = StallWatch(registry.deadlines, Timer.STALL, seconds=limits.stall, least=limits.stall_bytes)
+        # Datagrams
+        self.dropped_datagrams = 0  # repeated, too early, or without room
+        self._early: list[bytes] = []
+        self._early_bytes = 0
+        if registry.role is frames.Role.CLIENT:
+            self._send_handshake(headers)
 
-    def receive(self, stream: StreamId, data: bytes, fin: bool) -> bool:
-        """Take in bytes of a stream; True once, when datagrams that came before the handshake can be received."""
+    # --- streams
+
+    def receive_stream(self, stream: StreamId, data: bytes, fin: bool) -> None:
+        """Take in bytes of a stream."""
         self.bytes_received += len(data)
         incoming = self.open.get(stream) or self._open(stream)
         if incoming.fin:
-            return False  # a link should bring nothing after the end
+            return  # a link should bring nothing after the end
         incoming.unconsumed += len(data)
         incoming.fin = fin
         if data:
@@ -350,19 +379,15 @@ class IncomingStreams:
         if incoming.waits_for_peer:
             self._watch_for_stall()
         if incoming.is_held_back:
-            if not self.dispatcher.is_connected:
+            if not self.is_connected:
                 self._count_early(len(data))
         elif fin:
             incoming.check_end()
         if fin:
             self.release(incoming)
-        if self._has_resumed or not self.dispatcher.is_connected:
-            return False
-        self._has_resumed = True
-        for waiting in [*self.open.values()]:
-            if waiting.is_held_back:
-                waiting.resume()
-        return True
+        if self.is_connected and not self._has_resumed:
+            self._has_resumed = True
+            self._resume_early()
 
     def missing(self, stream: StreamId) -> int:
         """Bytes until the frame that has begun may end; fewer are only collected."""
@@ -417,10 +442,10 @@ class IncomingStreams:
 
     def _count_early(self, size: int) -> None:
         most = self.registry.limits.connection_bytes
-        self._early_bytes += size
-        if self._early_bytes > most:
+        self._early_stream_bytes += size
+        if self._early_stream_bytes > most:
             raise RemoteProtocolError(
-                f"{self._early_bytes} bytes before the connection headers against {most}",
+                f"{self._early_stream_bytes} bytes before the connection headers against {most}",
                 limit="connection_bytes",
                 rule="aqueduct-H05",
             )
@@ -461,20 +486,11 @@ class IncomingStreams:
             raise self._stall.error(came, "frame")
         return True
 
+    # --- datagrams
 
-class IncomingDatagrams:
-    """The datagrams of the peer: each is a whole sequence, with messages in number spaces of their own."""
-
-    def __init__(self, registry: Registry, dispatcher: Dispatcher) -> None:
-        self.dropped = 0  # repeated, too early, or without room
-        self._registry = registry
-        self._dispatcher = dispatcher
-        self._early: list[bytes] = []
-        self._early_bytes = 0
-
-    def receive(self, data: bytes) -> None:
+    def receive_datagram(self, data: bytes) -> None:
         """Parse a datagram, or keep it until the connection headers have come."""
-        if data and data[0] != TAG_VERSION and not self._dispatcher.sent_ack_version:
+        if data and data[0] != frames.TAG_VERSION and not self.sent_ack_version:
             raise RemoteProtocolError(
                 f"a datagram begins with {data[0]:#04x} before any VERSION came", rule="aqueduct-V06", offset=0
             )
@@ -482,77 +498,305 @@ class IncomingDatagrams:
         channel: int | None = None
         start = 0
         try:
-            while cursor.remaining and data[cursor.position] in CONNECTION_TAGS:
+            while cursor.remaining and data[cursor.position] in frames.CONNECTION_TAGS:
                 start = cursor.position
-                self._dispatcher.connection_frame(self._next(cursor), on_stream=False)
+                self.connection_frame(self._next(cursor), on_stream=False)
             while cursor.remaining:
-                if not self._dispatcher.is_connected:
+                if not self.is_connected:
                     self._keep_early(data)
                     return
                 start = cursor.position
                 frame = self._next(cursor)
                 if channel is None:
-                    self._dispatcher.check_unrouted(frame)
-                    assert isinstance(frame, RouteTo)  # nothing else is left
-                    is_heard, _ = self._dispatcher.route(frame.channel)
+                    self.check_unrouted(frame)
+                    assert isinstance(frame, frames.RouteTo)  # nothing else is left
+                    is_heard, _ = self.route(frame.channel)
                     if not is_heard:
                         return
                     channel = frame.channel
-                elif not self._channel_frame(frame, channel, cursor.position - start):
+                elif not self._datagram_frame(frame, channel, cursor.position - start):
                     return
         except RemoteProtocolError as error:
             error.offset = start
             raise
 
-    def receive_early(self) -> None:
-        """Parse the datagrams that were kept."""
+    def _resume_early(self) -> None:
+        """Parse what came before the connection headers."""
+        for waiting in [*self.open.values()]:
+            if waiting.is_held_back:
+                waiting.resume()
         early, self._early = self._early, []
         self._early_bytes = 0
         for data in early:
-            self.receive(data)
+            self.receive_datagram(data)
 
     def _next(self, cursor: Cursor) -> object:
         try:
-            frame = parse_frame(cursor, self._dispatcher.bounds)
+            frame = frames.parse_frame(cursor, self.bounds)
         except NeedMore as need:
             raise RemoteProtocolError(
                 f"a datagram ends at least {need.missing} bytes before its frame", rule="aqueduct-F09"
             ) from None
-        self._dispatcher.frames += 1
+        self.frames += 1
         return frame
 
-    def _channel_frame(self, frame: object, channel: int, size: int) -> bool:
+    def _datagram_frame(self, frame: object, channel: int, size: int) -> bool:
         """Apply a frame after ROUTE_TO; False if the rest is to be ignored."""
-        self._dispatcher.check_direction(channel, frame)
+        self.check_direction(channel, frame)
         rule = IN_STREAMS.get(type(frame))
         if rule is not None:
             raise RemoteProtocolError(f"{type(frame).__name__} in a datagram", rule=rule)
-        assert isinstance(frame, MessageFrame)  # nothing else is left
-        receiver = self._dispatcher.half_of(channel)
+        assert isinstance(frame, frames.MessageFrame)  # nothing else is left
+        receiver = self.half_of(channel)
         if not isinstance(receiver, ReceiverMachine):
             return False
         receiver.check_message(frame.number, unreliable=True)
         if frame.attachments:
-            self._dispatcher.check_attachments(receiver, frame)
-        if channel not in self._registry.table:
-            self._dispatcher.adopt(receiver)
-            self._registry.add_stray(receiver)
+            self.check_attachments(receiver, frame)
+        if channel not in self.registry.table:
+            self.adopt(receiver)
+            self.registry.add_stray(receiver)
         cost = size + DATAGRAM_COST
         is_beyond = receiver.reliable.total is not None and frame.number >= receiver.unreliable.known
         # A repeated datagram may bring back a channel that has long ended; its attachments must not come back as well.
         is_doubtful = bool(frame.attachments) and not receiver.attached
         if is_beyond or is_doubtful or not receiver.has_room(cost) or not receiver.unreliable.arrived(frame.number):
-            self.dropped += 1
+            self.dropped_datagrams += 1
             return True
         receiver.unread += cost
-        self._registry.connection.unread_datagrams += cost
-        self._dispatcher.deliver(receiver, frame, cost, 0, None)
+        self.registry.connection.unread_datagrams += cost
+        self.deliver(receiver, frame, cost, 0, None)
         return True
 
     def _keep_early(self, data: bytes) -> None:
         cost = len(data) + DATAGRAM_COST
-        if self._early_bytes + cost > self._registry.config.early_bytes:
-            self.dropped += 1
+        if self._early_bytes + cost > self.registry.config.early_bytes:
+            self.dropped_datagrams += 1
             return
         self._early_bytes += cost
         self._early.append(data)
+
+    # --- connection
+
+    def _send_handshake(self, frame: bytes, *, first: bool = False) -> None:
+        """Queue a frame of the connection, before or behind those that are not written yet."""
+        stream = self._handshake
+        if stream is not None and stream.id is None and not stream.ended:
+            stream.pending.insert(0 if first else len(stream.pending), frame)
+            return
+        self._handshake = OutStream([frame], urgent=True)
+        self.registry.streams.add(self._handshake)
+
+    def connection_frame(self, frame: object, *, on_stream: bool) -> None:
+        self._observe("connection", frame)
+        match frame:
+            case frames.Version():
+                if not self.sent_ack_version:
+                    self.sent_ack_version = True
+                    self._send_handshake(frames.encode_frame(frames.AckVersion()))
+            case frames.AckVersion():
+                self._version_acked = True
+            case frames.ConnectionHeaders(headers):
+                if not on_stream:
+                    raise RemoteProtocolError("CONNECTION_HEADERS in a datagram", rule="aqueduct-H07")
+                if self.is_connected:
+                    raise RemoteProtocolError("CONNECTION_HEADERS a second time", rule="aqueduct-H06")
+                self.is_connected = True
+                self.registry.deadlines.stop(Timer.HANDSHAKE)
+                if self.registry.role is frames.Role.SERVER:
+                    # A peer that takes each sequence in order holds ACK_VERSION back until it has our headers.
+                    self._send_handshake(self._headers, first=True)
+                self.registry.events.append(Connected(headers))
+        if self._version_acked and self.is_connected:
+            self.registry.streams.prefix = b""
+
+    # --- routing
+
+    def check_unrouted(self, frame: object) -> None:
+        """Raise `RemoteProtocolError` for a frame that needs a ROUTE_TO before it."""
+        if type(frame) in FROM_SENDER or type(frame) in FROM_RECEIVER or isinstance(frame, frames.ForgetChannel):
+            raise RemoteProtocolError(f"{type(frame).__name__} without a ROUTE_TO before it", rule="aqueduct-F05")
+
+    def route(self, channel: int) -> tuple[bool, Half | None]:
+        """Tell whether the frames for a channel are to be parsed, and give its half if there is one."""
+        registry = self.registry
+        half = registry.table.get(channel)
+        if half is not None:
+            return True, half
+        if channel in registry.closing:
+            return True, None  # FORGET_CHANNEL may follow
+        if registry.table.is_buried(channel, registry.connection.now):
+            return False, None
+        if frames.creator_of(channel) == registry.role:
+            registry.forget_unknown(channel)
+            return False, None
+        return True, None
+
+    def half_of(self, channel: int) -> Half | None:
+        """Give the half that a frame is for, or None if it has ended; to be asked for each frame.
+
+        A new one is not in the table: `adopt` puts it there once its first frame has passed all checks.
+        """
+        registry = self.registry
+        half = registry.table.get(channel)
+        if half is None and not (
+            channel in registry.closing or registry.table.is_buried(channel, registry.connection.now)
+        ):
+            registry.check_room(1)
+            half = registry.make_theirs(channel)
+        return half
+
+    def adopt(self, half: Half) -> None:
+        """Put a half of which a frame was accepted into the table, unless it is there."""
+        if half.id is not None and half.id not in self.registry.table:
+            self.registry.add_theirs(half.id, half)
+
+    def check_direction(self, channel: int, frame: object) -> None:
+        """Check the contextual rules of section 2.2, which need no state."""
+        kind, role = type(frame), self.registry.role
+        from_peer = frames.sender_of(channel) != role
+        rule = FROM_SENDER.get(kind) if not from_peer else FROM_RECEIVER.get(kind)
+        if rule is not None:
+            side = "receiver" if kind in FROM_SENDER else "sender"
+            raise RemoteProtocolError(f"{label(channel)}: {kind.__name__} from the {side}", rule=rule)
+        if kind is frames.MessageFrame:
+            return
+        if isinstance(frame, frames.ForgetChannel) and frames.creator_of(channel) == role:
+            raise RemoteProtocolError(f"{label(channel)}: ForgetChannel for a channel of ours", rule="aqueduct-T37")
+        if isinstance(frame, frames.RouteTo):
+            raise RemoteProtocolError(f"ROUTE_TO after ROUTE_TO {channel}", rule="aqueduct-F03")
+        if isinstance(frame, frames.Version | frames.AckVersion | frames.ConnectionHeaders):
+            raise RemoteProtocolError(f"{kind.__name__} after ROUTE_TO", rule="aqueduct-F04")
+        if isinstance(frame, frames.AckNackUnreliable) and frame.channel is not None:
+            if frames.sender_of(frame.channel) != role:
+                raise RemoteProtocolError(
+                    f"{label(channel)}: CHANNEL {frame.channel}, of which the peer is the sender",
+                    rule="aqueduct-T30",
+                )
+            if frame.channel != channel:
+                raise RemoteProtocolError(
+                    f"{label(channel)}: CHANNEL {frame.channel} after ROUTE_TO {channel}", rule="aqueduct-T28"
+                )
+
+    # --- frames of a channel
+
+    def stream_message(self, frame: frames.MessageFrame, stream: IncomingStream, cost: int, loan: int) -> bool:
+        """Deliver a MESSAGE that came in a stream; False if its channel has ended."""
+        if stream.last_word is not None or frames.sender_of(stream.channel) == self.registry.role:
+            self._check_sequence(stream, frame)
+        half = self._half_for(stream)
+        if not isinstance(half, ReceiverMachine):
+            return False
+        half.check_message(frame.number, unreliable=False)
+        if frame.attachments:
+            self.check_attachments(half, frame)
+        self.adopt(half)
+        half.reliable.arrived(frame.number)
+        self.registry.flush_soon(half)
+        self.registry.unread_limit.add(half)
+        self.deliver(half, frame, cost, loan, stream.id)
+        if half.is_complete:
+            self.registry.close(half, Outcome.FINISHED)
+        return True
+
+    def channel_frame(self, frame: object, stream: IncomingStream) -> None:
+        """Apply any other frame of a channel that came in a stream."""
+        self._check_sequence(stream, frame)
+        self._observe(label(stream.channel), frame)
+        if isinstance(frame, frames.ForgetChannel):
+            if self.registry.table.get(stream.channel) is not None:
+                self.registry.check_churn("a channel was forgotten")
+            self.registry.forgotten(stream.channel)
+            return
+        half = self._half_for(stream)
+        if isinstance(half, ReceiverMachine):
+            self._to_receiver(half, frame, stream)
+        elif isinstance(half, SenderMachine):
+            self._to_sender(half, frame)
+
+    def _half_for(self, stream: IncomingStream) -> Half | None:
+        if stream.half is None:
+            stream.half = self.half_of(stream.channel)
+        if stream.half is not None:
+            self.registry.confirm(stream.half)
+        return stream.half
+
+    def _check_sequence(self, stream: IncomingStream, frame: object) -> None:
+        self.check_direction(stream.channel, frame)
+        if stream.last_word is not None and not isinstance(frame, frames.ForgetChannel):
+            rule = "aqueduct-S12" if stream.last_word is frames.FinishSender else "aqueduct-S14"
+            said = stream.last_word.__name__
+            raise RemoteProtocolError(f"{label(stream.channel)}: {type(frame).__name__} after {said}", rule=rule)
+
+    def _to_receiver(self, receiver: ReceiverMachine, frame: object, stream: IncomingStream) -> None:
+        finished = receiver.reliable.total is not None
+        match frame:
+            case frames.SentUnreliable(count):
+                if finished:
+                    raise RemoteProtocolError("SENT_UNRELIABLE after FINISH_SENDER", rule="aqueduct-S12")
+                receiver.check_counts(count, stream.id)
+                self.adopt(receiver)
+                due = receiver.count_sent(count, stream.id)
+                if due is not None:
+                    self.registry.report_at(due, receiver)
+            case frames.FinishSender(sent_reliable):
+                receiver.check_finish(sent_reliable, stream.id)
+                self.adopt(receiver)
+                stream.last_word = frames.FinishSender
+                receiver.reliable.total = sent_reliable
+                if receiver.is_complete:
+                    self.registry.close(receiver, Outcome.FINISHED)
+            case frames.CancelSender():
+                if finished:
+                    raise RemoteProtocolError("CANCEL_SENDER after FINISH_SENDER", rule="aqueduct-S12")
+                self.registry.check_churn("a channel was cancelled")
+                self.adopt(receiver)
+                stream.last_word = frames.CancelSender
+                self.registry.close(receiver, Outcome.CANCELLED)
+
+    def _to_sender(self, sender: SenderMachine, frame: object) -> None:
+        registry = self.registry
+        match frame:
+            case frames.AckReliable(ranges):
+                registry.messages_acked(sender.take_acked(ranges), sender.transit)
+                sender.wake()
+            case frames.AckNackUnreliable(ranges):
+                acked, nacked = sender.take_reported(ranges)
+                registry.messages_acked(acked, sender.transit)
+                registry.nack(nacked)
+                registry.schedule_datagrams(sender)
+                sender.wake()
+            case frames.CloseReceiver():
+                self.adopt(sender)
+                registry.end(sender, sender.outcome_of_close())
+
+    def check_attachments(self, receiver: ReceiverMachine, frame: frames.MessageFrame) -> None:
+        ids = [id for id, _ in frame.attachments]
+        for id in ids:
+            if id == frames.ENTRYPOINT:
+                raise RemoteProtocolError("the entrypoint is attached", rule="aqueduct-T15")
+            if frames.creator_of(id) == self.registry.role:
+                raise RemoteProtocolError(f"{label(id)} is attached by the other side", rule="aqueduct-T13")
+        if len(set(ids)) != len(ids):
+            raise RemoteProtocolError(f"a channel twice among {len(ids)} attachments", rule="aqueduct-T15")
+        self.registry.check_room(sum(map(self.registry.is_new, [*ids, receiver.id or frames.ENTRYPOINT])))
+
+    def deliver(
+        self, receiver: ReceiverMachine, frame: frames.MessageFrame, cost: int, loan: int, stream: StreamId | None
+    ) -> None:
+        """Report a message as arrived, with those of its attachments that are new to the application."""
+        registry = self.registry
+        attached = []
+        for id, headers in frame.attachments:
+            half = registry.attach(id, receiver.transit)
+            if half is not None:
+                attached.append(Attachment(half, headers))
+        registry.events.append(
+            Arrived(receiver, frame.number, frame.payload, frame.headers, tuple(attached), cost, loan, stream)
+        )
+        if registry.observer is not None:
+            registry.observer.frame("in", label(receiver.id or frames.ENTRYPOINT), "MESSAGE", len(frame.payload))
+
+    def _observe(self, channel: str, frame: object) -> None:
+        if self.registry.observer is not None:
+            self.registry.observer.frame("in", channel, type(frame).__name__, 0)

@@ -4,46 +4,31 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import ChannelTable, Deadlines, Ids, TokenBucket, queue_of
-from muxkit.protocols.aqueduct.engine.events import Acked, Ended, Nacked, Unclaimed, Writable
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.core import Buffer, ChannelTable, Deadlines, Ids, StreamId, TokenBucket, queue_of
+from muxkit.protocols.aqueduct import frames
+from muxkit.protocols.aqueduct.config import Config
+from muxkit.protocols.aqueduct.engine.events import Acked, Ended, Event, Nacked, Unclaimed, Writable
 from muxkit.protocols.aqueduct.engine.halves import (
     ConnectionState,
+    Fate,
     Half,
     Outcome,
     Outgoing,
     ReceiverMachine,
     SenderMachine,
     Ticket,
+    Transit,
+    lose,
 )
 from muxkit.protocols.aqueduct.engine.streams import OutStream, StreamScheduler
-from muxkit.protocols.aqueduct.engine.transit import Fate, Transit, lose
-from muxkit.protocols.aqueduct.frames import (
-    ENTRYPOINT,
-    VERSION,
-    ForgetChannel,
-    Role,
-    RouteTo,
-    creator_of,
-    encode_frame,
-    id_counters,
-    is_oneshot,
-    label,
-    sender_of,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.core import StreamId
-    from muxkit.protocols.aqueduct.config import Config
-    from muxkit.protocols.aqueduct.engine.events import Event
 
 MESSAGE_COST: Final = 256  # bytes that a message takes beside its own, about
 
@@ -125,10 +110,10 @@ class UnreadLimit:
 class Registry:
     """All halves of one connection and what is due for them."""
 
-    def __init__(self, role: Role, config: Config, limits: Limits, observer: Observer | None) -> None:
+    def __init__(self, role: frames.Role, config: Config, limits: Limits, observer: Observer | None) -> None:
         self.role, self.config, self.limits, self.observer = role, config, limits, observer
         self.events: list[Event] = []
-        self.streams = StreamScheduler(2 + role, VERSION)
+        self.streams = StreamScheduler(2 + role, frames.VERSION)
         self.connection = ConnectionState(
             config, limits, observer, self.streams, lambda sender: self.events.append(Writable(sender))
         )
@@ -136,7 +121,7 @@ class Registry:
         self.closing: dict[int, OutStream] = {}  # receivers that are gone, whose CLOSE_RECEIVER is not written
         self.unread_limit = UnreadLimit(limits)
         self.deadlines: Deadlines[Timer] = Deadlines()
-        self._counters = id_counters(role)
+        self._counters = frames.id_counters(role)
         self._ended: OrderedDict[int, Half] = OrderedDict()  # made by the peer, gone before they were attached
         self._forgets: dict[int, OutStream] = {}  # FORGET_CHANNEL to be written
         self._churn = TokenBucket(limits.resets_per_second, limits.resets_burst)
@@ -150,14 +135,16 @@ class Registry:
         self.entrypoint = self._make_entrypoint()
 
     def _make_entrypoint(self) -> Half:
-        transit = Transit(ENTRYPOINT, ours=self.role is Role.CLIENT, fate=Fate.ACCESSIBLE)
-        entrypoint = self._make(ENTRYPOINT, oneshot=False, sends=self.role is Role.CLIENT, transit=transit)
+        transit = Transit(frames.ENTRYPOINT, ours=self.role is frames.Role.CLIENT, fate=Fate.ACCESSIBLE)
+        entrypoint = self._make(
+            frames.ENTRYPOINT, oneshot=False, sends=self.role is frames.Role.CLIENT, transit=transit
+        )
         entrypoint.attached = True
-        if self.role is Role.CLIENT:
-            self.table.add_ours(ENTRYPOINT, entrypoint)
+        if self.role is frames.Role.CLIENT:
+            self.table.add_ours(frames.ENTRYPOINT, entrypoint)
         else:
-            self.table.add_theirs(ENTRYPOINT, entrypoint)
-            self.table.accept(ENTRYPOINT)
+            self.table.add_theirs(frames.ENTRYPOINT, entrypoint)
+            self.table.accept(frames.ENTRYPOINT)
         return entrypoint
 
     def _make(self, id: int | None, *, oneshot: bool, sends: bool, transit: Transit) -> Half:
@@ -208,8 +195,8 @@ class Registry:
 
     def make_theirs(self, id: int) -> Half:
         """Make our half of a channel that the peer made; it is not in the table yet."""
-        sends = sender_of(id) == self.role
-        return self._make(id, oneshot=is_oneshot(id), sends=sends, transit=Transit(id, ours=False))
+        sends = frames.sender_of(id) == self.role
+        return self._make(id, oneshot=frames.is_oneshot(id), sends=sends, transit=Transit(id, ours=False))
 
     def add_theirs(self, id: int, half: Half) -> None:
         """Add a half for which there is room."""
@@ -265,7 +252,7 @@ class Registry:
         self.table.remove(half.id)
         if bury:
             self._bury(half.id)
-            if creator_of(half.id) != self.role and not half.attached:
+            if frames.creator_of(half.id) != self.role and not half.attached:
                 self._remember_ended(half.id, half)
         self._state_changed(half.id, outcome.value)
         if isinstance(half, ReceiverMachine):
@@ -275,6 +262,8 @@ class Registry:
         if is_news:
             half.is_told = True
             self.events.append(Ended(half, outcome))
+        elif half.taken:
+            half.owner = None
         return lost
 
     def _bury(self, id: int) -> None:
@@ -375,7 +364,7 @@ class Registry:
         """Answer a frame for a channel of ours that has no state."""
         if id in self._forgets:
             return
-        self.check_churn(f"a channel was routed to that there is not ({label(id)})")
+        self.check_churn(f"a channel was routed to that there is not ({frames.label(id)})")
         if len(self._forgets) >= self.limits.tombstones:
             raise RemoteProtocolError(f"{len(self._forgets)} channels to forget are owed", limit="tombstones")
         self.send_forget(id)
@@ -384,8 +373,8 @@ class Registry:
     def send_forget(self, id: int) -> None:
         if id in self._forgets:
             return
-        frames = encode_frame(RouteTo(id)), encode_frame(ForgetChannel())
-        stream = OutStream(*frames, urgent=True, on_end=lambda: self._forgets.pop(id, None))
+        routed: list[Buffer] = [frames.encode_frame(frames.RouteTo(id)), frames.encode_frame(frames.ForgetChannel())]
+        stream = OutStream(routed, urgent=True, on_end=lambda: self._forgets.pop(id, None))
         self._forgets[id] = stream
         closing = self.closing.pop(id, None)
         if closing is not None:
@@ -514,4 +503,4 @@ class Registry:
 
     def _state_changed(self, id: int, state: str) -> None:
         if self.observer is not None:
-            self.observer.state(label(id), state)
+            self.observer.state(frames.label(id), state)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+import attrs
 
-    from muxkit.core import Buffer, StreamId
+from muxkit.core import Buffer, StreamId
 
 
 class FrameSource(Protocol):
@@ -23,27 +23,20 @@ class FrameSource(Protocol):
         """Called after some of `stream.pending` was taken."""
 
 
+@attrs.define(eq=False)
 class OutStream:
-    """A stream that we write; it gets its id when it first writes."""
+    """A stream that we write; without a source it ends behind what is pending."""
 
-    __slots__ = ("ended", "fin", "id", "on_end", "parked", "pending", "source", "urgent", "was_reset")
-
-    def __init__(
-        self,
-        *frames: Buffer,
-        source: FrameSource | None = None,
-        urgent: bool = False,
-        on_end: Callable[[], object] | None = None,
-    ) -> None:
-        self.id: StreamId | None = None
-        self.pending: list[Buffer] = [*frames]  # short: the source makes more when these are gone
-        self.source = source
-        self.urgent = urgent  # opened before streams that bring messages
-        self.fin = source is None  # the stream ends behind what is pending
-        self.ended = False  # nothing more may be written
-        self.parked = False  # blocked until the link has room
-        self.was_reset = False
-        self.on_end = on_end
+    pending: list[Buffer]  # short: the source makes more when these are gone
+    source: FrameSource | None = None
+    urgent: bool = False  # opened before streams that bring messages
+    on_end: Callable[[], object] | None = None
+    id: StreamId | None = None  # once it has begun to write
+    fin: bool = attrs.Factory(lambda self: self.source is None, takes_self=True)
+    """The stream ends behind what is pending."""
+    ended: bool = False  # nothing more may be written
+    parked: bool = False  # blocked until the link has room
+    was_reset: bool = False
 
     @property
     def is_ready(self) -> bool:
@@ -179,4 +172,5 @@ class StreamScheduler:
         if stream.id is not None:
             self.streams.pop(stream.id, None)
         if stream.on_end is not None:
-            stream.on_end()
+            on_end, stream.on_end = stream.on_end, None  # it may refer to the stream
+            on_end()

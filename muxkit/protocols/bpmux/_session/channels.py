@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 import trio
 
 from muxkit._errors import LocalProtocolError
+from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.core import Receiving, Sending
+from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.engine import Engine
-from muxkit.protocols.bpmux.engine.entities import OURS, Kind
+from muxkit.protocols.bpmux.engine.entities import OURS, Entity, Kind
+from muxkit.protocols.bpmux.engine.events import Event
 from muxkit.runtime import (
     ByteStream,
     Channel,
     ChannelCancelled,
     ChannelStopped,
+    ErrorMaker,
     Mailbox,
     OutboxBudget,
     Pings,
+    Reading,
     ReceiveHalf,
     SendHalf,
     StreamPump,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
-
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.protocols.bpmux.config import Config
-    from muxkit.protocols.bpmux.engine.entities import Entity
-    from muxkit.protocols.bpmux.engine.events import Event
-    from muxkit.runtime import ErrorMaker, Reading
 
 REASON_MOST = 4096  # bytes of an end payload that are kept for the error that holds it
 QUEUES = (Kind.SINK_OUT, Kind.SINK_IN, Kind.REQUEST_OUT, Kind.REQUEST_IN)  # entities whose queues hold payload

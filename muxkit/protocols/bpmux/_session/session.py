@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Literal, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, TypeVar
 
 import trio
 
 from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.core import Receiving, Sending
 from muxkit.protocols.bpmux._session.channels import Connection, Duplex, IncomingRequest, Request, Sink, Source
 from muxkit.protocols.bpmux.config import Config
-from muxkit.protocols.bpmux.engine.entities import Kind
+from muxkit.protocols.bpmux.engine.entities import Entity, Kind
 from muxkit.protocols.bpmux.engine.events import (
     Confirmed,
     Declined,
@@ -31,6 +34,7 @@ from muxkit.protocols.bpmux.engine.events import (
 from muxkit.runtime import (
     Backlog,
     ChannelStopped,
+    ErrorMaker,
     Opening,
     SessionInfo,
     SessionStats,
@@ -41,14 +45,6 @@ from muxkit.runtime import (
     turns,
 )
 from muxkit.runtime import Session as CommonSession
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit._observer import Observer
-    from muxkit.protocols.bpmux.engine.entities import Entity
-    from muxkit.runtime import ErrorMaker
 
 MadeT = TypeVar("MadeT", Duplex, Sink, Source, Request)
 Half = Sink | Source | Request

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.core import NO_QUEUE, U64_MAX, Deadlines, Keepalive, StallWatch
+from muxkit._observer import Observer
+from muxkit.core import NO_QUEUE, U64_MAX, Buffer, Deadlines, Keepalive, StallWatch
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, Entity, Kind
 from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp, Probed, Silent
 from muxkit.protocols.bpmux.engine.receiving import HEAD_MOST, ChunkReader
 from muxkit.protocols.bpmux.engine.state import State
 from muxkit.protocols.bpmux.frames import Type, observe_written
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from muxkit._observer import Observer
-    from muxkit.core import Buffer
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
 ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means that messages are missing

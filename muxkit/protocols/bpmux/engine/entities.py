@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from muxkit.core import NO_QUEUE, Buffer, Credit, Outbox, Pieces, ReceiveWindow, encode_varu64, queue_of
 from muxkit.protocols.bpmux.frames import CREDIT, END, PAYLOAD, Type, encode_partial, head, label
-
-if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Callable
 
 
 class Kind(IntEnum):

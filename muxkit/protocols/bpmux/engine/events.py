@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
-if TYPE_CHECKING:
-    from muxkit._errors import RemoteProtocolError
-    from muxkit.protocols.bpmux.engine.entities import Entity
+from muxkit._errors import RemoteProtocolError
+from muxkit.protocols.bpmux.engine.entities import Entity
 
 
 @attrs.define(eq=False)

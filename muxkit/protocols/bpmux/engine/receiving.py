@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import U64_MAX, Cursor, NeedMore, Pieces, ReceiveWindow
 from muxkit.protocols.bpmux.engine.entities import ADDRESSED, Entity, Kind, Parts
 from muxkit.protocols.bpmux.engine.events import Confirmed, Ended, Message, Opened, Pinged, Ponged, Responded
+from muxkit.protocols.bpmux.engine.state import State
 from muxkit.protocols.bpmux.frames import (
     ACK_END,
     END,
@@ -20,9 +19,6 @@ from muxkit.protocols.bpmux.frames import (
     observe_chunk,
     parse_chunk,
 )
-
-if TYPE_CHECKING:
-    from muxkit.protocols.bpmux.engine.state import State
 
 EVENT_FRAMES = 4  # frames that an event counts as, because acting on an opening or an end takes that much longer
 HEAD_MOST = 16  # bytes; the head of a usual payload chunk is shorter

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.core import (
     Buffer,
     Outbox,
@@ -14,14 +14,10 @@ from muxkit.core import (
     TokenBucket,
     encode_varu64,
 )
+from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import OURS, RECEIVERS, Entity, Kind, Outgoing, Parts
 from muxkit.protocols.bpmux.engine.events import Declined, Event, Writable
 from muxkit.protocols.bpmux.frames import ACK_END, CREDIT, PING, head
-
-if TYPE_CHECKING:
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.protocols.bpmux.config import Config
 
 
 class State:

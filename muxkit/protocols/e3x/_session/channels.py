@@ -1,35 +1,166 @@
-"""What applications hold of a session: channels of e3x, and receipts for messages that the peer has processed."""
+"""An e3x engine on a link, and what applications hold of it: channels, and receipts for processed messages."""
 
 from __future__ import annotations
 
+import errno
 import heapq
-from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
 
+import attrs
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.core import NO_QUEUE, Sending
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.core import Receiving, Sending
+from muxkit.protocols.e3x.config import LEAST_PACKET, Config
+from muxkit.protocols.e3x.engine.channel import EngineChannel
+from muxkit.protocols.e3x.engine.chunked import ChunkedEngine
+from muxkit.protocols.e3x.engine.engine import Engine
+from muxkit.protocols.e3x.engine.events import Event
 from muxkit.runtime import (
     YIELD_BYTES,
     YIELD_LEAST,
     ChannelCancelled,
     ChannelStopped,
+    DatagramPump,
+    ErrorMaker,
+    NowaitPackets,
+    OutboxBudget,
+    PacketLink,
+    ReceiveHalf,
     SendHalf,
+    Side,
+    StreamPump,
     Unsupported,
-    turns,
+    as_bytes,
 )
 from muxkit.runtime import Channel as CommonChannel
 
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
-
-    from muxkit.protocols.e3x._session.connection import Connection
-    from muxkit.protocols.e3x.engine import EngineChannel
-    from muxkit.runtime import ErrorMaker
-
 OVERHEAD = 64  # bytes that a waiting message counts beside its own
 MESSAGES_MOST = 1_000_000  # messages that one call of `receive_many` takes
+REFUSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH})
+BYE: Final = "muxkit.bye"  # the type of channels that tell that their sender leaves
+
+
+class Connection:
+    """Runs an engine over a link; `on_events` receives the engine's events, `on_lost` is called once.
+
+    `on_aborted` is called for each channel that this side aborts, because the engine reports no event for that.
+    """
+
+    def __init__(
+        self,
+        link: PacketLink | trio.abc.Stream,
+        *,
+        odd: bool,
+        config: Config,
+        limits: Limits,
+        observer: Observer | None,
+        on_events: Callable[[Sequence[Event]], None],
+        on_lost: Callable[[], None],
+        on_aborted: Callable[[EngineChannel], object],
+    ) -> None:
+        self.is_on_packets = not isinstance(link, trio.abc.Stream)
+        if not self.is_on_packets:
+            config = attrs.evolve(config, congestion=False)  # the stream limits the rate itself
+        self.engine = Engine(odd, config, limits=limits, observer=observer)
+        make: partial[StreamPump[Event]] | partial[DatagramPump[Event]]
+        if isinstance(link, trio.abc.Stream):
+            make = partial(StreamPump, link, ChunkedEngine(self.engine, trio.current_time, observer=observer))
+        else:
+            fatal = REFUSED if config.refusal_is_fatal else ()
+            make = partial(DatagramPump, link, self.engine, on_limit=self._limit_packets, fatal=fatal)
+            if isinstance(link, NowaitPackets):
+                self.engine.packet_size = min(config.packet, link.packet_limit)
+        self.pump: StreamPump[Event] | DatagramPump[Event] = make(
+            on_events=on_events,
+            on_written=self._on_written,
+            on_lost=on_lost,
+            queued=lambda: self.engine.stats().unsent,
+            observer=observer,
+        )
+        self.request_write = self.pump.request_write
+        self.budget = OutboxBudget()  # the engine itself limits what each channel queues
+        self.gone = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
+        self.acked = trio.lowlevel.ParkingLot()  # tasks that wait until something is confirmed
+        self.written = trio.lowlevel.ParkingLot()  # tasks that wait until something is written
+        self.heard_at = trio.current_time()
+        self.was_heard = False
+        self.unread = 0  # bytes in the inboxes of all channels
+        self.dropped = 0
+        self.messages_received = 0
+        self.messages_sent = 0
+        self._on_aborted = on_aborted
+
+    def heard(self) -> None:
+        """Note that the peer answered now."""
+        self.heard_at = trio.current_time()
+        self.was_heard = True
+
+    def wake_all(self) -> None:
+        """Wake the tasks in all three parking lots."""
+        for lot in (self.gone, self.acked, self.written):
+            if lot:
+                lot.unpark_all()
+
+    # --- commands
+
+    def update_time(self) -> None:
+        """Tell the engine the time before a command, which may follow a long silence."""
+        self.engine.tell_time(trio.current_time())
+
+    def after_command(self) -> None:
+        """Dispatch the events of a command, write its acks and set its timers."""
+        self.pump.dispatch_events()
+        if self.engine.owes:
+            self.pump.request_write()
+        self.pump.rearm()
+
+    def done(self, channel: EngineChannel) -> None:
+        """Count the messages that the application has as processed."""
+        self.update_time()
+        self.engine.done(channel)
+        self.after_command()
+
+    def close(self, channel: EngineChannel) -> None:
+        """End a channel, and discard what arrives on it."""
+        self.update_time()
+        self.engine.close(channel)
+        self.after_command()
+        self.request_write()
+
+    def aborted(self, channel: EngineChannel) -> None:
+        """Forget a channel that this side has aborted."""
+        self._on_aborted(channel)
+        self.after_command()
+
+    # --- the pump
+
+    def lose(self, reason: str, *, by: Side, parting: bytes) -> None:
+        """Hang up at once; where closing the link does not tell the peer, one packet with `parting` does."""
+        if isinstance(self.pump, StreamPump):
+            self.pump.lose(reason, by=by)
+            return
+        packets: list[bytes] = []
+        if self.engine.stats().packets_sent:
+            with suppress(LocalProtocolError):  # no id is left
+                packets.append(self.engine.parting(BYE, parting))
+        self.pump.lose(reason, by=by, parting=packets)
+
+    def raise_if_lost(self) -> None:
+        if self.pump.is_lost:
+            raise self.pump.loss()
+
+    def _on_written(self) -> None:
+        if self.written:
+            self.written.unpark_all()
+
+    def _limit_packets(self, limit: int) -> None:
+        self.engine.packet_size = max(LEAST_PACKET, min(self.engine.config.packet, limit))
 
 
 class Channel(CommonChannel):
@@ -131,8 +262,8 @@ class Channel(CommonChannel):
         self._connection.close(self.engine_channel)
 
     def abort(self) -> None:
-        self.inbox.drop()
         self.sender.abort()
+        self.inbox.drop()
         self._connection.aborted(self.engine_channel)
 
     def __repr__(self) -> str:
@@ -194,19 +325,6 @@ class Receipt:
 class Sender(SendHalf):
     """The sending side of a channel; an unreliable one never waits, and has no receipts."""
 
-    __slots__ = (
-        "_connection",
-        "_engine",
-        "_failure",
-        "_is_broken",
-        "_numbers",
-        "_waiting",
-        "channel",
-        "delivered",
-        "end",
-        "last",
-    )
-
     def __init__(self, connection: Connection, channel: EngineChannel, *, spoke: bool) -> None:
         super().__init__(connection.budget, connection.request_write)
         self._connection = connection
@@ -230,23 +348,9 @@ class Sender(SendHalf):
     async def post(self, message: bytes) -> Receipt:
         """Send a message; return its receipt."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        if type(message) is not bytes:
-            message = bytes(message)
-        size = len(message)
-        if self.state is not Sending.OPEN:
-            await self._refuse()
-        if self.may_send(size):
-            self._push(message)
-            receipt = Receipt(self, self.last)
-        else:
-            await self.wait_turn(size)
-            try:
-                self._push(message)
-                receipt = Receipt(self, self.last)
-            finally:
-                self.end_turn()
+        await self._hand_over(message if type(message) is bytes else as_bytes(message))
+        receipt = Receipt(self, self.last)
         self._request_write()
-        self._since_yield += max(size, YIELD_LEAST)
         if self._since_yield >= YIELD_BYTES:
             await self._yield()
         return receipt
@@ -367,178 +471,105 @@ def _aborted() -> Exception:
     return trio.ClosedResourceError("this side gave the channel up")
 
 
-class _Waiter:
-    __slots__ = ("message", "task")
-
-    def __init__(self, task: trio.lowlevel.Task) -> None:
-        self.task = task
-        self.message: bytes | None = None  # once it is set, a cancellation has no effect
-
-
-class Inbox:
+class Inbox(ReceiveHalf[bytes]):
     """The receiving side of a channel.
 
     On a reliable channel packets wait in the engine, so that the peer's window counts them; the inbox holds only the
     message that the application takes next. On an unreliable one messages wait here, and the oldest are dropped.
     """
 
-    __slots__ = (
-        "_connection",
-        "_error",
-        "_line",
-        "_ready",
-        "_since_yield",
-        "_size",
-        "_taken",
-        "channel",
-        "dropped",
-    )
+    __slots__ = ("_connection", "_size", "channel", "dropped")
 
     def __init__(self, connection: Connection, channel: EngineChannel) -> None:
+        super().__init__(connection.request_write)
         self._connection = connection
         self.channel = channel
-        self._ready: deque[bytes] = NO_QUEUE
-        self._size = 0  # bytes in `_ready`, with their overhead
-        self._line: list[_Waiter] = []  # usually one
-        self._taken = False  # the application has a message that is not processed
-        self._error: ErrorMaker | None = None
-        self._since_yield = 0  # bytes
+        self._size = 0  # bytes that were not taken, with their overhead
         self.dropped = 0
 
     # --- for the application
 
-    async def receive(self) -> bytes:
-        """Receive the next message; the one before counts as processed. Cancelled means that none was taken."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        self.done()
-        if not self._ready:
-            return await self._wait()
-        message = self._take()
-        self._since_yield += max(len(message), YIELD_LEAST)
-        if self._since_yield >= YIELD_BYTES:
-            await self._yield()
-        return message
-
     async def receive_many(self, limit: int | None = None) -> list[bytes]:
         """Wait for at least one message, then take all that have arrived; they count as processed together."""
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit={limit}: must be at least 1")
-        await trio.lowlevel.checkpoint_if_cancelled()
-        self.done()
-        has_waited = not self._ready
-        messages = [await self._wait() if has_waited else self._take()]
-        most = MESSAGES_MOST if limit is None else limit
-        while self._ready and len(messages) < most:
-            messages.append(self._take())
-        if self.channel.is_reliable and len(messages) < most:
+        messages = await super().receive_many(limit)
+        if self.channel.is_reliable:
+            most = MESSAGES_MOST if limit is None else limit
             further = self._connection.engine.take(self.channel, most - len(messages))
             self._connection.messages_received += len(further)
+            self._since_yield += max(sum(map(len, further)), YIELD_LEAST * len(further))
             messages += further
-        if not has_waited:
-            await self._yield()
+            if self._since_yield >= YIELD_BYTES:
+                await self._yield()
         return messages
 
     def done(self) -> None:
         """Count the taken messages as processed, and tell the peer. Harmless if none was taken."""
-        if self._taken:
-            self._taken = False
+        incoming = self.channel.incoming
+        if incoming is not None and incoming.handed and not self._stored.count:
             self._connection.done(self.channel)
 
     def close(self) -> None:
         """Stop receiving; the taken messages count as processed."""
         self.done()
-        self._error = trio.ClosedResourceError
-        self._clear()
-        self._wake_all()
+        super().close()
 
     def drop(self) -> None:
         """Stop receiving; the taken messages do not count as processed."""
-        self._taken = False
-        self.close()
+        super().close()
 
     # --- for the session
 
     def deliver(self, message: bytes) -> None:
-        """Hand a message to the longest waiting task, or keep it."""
-        if self._error is trio.ClosedResourceError:
-            return
-        if self._line:  # then the inbox is empty
-            waiter = self._line.pop(0)
-            waiter.message = message
-            self._taken = self.channel.is_reliable
-            trio.lowlevel.reschedule(waiter.task)
-            return
-        if self._ready is NO_QUEUE:
-            self._ready = deque()
-        self._ready.append(message)
-        self._count(len(message) + OVERHEAD)
+        if self.state is not Receiving.CLOSED:
+            self._count(len(message) + OVERHEAD)
+        super().deliver(message)
         if not self.channel.is_reliable:
             self._make_room()
-
-    def ended(self, error: ErrorMaker) -> None:
-        """Note that no more messages arrive; `error` is raised once everything was taken."""
-        if self._error is None:
-            self._error = error
-            if self._line:
-                turns().wake(self._wake_all)
 
     @property
     def unread(self) -> int:
         """Messages that wait to be received."""
         waiting = 0 if self.channel.incoming is None else self.channel.incoming.waiting
-        return max(len(self._ready), waiting)
+        return max(super().unread, waiting)
 
     # --- inside
 
-    def _take(self) -> bytes:
-        message = self._ready.popleft()
-        self._count(-len(message) - OVERHEAD)
-        self._taken = self.channel.is_reliable
+    async def _wait(self) -> bytes:
+        """Count the message before as processed: the engine may have the next one."""
+        self.done()
+        if not self._stored.count:
+            return await super()._wait()
+        message = self._stored.take()
+        self._since_yield += max(len(message), YIELD_LEAST)
+        if self._since_yield >= YIELD_BYTES:
+            await self._yield()
         return message
+
+    def _taken(self, items: Sequence[bytes], size: int) -> bool:
+        if items:
+            self._count(-size - OVERHEAD * len(items))
+        return False
+
+    def _discard(self) -> int:
+        unread = self._stored.take_all()
+        self._count(-sum(map(len, unread)) - OVERHEAD * len(unread))
+        return 0
+
+    def _stop(self) -> None:
+        pass  # the session closes the channel
+
+    def _drain(self) -> None:
+        pass  # after the loss of the link the engine still gives what came before
 
     def _make_room(self) -> None:
         """Drop the oldest messages when one channel, or all together, hold too much."""
         connection = self._connection
         limits = connection.engine.limits
-        while self._ready and (self._size > limits.channel_first or connection.unread > limits.connection_bytes):
-            self._count(-len(self._ready.popleft()) - OVERHEAD)
+        while self._stored.count and (self._size > limits.channel_first or connection.unread > limits.connection_bytes):
+            self._count(-len(self._stored.take()) - OVERHEAD)
             self.dropped += 1
             connection.dropped += 1
 
     def _count(self, size: int) -> None:
         self._size += size
         self._connection.unread += size
-
-    def _clear(self) -> None:
-        self._ready = NO_QUEUE
-        self._count(-self._size)
-
-    async def _wait(self) -> bytes:
-        if self._error is not None:
-            await trio.lowlevel.cancel_shielded_checkpoint()  # a loop around this call must let other tasks run
-            raise self._why()
-        waiter = _Waiter(trio.lowlevel.current_task())
-        self._line.append(waiter)
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._line.remove(waiter)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-        self._since_yield = 0
-        if waiter.message is None:
-            raise self._why()
-        return waiter.message
-
-    def _why(self) -> Exception:
-        """Return why no more messages arrive."""
-        return trio.EndOfChannel() if self._error is None else self._error()
-
-    def _wake_all(self) -> None:
-        line, self._line = self._line, []
-        for waiter in line:
-            trio.lowlevel.reschedule(waiter.task)
-
-    async def _yield(self) -> None:
-        self._since_yield = 0
-        await trio.lowlevel.cancel_shielded_checkpoint()

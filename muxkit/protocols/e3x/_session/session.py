@@ -1,36 +1,36 @@
-"""e3x sessions: open and accept channels, dispatch the engine's events to them, and leave in order."""
+"""e3x sessions: they open and accept channels, dispatch the engine's events to them, keep alive and leave in order."""
 
 from __future__ import annotations
 
 import logging
+import struct
 import sys
-from typing import TYPE_CHECKING, Literal
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Final, Literal
 
 import attrs
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.e3x._session.channels import Channel
-from muxkit.protocols.e3x._session.connection import IN_ORDER, RESERVED, Connection
+from muxkit._observer import Observer
+from muxkit.protocols.e3x._session.channels import BYE, Channel, Connection
 from muxkit.protocols.e3x.config import Config
-from muxkit.protocols.e3x.engine import (
-    Broken,
-    Cause,
-    Closed,
-    Delivered,
-    Ended,
-    Event,
-    Faulted,
-    Message,
-    Opened,
-    Writable,
-)
+from muxkit.protocols.e3x.engine import events
+from muxkit.protocols.e3x.engine.channel import EngineChannel
+from muxkit.protocols.e3x.engine.engine import Stats
+from muxkit.protocols.e3x.engine.events import Cause
 from muxkit.runtime import (
     Backlog,
     ChannelStopped,
+    DatagramPump,
+    ErrorMaker,
+    LinkKind,
     LinkLost,
     Opening,
+    PacketLink,
+    Pings,
     SessionInfo,
     SlotQueue,
     background,
@@ -41,18 +41,17 @@ from muxkit.runtime import (
 from muxkit.runtime import Session as CommonSession
 from muxkit.runtime import SessionStats as CommonStats
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit._observer import Observer
-    from muxkit.protocols.e3x.engine import EngineChannel
-    from muxkit.runtime import ErrorMaker, LinkKind, PacketLink
-
 LINGER = 5.0  # s to leave in order
 FAREWELL_TIMEOUT = 1.0  # s to wait for the peer's ends, and again for its answer to the goodbye
 UNACKED_TIMEOUT = 2.0  # s that a peer which has left is kept waiting for acks
 TYPE = "muxkit"  # the type of channels whose opener gives none
+PING: Final = "muxkit.ping"
+RESERVED: Final = frozenset({PING, BYE})
+IN_ORDER: Final = b"\0"
+ACKS_MOST: Final = 8000  # channels whose last acks a goodbye tells
+ACKS_MOST_IN_PACKET: Final = 20  # the same if it must fit into one packet
+LISTENER_DELAY: Final = 1.25
+_ACK: Final = struct.Struct("!II")
 
 _log = logging.getLogger("muxkit")
 
@@ -90,32 +89,15 @@ async def session(
 
 
 @attrs.frozen(kw_only=True)
-class SessionStats(CommonStats):
-    """The common counters and those of e3x; times in seconds."""
+class SessionStats(CommonStats, Stats):
+    """The common counters, those of the engine, and these."""
 
-    packets_received: int
-    packets_sent: int
-    resent: int
-    """Packets that were sent again."""
-    lost: int
-    """Packets that the peer reported missing."""
-    evicted: int
-    """Unreliable messages that made way for newer ones before they were sent."""
     dropped: int
     """Received unreliable messages that made way for newer ones before the application took them."""
     too_large: int
     """Packets that were too large for the link, after its limit on packets fell."""
     refused: int
     """Errors of the network that cost one packet each."""
-    faults: dict[str, int]
-    """Dropped packets, by the name of their `Fault`."""
-    least_round_trip: float | None
-    queue: float
-    """The part of the round trip that the path's queue causes."""
-    rate: float
-    """Bytes a second that may be sent now, by the congestion control; without meaning over a byte stream."""
-    falls: int
-    """Times that the rate was lowered."""
 
 
 class Session(CommonSession):
@@ -136,14 +118,14 @@ class Session(CommonSession):
         self._openers = SlotQueue(self._free_slots)
         self._live: dict[int, Channel] = {}
         self._actions: dict[type, Callable[..., None]] = {
-            Opened: self._on_opened,
-            Message: self._on_message,
-            Ended: self._on_ended,
-            Delivered: self._on_delivered,
-            Writable: self._on_writable,
-            Closed: self._on_closed,
-            Broken: self._on_broken,
-            Faulted: self._on_faulted,
+            events.Opened: self._on_opened,
+            events.Message: self._on_message,
+            events.Ended: self._on_ended,
+            events.Delivered: self._on_delivered,
+            events.Writable: self._on_writable,
+            events.Closed: self._on_closed,
+            events.Broken: self._on_broken,
+            events.Faulted: self._on_faulted,
         }
         self.connection = Connection(
             link,
@@ -155,6 +137,7 @@ class Session(CommonSession):
             on_lost=self._on_lost,
             on_aborted=self._forget,
         )
+        self.liveness = Liveness(self.connection, config, odd=role == "connector")
         self._engine = self.connection.engine
         self._limits = self._engine.limits
 
@@ -201,7 +184,7 @@ class Session(CommonSession):
         """Return why no channel can be opened any more, or None."""
         if self.connection.pump.is_lost:
             return self.connection.pump.loss()
-        if self.connection.liveness.peer_left:
+        if self.liveness.peer_left:
             return ChannelStopped("no channel can be opened any more: the peer has left")
         if self._draining:
             return trio.ClosedResourceError("no channel can be opened any more: this side is closing the session")
@@ -211,10 +194,10 @@ class Session(CommonSession):
         """Iterate over the channels that the peer opens; `channel.type` tells what each is for."""
         return self._backlog
 
-    def _on_opened(self, event: Opened) -> None:
+    def _on_opened(self, event: events.Opened) -> None:
         self.connection.heard()
         if event.channel.type in RESERVED:
-            self.connection.liveness.answer(event.channel, event.body)
+            self.liveness.answer(event.channel, event.body)
         elif self._draining:
             self._engine.err(event.channel, "closing")
         elif len(self._backlog) >= self._limits.backlog:
@@ -233,11 +216,11 @@ class Session(CommonSession):
 
     # --- events
 
-    def _dispatch(self, events: Sequence[Event]) -> None:
-        for event in events:
+    def _dispatch(self, happened: Sequence[events.Event]) -> None:
+        for event in happened:
             self._actions[type(event)](event)
 
-    def _on_message(self, event: Message) -> None:
+    def _on_message(self, event: events.Message) -> None:
         connection = self.connection
         connection.heard()
         channel = self._live.get(event.channel.id)
@@ -247,42 +230,42 @@ class Session(CommonSession):
         connection.messages_received += 1
         channel.inbox.deliver(event.body)
 
-    def _on_ended(self, event: Ended) -> None:
+    def _on_ended(self, event: events.Ended) -> None:
         channel = self._live.get(event.channel.id)
         if channel is not None:
             channel.inbox.ended(trio.EndOfChannel)
 
-    def _on_delivered(self, event: Delivered) -> None:
+    def _on_delivered(self, event: events.Delivered) -> None:
         connection = self.connection
         connection.heard()
         channel = self._live.get(event.channel.id)
         if channel is None:
-            connection.liveness.answered(event.channel.id)
+            self.liveness.answered(event.channel.id)
         else:
             channel.sender.mark_delivered(event.last)
         if connection.acked:
             connection.acked.unpark_all()
 
-    def _on_writable(self, event: Writable) -> None:
+    def _on_writable(self, event: events.Writable) -> None:
         channel = self._live.get(event.channel.id)
         if channel is not None:
             channel.sender.window_changed()
 
-    def _on_closed(self, event: Closed) -> None:
+    def _on_closed(self, event: events.Closed) -> None:
         channel = self._forget(event.channel)
         if channel is not None:
             channel.sender.confirmed()
             channel.inbox.ended(trio.EndOfChannel)
 
-    def _on_broken(self, event: Broken) -> None:
+    def _on_broken(self, event: events.Broken) -> None:
         connection, is_answer = self.connection, event.cause is Cause.PEER
         if is_answer:
             connection.heard()
         elif event.cause is Cause.TIMEOUT:
-            connection.liveness.suspect()  # first: if the peer is silent, all channels get the same error
+            self.liveness.suspect()  # first: if the peer is silent, all channels get the same error
         channel = self._forget(event.channel)
         if channel is None:
-            connection.liveness.broken(event.channel.id, is_answer=is_answer)
+            self.liveness.broken(event.channel.id, is_answer=is_answer)
         elif is_answer:
             channel.broken(event.text)
         elif not channel.is_reliable:  # only its end can be lost
@@ -292,7 +275,7 @@ class Session(CommonSession):
             reason = f"channel {event.channel.id} is over: {event.text}"
             channel.lost(lambda: LinkLost(reason, by="network", peer=connection.pump.peer))
 
-    def _on_faulted(self, event: Faulted) -> None:
+    def _on_faulted(self, event: events.Faulted) -> None:
         # The text of a fault may hold payload, so the log tells only its kind.
         _log.debug("%s: dropped a packet: %s", self.connection.pump.peer or "a peer", event.fault.value)
 
@@ -305,14 +288,14 @@ class Session(CommonSession):
 
     def _on_lost(self) -> None:
         connection = self.connection
-        loss, peer_left = connection.pump.loss, connection.liveness.peer_left
+        loss, peer_left = connection.pump.loss, self.liveness.peer_left
         is_orderly = peer_left or (not self._live and loss().by == "peer")
         with turns().spreading():
             for channel in [*self._live.values()]:
                 if peer_left and not channel.is_reliable:
                     channel.inbox.ended(trio.EndOfChannel)  # its end was lost
                 channel.lost(loss)
-        connection.liveness.lost(loss)
+        self.liveness.lost(loss)
         self._stop_opening(None if is_orderly else loss)
         connection.wake_all()
 
@@ -321,7 +304,7 @@ class Session(CommonSession):
     async def _leave(self, linger: float) -> None:
         """End all channels, wait until the peer's application has processed them, hang up; at most `linger` seconds."""
         connection = self.connection
-        pump, liveness = connection.pump, connection.liveness
+        pump, liveness = connection.pump, self.liveness
         told = [channel for channel in self._live.values() if channel.sender.is_undelivered]
         with trio.move_on_after(linger) as scope:
             self._close_all()
@@ -368,12 +351,12 @@ class Session(CommonSession):
     async def _run_liveness(self) -> None:
         """Keep the session alive until the peer leaves; then wait for its last acks, answer, and hang up, too."""
         connection = self.connection
-        await connection.liveness.keep_alive()
+        await self.liveness.keep_alive()
         self._stop_opening(None)
         with trio.move_on_after(UNACKED_TIMEOUT):
             while any(_is_unacked(channel.engine_channel) for channel in self._live.values()):
                 await connection.acked.park()
-        connection.liveness.answer_goodbye()
+        self.liveness.answer_goodbye()
         await connection.pump.flushed()
         count = len(self._live)
         what = f" while {count} channels were open" if count else ""
@@ -386,7 +369,7 @@ class Session(CommonSession):
 
     async def ping(self) -> float:
         """Wait for one round trip through the peer's session, by a channel of a reserved type; return its seconds."""
-        return await self.connection.liveness.ping()
+        return await self.liveness.ping()
 
     async def shutdown(self, *, grace: float) -> None:
         """Accept no new channels, let the live ones end for up to `grace` seconds, then abort them.
@@ -416,34 +399,162 @@ class Session(CommonSession):
         return SessionInfo(protocol="e3x", peer=self.connection.pump.peer)
 
     def stats(self) -> SessionStats:
-        connection, stats = self.connection, self._engine.stats()
-        pump = connection.pump
-        return SessionStats(
-            bytes_received=stats.bytes_received,
-            bytes_sent=stats.bytes_sent,
-            messages_received=connection.messages_received,
-            messages_sent=connection.messages_sent,
-            channels=len(self._live),
-            queued=stats.unsent + pump.unsent,
-            round_trip=connection.liveness.round_trip if stats.round_trip is None else stats.round_trip,
-            packets_received=stats.packets_received,
-            packets_sent=stats.packets_sent,
-            resent=stats.resent,
-            lost=stats.lost,
-            evicted=stats.evicted,
-            dropped=connection.dropped,
-            too_large=connection.too_large,
-            refused=connection.refused,
-            faults=stats.faults,
-            least_round_trip=stats.least_round_trip,
-            queue=stats.queue,
-            rate=stats.rate,
-            falls=stats.falls,
-        )
+        connection, pump, stats = self.connection, self.connection.pump, self._engine.stats()
+        common: dict[str, object] = {
+            "messages_received": connection.messages_received,
+            "messages_sent": connection.messages_sent,
+            "channels": len(self._live),
+            "queued": stats.unsent + pump.unsent,
+            "round_trip": self.liveness.round_trip if stats.round_trip is None else stats.round_trip,
+            "dropped": connection.dropped,
+            "too_large": pump.too_large if isinstance(pump, DatagramPump) else 0,
+            "refused": pump.refused if isinstance(pump, DatagramPump) else 0,
+        }
+        return SessionStats(**attrs.asdict(stats) | common)
 
     def __repr__(self) -> str:
         state = "lost" if self.connection.pump.is_lost else f"{len(self._live)} channels"
         return f"<e3x.Session {self.connection.pump.peer or 'on a link'}: {state}>"
+
+
+class Liveness:
+    """Sends and answers pings and goodbyes, and ends the session after a long silence.
+
+    The document has neither a ping nor an end of a session, and a packet link has no end of its own. So, and this is
+    not in the document, two types of channels are reserved. A channel of type `PING` ends with its opening and is
+    answered with an ack, as every channel is. One of type `BYE` tells that its sender leaves. If the sender has
+    processed everything, the body is 0, then the id and the last ack of each channel, because the last acks may have
+    been lost and are not sent again; otherwise it is something else. A peer that knows neither type answers with an
+    err, which counts as an answer.
+    """
+
+    def __init__(self, connection: Connection, config: Config, *, odd: bool) -> None:
+        self._connection = connection
+        # The listener pings a little later, so that the connector's ping makes its own unnecessary.
+        self._keepalive = None if config.keepalive is None else config.keepalive * (1.0 if odd else LISTENER_DELAY)
+        self._timeout = config.timeout
+        self._pings: Pings[int] = Pings()  # by the ids of their channels
+        self._goodbyes: Pings[int] = Pings()  # apart, so that they do not count in the round trip
+        self._bye: EngineChannel | None = None
+        self._peer_said_bye = trio.Event()
+        self.peer_left = False
+        """The peer has left in order."""
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds, smoothed; None before the first answer to a ping."""
+        return self._pings.round_trip
+
+    # --- questions
+
+    async def ping(self) -> float:
+        """Wait for one round trip through the peer's session; raises `LinkLost` if no answer comes."""
+        connection = self._connection
+        await trio.lowlevel.checkpoint()
+        connection.raise_if_lost()
+        while connection.engine.places < 1:
+            await connection.gone.park()
+            connection.raise_if_lost()
+        return await self._ask(self._pings, PING)
+
+    async def say_goodbye(self) -> None:
+        """Tell the peer that this side leaves, and wait for its answer; it may hang up instead of answering."""
+        if self._connection.pump.is_lost or self._connection.engine.places < 1:
+            return
+        engine = self._connection.engine
+        acks = engine.final_acks()[: ACKS_MOST if engine.config.frag else ACKS_MOST_IN_PACKET]
+        with suppress(LinkLost):
+            await self._ask(self._goodbyes, BYE, IN_ORDER + b"".join(_ACK.pack(id, ack) for id, ack in acks))
+
+    async def _ask(self, pings: Pings[int], type: str, body: bytes = b"") -> float:
+        connection = self._connection
+        connection.update_time()
+        channel = connection.engine.open(type, body, end=True)
+        ping = pings.sent(channel.id)
+        connection.request_write()
+        return await ping.wait()
+
+    def answered(self, id: int) -> None:
+        """Wake the task whose channel the peer has processed or refused."""
+        self._pings.answered(id)
+        self._goodbyes.answered(id)
+
+    def broken(self, id: int, *, is_answer: bool) -> None:
+        """Wake the task whose channel is broken; an err by the peer is an answer."""
+        if is_answer:
+            self.answered(id)
+        else:
+            self._pings.ended(self._silence, id)
+            self._goodbyes.ended(self._silence, id)
+
+    def lost(self, error: ErrorMaker) -> None:
+        """Fail all pings and goodbyes: the link is lost."""
+        self._pings.ended(error)
+        self._goodbyes.ended(error)
+
+    # --- answers
+
+    def answer(self, channel: EngineChannel, body: bytes) -> None:
+        """Answer a channel of a reserved type that the peer has opened."""
+        engine = self._connection.engine
+        if not channel.is_reliable:  # a forged packet could open an unreliable one
+            engine.err(channel, "reliable only")
+        elif channel.type == PING:
+            engine.done(channel)
+            if not channel.gone:
+                engine.end(channel)
+        elif not body.startswith(IN_ORDER):
+            self._connection.pump.lose("the peer gave the session up", by="peer")
+        elif self._bye is not None:
+            engine.err(channel, "bye")
+        else:
+            engine.accept(channel)
+            for id, ack in _ACK.iter_unpack(body[1 : 1 + (len(body) - 1) // _ACK.size * _ACK.size]):
+                engine.take_final_ack(id, ack)
+            self._bye = channel
+            self.peer_left = True
+            self._peer_said_bye.set()
+
+    def answer_goodbye(self) -> None:
+        """Answer the peer's goodbye, for which it waits before it hangs up."""
+        if self._bye is not None:
+            self._connection.update_time()
+            self._connection.engine.err(self._bye, "bye")
+            self._connection.after_command()
+
+    # --- silence
+
+    async def keep_alive(self) -> None:
+        """Ping after each `Config.keepalive` of silence, until the peer has left; raises nothing."""
+        connection = self._connection
+        while not self._peer_said_bye.is_set():
+            due = float("inf") if self._keepalive is None else connection.heard_at + self._keepalive
+            with trio.move_on_at(due):
+                await self._peer_said_bye.wait()
+            if not self._peer_said_bye.is_set() and trio.current_time() >= connection.heard_at + (self._keepalive or 0):
+                await self._check()
+
+    async def _check(self) -> None:
+        """Ping, and end the session if no answer comes."""
+        try:
+            with trio.move_on_after(self._timeout):
+                await self.ping()
+                return
+        except LocalProtocolError:  # every id was used, so no ping can be sent
+            await trio.sleep_forever()
+        except LinkLost:
+            pass
+        self.suspect()
+
+    def suspect(self) -> None:
+        """End the session if nothing was received for `Config.timeout`."""
+        if trio.current_time() - self._connection.heard_at >= self._timeout:
+            error = self._silence()
+            self._connection.pump.lose(error.reason, by=error.by)
+
+    def _silence(self) -> LinkLost:
+        silence = trio.current_time() - self._connection.heard_at
+        return LinkLost(f"nothing was heard for {silence:.0f} s", by="network", peer=self._connection.pump.peer)
 
 
 def _is_unacked(channel: EngineChannel) -> bool:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque  # noqa: TC003  # the compiled class looks its annotations up
+from collections import deque  # the compiled class looks its annotations up
+from collections.abc import Iterable
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Final
 
 import attrs
 
 from muxkit._errors import RemoteProtocolError
+from muxkit._limits import Limits
 from muxkit.core import NO_QUEUE, Ceiling, Ranges
 from muxkit.protocols.e3x.config import FIRST_WINDOW
-from muxkit.protocols.e3x.packets import LISTED_MOST, encode_miss
+from muxkit.protocols.e3x.packets import LISTED_MOST, Packet, encode_miss
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from muxkit._limits import Limits
-    from muxkit.protocols.e3x.packets import Packet
+NEVER: Final = float("inf")
 
 # sending
 RESEND_PAUSE = 1.0  # s, e3x "miss": "only be resent once until at least one second has passed"
@@ -60,9 +58,9 @@ class EngineChannel:
     gone: bool = False
     heard_at: float = 0.0
     """When a packet was last received on it."""
-    dies_at: float | None = None
+    dies_at: float = NEVER
     """When it is removed in any case: it waits for its opening, or for an end that may be lost."""
-    timer_at: float = float("inf")
+    timer_at: float = NEVER
     """When its timer fires."""
     in_line: bool = False
     """It is in the line of channels with something to send."""
@@ -71,21 +69,18 @@ class EngineChannel:
     def is_reliable(self) -> bool:
         return self.outgoing is not None
 
-    def due(self, timeout: float) -> float | None:
+    def due(self, timeout: float) -> float:
         """Return when the engine must act on it next."""
-        moments = []
-        if self.dies_at is not None:
-            moments.append(self.dies_at)
-        if self.incoming is not None and self.incoming.ack_at is not None:
-            moments.append(self.incoming.ack_at)
-        if self.outgoing is not None and self.outgoing.probe_at is not None:
-            moments += (self.outgoing.probe_at, self.silent_at(timeout))
-        return min(moments, default=None)
+        if self.incoming is None or self.outgoing is None:
+            return self.dies_at
+        return min(self.dies_at, self.incoming.ack_at, self.outgoing.probe_at, self.silent_at(timeout))
 
     def silent_at(self, timeout: float) -> float:
         """Return when it breaks because nothing was received while packets are unacked."""
-        since = self.heard_at if self.outgoing is None else max(self.heard_at, self.outgoing.waiting_since)
-        return since + timeout
+        outgoing = self.outgoing
+        if outgoing is None or outgoing.probe_at == NEVER:
+            return NEVER
+        return max(self.heard_at, outgoing.waiting_since) + timeout
 
 
 @attrs.define(eq=False)
@@ -143,27 +138,6 @@ class News:
 class Outgoing:
     """The sending side of a reliable channel."""
 
-    __slots__ = (
-        "_ceiling",
-        "_most_flying",
-        "_most_window",
-        "_pieces",
-        "acked_at",
-        "asked_at",
-        "asked_seq",
-        "ended",
-        "flying",
-        "is_cut",
-        "next_seq",
-        "probe_at",
-        "probe_pause",
-        "stands_still",
-        "timed_at",
-        "unsent",
-        "waiting_since",
-        "watched",
-    )
-
     def __init__(self, window: int, most_window: int, most_flying: int) -> None:
         self._ceiling = Ceiling(min(window, most_window))
         self._most_window = most_window
@@ -181,7 +155,7 @@ class Outgoing:
         self.stands_still = False  # the last ack did not advance, and packets are missing
         self.timed_at: float | None = None  # while acks stand still: when the packet was sent that the next ack answers
         self.waiting_since = 0.0  # since when packets are unacked
-        self.probe_at: float | None = None
+        self.probe_at = NEVER
         self.probe_pause = PROBE_FIRST
 
     @property
@@ -333,7 +307,7 @@ class Outgoing:
             news.round_trip, news.is_sure = now - first.sent_at, False
         self.probe_pause = PROBE_FIRST
         self.waiting_since = now
-        self.probe_at = now + PROBE_FIRST if self._ceiling.sent > ack else None
+        self.probe_at = now + PROBE_FIRST if self._ceiling.sent > ack else NEVER
 
     def _seen_beyond(self, last_missing: int, now: float) -> float | None:
         """Return the round trip of the packet after the last missing one, whose arrival made the peer send the miss."""
@@ -379,25 +353,6 @@ class Incoming:
     `processed` is the seq that an ack tells.
     """
 
-    __slots__ = (
-        "_acked",
-        "_again",
-        "_asked",
-        "_late",
-        "_over_half",
-        "_seen",
-        "_waiting",
-        "ack_at",
-        "ack_now",
-        "bytes",
-        "capacity",
-        "end_seq",
-        "ended",
-        "handed",
-        "heard_at",
-        "processed",
-    )
-
     def __init__(self, capacity: int, *, processed: int = 0) -> None:
         self.capacity = capacity  # packets
         self.processed = processed
@@ -406,7 +361,7 @@ class Incoming:
         self.end_seq: int | None = None
         self.ended = False  # the end was processed
         self.ack_now = False
-        self.ack_at: float | None = None
+        self.ack_at = NEVER
         self.heard_at = 0.0
         self._waiting: dict[int, Packet] = {}
         self._seen = Ranges(capacity + 2)  # seqs of the waiting packets
@@ -440,8 +395,8 @@ class Incoming:
             self.ack_now = True  # a gap, or a packet that asks for an ack and cannot be processed yet
         if packet.ack is not None or seq < highest or packet.end:
             self._asked = max(self._asked, seq)
-        elif self.ack_at is None or self.ack_at > now + ACK_DELAY:
-            self.ack_at = now + ACK_DELAY
+        else:
+            self.ack_at = min(self.ack_at, now + ACK_DELAY)
         over_half = 2 * len(self._waiting) > self.capacity
         if over_half and not self._over_half:
             self.ack_now = True
@@ -499,7 +454,7 @@ class Incoming:
 
     def handle_time(self, now: float, gap_timeout: float) -> None:
         """Act at `ack_at`. A gap is reported again while packets arrived in the last `gap_timeout` seconds."""
-        self.ack_at = None
+        self.ack_at = NEVER
         if self.processed > self._acked or self._again or (self.has_gaps and now - self.heard_at < gap_timeout):
             self.ack_now = True
         else:
@@ -527,7 +482,7 @@ class Incoming:
         if self.has_gaps or self._again:
             self.ack_at = now + GAP_REPEAT
         else:
-            self.ack_at = now + ACK_DELAY if self._waiting else None
+            self.ack_at = now + ACK_DELAY if self._waiting else NEVER
 
     def _missing(self, most: int) -> list[int]:
         missing: list[int] = []
@@ -540,8 +495,6 @@ class Incoming:
 
 class Reassembly:
     """Counts the bytes of incomplete messages on all channels of an engine."""
-
-    __slots__ = ("limits", "used")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

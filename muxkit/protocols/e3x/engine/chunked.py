@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from muxkit._observer import Observer
-    from muxkit.core import Buffer
-    from muxkit.protocols.e3x.engine.engine import Engine
-    from muxkit.protocols.e3x.engine.events import Event
+from muxkit._observer import Observer
+from muxkit.core import Buffer
+from muxkit.protocols.e3x.engine.engine import Engine
 
 CHUNK_MOST: Final = 256  # bytes, with the length
 PACKET_CHUNKS: Final = 8  # chunks that a complete packet counts as
@@ -37,8 +34,6 @@ def encode_chunks(packet: bytes, size: int = CHUNK_MOST) -> bytes:
 
 class Dechunker:
     """Decodes packets from a byte stream; one larger than `most` bytes is skipped and counted."""
-
-    __slots__ = ("_at", "_left", "_packet", "_rest", "_size", "most", "oversized")
 
     def __init__(self, most: int = PACKET_MOST) -> None:
         self.most = most
@@ -129,6 +124,11 @@ class ChunkedEngine:
         """The peer closed its direction of the stream."""
         self.ended_cleanly = False
         """It did so between two packets."""
+        # Parts of a `StreamEngine` that the engine itself does
+        self.events = engine.events
+        self.next_deadline = engine.next_deadline
+        self.next_timer = engine.next_timer
+        self.handle_deadline = engine.handle_deadline
 
     @property
     def frames(self) -> int:
@@ -156,9 +156,6 @@ class ChunkedEngine:
         self.ended = True
         self.ended_cleanly = not self._dechunker.is_mid_packet
 
-    def events(self) -> Sequence[Event]:
-        return self.engine.events()
-
     def has_output(self) -> bool:
         if not self._ready:
             self._ready.extend(encode_chunks(packet) for packet in self.engine.datagrams_to_send(self._clock()))
@@ -172,13 +169,3 @@ class ChunkedEngine:
             size += len(buffer)
             out.append(buffer)
         return out
-
-    def next_deadline(self) -> float | None:
-        return self.engine.next_deadline()
-
-    def next_timer(self) -> float | None:
-        """`SeparateTimers`: the next deadline without packets that wait to be sent."""
-        return self.engine.next_timer()
-
-    def handle_deadline(self, now: float) -> None:
-        self.engine.handle_deadline(now)

@@ -47,8 +47,6 @@ MEMORY: Final = 15.0  # s; minima and maxima cover one to two of these
 class Extreme:
     """The least number of the last `MEMORY` to `2 * MEMORY` seconds."""
 
-    __slots__ = ("_now", "_since", "_then")
-
     def __init__(self) -> None:
         self._now = self._then = float("inf")
         self._since = 0.0
@@ -67,35 +65,6 @@ class Extreme:
 
 class Congestion:
     """The congestion control for all channels to one peer, which share a path."""
-
-    __slots__ = (
-        "_base",
-        "_current",
-        "_floor",
-        "_free_rounds",
-        "_hold_until",
-        "_is_cut",
-        "_lost",
-        "_packet",
-        "_peak",
-        "_ratio_lost",
-        "_ratio_sent",
-        "_round_began",
-        "_round_ends",
-        "_round_least",
-        "_round_sent",
-        "_sent_before",
-        "_used",
-        "_was_cut",
-        "falls",
-        "fell_at",
-        "free_at",
-        "is_on",
-        "queue",
-        "round_trip",
-        "share",
-        "starting",
-    )
 
     def __init__(self, packet: int, *, is_on: bool = True) -> None:
         self.is_on = is_on

@@ -1,32 +1,48 @@
-"""The e3x engine: received packets and commands go in, events and packets to send come out."""
+"""The e3x engine: received packets and commands go in, events and packets to send come out.
+
+An `ack` in a packet with a seq asks the peer for a prompt ack. So a packet carries one when it tells the peer something
+new, and otherwise about four times a round trip and before a pause.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import attrs
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.core import queue_of
 from muxkit.protocols.e3x.config import LEAST_PACKET, Config
-from muxkit.protocols.e3x.engine.channel import Piece
-from muxkit.protocols.e3x.engine.events import Cause, Event
-from muxkit.protocols.e3x.engine.reader import PacketReader
+from muxkit.protocols.e3x.engine.channel import EngineChannel, Incoming, Piece
+from muxkit.protocols.e3x.engine.events import Cause, Event, Writable
 from muxkit.protocols.e3x.engine.state import State
-from muxkit.protocols.e3x.engine.writer import PacketWriter, admits, overhead
-from muxkit.protocols.e3x.packets import ID_MOST, SEQ_MOST, TYPE_MOST, Packet, cut, encode_packet, pieces_after, quoted
+from muxkit.protocols.e3x.packets import (
+    ID_MOST,
+    SEQ_MOST,
+    TYPE_MOST,
+    Packet,
+    ack_part,
+    cut,
+    encode_packet,
+    head_of,
+    join_packet,
+    pieces_after,
+    quoted,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from muxkit._observer import Observer
-    from muxkit.protocols.e3x.engine.channel import EngineChannel
-
+PACKETS_AT_ONCE = 256  # packets that one call of `pull` returns at most
+ACK_SIZE = len(b',"ack":4294967295')
+MISS_SIZE = len(b',"miss":[]')
+DELTA_SIZE = len(b"4294967295,")
+LISTED_SIZE = 4  # bytes of one delta of a long list, on average
+ASK_SIZE = ACK_SIZE + MISS_SIZE + len(b"99999")  # kept free in each packet for an ack
+COUNTERS = ("packets_sent", "packets_received", "bytes_sent", "bytes_received", "resent", "lost", "evicted")
 ERR_MOST = 128  # characters of an err that is sent
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)  # a session adds its own to them
 class Stats:
     """Counters of an engine since its beginning; times in seconds."""
 
@@ -53,7 +69,7 @@ class Stats:
     queue: float
     """The part of it that the path's queue causes."""
     rate: float
-    """Bytes a second that may be sent, by the congestion control."""
+    """Bytes a second that may be sent, by the congestion control; without meaning over a byte stream."""
     falls: int
     """Times that the rate was lowered."""
 
@@ -79,8 +95,6 @@ class Engine:
         self.config = config or Config()
         self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self._state = State(odd, self.config, self.limits, observer)
-        self._reader = PacketReader(self._state)
-        self._writer = PacketWriter(self._state)
         self.next_timer = self._state.next_timer
         """`SeparateTimers`: when the next timer fires, without packets that wait to be sent."""
 
@@ -125,13 +139,7 @@ class Engine:
         """Return the counters of now."""
         state, counters, congestion = self._state, self._state.counters, self._state.congestion
         return Stats(
-            packets_sent=counters["packets_sent"],
-            packets_received=counters["packets_received"],
-            bytes_sent=counters["bytes_sent"],
-            bytes_received=counters["bytes_received"],
-            resent=counters["resent"],
-            lost=counters["lost"],
-            evicted=counters["evicted"],
+            **{name: counters[name] for name in COUNTERS},
             channels=len(state.table),
             held=state.held,
             unsent=state.unsent,
@@ -151,12 +159,7 @@ class Engine:
         state.now = max(state.now, now)
         state.counters["packets_received"] += 1
         state.counters["bytes_received"] += len(data)
-        self._reader.receive(bytes(data))
-
-    def datagrams_to_send(self, now: float) -> Sequence[bytes]:
-        """Take out the packets to send now."""
-        self._state.now = max(self._state.now, now)
-        return self._writer.pull(self._state.now)
+        self._state.receive(bytes(data))
 
     def events(self) -> Sequence[Event]:
         """Take the events since the last call, oldest first."""
@@ -165,7 +168,7 @@ class Engine:
     @property
     def owes(self) -> bool:
         """Whether acks or errs wait, which are sent at any rate."""
-        return self._writer.is_owing
+        return bool(self._state.errs or self._state.acking or self._state.answers)
 
     def parting(self, type: str, body: bytes) -> bytes:
         """Return a packet that opens and ends a channel, past all queues; it is not sent again if it is lost."""
@@ -181,7 +184,7 @@ class Engine:
         """Apply the last ack of a channel by a peer that leaves."""
         channel = self._state.table.get(id)
         if channel is not None and channel.outgoing is not None and channel.outgoing.acked < ack:
-            self._reader.receive(encode_packet(Packet(id, ack=ack)))
+            self._state.receive(encode_packet(Packet(id, ack=ack)))
 
     # --- time
 
@@ -191,10 +194,10 @@ class Engine:
 
     def next_deadline(self) -> float | None:
         """When to call `handle_deadline`, and `datagrams_to_send` after it."""
-        if self._writer.is_owing:
+        if self.owes:
             return self._state.now
         moment = self._state.next_timer()
-        if not self._writer.is_waiting:
+        if not (self._state.resends or self._state.line):
             return moment
         # A channel in line may be unable to send because of its window; then this deadline has no effect, once.
         ready = max(self._state.congestion.free_at, self._state.now) if self.config.congestion else self._state.now
@@ -213,24 +216,24 @@ class Engine:
         state = self._state
         if state.observer is not None:
             state.observer.timer(f"channel {channel.id}")
-        if channel.dies_at is not None and channel.dies_at <= now:
+        if channel.dies_at <= now:
             if channel.closing:
-                self._reader.close_timed_out(channel)
+                self._state.close_timed_out(channel)
             elif channel.id in state.unopened:
                 state.drop_unopened(channel)
             else:
                 state.break_channel(channel, Cause.TIMEOUT, f"no end came for {state.linger} s after ours", tell=False)
             return
         incoming, outgoing = channel.incoming, channel.outgoing
-        if outgoing is not None and outgoing.probe_at is not None and channel.silent_at(self.config.timeout) <= now:
+        if channel.silent_at(self.config.timeout) <= now:
             text = f"nothing came for {self.config.timeout} s"
             state.break_channel(channel, Cause.TIMEOUT, text, tell=True)
             return
-        if incoming is not None and incoming.ack_at is not None and incoming.ack_at <= now:
+        if incoming is not None and incoming.ack_at <= now:
             # A channel without its first packet may be forged: its gaps are reported once.
             incoming.handle_time(now, 0.0 if channel.id in state.unopened else self.config.timeout)
             state.owe_ack(channel)
-        if outgoing is not None and outgoing.probe_at is not None and outgoing.probe_at <= now:
+        if outgoing is not None and outgoing.probe_at <= now:
             state.resends.extendleft((channel, piece) for piece in reversed(outgoing.probes(now)))
 
     # --- opening
@@ -259,18 +262,24 @@ class Engine:
         elif id in state.tombstones:
             raise LocalProtocolError(f"channel {id} was used a moment ago")
         channel = state.new_channel(id, type, ours=True, reliable=reliable)
-        self._check_size(channel, len(body))
+        sizes = self._check_size(channel, len(body))
         state.table.add_ours(id, channel)
         if state.observer is not None:
             state.observer.state(f"channel {id}", "open")
-        self._queue(channel, body, end)
+        self._queue(channel, body, end, sizes)
         return channel
 
     # --- sending
 
     def admits(self, channel: EngineChannel, size: int) -> bool:
-        """Whether a message of `size` bytes may be queued; on an unreliable channel it always may."""
-        return not channel.gone and admits(self._state, channel, size)
+        """Whether a message of `size` bytes may be queued.
+
+        An empty queue takes any message, so no channel waits for another; an unreliable channel always does.
+        """
+        if channel.outgoing is None or channel.gone:
+            return not channel.gone
+        unsent, limits = channel.outgoing.unsent, self.limits
+        return unsent == 0 or (unsent + size <= limits.channel_first and self._state.unsent + size <= limits.outbox)
 
     def watch(self, channel: EngineChannel, size: int = 1) -> None:
         """Report `Writable` when a message of `size` bytes may fit."""
@@ -285,20 +294,20 @@ class Engine:
         receipt is 0, and the oldest message is dropped if too much waits.
         """
         self._check_sending(channel)
-        self._check_size(channel, len(body))
+        sizes = self._check_size(channel, len(body))
         if not self.admits(channel, len(body)):
             raise LocalProtocolError(
                 f"channel {channel.id}: {len(body)} bytes beside those queued, "
                 f"against Limits(channel_first={self.limits.channel_first}, outbox={self.limits.outbox})"
             )
-        return self._queue(channel, body, end)
+        return self._queue(channel, body, end, sizes)
 
     def end(self, channel: EngineChannel) -> int:
         """End this side of a channel, after what is queued; return a receipt, as `send` does."""
         self._check_sending(channel)
         if channel.outgoing is not None and channel.outgoing.next_seq > SEQ_MOST:
             raise LocalProtocolError(f"channel {channel.id}: no seq is left for an end; break it with err")
-        return self._queue(channel, b"", True)
+        return self._queue(channel, b"", True, self._body_sizes(channel, 0))
 
     def err(self, channel: EngineChannel, text: str) -> None:
         """Break a channel and tell the peer why; what is queued is dropped. Harmless when it is gone."""
@@ -315,8 +324,8 @@ class Engine:
             if not channel.incoming.handed:
                 raise LocalProtocolError(f"channel {channel.id}: nothing is being processed")
             for _ in range(channel.incoming.handed):
-                self._reader.processed(channel)
-            self._reader.deliver(channel)
+                self._state.processed(channel)
+            self._state.deliver(channel)
 
     def accept(self, channel: EngineChannel) -> None:
         """Count a channel of the peer as accepted, without its first message as processed."""
@@ -326,15 +335,15 @@ class Engine:
 
     def take(self, channel: EngineChannel, most: int) -> list[bytes]:
         """Take up to `most` complete messages behind the one reported last; the next `done` counts for all."""
-        return [] if channel.gone or channel.incoming is None else self._reader.take(channel, most)
+        return [] if channel.gone or channel.incoming is None else self._state.take(channel, most)
 
     def close(self, channel: EngineChannel) -> None:
-        """Discard what arrives from now on, and end this side; see `reader`. Harmless when the channel is gone."""
+        """Discard what arrives from now on, and end this side; see `state`. Harmless when the channel is gone."""
         if channel.gone or channel.closing:
             return
         if not channel.ended:
             self.end(channel)
-        self._reader.close(channel)
+        self._state.close(channel)
 
     def _check_sending(self, channel: EngineChannel) -> None:
         if channel.gone:
@@ -342,7 +351,8 @@ class Engine:
         if channel.ended:
             raise LocalProtocolError(f"channel {channel.id} was ended")
 
-    def _check_size(self, channel: EngineChannel, size: int) -> None:
+    def _check_size(self, channel: EngineChannel, size: int) -> tuple[int, int]:
+        """Raise `LocalProtocolError` for a message that cannot be sent; return its `_body_sizes`."""
         if channel.outgoing is None or not self.config.frag:
             room = self.quota(channel)
             if size > room:
@@ -350,7 +360,7 @@ class Engine:
                     f"channel {channel.id}: {size} bytes; a packet of {self._state.packet} has room for {room}"
                 )
             if channel.outgoing is None:
-                return
+                return room, room
         if size > self.limits.message:
             raise LocalProtocolError(
                 f"channel {channel.id}: {size} bytes against Limits(message={self.limits.message})"
@@ -365,11 +375,11 @@ class Engine:
             raise LocalProtocolError(
                 f"channel {channel.id}: seq {seq} would be needed, {SEQ_MOST} is the last; break it with err"
             )
+        return first, other
 
     def _body_sizes(self, channel: EngineChannel, size: int) -> tuple[int, int]:
         """Return the bytes of body in the first packet of a message, and in each other one."""
-        assert channel.outgoing is not None
-        packet, seq = self._state.packet, channel.outgoing.next_seq
+        packet, seq = self._state.packet, 0 if channel.outgoing is None else channel.outgoing.next_seq
         whole = packet - overhead(channel, seq, end=True)
         if size <= whole:
             return whole, whole
@@ -378,7 +388,7 @@ class Engine:
         first = packet - overhead(channel, seq, frag=frag, end=True)
         return first, packet - overhead(channel, max(2, last), frag=frag, end=True)
 
-    def _queue(self, channel: EngineChannel, body: bytes, end: bool) -> int:
+    def _queue(self, channel: EngineChannel, body: bytes, end: bool, sizes: tuple[int, int]) -> int:
         state, outgoing = self._state, channel.outgoing
         channel.ended = channel.ended or end
         state.queue_up(channel)
@@ -396,9 +406,162 @@ class Engine:
                 channel.dies_at = state.now + state.linger
                 state.arm(channel)
             return 0
-        first, other = self._body_sizes(channel, len(body))
-        for frag, piece in cut(body, first, other):
+        for frag, piece in cut(body, *sizes):
             type = channel.type if channel.ours and outgoing.next_seq == 1 else None
             outgoing.push(Piece(outgoing.next_seq, piece, type=type, end=end and frag == 0, frag=frag))
         state.unsent += len(body)
         return outgoing.next_seq - 1
+
+    # --- writing packets
+
+    def datagrams_to_send(self, now: float) -> Sequence[bytes]:
+        """Take out the packets to send now: errs, then packets to send again, then new ones in turns, then acks."""
+        state = self._state
+        state.now = now = max(state.now, now)
+        out: list[bytes] = []
+        self._write_errs(out)
+        had = state.unsent
+        while len(out) < PACKETS_AT_ONCE and (state.resends or state.line):
+            packet = self._take_resend(now) if state.resends else self._take_new(now)
+            if packet is None:
+                if not state.congestion.may_send(now):
+                    break
+                continue
+            state.congestion.sent(len(packet), now)
+            out.append(packet)
+        self._write_acks(out, now)
+        if state.unsent < had:
+            self._report_writable()
+        state.counters["bytes_sent"] += sum(map(len, out))
+        state.counters["packets_sent"] += len(out)
+        return out
+
+    # --- packets with a body
+
+    def _take_resend(self, now: float) -> bytes | None:
+        """Take the next packet to send again; None if it is not needed any more, or not allowed yet."""
+        state = self._state
+        channel, piece = state.resends[0]
+        if channel.gone or channel.outgoing is None or channel.outgoing.take_back(piece):
+            state.resends.popleft()
+            return None
+        if not state.congestion.may_send(now):
+            return None
+        state.resends.popleft()
+        state.counters["resent"] += 1
+        return self._encode(channel, piece, now)
+
+    def _take_new(self, now: float) -> bytes | None:
+        """Take the next new packet, of the channel whose turn it is; None if it has none, or none is allowed yet."""
+        state = self._state
+        channel = state.line[0]
+        if channel.gone:
+            channel.in_line = False
+            state.line.popleft()
+            return None
+        if channel.outgoing is None:
+            return self._take_datagram(channel, now)
+        piece = channel.outgoing.next()
+        if piece is None:
+            channel.in_line = False
+            state.line.popleft()
+            return None
+        if not state.congestion.may_send(now):
+            return None
+        state.line.rotate(-1)
+        state.unsent -= len(piece.body)
+        return self._encode(channel, piece, now)
+
+    def _encode(self, channel: EngineChannel, piece: Piece, now: float) -> bytes:
+        outgoing, incoming = channel.outgoing, channel.incoming
+        assert outgoing is not None
+        assert incoming is not None
+        outgoing.mark_sent(piece, now)
+        head = head_of(channel.id, piece.type, piece.seq, piece.end, piece.frag)
+        pace = self._state.congestion
+        wants = outgoing.wants_ack(piece, now, pace.ask_pause, pace.round_trip)
+        # An opening carries no ack: nothing was received on its channel.
+        if piece.type is None and (wants or incoming.owes_news):
+            room = self._state.packet - 4 - len(head) - len(piece.body)
+            part = self._ack(incoming, now, room, wants_miss=False)
+            if part:
+                head += part
+                self._state.acking.pop(channel.id, None)
+                outgoing.mark_asked(piece, now)
+        self._state.arm(channel)
+        self._observe(channel, "end" if piece.end else "open" if piece.type else "data", len(piece.body))
+        return join_packet(b"{%b}" % head, piece.body)
+
+    def _take_datagram(self, channel: EngineChannel, now: float) -> bytes | None:
+        """Take the next message of an unreliable channel."""
+        state = self._state
+        if not channel.datagrams:
+            channel.in_line = False
+            state.line.popleft()
+            state.close_if_over(channel)
+            return None
+        if not state.congestion.may_send(now):
+            return None
+        state.line.rotate(-1)
+        body, end = channel.datagrams.popleft()
+        channel.queued -= len(body)
+        state.unsent -= len(body)
+        type = channel.type if channel.ours and not channel.announced else None
+        self._observe(channel, "end" if end else "data", len(body))
+        return join_packet(b"{%b}" % head_of(channel.id, type, None, end, 0), body)
+
+    # --- packets without a body
+
+    def _write_errs(self, out: list[bytes]) -> None:
+        errs = self._state.errs
+        while errs and len(out) < PACKETS_AT_ONCE:
+            id = next(iter(errs))
+            out.append(join_packet(b'{"c":%d,"err":%b}' % (id, quoted(errs.pop(id)))))
+
+    def _write_acks(self, out: list[bytes], now: float) -> None:
+        """Write acks at any rate: they are small, and the peer waits for them."""
+        state = self._state
+        while state.acking and len(out) < PACKETS_AT_ONCE:
+            channel = state.acking.pop(next(iter(state.acking)))
+            assert channel.incoming is not None
+            head = head_of(channel.id, None, None, False, 0)
+            part = self._ack(channel.incoming, now, state.packet - 4 - len(head), wants_miss=True)
+            out.append(join_packet(b"{%b%b}" % (head, part)))
+            self._observe(channel, "ack", 0)
+            state.arm(channel)
+        while state.answers and len(out) < PACKETS_AT_ONCE:
+            id = next(iter(state.answers))
+            del state.answers[id]
+            tombstone = state.tombstone(id)
+            if tombstone is not None:
+                out.append(join_packet(b"{%b%b}" % (head_of(id, None, None, False, 0), ack_part(tombstone.ack, None))))
+
+    def _ack(self, incoming: Incoming, now: float, room: int, *, wants_miss: bool) -> bytes:
+        """Encode `ack` and, if needed, `miss` in at most `room` bytes; empty if they do not fit."""
+        left = room - ACK_SIZE - MISS_SIZE
+        # The first and the last delta may be long, the others are short: try a long list, then shorter ones.
+        for most in ((left - 2 * DELTA_SIZE) // LISTED_SIZE, left // DELTA_SIZE, 2, 1):
+            fields = incoming.ack(most, wants_miss=wants_miss) if most > 0 else None
+            if fields is not None and len(part := ack_part(*fields)) <= room:
+                incoming.mark_acked(now)
+                return part
+        return b""
+
+    def _report_writable(self) -> None:
+        state = self._state
+        for channel in tuple(state.watching.values()):
+            if channel.outgoing is not None and self.admits(channel, channel.outgoing.watched):
+                del state.watching[channel.id]
+                channel.outgoing.watched = 0
+                state.events.append(Writable(channel))
+
+    def _observe(self, channel: EngineChannel, name: str, size: int) -> None:
+        if self._state.observer is not None:
+            self._state.observer.frame("out", f"channel {channel.id}", name, size)
+
+
+def overhead(channel: EngineChannel, seq: int | None, *, frag: int = 0, end: bool = False) -> int:
+    """Return the bytes of a packet of this channel beside its body."""
+    # An unreliable channel tells its type until the peer answers on it: the first packet may be lost.
+    type = channel.type if channel.ours and (seq is None or seq == 1) else None
+    return 4 + len(head_of(channel.id, type, seq, end, frag)) + (0 if seq is None else ASK_SIZE)

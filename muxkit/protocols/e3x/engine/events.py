@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import attrs
 
-if TYPE_CHECKING:
-    from muxkit.protocols.e3x.engine.channel import EngineChannel
+from muxkit.protocols.e3x.engine.channel import EngineChannel
 
 
 class Fault(Enum):

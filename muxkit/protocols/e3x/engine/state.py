@@ -1,14 +1,33 @@
-"""The state of an engine: its channels, their timers, the queues of what to send, and the counters."""
+"""The channels of an engine: what packets of the peer do to them, their timers, and the queues of what to send.
+
+Each packet is checked completely before it changes anything; a packet ends at most its own channel.
+
+A channel that the application has closed goes on until its end. The document has no way to say "stop sending", only
+`err`, which drops everything in both directions. So, and this is not in the document:
+
+- An err is sent only after all packets of this side are confirmed: before, it could cost the peer what it has not
+  processed yet.
+- Then an end by the peer closes the channel in order, and any other unread packet is answered with an err.
+- A peer that sends nothing has `State.linger` seconds for its end.
+- A peer that goes on sending and processes nothing for `CLOSE_TIMEOUT` would wait for this side as this side waits for
+  it; the channel breaks.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict, deque
-from typing import TYPE_CHECKING
+from typing import Final
 
 from muxkit._errors import RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.core import NO_QUEUE, ChannelTable, Ids, Ranges, TokenBucket
+from muxkit.protocols.e3x.config import Config
+from muxkit.protocols.e3x.engine import events
 from muxkit.protocols.e3x.engine.channel import (
+    NEVER,
+    Arrival,
     Assembly,
     EngineChannel,
     Incoming,
@@ -18,23 +37,20 @@ from muxkit.protocols.e3x.engine.channel import (
     Tombstone,
 )
 from muxkit.protocols.e3x.engine.congestion import Congestion
-from muxkit.protocols.e3x.engine.events import Broken, Cause, Closed, Event, Fault, Faulted
-from muxkit.protocols.e3x.packets import ID_MOST
-
-if TYPE_CHECKING:
-    from muxkit._limits import Limits
-    from muxkit._observer import Observer
-    from muxkit.protocols.e3x.config import Config
+from muxkit.protocols.e3x.engine.events import Cause, Fault
+from muxkit.protocols.e3x.packets import ID_MOST, SEQ_MOST, TYPE_MOST, Packet, decode_miss, parse_packet
 
 LINGER = 10.0  # s, at least, that a tombstone is kept, to answer what the peer sends again
 ERR_REPEATS = 2  # times that an err is sent again, a second apart; not in the document
 ERR_PAUSE = 1.0  # s
 OVERHEAD = 256  # bytes that a waiting packet counts beside its body
+CLOSE_TIMEOUT: Final = 5.0  # s
+CLOSED: Final = "closed"  # the err of a closed channel
 USED_RANGES = 1024  # gaps in the peer's used ids that are remembered
 
 
 class State:
-    """The state that several parts of the engine change."""
+    """The channels to one peer, and what an engine keeps about them."""
 
     def __init__(self, odd: bool, config: Config, limits: Limits, observer: Observer | None) -> None:
         self.odd = odd
@@ -52,7 +68,7 @@ class State:
         self.congestion = Congestion(config.packet, is_on=config.congestion)
         self.reassembly = Reassembly(limits)
         self.refusals = TokenBucket(limits.resets_per_second, limits.resets_burst)
-        self.events: list[Event] = []
+        self.events: list[events.Event] = []
         self.faults: Counter[Fault] = Counter()
         self.counters: Counter[str] = Counter()
         self._reported: set[Fault] = set()
@@ -106,13 +122,13 @@ class State:
         if incoming is None or outgoing is None:
             if not channel.datagrams:
                 self._remove(channel, Tombstone(self.now + self.linger))
-                self.events.append(Closed(channel))
+                self.events.append(events.Closed(channel))
         elif outgoing.acked == outgoing.next_seq - 1:
             owes_ack = incoming.owes_news
             self._remove(channel, Tombstone(self.now + self.linger, ack=incoming.processed))
             if owes_ack:
                 self.answers[channel.id] = None
-            self.events.append(Closed(channel))
+            self.events.append(events.Closed(channel))
 
     def break_channel(self, channel: EngineChannel, cause: Cause, text: str, *, tell: bool) -> None:
         """Break a channel; with `tell` the peer is sent an err."""
@@ -121,7 +137,7 @@ class State:
         else:
             self._remove(channel, Tombstone(self.now + self.linger))
         if channel.announced or channel.ours:
-            self.events.append(Broken(channel, cause, text))
+            self.events.append(events.Broken(channel, cause, text))
 
     def break_silently(self, channel: EngineChannel, err: str) -> None:
         """Break a channel and send the peer an err, without an event."""
@@ -173,12 +189,341 @@ class State:
         del self.tombstones[id]
         return None
 
+    # --- packets of the peer
+
+    def receive(self, data: bytes) -> None:
+        """Parse a packet and apply it."""
+        try:
+            packet = parse_packet(data)
+        except RemoteProtocolError as error:
+            self.fault(Fault.MALFORMED, str(error))
+            return
+        if self.observer is not None:
+            self.observer.frame("in", f"channel {packet.channel}", name_of(packet), len(packet.body))
+        channel = self.table.get(packet.channel)
+        if channel is None:
+            self._receive_unknown(packet)
+        elif packet.err is not None:
+            self.break_channel(channel, Cause.PEER, packet.err, tell=False)
+        elif channel.is_reliable:
+            self._receive_reliable(channel, packet)
+        else:
+            self._receive_unreliable(channel, packet)
+
+    # --- packets of unknown channels
+
+    def _receive_unknown(self, packet: Packet) -> None:
+        tombstone = self.tombstone(packet.channel)
+        if tombstone is not None:
+            if packet.seq is not None and packet.err is None:  # the last ack, or the err, was lost
+                if tombstone.ack is not None:
+                    self.answers[packet.channel] = None
+                elif tombstone.err is not None and self.refusals.take(self.now):
+                    self.errs[packet.channel] = tombstone.err
+            self.fault(Fault.DUPLICATE, f"channel {packet.channel} is over")
+        elif packet.err is not None or self.is_ours(packet.channel) or packet.channel in self.used:
+            self.fault(Fault.UNKNOWN, f"channel {packet.channel} does not exist")
+        elif packet.ack is not None and packet.ack > 0:
+            self.fault(Fault.UNSENT, f"channel {packet.channel}: ack {packet.ack} where nothing was sent")
+        elif packet.seq is None and packet.type is not None:
+            self._open_unreliable(packet, packet.type)
+        elif packet.seq == 1 and packet.type is not None:
+            self._open_reliable(packet, packet.type)
+        elif packet.seq == 1:
+            self.fault(Fault.MISPLACED, f"channel {packet.channel}: a first packet without a type")
+        elif packet.seq is not None and self.config.reliable and packet.seq <= self.window:
+            self._await_opening(packet)
+        else:
+            self.fault(Fault.UNKNOWN, f"channel {packet.channel} does not exist")
+
+    def _open_unreliable(self, packet: Packet, type: str) -> None:
+        if len(type) > TYPE_MOST:
+            self._refuse(packet.channel, Fault.MISPLACED, too_long(type))
+            return
+        channel = self._admit(packet.channel, type, reliable=False)
+        if channel is not None:
+            self.used.add(packet.channel)
+            channel.announced = True
+            self.events.append(events.Opened(channel, packet.body))
+            self._end_unreliable(channel, packet)
+
+    def _open_reliable(self, packet: Packet, type: str) -> None:
+        refusal = self._refusal(type)
+        if refusal is not None:
+            self._refuse(packet.channel, Fault.MISPLACED, refusal)
+            return
+        if len(packet.body) > self.room_next:
+            self.fault(Fault.FULL, f"channel {packet.channel}: no memory left for its first packet")
+            return
+        channel = self._admit(packet.channel, type, reliable=True)
+        if channel is not None:
+            self.used.add(packet.channel)
+            self._receive_reliable(channel, packet)
+
+    def _refusal(self, type: str) -> str | None:
+        if len(type) > TYPE_MOST:
+            return too_long(type)
+        if not self.config.reliable:
+            return "only unreliable channels are taken"
+        return f"{type[:64]} is unreliable" if type in self.config.unreliable_types else None
+
+    def _await_opening(self, packet: Packet) -> None:
+        """Keep a packet that arrived before the first of its channel, so that a miss can ask for that."""
+        channel = self._admit(packet.channel, "", reliable=True, answers=False)
+        if channel is not None:
+            while len(self.unopened) >= self.limits.half_open:
+                self.drop_unopened(next(iter(self.unopened.values())))
+                self.fault(Fault.FLOOD, f"{self.limits.half_open} channels wait for their first packet")
+            self.unopened[channel.id] = channel
+            channel.dies_at = self.now + self.limits.handshake
+            self._receive_reliable(channel, packet)
+
+    def _admit(self, id: int, type: str, *, reliable: bool, answers: bool = True) -> EngineChannel | None:
+        census = self.table.census
+        if census.theirs >= self.limits.channels or not census.has_backlog_room:
+            limit = "backlog" if census.theirs < self.limits.channels else "channels"
+            text = f"{census.theirs} channels, {census.waiting} not taken: Limits({limit})"
+            if answers:
+                self._refuse(id, Fault.FLOOD, text)
+            else:
+                self.fault(Fault.FLOOD, f"channel {id}: {text}")
+            return None
+        channel = self.new_channel(id, type, ours=False, reliable=reliable)
+        channel.taken = False
+        self.table.add_theirs(id, channel)
+        if self.observer is not None:
+            self.observer.state(f"channel {id}", "open")
+        return channel
+
+    def _refuse(self, id: int, fault: Fault, text: str) -> None:
+        self.fault(fault, f"channel {id}: {text}")
+        if len(self.errs) < self.limits.tombstones and self.refusals.take(self.now):
+            self.errs[id] = text if fault is not Fault.FLOOD else "too many channels"
+
+    # --- reliable channels
+
+    def _receive_reliable(self, channel: EngineChannel, packet: Packet) -> None:
+        outgoing, incoming = channel.outgoing, channel.incoming
+        assert outgoing is not None
+        assert incoming is not None
+        where = f"channel {channel.id}"
+        if packet.ack is not None and packet.ack > outgoing.sent:
+            self.fault(Fault.UNSENT, f"{where}: ack {packet.ack} where {outgoing.sent} was the last sent")
+            return
+        if packet.seq is None and (packet.ack is None or packet.body or packet.end or packet.type is not None):
+            self.fault(Fault.MISPLACED, f"{where} is reliable, and a packet came without seq")
+            return
+        if packet.seq == 1 and not channel.ours and packet.type is None:
+            self.fault(Fault.MISPLACED, f"{where}: a first packet without a type")
+            return
+        if packet.seq is not None and self._is_beyond_end(incoming, packet, packet.seq):
+            self.fault(Fault.MISPLACED, f"{where}: seq {packet.seq} does not fit to its end")
+            return
+        channel.heard_at = self.now
+        if packet.miss_fault:
+            self.fault(Fault.MISS, f"{where}: {packet.miss_fault}")
+        if packet.ack is not None:
+            self._acknowledge(channel, outgoing, packet, packet.ack)
+        if packet.seq is not None and not channel.gone:
+            self._keep(channel, incoming, packet, packet.seq)
+        if not channel.gone:
+            self.owe_ack(channel)
+            self.arm(channel)
+
+    def _is_beyond_end(self, incoming: Incoming, packet: Packet, seq: int) -> bool:
+        """Whether a packet lies behind the end of its channel, or moves the end."""
+        if incoming.end_seq is not None:
+            return seq > incoming.end_seq or (packet.end and seq != incoming.end_seq)
+        return packet.end and seq < incoming.highest
+
+    def _acknowledge(self, channel: EngineChannel, outgoing: Outgoing, packet: Packet, ack: int) -> None:
+        window, missing = None, []
+        if packet.miss is not None:
+            miss = decode_miss(ack, packet.miss)
+            window, missing = miss.window, miss.missing
+        congestion = self.congestion
+        news = outgoing.acknowledge(ack, window, missing, self.now, congestion.fell_at)
+        if news is None:
+            return
+        congestion.ack_received(news.round_trip, news.lost, self.now, is_sure=news.is_sure, is_cut=news.is_cut)
+        self.counters["lost"] += news.named
+        self.resends.extend((channel, piece) for piece in news.resend)
+        if news.last >= news.first:
+            self.events.append(events.Delivered(channel, news.first, news.last))
+        self.queue_up(channel)
+        if ack == SEQ_MOST and not channel.ended:
+            self.break_channel(channel, Cause.EXHAUSTED, f"seq {SEQ_MOST} was used, and there is no other", tell=True)
+        self.close_if_over(channel)
+        if channel.closing:
+            self._continue_closing(channel, has_advanced=news.last >= news.first)
+
+    def _keep(self, channel: EngineChannel, incoming: Incoming, packet: Packet, seq: int) -> None:
+        # Do not keep fields that are not needed any more: a head may be large, and only bodies are counted.
+        type, packet.type, packet.miss = packet.type, None, None
+        before = incoming.bytes
+        room = min(self.limits.channel_bytes - before, self.room)
+        arrival = incoming.take(packet, seq, self.now, room, self.room_next)
+        self.held += incoming.bytes - before
+        if arrival is not Arrival.KEPT:
+            fault = Fault.DUPLICATE if arrival is Arrival.DUPLICATE else Fault.FULL
+            self.fault(fault, f"channel {channel.id}: seq {seq} is {arrival.value}")
+            return
+        self.waiting += 1
+        if packet.end:
+            incoming.end_seq = seq
+        if seq == 1 and not channel.ours:
+            self._accept_opening(channel, type or "")
+        if not channel.gone and (channel.ours or channel.type):
+            self.deliver(channel)
+
+    def _accept_opening(self, channel: EngineChannel, type: str) -> None:
+        """Accept or refuse a channel whose first packet has arrived."""
+        refusal = self._refusal(type)
+        if refusal is not None:
+            self.fault(Fault.MISPLACED, f"channel {channel.id}: {refusal}")
+            self.break_silently(channel, refusal)
+            return
+        channel.type = type
+        channel.dies_at = NEVER
+        self.unopened.pop(channel.id, None)
+        self.used.add(channel.id)
+
+    def deliver(self, channel: EngineChannel) -> None:
+        """Report the next message, unless the application has one; put pieces together on the way."""
+        incoming, assembly = channel.incoming, channel.assembly
+        assert incoming is not None
+        assert assembly is not None
+        if channel.closing:
+            self._continue_closing(channel)
+            return
+        while not channel.gone and (packet := incoming.next()) is not None:
+            body: bytes | None = packet.body
+            if self.config.frag:
+                try:
+                    body = assembly.add(packet.frag, packet.body)
+                    if packet.end and body is None:
+                        raise RemoteProtocolError(f"an end before {packet.frag} pieces of its message")
+                except RemoteProtocolError as error:
+                    self.break_channel(channel, Cause.MESSAGE, str(error), tell=True)
+                    return
+            if body is None:
+                self.processed(channel)
+            elif not channel.ours and not channel.announced:
+                channel.announced = True
+                incoming.handed = 1
+                self.events.append(events.Opened(channel, body))
+            elif body or not packet.end:
+                incoming.handed = 1
+                self.events.append(events.Message(channel, body))
+            else:
+                self.processed(channel)
+
+    def take(self, channel: EngineChannel, most: int) -> list[bytes]:
+        """Take whole messages behind the one that the application has, at most `most`."""
+        incoming, assembly = channel.incoming, channel.assembly
+        assert incoming is not None
+        assert assembly is not None
+        bodies: list[bytes] = []
+        if not incoming.handed or assembly.expected:
+            return bodies
+        while len(bodies) < most and (packet := incoming.further()) is not None:
+            if (packet.frag and self.config.frag) or (packet.end and not packet.body):
+                break
+            incoming.handed += 1
+            bodies.append(packet.body)
+        return bodies
+
+    def processed(self, channel: EngineChannel) -> None:
+        """Count the next packet of a channel as processed."""
+        incoming = channel.incoming
+        assert incoming is not None
+        before = incoming.bytes
+        packet = incoming.done()
+        self.held += incoming.bytes - before
+        self.waiting -= 1
+        if packet.end:
+            incoming.ended = channel.peer_ended = True
+            incoming.ack_now = True
+            self.events.append(events.Ended(channel))
+        self.owe_ack(channel)
+        self.arm(channel)
+        self.close_if_over(channel)
+
+    # --- closed channels
+
+    def close(self, channel: EngineChannel) -> None:
+        """Discard from now on what arrives on a channel, and wait for its end."""
+        channel.closing = True
+        if channel.assembly is not None:
+            channel.assembly.drop()
+        self._continue_closing(channel)
+
+    def _continue_closing(self, channel: EngineChannel, *, has_advanced: bool = False) -> None:
+        """End a closed channel, or set its timeout, after a packet or, with `has_advanced`, an ack has arrived."""
+        incoming, outgoing = channel.incoming, channel.outgoing
+        if channel.gone or incoming is None or outgoing is None:
+            return
+        packet = incoming.next()
+        if packet is not None and packet.end and not packet.body:
+            self.processed(channel)
+        if channel.gone:
+            return
+        is_unread = incoming.waiting > 0
+        if outgoing.acked == outgoing.next_seq - 1:
+            if is_unread:
+                self._end_closed(channel)
+            elif has_advanced or channel.dies_at == NEVER:
+                channel.dies_at = self.now + self.linger
+        elif is_unread and (has_advanced or channel.dies_at == NEVER):
+            channel.dies_at = self.now + CLOSE_TIMEOUT
+        if not channel.gone:
+            self.arm(channel)
+
+    def close_timed_out(self, channel: EngineChannel) -> None:
+        """End a closed channel that has waited for too long."""
+        outgoing = channel.outgoing
+        if outgoing is None or outgoing.acked == outgoing.next_seq - 1:
+            self._end_closed(channel)
+        else:
+            text = f"the peer went on sending, and processed nothing of ours for {CLOSE_TIMEOUT} s"
+            self.break_silently(channel, CLOSED)
+            self.events.append(events.Broken(channel, Cause.TIMEOUT, text))
+
+    def _end_closed(self, channel: EngineChannel) -> None:
+        self.break_silently(channel, CLOSED)
+        self.events.append(events.Closed(channel))
+
+    # --- unreliable channels
+
+    def _receive_unreliable(self, channel: EngineChannel, packet: Packet) -> None:
+        if packet.seq is not None or packet.ack is not None or packet.miss_fault:
+            self.fault(Fault.MISPLACED, f"channel {channel.id} is unreliable, and a packet came with seq or ack")
+            return
+        if packet.type is not None and packet.type != channel.type:
+            self.fault(Fault.MISPLACED, f"channel {channel.id}: a second type")
+            return
+        if channel.peer_ended:
+            self.fault(Fault.MISPLACED, f"channel {channel.id}: a packet after its end")
+            return
+        channel.heard_at = self.now
+        if channel.ours:
+            channel.announced = True
+        if (packet.body or not packet.end) and not channel.closing:
+            self.events.append(events.Message(channel, packet.body))
+        self._end_unreliable(channel, packet)
+
+    def _end_unreliable(self, channel: EngineChannel, packet: Packet) -> None:
+        if packet.end:
+            channel.peer_ended = True
+            self.events.append(events.Ended(channel))
+            self.close_if_over(channel)
+
     # --- time
 
     def arm(self, channel: EngineChannel) -> None:
         """Set the timer of a channel to when something is due on it. A timer that fires early costs one check."""
         due = channel.due(self.config.timeout)
-        if due is not None and due < channel.timer_at:
+        if due < channel.timer_at:
             channel.timer_at = due
             self._push_timer(due, channel.id)
 
@@ -198,7 +543,7 @@ class State:
             if channel is None:
                 self._repeat_err(id)
             elif channel.timer_at == when:
-                channel.timer_at = float("inf")
+                channel.timer_at = NEVER
                 due.append(channel)
         return due
 
@@ -229,19 +574,32 @@ class State:
         self.faults[fault] += 1
         if fault is not Fault.DUPLICATE and fault not in self._reported:
             self._reported.add(fault)
-            self.events.append(Faulted(fault, text))
+            self.events.append(events.Faulted(fault, text))
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[events.Event]:
         """Take the events since the last call."""
-        events, self.events = self.events, []
+        taken, self.events = self.events, []
         self._reported.clear()
-        return events
+        return taken
+
+
+def too_long(type: str) -> str:
+    return f"a type of {len(type)} characters, {TYPE_MOST} are allowed"
+
+
+def name_of(packet: Packet) -> str:
+    """Return the name of a packet for an observer."""
+    if packet.err is not None:
+        return "err"
+    if packet.end:
+        return "end"
+    if packet.type is not None:
+        return "open"
+    return "ack" if packet.seq is None and packet.ack is not None else "data"
 
 
 class UsedIds:
     """The ids that the peer has used; it may open each once, and openings may overtake each other."""
-
-    __slots__ = ("_floor", "_ranges")
 
     def __init__(self) -> None:
         self._ranges = Ranges(USED_RANGES)

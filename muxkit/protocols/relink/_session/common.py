@@ -1,22 +1,402 @@
-"""The channels that the peer opens: common channels, or receivers on a link without common channels."""
+"""The common channels over Relink: one id in both directions, and a few marker messages.
+
+A message of one part is the application's. One without parts says that the direction is in use. One of two parts is a
+marker: the first part says which, the second is empty. Relink itself can only close a channel; the markers add what
+`muxkit.Channel` promises beside that.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from typing import Final
 
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.relink._session.channel import Channel
+from muxkit.core import NO_QUEUE, Ids, Sending, queue_of
+from muxkit.protocols.relink._session.core import Acknowledged, Core
+from muxkit.protocols.relink._session.errors import cancelled, refused, stopped
 from muxkit.protocols.relink._session.receiver import Receiver
-from muxkit.runtime import Backlog, ChannelStopped, Unsupported
+from muxkit.protocols.relink.engine.events import Arrived
+from muxkit.protocols.relink.frames import OVERHEAD, PART_OVERHEAD, Parts
+from muxkit.runtime import (
+    Backlog,
+    ByteStream,
+    ChannelStopped,
+    ErrorMaker,
+    Mailbox,
+    Reading,
+    ReceiveHalf,
+    SendHalf,
+    SlotQueue,
+    Unsupported,
+    turns,
+)
+from muxkit.runtime import Channel as CommonChannel
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from types import TracebackType
+BEGIN: Final[Parts] = ()
+END: Final[Parts] = (b"end", b"")
+"""No more messages follow."""
+CANCEL: Final[Parts] = (b"cancel", b"")
+"""No more follow, and some are missing."""
+STOP: Final[Parts] = (b"stop", b"")
+"""No more are wanted in the other direction."""
 
-    from muxkit.protocols.relink._session.core import Core, ErrorMaker
+RESERVE: Final = 3 * (OVERHEAD + PART_OVERHEAD + 48)  # bytes kept free in each window, so that markers can always go
+TOLD_CALLS: Final = 16  # messages that are taken before the engine is told of them
+TOLD_BYTES: Final = 16 * 1024
+CLOSED_A_TURN: Final = 32  # channels, when a link with many of them ends
+
+
+class Sink(SendHalf):
+    """The sending half of a common channel."""
+
+    __slots__ = ("_core", "_end", "_engine", "_heard", "_id", "_markers", "has_sent", "is_finished", "is_unannounced")
+
+    def __init__(self, core: Core, id: int) -> None:
+        super().__init__(core.budget, core.request_write)
+        self._core = core
+        self._engine = core.engine
+        self._id = id
+        self._markers: deque[Parts] = NO_QUEUE  # markers for which there was no room yet
+        self._end: int | None = None  # number of the message that holds END or CANCEL
+        self._heard = -1
+        self.has_sent = False
+        self.is_unannounced = False  # the peer never heard of the channel, and need not
+        self.is_finished = False  # END or CANCEL is queued, or the peer sent STOP
+
+    @property
+    def may_close(self) -> bool:
+        return self.is_finished and not self._markers
+
+    def admits(self, size: int) -> bool:
+        return self._engine.admits(self._id, size + RESERVE)
+
+    def watch(self, size: int) -> None:
+        self._engine.watch(self._id, size + RESERVE)
+
+    def check_size(self, size: int) -> None:
+        most = self._core.limits.message
+        if size > most:
+            raise LocalProtocolError(f"a message of {size} bytes against Limits(message={most})")
+
+    def _try_push(self, message: bytes) -> bool:
+        number = self._engine.try_send(self._id, message, RESERVE)
+        if number is None:
+            return super()._try_push(message)
+        self._core.messages_sent += 1
+        if self._core.out_transactions:
+            self._engine.commit(self._id, through=number)
+        return True
+
+    def _try_push_all(self, messages: list[bytes]) -> bool:
+        last = self._engine.try_send_all(self._id, messages, RESERVE)
+        if last is None:
+            return False
+        self._core.messages_sent += len(messages)
+        if self._core.out_transactions:
+            self._engine.commit(self._id, through=last)
+        return True
+
+    def _push(self, message: bytes) -> None:
+        self._send_now((message,), overdraw=True)
+
+    def _send_now(self, parts: Parts, *, overdraw: bool = False) -> int:
+        number = self._engine.send(self._id, parts, overdraw=overdraw)
+        self._core.messages_sent += 1
+        self.has_sent = True
+        if self._core.out_transactions:
+            self._engine.commit(self._id, through=number)
+        return number
+
+    def _finish(self, payload: bytes) -> None:
+        self.send_marker(END)
+
+    def _abort(self) -> None:
+        if END in self._markers:
+            self._markers.remove(END)
+        if self._end is None:
+            self.send_marker(CANCEL)
+
+    def send_marker(self, marker: Parts) -> None:
+        """Send a marker behind everything that was sent, as soon as there is room; the caller requests the write."""
+        if marker is END or marker is CANCEL:
+            self.is_finished = True
+        if not self.is_unannounced:
+            self._markers = queue_of(self._markers)
+            self._markers.append(marker)
+            self._send_markers()
+
+    def _send_markers(self) -> None:
+        while self._markers:
+            marker = self._markers[0]
+            if not self._engine.admits(self._id, 16, len(marker)):
+                self._engine.watch(self._id, 16, len(marker))
+                break
+            self._markers.popleft()
+            try:
+                number = self._send_now(marker)
+            except LocalProtocolError:
+                # No channel can be opened any more, so the peer learns from our shutdown that there is none.
+                self._markers.clear()
+                break
+            if marker is END or marker is CANCEL:
+                self._end = number
+
+    def window_changed(self) -> None:
+        self._send_markers()
+        super().window_changed()
+
+    def heard(self, through: int) -> None:
+        """The peer has the messages through this one."""
+        self._heard = max(self._heard, through)
+        if self._end is not None and self._heard >= self._end:
+            self.gone()
+
+    def gone(self) -> None:
+        """Confirm the end: the peer has it, or the channel is closed on both sides of the wire."""
+        if self.state is Sending.FINISHING:
+            self.confirmed()
+
+    def __repr__(self) -> str:
+        return f"<relink.Sink {self._id} {self.state.value}>"
+
+
+class Channel(ReceiveHalf[bytes], CommonChannel):
+    """A common channel: our channel n with the peer's channel n. Connectors open even numbers, listeners odd ones.
+
+    It is the receiving half, and has the sending one. The two form no circle of references, so that a channel is freed
+    as soon as it is over.
+    """
+
+    __slots__ = (
+        "_came",
+        "_core",
+        "_done",
+        "_forgotten",
+        "_has_ended",
+        "_is_absorbing",
+        "_is_closed",
+        "_out_is_over",
+        "_peer_is_done",
+        "_sent_stop",
+        "_taken_bytes",
+        "_taken_calls",
+        "_unread_markers",
+        "id",
+        "is_open_there",
+        "sink",
+    )
+
+    _new_storage = Mailbox
+
+    def __init__(self, core: Core, id: int, forgotten: Callable[[Channel], None], *, is_ours: bool) -> None:
+        super().__init__(core.request_write)
+        self.id = id
+        self.sink = Sink(core, id)
+        self._core = core
+        self._forgotten = forgotten
+        self.is_open_there = not is_ours  # the peer's direction is in use
+        self._came = -1  # the last message that the engine gave
+        self._done = -1  # the last that was consumed
+        self._taken_calls = 0  # since the engine was told
+        self._taken_bytes = 0
+        self._unread_markers = 0  # behind the oldest message that is unread
+        self._peer_is_done = False  # END or CANCEL came, or the peer's direction is closed
+        self._sent_stop = False
+        self._has_ended = False  # the peer's direction is closed
+        self._is_closed = False  # and ours, by us
+        self._out_is_over = False  # and the peer has confirmed it
+        self._is_absorbing = False
+        core.outs[id] = self
+        core.ins[id] = self
+
+    # --- for the application; these give the half's own coroutine, since they are called for each message
+
+    def send(self, message: bytes) -> Coroutine[object, object, None]:
+        return self.sink.send(message)
+
+    def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
+        return self.sink.send_many(messages)
+
+    async def finish(self) -> None:
+        await self.sink.finish()
+
+    def close(self) -> None:
+        """`aclose` without the checkpoint."""
+        self._leave(self.sink.close)
+
+    def abort(self) -> None:
+        self._leave(self.sink.abort)
+
+    def _leave(self, end_sending: Callable[[], None]) -> None:
+        with self._core.written_together():
+            self.sink.is_unannounced = self._is_idle
+            end_sending()  # first: a peer counts the other order as breaking off
+            super().close()
+            self._close_if_done()
+
+    def as_stream(self) -> ByteStream:
+        """Return the channel as a `trio.abc.HalfCloseableStream`; use the stream or the channel, not both."""
+        return ByteStream(self.sink, self)
+
+    def __repr__(self) -> str:
+        return f"<relink.Channel {self.sink!r}, {self.state.value}, {self.unread} unread>"
+
+    # --- for the link: what we send
+
+    def acknowledged(self, event: Acknowledged) -> None:
+        self.sink.heard(event.through)
+
+    def window_changed(self) -> None:
+        self.sink.window_changed()
+        self._close_if_done()
+
+    def closed(self) -> None:
+        self._out_is_over = True
+        self.sink.gone()
+        self._check_over()
+
+    def lost(self, error: ErrorMaker) -> None:
+        self.sink.lost(error)
+        self.ended(error)
+        self._forgotten(self)
+
+    # --- for the link: what we receive
+
+    def opened(self) -> bool:
+        was_open, self.is_open_there = self.is_open_there, True
+        return not was_open
+
+    def arrived(self, event: Arrived) -> None:
+        core = self._core
+        if event.first <= self._came:
+            return  # a channel that was accepted late has asked for everything, and got this before the event came
+        self._came = event.first - 1  # a half that is closed consumes at once what it is given
+        for parts in event.messages:
+            self._came += 1
+            if len(parts) == 1:
+                core.messages_received += 1
+                self.deliver(parts[0])
+            else:
+                self._unread_markers += 1
+                self._on_marker(parts)
+        if self._unread_markers:
+            self._consume()
+            self._close_if_done()
+        if self._peer_is_done:
+            self.absorb_if_shut_down()
+
+    def peer_closed(self) -> None:
+        self._has_ended = True
+        self._peer_sends_no_more(trio.EndOfChannel)  # without a marker, from a peer that sends none
+        self._consume()
+        self._close_if_done()
+        self._check_over()
+
+    def _on_marker(self, parts: Parts) -> None:
+        if parts[:1] == END[:1]:
+            self._peer_sends_no_more(trio.EndOfChannel)
+        elif parts[:1] == CANCEL[:1]:
+            self._peer_sends_no_more(cancelled)
+        elif parts[:1] == STOP[:1]:
+            self._stopped(stopped)
+
+    def _peer_sends_no_more(self, error: ErrorMaker) -> None:
+        if not self._peer_is_done:
+            self._peer_is_done = True
+            self.ended(error)
+
+    def _stopped(self, error: ErrorMaker) -> None:
+        self.sink.is_finished = True
+        self.sink.stopped(error)
+
+    def _stop(self) -> None:
+        if not self._peer_is_done and not self._sent_stop:
+            self._sent_stop = True
+            self.sink.send_marker(STOP)
+
+    def _reading(self) -> Reading | None:
+        return self._core.reading()
+
+    def _taken(self, messages: Sequence[bytes], size: int) -> bool:
+        # What is unread comes before anything that the peer could be waiting to send, so the ack can wait for more.
+        self._taken_calls += 1
+        self._taken_bytes += size
+        if not self._stored.count or self._taken_calls >= TOLD_CALLS or self._taken_bytes >= TOLD_BYTES:
+            self._consume()
+        return False  # the core wakes the writer, if it has to
+
+    def _consume(self) -> None:
+        """Tell the engine what the application has taken."""
+        self._taken_calls = self._taken_bytes = 0
+        unread = 0 if self._is_absorbing else self._stored.count
+        if not unread:
+            self._unread_markers = 0
+        through = self._came - unread - self._unread_markers
+        if through > self._done and self._core.ins.get(self.id) is self:
+            core, engine = self._core, self._core.engine
+            self._done = through
+            tell = engine.committed if core.in_transactions else engine.consume
+            tell(self.id, through=through, now=trio.current_time())
+            core.after_consuming()
+            if self._out_is_over:
+                self._check_over()
+
+    # --- the end
+
+    @property
+    def _is_idle(self) -> bool:
+        """True if neither side has sent anything on it."""
+        return not (self.is_open_there or self.sink.has_sent)
+
+    @property
+    def is_unheard(self) -> bool:
+        """True if something was sent that the peer may not have received."""
+        return self.sink.has_sent and self.sink.is_unheard
+
+    def announce(self) -> None:
+        """Open the channel with BEGIN before our shutdown, after which none can be opened."""
+        if not self.sink.has_sent and self.sink.state is Sending.OPEN:
+            self.sink.send_marker(BEGIN)
+
+    def peer_shut_down(self) -> None:
+        """The peer opens no more channels: one that it has not used was refused."""
+        if not self.is_open_there:
+            self._peer_is_done = self._has_ended = True
+            self._stopped(refused)
+            self.ended(refused)
+            self._close_if_done()
+            self._check_over()
+        self.absorb_if_shut_down()
+
+    def absorb_if_shut_down(self) -> None:
+        """Consume at once what the application has not read, if the peer shuts down and sends no more."""
+        if self._peer_is_done and self._core.engine.has_peer_shut_down:
+            self._is_absorbing = True
+            self._consume()
+
+    def _close_if_done(self) -> None:
+        """Close our direction once its end, or the peer's STOP, leaves nothing to send."""
+        if self._is_closed or not self.sink.may_close or not (self._peer_is_done or self._sent_stop):
+            return
+        self._is_closed = True
+        if not self.sink.has_sent and self.is_open_there:
+            self.sink.send_marker(BEGIN)  # or the peer would wait for an end that never comes
+        if self.sink.has_sent and self._core.error is None:
+            self._core.engine.close(self.id)
+            self._core.after_command()
+        else:
+            self._out_is_over = True
+            self.sink.gone()
+        self._check_over()
+
+    def _check_over(self) -> None:
+        is_in_over = self._has_ended and self._done >= self._came
+        if self._out_is_over and (is_in_over or self._is_idle):
+            self._forgotten(self)
 
 
 class CommonChannels:
@@ -32,7 +412,8 @@ class CommonChannels:
         self._has_ended = False
         self._parity = 0 if core.is_connector else 1
         self._space = 1 << 8 * min(core.out_id_size, core.in_id_size)
-        self._next = self._parity
+        self._ids = Ids(self._parity, self._space - 1, step=2, wraps=True)
+        self._openers = SlotQueue(self._free_slots)
         self._ours = 0
         self.is_common = False
         self.live: dict[int, Channel] = {}
@@ -40,11 +421,10 @@ class CommonChannels:
     # --- iterating
 
     def incoming(self) -> AsyncIterator[Channel]:
-        self.use_common()
+        self._use_common()
         if self._channels is None:
             self._channels = Backlog(lambda channel: None)
-            self._start(self._channels)
-            self._claim()
+            self._claim_all(self._channels)
         return self._channels
 
     def receivers(self) -> AsyncIterator[Receiver]:
@@ -52,11 +432,10 @@ class CommonChannels:
             raise LocalProtocolError("this link carries common channels: they come from incoming()")
         if self._receivers is None:
             self._receivers = Backlog(lambda receiver: None)
-            self._start(self._receivers)
-            self._claim()
+            self._claim_all(self._receivers)
         return self._receivers
 
-    def use_common(self) -> None:
+    def _use_common(self) -> None:
         """Treat the peer's channels as common ones from now on."""
         if self.is_common:
             return
@@ -66,82 +445,99 @@ class CommonChannels:
             raise Unsupported("channel ids of 0 bytes name one channel: use sender(0) and receiver(0)")
         self.is_common = True
 
-    def _start(self, backlog: Backlog[Channel] | Backlog[Receiver]) -> None:
+    def _claim_all(self, backlog: Backlog[Channel] | Backlog[Receiver]) -> None:
+        for id in [*self._unclaimed]:
+            if self._claim(id):
+                self.replay(id)
         if self._has_ended:
-            self._claim()
             backlog.ended(self._end)
 
     def ended(self, error: ErrorMaker | None) -> None:
-        """End `incoming` and `receivers`."""
+        """End `incoming` and `receivers`, and let those who wait to open find out."""
         if not self._has_ended:
             self._has_ended, self._end = True, error
         for backlog in (self._channels, self._receivers):
             if backlog is not None:
                 backlog.ended(error)
+        self.wake_openers()
+
+    def wake_openers(self) -> None:
+        """Let tasks that wait to open a channel look again: there is room for one, or there will be none any more."""
+        self._openers.wake_waiters()
 
     # --- what the peer opens
 
     def opened(self, channel: int) -> None:
         self._unclaimed[channel] = None
-        self._claim()
+        self._claim(channel)
 
     def check_free(self, channel: int) -> None:
         if channel in self.live:
             raise LocalProtocolError(f"channel {channel} is a common one")
 
-    def claim(self, channel: int) -> None:
-        """Remove a channel that a caller asked for by number."""
+    def receiver(self, channel: int) -> Receiver:
+        """Make the receiver of a channel that a caller asked for by number."""
+        receiver = self._make_receiver(channel)
+        self.replay(channel)
+        return receiver
+
+    def _make_receiver(self, channel: int) -> Receiver:
         self._unclaimed.pop(channel, None)
+        receiver = self._core.ins[channel] = Receiver(self._core, channel)
+        return receiver
 
     def forget_unclaimed(self) -> None:
         self._unclaimed.clear()
 
-    def _claim(self) -> None:
-        if self._channels is not None:
-            for id in [*self._unclaimed]:
-                if id % 2 != self._parity and id < self._space:
-                    del self._unclaimed[id]
-                    self._channels.put(self._accept(id))
-        elif self._receivers is not None:
-            for id in [*self._unclaimed]:
-                del self._unclaimed[id]
-                receiver = self._core.ins[id] = Receiver(self._core, id)
-                self._receivers.put(receiver)
+    def _claim(self, id: int) -> bool:
+        """Hand a channel that is not claimed to the iterator, if there is one that takes it."""
+        if self._channels is not None and self._is_theirs(id):
+            self._channels.put(self._accept(id))
+        elif self._channels is None and self._receivers is not None:
+            self._receivers.put(self._make_receiver(id))
+        return id not in self._unclaimed
+
+    def _is_theirs(self, id: int) -> bool:
+        """Return True if the peer may open a common channel with this number."""
+        return id % 2 != self._parity and id < self._space
 
     def _accept(self, id: int) -> Channel:
+        del self._unclaimed[id]
         channel = self.live[id] = Channel(self._core, id, self._forgotten, is_ours=False)
-        channel.arrived()
-        if self._core.peer_channels.get(id, False):
-            channel.ended()
         return channel
+
+    def replay(self, id: int) -> None:
+        """Have what came on a channel before it was claimed given to its receiver."""
+        core = self._core
+        core.engine.rewind(id)
+        core.dispatch_events()
+        taker = core.ins.get(id)
+        if taker is not None and core.peer_channels.get(id, False):
+            taker.peer_closed()
 
     # --- what we open
 
     async def open(self) -> Channel:
         """A common channel; the peer hears of it with the first message."""
-        self.use_common()
+        self._use_common()
         await trio.lowlevel.checkpoint_if_cancelled()
-        while True:
-            error = self._closed()
-            if error is not None:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                raise error
-            # Each needs a channel of ours, and those of the peer do as well.
-            if self._ours < min(self._core.limits.channels, self._space) // 2:
-                break
-            await self._core.moved.park()
-        while self._next in self.live:
-            self._advance()
-        id = self._next
-        self._advance()
+        await self._openers.wait_for_slot()
+        error = self._closed()
+        if error is not None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            raise error
+        id = self._ids.allocate(self.live)
         self._ours += 1
         channel = self.live[id] = Channel(self._core, id, self._forgotten, is_ours=True)
+        self._openers.wake_waiters()
         return channel
 
-    def _advance(self) -> None:
-        self._next += 2
-        if self._next >= self._space:
-            self._next = self._parity
+    def _free_slots(self) -> int:
+        """Return how many channels may be opened now; once none ever may, more than wait, so that all wake."""
+        if self._closed() is not None:
+            return sys.maxsize
+        # Each needs a channel of ours, and those of the peer do as well.
+        return min(self._core.limits.channels, self._space) // 2 - self._ours
 
     def _closed(self) -> Exception | None:
         """Return why no channel can be opened any more, or None."""
@@ -161,10 +557,12 @@ class CommonChannels:
         del self.live[id]
         if id % 2 == self._parity:
             self._ours -= 1
-        for table in (core.outs, core.ins):
-            if table.get(id) is channel:
-                del table[id]
+        if core.outs.get(id) is channel:
+            del core.outs[id]
+        if core.ins.get(id) is channel:
+            del core.ins[id]
         core.peer_channels.pop(id, None)
+        self._openers.wake_waiters()
         if core.moved:
             core.moved.unpark_all()
         self._on_idle()
@@ -175,51 +573,24 @@ class CommonChannels:
         """Abort common channels that no task has taken, so that the link can end."""
         if self.is_common:
             for id in [*self._unclaimed]:
-                del self._unclaimed[id]
-                if id % 2 != self._parity and id < self._space:
-                    self._accept(id).abort()
+                if self._is_theirs(id):
+                    channel = self._accept(id)
+                    self.replay(id)
+                    channel.abort()
 
     def announce_all(self) -> None:
         for channel in [*self.live.values()]:
             channel.announce()
 
-    def close_all(self) -> None:
-        for channel in [*self.live.values()]:
-            channel.close()
-
-    def abort_all(self) -> None:
-        for channel in [*self.live.values()]:
-            channel.abort()
+    async def close_all(self, *, abort: bool = False) -> None:
+        """Close or abort all channels, in turns of processor time."""
+        for number, channel in enumerate([*self.live.values()], 1):
+            (channel.abort if abort else channel.close)()
+            if not number % CLOSED_A_TURN:
+                await turns().wait()
 
     def peer_shut_down(self) -> None:
         self.ended(None)
         for channel in [*self.live.values()]:
-            channel.refuse_unanswered()
-            channel.absorb()
+            channel.peer_shut_down()
         self._on_idle()
-
-
-class Opening(AbstractAsyncContextManager[Channel]):
-    """Opens when the block is entered; closes when it is left normally, aborts when by an error."""
-
-    __slots__ = ("_channel", "_common")
-
-    def __init__(self, faces: CommonChannels) -> None:
-        self._common = faces
-        self._channel: Channel | None = None
-
-    async def __aenter__(self) -> Channel:
-        if self._channel is not None:
-            raise RuntimeError("this block was entered before; open another channel")
-        self._channel = await self._common.open()
-        return self._channel
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._channel is None:
-            return
-        if kind is None:
-            await self._channel.aclose()
-        else:
-            self._channel.abort()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from muxkit._errors import MuxError
-from muxkit.protocols.relink.engine.events import EpochChanged
+from muxkit.protocols.relink.engine.events import EpochChanged, LinkReplaced
 from muxkit.runtime import ChannelCancelled, ChannelStopped, LinkLost
-
-if TYPE_CHECKING:
-    from muxkit.protocols.relink.engine.events import LinkReplaced
 
 
 class LinkChanged(LinkLost):

@@ -1,32 +1,74 @@
-"""The session of Relink: a link with senders and receivers, or with the common channels."""
+"""The session of Relink: a link over one connection after the other, with senders and receivers or common channels."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.relink._session.common import CommonChannels, Opening
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.protocols.relink._session.common import Channel, CommonChannels
+from muxkit.protocols.relink._session.core import Acknowledged, Core, In, Out
+from muxkit.protocols.relink._session.errors import LinkChanged, LinkRefused
 from muxkit.protocols.relink._session.receiver import Receiver
 from muxkit.protocols.relink._session.sender import Receipt, Sender, as_parts
+from muxkit.protocols.relink.config import Config
+from muxkit.protocols.relink.engine.events import (
+    Arrived,
+    ChannelClosed,
+    Committed,
+    Consumed,
+    Ended,
+    EpochChanged,
+    Event,
+    Failed,
+    Finished,
+    LinkReplaced,
+    Opened,
+    PeerShutDown,
+    Ponged,
+    Received,
+    Resumed,
+    RolledBack,
+    Silent,
+    Uncommitted,
+    Writable,
+)
+from muxkit.runtime import (
+    ErrorMaker,
+    LinkLost,
+    Opening,
+    Outage,
+    Pings,
+    SessionInfo,
+    SessionStats,
+    Side,
+    StreamPump,
+    background,
+    protected_manager,
+    turns,
+)
 from muxkit.runtime import Session as CommonSession
-from muxkit.runtime import SessionInfo, SessionStats, background, protected_manager
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit._limits import Limits
-    from muxkit.protocols.relink._session.channel import Channel
-    from muxkit.protocols.relink._session.core import Core, ErrorMaker
-    from muxkit.protocols.relink.engine.events import LinkReplaced
-    from muxkit.runtime import Outage
-
-    OnChanged = Callable[[LinkReplaced], None]
+OnChanged = Callable[[LinkReplaced], None]
 
 
 LEAVE_TIMEOUT = 5.0  # s, for taking leave
+CLOSE_TIMEOUT = 1.0  # s, for the end of a connection whose link is finished
+CHANNEL_COST = 3 * 1024  # bytes that a channel in one direction counts, with nothing in it; it takes up to twice that
+SHORT_CONNECTION = 1.0  # s; a connection that ends sooner and brought nothing forward may have been refused
+MOST_REFUSALS = 50  # such connections in a row; bad weather alone makes dozens
+
+# Events that bring the application's work forward.
+PROGRESS = frozenset(
+    (Opened, Arrived, Ended, Received, Consumed, Committed, Uncommitted, RolledBack, ChannelClosed, PeerShutDown)
+)
+
+_log = logging.getLogger("muxkit")
 
 
 @protected_manager
@@ -38,7 +80,7 @@ async def living(link: Link, linger: float, *work: Callable[[], Awaitable[None]]
         try:
             yield link
         except BaseException:
-            link.core.lose_because("the link was left by an error", by="local")
+            link.lose_because("the link was left by an error", by="local")
             raise
         await link.leave(linger)
 
@@ -49,15 +91,61 @@ class Link(CommonSession):
     Use `sender`, `receiver` and `receivers` for what Relink is, or `open` and `incoming` for the common channels.
     """
 
-    def __init__(self, core: Core, *, on_changed: OnChanged | None = None, outage: Outage | None = None) -> None:
-        self.core = core
-        self._engine = core.engine
-        self._common = CommonChannels(core, self._shut_down_if_idle)
+    def __init__(
+        self,
+        config: Config,
+        limits: Limits,
+        observer: Observer | None,
+        *,
+        is_connector: bool,
+        on_changed: OnChanged | None = None,
+        outage: Outage | None = None,
+    ) -> None:
+        self.core = Core(config, limits, observer, is_connector=is_connector, on_events=self._dispatch)
+        self._engine = self.core.engine
+        self._observer = observer
+        self._common = CommonChannels(self.core, self._shut_down_if_idle)
         self._on_changed = on_changed
         self._outage = outage
+        self._pings: Pings[None] = Pings()
+        self._peer = ""
+        self._connections = 0
+        self._bytes_received = 0  # on connections that are over
+        self._bytes_sent = 0
+        # The end.
+        self._over = trio.Event()
         self._is_leaving = False
+        self._is_finished = False  # in the way that both sides wanted
+        self._is_violated = False  # the link is over because the peer broke a rule
         self._was_unheard = False  # when the link was over
-        core.owner = self
+        self._unreported: ErrorMaker | None = None  # a change of the link that lost messages, and was raised nowhere
+        # What connections were good for.
+        self.last_loss: ErrorMaker = _never  # why the last one is over
+        self.progress = 0
+        """Grows with everything that brings the application's work forward."""
+        self.refusals = 0
+        """Connections in a row that were over at once and brought nothing forward."""
+        self._began = 0.0  # the present connection
+        self._progress_before = 0
+        self._arrivals_before = 0
+        self._actions: dict[type, Callable[..., None]] = {
+            Opened: self._on_opened,
+            Ended: self._on_ended,
+            Received: self._on_acknowledged,
+            Consumed: self._on_acknowledged,
+            Committed: self._on_acknowledged,
+            Uncommitted: self._on_acknowledged,
+            ChannelClosed: self._on_closed,
+            Writable: self._on_writable,
+            Ponged: lambda event: self._pings.answered(None),
+            Resumed: lambda event: self.core.budget.wake_waiting(),
+            LinkReplaced: self._on_changed_link,
+            EpochChanged: self._on_changed_link,
+            Silent: self._on_silent,
+            PeerShutDown: lambda event: self._common.peer_shut_down(),
+            Finished: self._on_finished,
+            Failed: self._on_failed,
+        }
 
     # --- messages
 
@@ -65,16 +153,12 @@ class Link(CommonSession):
         """To send on a channel of ours. Its first message opens it; one sender at a time, and one more that waits until
         the channel's end is confirmed."""
         core = self.core
-        core.raise_if_over()
-        if not 0 <= channel < 1 << 8 * core.out_id_size:
-            raise LocalProtocolError(f"channel {channel} does not fit an id of {core.out_id_size} bytes")
-        self._common.check_free(channel)
+        self._check_channel(channel, core.out_id_size)
         before = core.outs.get(channel)
+        sender = Sender(core, channel)
         if before is None:
-            sender = Sender(core, channel)
             core.outs[channel] = sender
         elif isinstance(before, Sender) and before.is_closed and channel not in core.successors:
-            sender = Sender(core, channel)
             core.successors[channel] = sender
         else:
             raise LocalProtocolError(f"channel {channel} has a sender")
@@ -82,16 +166,16 @@ class Link(CommonSession):
 
     def receiver(self, channel: int = 0) -> Receiver:
         """To receive what the peer sends on this channel, now or once the peer opens it; one receiver at a time."""
-        core = self.core
-        core.raise_if_over()
-        if not 0 <= channel < 1 << 8 * core.in_id_size:
-            raise LocalProtocolError(f"channel {channel} does not fit an id of {core.in_id_size} bytes")
-        self._common.check_free(channel)
-        if channel in core.ins:
+        self._check_channel(channel, self.core.in_id_size)
+        if channel in self.core.ins:
             raise LocalProtocolError(f"channel {channel} has a receiver")
-        self._common.claim(channel)
-        receiver = core.ins[channel] = Receiver(core, channel)
-        return receiver
+        return self._common.receiver(channel)
+
+    def _check_channel(self, channel: int, id_size: int) -> None:
+        self.core.raise_if_over()
+        if not 0 <= channel < 1 << 8 * id_size:
+            raise LocalProtocolError(f"channel {channel} does not fit an id of {id_size} bytes")
+        self._common.check_free(channel)
 
     def receivers(self) -> AsyncIterator[Receiver]:
         """A receiver for each channel that the peer opens, until the peer's shutdown."""
@@ -109,7 +193,7 @@ class Link(CommonSession):
         engine, channels = self._engine, [sender.channel for sender in senders]
         engine.check_targets(len(senders))
         while True:
-            full = next((one for one in senders if not one.may_go(one.size_of(message))), None)
+            full = next((one for one in senders if one.is_closed or not one.may_send(one.size_of(message))), None)
             if full is not None:
                 await full.wait_for_room(full.size_of(message))
             elif not engine.fits(channels, message) and engine.unanswered:
@@ -126,14 +210,10 @@ class Link(CommonSession):
 
     def open(self) -> AbstractAsyncContextManager[Channel]:
         """A channel in both directions; the peer hears of it with its first message."""
-        return Opening(self._common)
+        return Opening(self._common.open)
 
     def incoming(self) -> AsyncIterator[Channel]:
         return self._common.incoming()
-
-    async def ping(self) -> float:
-        """One round trip, in seconds; it waits for a connection if there is none."""
-        return await self.core.pings.ping()
 
     # --- the link
 
@@ -149,7 +229,7 @@ class Link(CommonSession):
     @property
     def connections(self) -> int:
         """How many connections it has had."""
-        return self.core.connections
+        return self._connections
 
     @property
     def unanswered(self) -> int:
@@ -166,7 +246,25 @@ class Link(CommonSession):
 
         Raises what ended the link if it is over; put `trio.fail_after` around it for a limit.
         """
-        await self.core.connected()
+        await trio.lowlevel.checkpoint()
+        while self.core.pump is None or not self._engine.is_resumed:
+            self.core.raise_if_over()
+            await self.core.moved.park()
+
+    async def ping(self) -> float:
+        """One round trip, in seconds; it waits for a connection, and is repeated on the next if this one is lost."""
+        await trio.lowlevel.checkpoint()
+        self.core.raise_if_over()
+        if self.core.pump is None:
+            self._pings.forget_unwanted()
+        ping = self._pings.sent(None)
+        if self.core.pump is not None:
+            self._send_ping()
+        return await ping.wait()
+
+    def _send_ping(self, _about: None = None) -> None:
+        self._engine.ping()
+        self.core.request_write()
 
     async def shutdown(self, *, grace: float) -> None:
         """Open no more channels, let the live ones end for up to `grace` seconds, then cut them.
@@ -176,21 +274,27 @@ class Link(CommonSession):
         """
         await trio.lowlevel.checkpoint()
         core = self.core
-        if core.error is not None:
+        if self._is_over:
             return
         self._common.ended(None)
         self._common.announce_all()
         self._common.refuse_unclaimed()
-        if not self._engine.is_shutting_down and not self._engine.over:
-            self._engine.shutdown()
-            core.after_command()
+        self._shut_down()
         with trio.move_on_after(grace):
-            while not self._is_over and (self._common.live or any(one.is_live for one in self._senders())):
+            while self._common.live or any(one.is_live for one in self._senders()):
                 await core.moved.park()
         if not self._is_over:
-            self._common.abort_all()
+            with trio.CancelScope(shield=True):  # for some turns
+                await self._common.close_all(abort=True)
             for sender in self._senders():
                 sender.close()
+
+    def _shut_down(self) -> None:
+        """Tell the peer that we open no more channels."""
+        if not (self._engine.is_shutting_down or self._engine.over):
+            self._engine.shutdown()
+            self._common.wake_openers()
+            self.core.after_command()
 
     @property
     def _is_over(self) -> bool:
@@ -206,80 +310,265 @@ class Link(CommonSession):
 
     @property
     def info(self) -> SessionInfo:
-        return SessionInfo(protocol="relink", peer=self.core.peer)
+        return SessionInfo(protocol="relink", peer=self._peer)
 
     def stats(self) -> SessionStats:
-        core = self.core
+        core, pump = self.core, self.core.pump
         return SessionStats(
-            bytes_received=core.bytes_received,
-            bytes_sent=core.bytes_sent,
+            bytes_received=self._bytes_received + (self._engine.bytes_received if pump is not None else 0),
+            bytes_sent=self._bytes_sent + (pump.bytes_sent if pump is not None else 0),
             messages_received=core.messages_received,
             messages_sent=core.messages_sent,
             channels=len(self._common.live) + len(self._senders()) + len(core.peer_channels.keys() - self._common.live),
-            queued=self._engine.outbox + (core.pump.unsent if core.pump is not None else 0),
-            round_trip=core.pings.round_trip,
+            queued=self._engine.outbox + (pump.unsent if pump is not None else 0),
+            round_trip=self._pings.round_trip,
         )
 
     def __repr__(self) -> str:
         state = "over" if self.core.error is not None else "connected" if self.is_connected else "absent"
-        return f"<relink.Link {self.core.peer or 'without a peer yet'}: {state}>"
+        return f"<relink.Link {self._peer or 'without a peer yet'}: {state}>"
 
-    # --- for the core
+    # --- connections, for dialling and listening
 
-    def channel_opened(self, channel: int) -> None:
+    async def run_connection(self, stream: trio.abc.Stream, *, epoch: int, link_id: int) -> None:
+        """Run the link over this stream until the connection is lost or the link is over; closes the stream."""
+        core, engine = self.core, self._engine
+        if core.pump is not None:
+            raise RuntimeError("the link has a connection; it has to be over first")
+        pump: StreamPump[Event] = StreamPump(
+            stream,
+            engine,
+            on_events=self._dispatch,
+            on_written=core.budget.wake_waiting,
+            on_lost=_nothing,
+            queued=lambda: engine.outbox,
+            outbox=engine.waiting,
+            observer=self._observer,
+        )
+        engine.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)
+        core.pump = pump
+        core.deadline = None
+        self._peer = pump.peer or self._peer
+        self._connections += 1
+        self._began, self._progress_before = trio.current_time(), self.progress
+        self._arrivals_before = engine.arrivals
+        try:
+            core.dispatch_events()
+            self._pings.resend(self._send_ping)
+            core.moved.unpark_all()
+            async with background() as nursery:
+                nursery.start_soon(self._end_connection, pump)
+                nursery.start_soon(self._notice_that_it_works)
+                await pump.run()
+        finally:
+            works = self.works
+            self.progress += engine.arrivals != self._arrivals_before
+            self._bytes_received += engine.bytes_received
+            self._bytes_sent += pump.bytes_sent
+            core.pump = None
+            self.last_loss = pump.loss
+            engine.connection_lost(trio.current_time())
+            core.dispatch_events()
+            self._count_refusal(works=works)
+            core.moved.unpark_all()
+
+    @property
+    def works(self) -> bool:
+        """True if the connection has made progress or lasted SHORT_CONNECTION; a handshake alone is none."""
+        if self.core.pump is None:
+            return False
+        if self.progress != self._progress_before or trio.current_time() >= self._began + SHORT_CONNECTION:
+            return True
+        return self._engine.arrivals != self._arrivals_before
+
+    async def _notice_that_it_works(self) -> None:
+        await trio.sleep(SHORT_CONNECTION)
+        self.core.moved.unpark_all()
+
+    def _count_refusal(self, *, works: bool) -> None:
+        self.refusals = 0 if works else self.refusals + 1
+        if self.refusals < MOST_REFUSALS or self.core.error is not None:
+            return
+        count, last, peer, engine = self.refusals, self.last_loss(), self._peer, self._engine
+
+        def error() -> LinkRefused:
+            return LinkRefused(count, last, peer=peer, unsent=engine.outbox)
+
+        _log.warning("%s", error())
+        self._lose(error)
+
+    async def _end_connection(self, pump: StreamPump[Event]) -> None:
+        """End the connection once the link is over, with a flush if the link finished in order."""
+        await self._over.wait()
+        if self._is_finished:
+            with trio.move_on_after(CLOSE_TIMEOUT):
+                await pump.flushed()
+                await pump.hang_up()
+        pump.lose("the link is over", by="local")
+
+    def lose_because(self, reason: str, *, by: Side, cause: BaseException | None = None) -> None:
+        """End the link with a `LinkLost`; later calls do nothing."""
+        peer, engine = self._peer, self._engine
+
+        def error() -> LinkLost:
+            lost = LinkLost(reason, by=by, peer=peer, unsent=engine.outbox)
+            lost.__cause__ = cause
+            return lost
+
+        self._lose(error)
+
+    def lose_because_of_last(self) -> None:
+        """End the link with the loss of its last connection."""
+        self._lose(self.last_loss)
+
+    def _lose(self, error: ErrorMaker) -> None:
+        core = self.core
+        if core.error is not None:
+            return
+        core.error = error
+        self._was_unheard = self._is_unheard
+        self._fail_channels(error)
+        orderly = self._is_finished or self._engine.has_peer_shut_down
+        self._common.ended(None if orderly else error)
+        self._pings.ended(error)
+        self._over.set()
+        core.moved.unpark_all()
+
+    def _fail_channels(self, error: ErrorMaker) -> None:
+        core = self.core
+        users: list[Out | In] = [*core.outs.values(), *core.successors.values(), *core.ins.values()]
+        core.outs.clear()
+        core.successors.clear()
+        core.ins.clear()
+        core.peer_channels.clear()
+        with turns().spreading():
+            for user in dict.fromkeys(users):
+                user.lost(error)
+
+    @property
+    def retained_bytes(self) -> int:
+        """What is kept of messages in both directions, and of the channels themselves."""
+        engine = self._engine
+        return engine.held_bytes + engine.retained_bytes + CHANNEL_COST * engine.channel_count
+
+    # --- events
+
+    def _dispatch(self, events: Sequence[Event]) -> None:
+        core, actions = self.core, self._actions
+        for event in events:
+            kind = type(event)
+            self.progress += kind in PROGRESS
+            if isinstance(event, Arrived):
+                taker = core.ins.get(event.channel)
+                if taker is not None:  # else it comes again when one asks for the channel
+                    taker.arrived(event)
+            elif kind in actions:
+                actions[kind](event)
+        if core.moved:
+            core.moved.unpark_all()
+
+    def _on_opened(self, event: Opened) -> None:
+        core, channel = self.core, event.channel
+        core.peer_channels[channel] = False
+        taker = core.ins.get(channel)
+        if taker is not None and taker.opened():
+            return
+        core.ins.pop(channel, None)
         self._common.opened(channel)
         if self._is_leaving or self._engine.is_shutting_down:
             self._common.refuse_unclaimed()
 
-    def peer_shut_down(self) -> None:
-        self._common.peer_shut_down()
+    def _on_ended(self, event: Ended) -> None:
+        self.core.peer_channels[event.channel] = True
+        taker = self.core.ins.get(event.channel)
+        if taker is not None:
+            taker.peer_closed()
 
-    def changed(self, change: LinkReplaced, error: ErrorMaker) -> None:
+    def _on_acknowledged(self, event: Acknowledged) -> None:
+        sender = self.core.outs.get(event.channel)
+        if sender is not None:
+            sender.acknowledged(event)
+
+    def _on_closed(self, event: ChannelClosed) -> None:
+        core = self.core
+        sender = core.outs.pop(event.channel, None)
+        successor = core.successors.pop(event.channel, None)
+        if successor is not None:
+            core.outs[event.channel] = successor
+        if sender is not None:
+            sender.closed()
+        core.budget.wake_waiting()
+
+    def _on_writable(self, event: Writable) -> None:
+        sender = self.core.successors.get(event.channel) or self.core.outs.get(event.channel)
+        if sender is not None:
+            sender.window_changed()
+
+    def _on_changed_link(self, event: LinkReplaced) -> None:
+        peer = self._peer
+
+        def error() -> LinkChanged:
+            self._unreported = None
+            return LinkChanged(event, peer=peer)
+
+        # Watches of the old link are over; new senders and receivers use the new one.
         self._common.forget_unclaimed()
         if self._on_changed is not None:
-            self._on_changed(change)
+            self._on_changed(event)
         elif self._is_unheard:
-            self.core.unreported = error
+            self._unreported = error
         if self._is_leaving:
-            self.core.lose(error)
+            self._lose(error)
+        self._fail_channels(error)
+        self.core.budget.wake_waiting()
+        if not event.link_id:
+            self._lose(error)
 
-    def ending(self) -> None:
-        self._was_unheard = self._is_unheard
+    def _on_silent(self, event: Silent) -> None:
+        if self.core.pump is not None:
+            what = "a packet made no progress" if event.stalled else "nothing was heard"
+            self.core.pump.lose(f"{what} for {event.seconds:.0f} s", by="network")
 
-    def over(self, error: ErrorMaker) -> None:
-        orderly = self.core.is_finished or self._engine.has_peer_shut_down
-        self._common.ended(None if orderly else error)
+    def _on_finished(self, _event: Finished) -> None:
+        self._is_finished = True
+        self.lose_because("the link was shut down by both sides", by="peer")
+
+    def _on_failed(self, event: Failed) -> None:
+        # The protocol has no error packet: the peer sees a closed connection, and only this log can say why.
+        _log.warning("%s broke a rule, the link was given up: %s", self._peer or "a peer", event.error)
+        self._is_violated = self.core.error is None
+        self.lose_because(str(event.error), by="peer", cause=event.error)
 
     def _shut_down_if_idle(self) -> None:
         """Answer the peer's shutdown once no channel is left, if all were common ones."""
-        engine, faces = self._engine, self._common
-        if not (faces.is_common and engine.has_peer_shut_down) or engine.is_shutting_down or engine.over:
-            return
-        if not faces.live and not self._senders() and self.core.error is None:
-            engine.shutdown()
-            self.core.after_command()
+        is_asked = self._common.is_common and self._engine.has_peer_shut_down and not self._is_over
+        if is_asked and not self._common.live and not self._senders():
+            self._shut_down()
 
     # --- leaving
 
     @property
     def _is_unheard(self) -> bool:
         """True if something was sent that the peer may not have received."""
-        if any(sender.is_unheard for sender in self._senders()):
-            return True
-        return any(one.sink.has_sent and one.sink.is_unheard for one in self._common.live.values())
+        return any(one.is_unheard for one in self._senders()) or any(
+            one.is_unheard for one in self._common.live.values()
+        )
 
     async def leave(self, linger: float) -> None:
         """Close all channels, wait until the peer has received everything, shut down; at most `linger` seconds."""
         core = self.core
         self._is_leaving = True
         with trio.move_on_after(linger):
-            self._goodbye()
+            self._common.ended(None)
+            self._common.refuse_unclaimed()
+            await self._common.close_all()
+            for sender in self._senders():
+                sender.close()
             while core.error is None and self._is_unheard:
                 await core.moved.park()
-            if core.error is None and not self._engine.is_shutting_down:
-                self._engine.shutdown()
-                core.after_command()
-            while core.error is None and (self._common.is_common or not core.owes_the_application):
+            if core.error is None:
+                self._shut_down()
+            while core.error is None and (self._common.is_common or not self._owes_the_application):
                 await core.moved.park()
             # Messages for receivers that are no longer read are never consumed, so the link cannot finish in order.
             if core.pump is not None and core.error is None:
@@ -287,14 +576,20 @@ class Link(CommonSession):
                 await core.pump.hang_up()
             while core.pump is not None:
                 await core.moved.park()
-        core.lose_because(f"the peer did not take leave within {linger} s", by="local")
-        error = core.unreported or (core.error if self._was_unheard or core.is_violated else None)
+        self.lose_because(f"the peer did not take leave within {linger} s", by="local")
+        error = self._unreported or (core.error if self._was_unheard or self._is_violated else None)
         if error is not None:
             raise error()
 
-    def _goodbye(self) -> None:
-        self._common.ended(None)
-        self._common.refuse_unclaimed()
-        self._common.close_all()
-        for sender in self._senders():
-            sender.close()
+    @property
+    def _owes_the_application(self) -> bool:
+        """True if received messages wait for our application."""
+        return bool(self._engine.owed_answers if self.core.in_transactions else self._engine.held_bytes)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _never() -> Exception:
+    return LinkLost("there was no connection", by="local")

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
 
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.runtime import run_interruptible, turns
+from muxkit.core import Receiving
+from muxkit.protocols.relink._session.core import Core
+from muxkit.protocols.relink.engine.events import Arrived
+from muxkit.protocols.relink.frames import Parts
+from muxkit.runtime import ErrorMaker, Reading, ReceiveHalf, run_interruptible, turns
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from types import TracebackType
+Handler = Callable[["Message"], Awaitable[object]]
 
-    from muxkit.protocols.relink._session.core import Core, ErrorMaker
-    from muxkit.protocols.relink.frames import Parts
-
-    Handler = Callable[["Message"], Awaitable[object]]
-
-
-YIELD_CALLS = 64
 
 _log = logging.getLogger("muxkit")
 
@@ -69,91 +64,65 @@ class Message:
             self.uncommitted()
 
     def __repr__(self) -> str:
-        size = sum(map(len, self.parts))
-        return f"<relink.Message {self.number}, {size} bytes in {len(self.parts)} parts>"
+        return f"<relink.Message {self.number}, {_size(self)} bytes in {len(self.parts)} parts>"
 
 
-class Receiver:
+def _size(message: Message) -> int:
+    return sum(map(len, message.parts))
+
+
+class Receiver(ReceiveHalf[Message]):
     """A channel of the peer, in its present life or the next one if it is not open.
 
     As an iterator it consumes (under transactions: commits) each message when the next one is asked for, so what a
     loop's body did not get through with is given again. Answers and consumption always cover everything before.
+
+    `receive` raises `trio.EndOfChannel` behind the last message of a closed channel, `LinkChanged` or `LinkLost` at
+    once when the link is gone, since nothing can be consumed any more, `trio.ClosedResourceError` after `close`.
     """
 
+    __slots__ = (
+        "_came",
+        "_core",
+        "_current",
+        "_done",
+        "_given",
+        "_has_ended",
+        "_is_open",
+        "_unusable",
+        "channel",
+        "has_transactions",
+    )
+
+    _size_of = staticmethod(_size)
+
     def __init__(self, core: Core, channel: int) -> None:
+        super().__init__(core.request_write)
         self._core = core
-        self._engine = core.engine
         self.channel = channel
         self.has_transactions = core.in_transactions
-        self._ready: deque[tuple[int, Parts]] = deque()
-        self._lot = trio.lowlevel.ParkingLot()
         self._is_open = channel in core.peer_channels
-        self._has_ended = core.peer_channels.get(channel, False)
-        self._taken = -1  # the last that the engine gave
+        self._has_ended = False
+        self._came = -1  # the last message that the engine gave
+        self._given = -1  # the last that the application has
         self._done = -1  # consumed or answered through this one
-        self._given: Message | None = None  # by the iterator, and not consumed yet
-        self._is_closed = False
-        self._error: ErrorMaker | None = None
-        self._calls = 0
+        self._current: Message | None = None  # of the iterator, and not consumed yet
+        self._unusable: ErrorMaker | None = None  # why nothing can be consumed: the link is gone, or it was closed
 
     # --- for the application
 
-    async def receive(self) -> Message:
-        """The next message, which stays the peer's until it is consumed. Cancelled means that none was taken.
-
-        Raises `trio.EndOfChannel` behind the last message of a closed channel, `LinkChanged` or `LinkLost` at once
-        when the link is gone, since nothing can be consumed any more, `trio.ClosedResourceError` after `close`.
-        """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while not self._ready:
-            await self._wait()
-        self._check()
-        number, parts = self._ready.popleft()
-        self._core.messages_received += 1
-        self._calls += 1
-        if self._calls >= YIELD_CALLS:
-            self._calls = 0
-            await trio.lowlevel.cancel_shielded_checkpoint()
-        return Message(self, number, parts)
-
-    async def _wait(self) -> None:
-        self._fill()
-        if self._ready:
-            return
-        try:
-            self._check()
-            if self._has_ended:
-                self._forget_if_over()
-                raise trio.EndOfChannel
-        except BaseException:
-            await trio.lowlevel.cancel_shielded_checkpoint()  # a loop of failing calls must not starve other tasks
-            raise
-        self._calls = 0
-        await self._lot.park()
-
     def consume(self, *, through: Message | int) -> None:
         """Consume the messages through this one; under transactions the same as `committed`."""
-        if self.has_transactions:
-            self.committed(through=through)
-            return
-        number = self._check_answer(through)
-        if number > self._done:
-            self._engine.consume(self.channel, through=number, now=trio.current_time())
-            self._did(number)
+        engine = self._core.engine
+        self._tell(engine.committed if self.has_transactions else engine.consume, through)
 
     def committed(self, *, through: Message | int) -> None:
         """We have processed the messages through this one that are not answered yet."""
-        number = self._check_answer(through)
-        if number > self._done:
-            self._engine.committed(self.channel, through=number, now=trio.current_time())
-            self._did(number)
+        self._tell(self._core.engine.committed, through)
 
     def uncommitted(self, *, through: Message | int) -> None:
         """We could not process the messages through this one that are not answered yet."""
-        number = self._check_answer(through)
-        if number > self._done:
-            self._engine.uncommitted(self.channel, through=number, now=trio.current_time())
-            self._did(number)
+        self._tell(self._core.engine.uncommitted, through)
 
     async def process(self, handler: Handler) -> None:
         """Call `handler` with each message until the channel ends, and answer what became of it.
@@ -170,7 +139,7 @@ class Receiver:
                 with message:
                     await run_interruptible(handler, message)
             except Exception as error:
-                if not self.has_transactions or self._error is not None:
+                if not self.has_transactions or self._unusable is not None:
                     raise
                 # A message may hold what a peer sent, so it is for debugging only.
                 _log.info("channel %d: %s, answered with uncommitted", self.channel, type(error).__name__)
@@ -178,108 +147,82 @@ class Receiver:
 
     def close(self) -> None:
         """Release the channel; messages that were not consumed go to the next receiver that is opened for it."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._ready.clear()
-        self._lot.unpark_all()
-        if self._core.ins.get(self.channel) is self:
-            del self._core.ins[self.channel]
-            self._engine.rewind(self.channel)
-            self._core.dispatch_events()
-
-    async def aclose(self) -> None:
-        """`close`, with a checkpoint."""
-        self.close()
-        await trio.lowlevel.checkpoint()
-
-    async def __aenter__(self) -> Receiver:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def __aiter__(self) -> Receiver:
-        return self
+        if self._unusable is not trio.ClosedResourceError:
+            self._unusable = trio.ClosedResourceError
+            if self._core.ins.get(self.channel) is self:
+                del self._core.ins[self.channel]
+            super().close()
 
     async def __anext__(self) -> Message:
-        if self._given is not None:
-            given, self._given = self._given, None
-            if given.number > self._done:
-                given.consume()
-        try:
-            message = self._given = await self.receive()
-        except trio.EndOfChannel:
-            raise StopAsyncIteration from None
-        return message
+        if self._current is not None:
+            current, self._current = self._current, None
+            if current.number > self._done:
+                current.consume()
+        self._current = await super().__anext__()
+        return self._current
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "ended" if self._has_ended else "open" if self._is_open else "not open"
-        return f"<relink.Receiver {self.channel} {state}, {len(self._ready)} unread>"
+        is_closed = self._unusable is trio.ClosedResourceError
+        state = "closed" if is_closed else "ended" if self._has_ended else "open" if self._is_open else "not open"
+        return f"<relink.Receiver {self.channel} {state}, {self.unread} unread>"
 
     # --- for the link
 
     def opened(self) -> bool:
-        if self._is_open:
-            return False
-        self._is_open = True
-        return True
+        was_open, self._is_open = self._is_open, True
+        return not was_open
 
-    def arrived(self) -> None:
-        if self._lot or len(self._ready) < YIELD_CALLS:
-            self._fill()
-        self._lot.unpark_all()
+    def arrived(self, event: Arrived) -> None:
+        if event.first <= self._came:
+            return  # a receiver that is new has asked for everything, and got this before the event came
+        self._came = event.first + len(event.messages) - 1
+        for number, parts in enumerate(event.messages, event.first):
+            self.deliver(Message(self, number, parts))
 
-    def ended(self) -> None:
+    def peer_closed(self) -> None:
         self._has_ended = True
-        self._fill()
-        self._lot.unpark_all()
+        self.ended(trio.EndOfChannel)
         self._forget_if_over()
 
-    def in_lost(self, error: ErrorMaker) -> None:
-        self._error = self._error or error
-        self._ready.clear()
-        if self._lot:
-            turns().wake(self._lot.unpark_all)
+    def lost(self, error: ErrorMaker) -> None:
+        self._unusable = self._error = error
+        self.state = Receiving.CLOSED
+        self._discard()
+        if self._waiters:
+            turns().wake(self._wake_all)
 
     # --- inside
 
-    def _fill(self) -> None:
-        """Take the messages that wait in the engine; they stay in the peer's window until consumed."""
-        if not self._is_open or self._is_closed or self._error is not None:
-            return
-        while True:
-            first, batch = self._engine.receive(self.channel)
-            if not batch:
-                break
-            self._ready.extend(enumerate(batch, first))
-            self._taken = first + len(batch) - 1
+    def _taken(self, items: Sequence[Message], size: int) -> bool:
+        if items:
+            self._given = items[-1].number
+            self._core.messages_received += len(items)
+        return False
 
-    def _check(self) -> None:
-        if self._is_closed:
-            raise trio.ClosedResourceError("this receiver was closed")
-        if self._error is not None:
-            raise self._error()
+    def _stop(self) -> None:
+        """Do nothing: the peer does not learn that a receiver was closed."""
 
-    def _check_answer(self, through: Message | int) -> int:
-        self._check()
+    def _reading(self) -> Reading | None:
+        return self._core.reading()
+
+    def _tell(self, command: Callable[..., None], through: Message | int) -> None:
+        """Consume or answer the messages through this one, once."""
+        if self._unusable is not None:
+            raise self._unusable()
         number = through.number if isinstance(through, Message) else through
-        given = self._ready[0][0] - 1 if self._ready else self._taken
-        if number > given:
-            raise LocalProtocolError(f"channel {self.channel}: message {number}; {given} is the last that was received")
-        return number
-
-    def _did(self, number: int) -> None:
-        self._done = number
-        if self._has_ended:
+        if number > self._given:
+            raise LocalProtocolError(
+                f"channel {self.channel}: message {number}; {self._given} is the last that was received"
+            )
+        if number > self._done:
+            command(self.channel, through=number, now=trio.current_time())
+            self._done = number
             self._forget_if_over()
-        self._core.after_consuming()
+            self._core.after_consuming()
 
     def _forget_if_over(self) -> None:
         """Remove a closed channel once all is consumed; the peer can then open it anew, for another receiver."""
         core = self._core
-        if self._has_ended and not self._ready and self._done >= self._taken and core.ins.get(self.channel) is self:
+        if self._has_ended and self._done >= self._came and core.ins.get(self.channel) is self:
             del core.ins[self.channel]
             core.peer_channels.pop(self.channel, None)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NoReturn
 
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import Sending
+from muxkit.protocols.relink._session.core import Acknowledged, Core
 from muxkit.protocols.relink._session.errors import NotCommitted, RolledBackError
-from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, SendHalf
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from types import TracebackType
-
-    from muxkit.protocols.relink._session.core import Core, ErrorMaker
-
+from muxkit.protocols.relink.engine.events import Committed, Consumed, Received
+from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, ErrorMaker, SendTurn, as_bytes
 
 PART_ROOM = 56  # bytes that a part beside others takes in a window, at most
 PARTS_ROOM = 32  # and the head of such a message
@@ -51,11 +46,11 @@ class Receipt:
 
         Raises `LinkChanged` or `LinkLost` if that will never be known.
         """
-        await self._sender.received.reached(self.number)
+        await self._sender.wait_received(self.number)
 
     async def consumed(self) -> None:
         """Wait until the peer's application is done with it, or until it was rolled back and dropped there."""
-        await self._sender.consumption.reached(self.number)
+        await self._sender.wait_consumed(self.number)
 
     async def committed(self) -> None:
         """Wait until the peer's application has processed it; `commit` comes first, or this waits for ever.
@@ -93,67 +88,36 @@ class Receipt:
         return f"<relink.Receipt of message {self.number} on channel {self._sender.channel}{became}>"
 
 
-class SendQueue(SendHalf):
-    """The queue of tasks that wait to send on one channel."""
-
-    __slots__ = ("_channel", "_core")
-
-    def __init__(self, core: Core, channel: int) -> None:
-        super().__init__(core.room, core.request_write)
-        self._core = core
-        self._channel = channel
-
-    def admits(self, size: int) -> bool:
-        # Behind a life of the channel that is ending, its end has to be waited for.
-        return self._channel not in self._core.successors and self._core.engine.admits(self._channel, size)
-
-    def watch(self, size: int) -> None:
-        self._core.engine.watch(self._channel, size)
-
-    def check_size(self, size: int) -> None:
-        """Do nothing: the sender has checked the size, which here includes the parts' overhead."""
-
-    def may_go(self, size: int) -> bool:
-        return self.may_send(size)
-
-    async def refuse(self) -> NoReturn:
-        await self._refuse()
-
-    @property
-    def error(self) -> ErrorMaker | None:
-        return self._error
-
-    def _push(self, message: bytes) -> None:
-        raise AssertionError("a queue is only waited in")
-
-    def _finish(self, payload: bytes) -> None:
-        """Do nothing: the sender closes the channel."""
-
-    def _abort(self) -> None:
-        """Do nothing: the sender closes the channel."""
-
-
-class Sender:
+class Sender(SendTurn, trio.abc.AsyncResource):
     """Sends on one of our channels, from its first message until the peer has confirmed the close.
 
     As a block: left normally it closes the channel behind everything that was sent, left by an error as well. What is
     neither committed nor rolled back by then is rolled back.
     """
 
+    __slots__ = (
+        "_consumption",
+        "_core",
+        "_decided",
+        "_engine",
+        "_last",
+        "_reception",
+        "_unanswered",
+        "channel",
+        "has_transactions",
+    )
+
     def __init__(self, core: Core, channel: int) -> None:
+        super().__init__(core.budget, core.request_write)
         self._core = core
         self._engine = core.engine
         self.channel = channel
         self.has_transactions = core.out_transactions
-        self.received = Watermark(self.raise_if_lost)
-        self.consumption = Watermark(self.raise_if_lost)
-        self._queue = SendQueue(core, channel)
+        self._reception = Watermark()
+        self._consumption = Watermark()
         self._unanswered: deque[Receipt] = deque()  # under transactions
         self._last: int | None = None
         self._decided = -1
-        self._since_yield = 0  # bytes
-        self._is_closed = False  # the engine knows that it is, or it was never open
-        self._error: ErrorMaker | None = None
 
     # --- for the application
 
@@ -170,24 +134,21 @@ class Sender:
         await trio.lowlevel.checkpoint_if_cancelled()
         parts = as_parts(parts)
         size = self.size_of(parts)
-        queue = self._queue
-        if queue.state is Sending.OPEN and queue.may_go(size):
-            receipt = self._push(parts)
-            self._core.request_write()
+        if self.state is not Sending.OPEN:
+            await self._refuse()
+        if self.may_send(size):
+            number = self._engine.send(self.channel, parts)
         else:
-            if queue.state is not Sending.OPEN:
-                await queue.refuse()
-            await queue.wait_turn(size)
-            self._since_yield = 0
+            await self.wait_turn(size)
             try:
-                receipt = self._push(parts, overdraw=True)
+                number = self._engine.send(self.channel, parts, overdraw=True)
             finally:
-                queue.end_turn()
-            self._core.request_write()
+                self.end_turn()
+        receipt = self.sent(number)
+        self._request_write()
         self._since_yield += max(size, YIELD_LEAST)
         if self._since_yield >= YIELD_BYTES:
-            self._since_yield = 0
-            await trio.lowlevel.cancel_shielded_checkpoint()
+            await self._yield()
         return receipt
 
     async def send_many(self, messages: Iterable[bytes]) -> list[Receipt]:
@@ -223,58 +184,39 @@ class Sender:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         self.close()
-        await self._queue.wait_over()
+        await self.wait_over()
 
     def close(self) -> None:
         """Close the channel behind everything that was sent; does not wait."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        queue, is_open = self._queue, self._queue.state is Sending.OPEN
-        queue.close()
-        if not is_open:
-            return
-        if self._last is None:
+        is_open = self.state is Sending.OPEN
+        super().close()
+        if is_open and self._last is None:
             self._forget()
-            queue.confirmed()
-            return
-        if self.has_transactions and self._decided < self._last:
-            self.rollback()
-        self._engine.close(self.channel)
-        self._core.after_command()
+            self.confirmed()
 
-    async def aclose(self) -> None:
-        """`close`, with a checkpoint."""
+    def abort(self) -> None:
+        """The same as `close`: what was sent cannot be taken back, but for what is not decided."""
         self.close()
-        await trio.lowlevel.checkpoint()
-
-    async def __aenter__(self) -> Sender:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def is_unheard(self) -> bool:
         """True if something was sent that the peer's application may not have consumed."""
-        return self._last is not None and self.consumption.value < self._last
+        return self._last is not None and self._consumption.value < self._last
 
     @property
     def is_closed(self) -> bool:
-        """True once it was closed on our side."""
-        return self._is_closed
+        """True once it was closed on our side, or lost."""
+        return self.state is not Sending.OPEN
 
     @property
     def is_live(self) -> bool:
         """True if something was sent and the close is neither confirmed nor lost."""
-        return self._last is not None and self._queue.state is not Sending.CLOSED
+        return self._last is not None and self.state is not Sending.CLOSED
 
     def __repr__(self) -> str:
-        return f"<relink.Sender {self.channel} {self._queue.state.value}>"
+        return f"<relink.Sender {self.channel} {self.state.value}>"
 
-    # --- for the link
+    # --- for receipts and multicasts
 
     def size_of(self, parts: Sequence[bytes]) -> int:
         """Return the size of a message as `admits` counts it; raises `LocalProtocolError` if it can never be sent."""
@@ -287,16 +229,6 @@ class Sender:
             raise LocalProtocolError(f"{count} parts against Config(parts={self._core.config.parts})")
         return size + PART_ROOM * count + PARTS_ROOM
 
-    def may_go(self, size: int) -> bool:
-        return self._queue.state is Sending.OPEN and self._queue.may_go(size)
-
-    async def wait_for_room(self, size: int) -> None:
-        """Wait until a message of this size might fit; nothing is reserved."""
-        if self._queue.state is not Sending.OPEN:
-            await self._queue.refuse()
-        await self._queue.wait_turn(size)
-        self._queue.end_turn()
-
     def sent(self, number: int) -> Receipt:
         """Make the receipt of a message that the engine has queued."""
         receipt = Receipt(self, number)
@@ -306,54 +238,81 @@ class Sender:
             self._unanswered.append(receipt)
         return receipt
 
+    async def wait_received(self, number: int) -> None:
+        await self._reception.reached(number, self)
+
+    async def wait_consumed(self, number: int) -> None:
+        await self._consumption.reached(number, self)
+
     def raise_if_lost(self) -> None:
         if self._error is not None:
             raise self._error()
 
-    def heard(self, through: int) -> None:
-        self.received.advance(through)
+    # --- for the link
 
-    def consumed(self, through: int) -> None:
-        self.received.advance(through)
-        self.consumption.advance(through)
+    def acknowledged(self, event: Acknowledged) -> None:
+        self._reception.advance(event.through)
+        if isinstance(event, Consumed):
+            self._consumed(event.through)
+        elif not isinstance(event, Received):
+            self._answered(event.through, Outcome.COMMITTED if isinstance(event, Committed) else Outcome.UNCOMMITTED)
+
+    def _consumed(self, through: int) -> None:
+        self._consumption.advance(through)
         waiting = self._unanswered
         while waiting and waiting[0].number <= through and waiting[0].outcome is Outcome.ROLLED_BACK:
             waiting.popleft()
 
-    def answered(self, through: int, *, committed: bool) -> None:
-        self.received.advance(through)
-        outcome = Outcome.COMMITTED if committed else Outcome.UNCOMMITTED
+    def _answered(self, through: int, outcome: Outcome) -> None:
         waiting = self._unanswered
         while waiting and waiting[0].number <= through:
             receipt = waiting.popleft()
             if receipt.outcome is None:
                 receipt.decide(outcome)
-        self._queue.window_changed()
+        self.window_changed()
 
     def closed(self) -> None:
         if self._last is not None:
-            self.consumed(self._last)
-        self._queue.confirmed()
-
-    def window_changed(self) -> None:
-        self._queue.window_changed()
+            self._reception.advance(self._last)
+            self._consumed(self._last)
+        self.confirmed()
 
     def lost(self, error: ErrorMaker) -> None:
-        self._error = self._error or error
-        self._queue.lost(error)
-        for mark in (self.received, self.consumption):
-            mark.wake_all()
+        super().lost(error)
+        self._error = self._error or error  # also if it was over: its receipts wait
+        self._reception.wake_all()
+        self._consumption.wake_all()
         for receipt in self._unanswered:
             receipt.wake()
 
-    # --- inside
+    # --- turns
 
-    def _push(self, parts: tuple[bytes, ...], *, overdraw: bool = False) -> Receipt:
-        return self.sent(self._engine.send(self.channel, parts, overdraw=overdraw))
+    def admits(self, size: int) -> bool:
+        # Behind a life of the channel that is ending, its end has to be waited for.
+        return self.channel not in self._core.successors and self._engine.admits(self.channel, size)
+
+    def watch(self, size: int) -> None:
+        self._engine.watch(self.channel, size)
+
+    def check_size(self, size: int) -> None:
+        """Do nothing: `size_of` has checked it, and here it includes the parts' overhead."""
+
+    def _finish(self, payload: bytes) -> None:
+        if self._last is None:
+            return
+        if self.has_transactions and self._decided < self._last:
+            self.rollback()
+        self._engine.close(self.channel)
+        self._core.after_command()
+
+    def _abort(self) -> None:
+        """Do nothing: `abort` closes."""
+
+    # --- inside
 
     def _number(self, through: Receipt | int | None) -> int:
         self.raise_if_lost()
-        if self._queue.error is None and self._is_closed and self._queue.state is Sending.CLOSED:
+        if self.state is Sending.CLOSED:
             raise trio.ClosedResourceError("this sender was closed")
         if self._last is None:
             raise LocalProtocolError(f"channel {self.channel}: nothing was sent that could be decided")
@@ -370,13 +329,7 @@ class Sender:
 
 def as_parts(parts: Iterable[bytes]) -> tuple[bytes, ...]:
     """Return the parts of a message as bytes; TypeError for anything that is not bytes-like."""
-    return tuple(part if type(part) is bytes else _as_bytes(part) for part in parts)
-
-
-def _as_bytes(part: object) -> bytes:
-    if isinstance(part, (bytes, bytearray, memoryview)):
-        return bytes(part)
-    raise TypeError(f"the parts of a message are bytes, not {type(part).__name__}")
+    return tuple(part if type(part) is bytes else as_bytes(part) for part in parts)
 
 
 NONE = -1  # before the first
@@ -385,27 +338,26 @@ NONE = -1  # before the first
 class Watermark:
     """A growing number, with tasks that wait until it reaches theirs. An advance costs only what it wakes."""
 
-    __slots__ = ("_check", "_events", "_numbers", "value")
+    __slots__ = ("_events", "_numbers", "value")
 
-    def __init__(self, check: Callable[[], None]) -> None:
-        self._check = check  # raises if the number will not grow any more
+    def __init__(self) -> None:
         self._numbers: list[int] = []  # a heap
         self._events: dict[int, trio.Event] = {}
         self.value = NONE
 
-    async def reached(self, number: int) -> None:
-        """Wait until it is at least `number`."""
+    async def reached(self, number: int, sender: Sender) -> None:
+        """Wait until it is at least `number`; raises why the sender is lost if it will not grow any more."""
         await trio.lowlevel.checkpoint()
         if self.value >= number:
             return
-        self._check()
+        sender.raise_if_lost()
         event = self._events.get(number)
         if event is None:
             event = self._events[number] = trio.Event()
             heapq.heappush(self._numbers, number)
         await event.wait()
         if self.value < number:
-            self._check()
+            sender.raise_if_lost()
 
     def advance(self, number: int) -> None:
         if number > self.value:

@@ -1,28 +1,46 @@
-"""Keep a link connected: dial again after each loss, and ask for the same link."""
+"""Links that dial again after each loss, links on one connection, and the plugin of `connect` and `serve`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Literal
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
+from muxkit._observer import Observer
 from muxkit.protocols.relink._session.core import Core
-from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
-from muxkit.protocols.relink.dial.handshake import ask
-from muxkit.protocols.relink.dial.urls import config_for, dial_of
+from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, OnChanged, living
+from muxkit.protocols.relink.config import Config
+from muxkit.protocols.relink.dial.handshake import (
+    RequestReader,
+    answer,
+    ask,
+    new_epoch,
+    new_link_id,
+    unknown,
+)
+from muxkit.protocols.relink.dial.listen import Endpoint, LinkHandler, Listener, listener
+from muxkit.protocols.relink.dial.urls import config_for, dial_of, join_endpoint, split_endpoint
 from muxkit.protocols.relink.engine.events import Refused
-from muxkit.runtime import Ended, Outage, can_heal, protect_package, redial
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
-    from muxkit._observer import Observer
-    from muxkit.protocols.relink._session.link import OnChanged
-    from muxkit.protocols.relink.config import Config
-    from muxkit.runtime import Backoff, Dial, OnFailed, Side
-
+from muxkit.protocols.relink.handshake import mismatch
+from muxkit.runtime import (
+    Backoff,
+    Dial,
+    Ended,
+    HandshakeQueue,
+    LinkLost,
+    OnFailed,
+    Outage,
+    Side,
+    can_heal,
+    close_at_once,
+    protect_package,
+    protected_manager,
+    redial,
+)
 
 SHORT_PAUSE = 0.1  # s; the most between short connections in a row, each of which brought something forward
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
@@ -56,10 +74,16 @@ def link(
     each attempt that failed, and of the seconds until the next. Other keyword arguments are options of the transport.
     """
     dial, named = dial_of(where, options)
-    core = Core(config_for(config, endpoint, named), limits or Limits(), observer, is_connector=True)
     outage = Outage()
-    mux = Link(core, on_changed=on_changed, outage=outage)
-    dialling = _Dialling(core, dial, backoff, on_failed, outage)
+    mux = Link(
+        config_for(config, endpoint, named),
+        limits or Limits(),
+        observer,
+        is_connector=True,
+        on_changed=on_changed,
+        outage=outage,
+    )
+    dialling = _Dialling(mux, dial, backoff, on_failed, outage)
 
     async def give_up() -> None:
         if patience is not None:
@@ -72,16 +96,15 @@ class _Dialling:
     """The loop that dials, runs a connection, and dials again."""
 
     def __init__(
-        self, core: Core, dial: Dial, backoff: Backoff | None, on_failed: OnFailed | None, outage: Outage
+        self, link: Link, dial: Dial, backoff: Backoff | None, on_failed: OnFailed | None, outage: Outage
     ) -> None:
-        self._core = core
+        self._link = link
         self._dial = dial
         self._backoff = backoff
         self._on_failed = on_failed
         self._outage = outage
 
     async def run(self) -> None:
-        core = self._core
         try:
             await redial(
                 self._dial,
@@ -95,10 +118,10 @@ class _Dialling:
         except Exception as error:  # whatever dialling raises, tasks that wait for the link raise it
             reason = str(error) or type(error).__name__
             by: Side = "peer" if isinstance(error, RemoteProtocolError) else "network"
-            core.lose_because(reason, by=by, cause=error)
+            self._link.lose_because(reason, by=by, cause=error)
 
     async def _connection(self, stream: trio.abc.Stream) -> Ended | Exception:
-        core = self._core
+        link, core = self._link, self._link.core
         if core.error is not None:
             return Ended.DONE
         try:
@@ -110,25 +133,25 @@ class _Dialling:
             core.dispatch_events()
             return Ended.DONE
         self._outage.over()
-        before, began = core.progress, trio.current_time()
-        await core.run_connection(stream, epoch=event.epoch, link_id=event.link_id)
+        before, began = link.progress, trio.current_time()
+        await link.run_connection(stream, epoch=event.epoch, link_id=event.link_id)
         if core.error is not None:
             return Ended.DONE
-        if not core.refusals:
-            return Ended.LOST if core.progress == before else Ended.WORKED
+        if not link.refusals:
+            return Ended.LOST if link.progress == before else Ended.WORKED
         lived = trio.current_time() - began
-        failure = ConnectionError(f"the connection was lost {lived:.2f} s after it began: {core.last_loss()}")
-        failure.__cause__ = core.last_loss()
+        failure = ConnectionError(f"the connection was lost {lived:.2f} s after it began: {link.last_loss()}")
+        failure.__cause__ = link.last_loss()
         return failure
 
     async def give_up_after(self, patience: float) -> None:
-        core = self._core
+        link, core = self._link, self._link.core
         while True:
             with trio.move_on_after(patience) as scope:
-                while not core.works:
+                while not link.works:
                     await core.moved.park()
             if scope.cancelled_caught:
-                while core.pump is not None and not core.works:  # a moment more for one that has just begun
+                while core.pump is not None and not link.works:  # a moment more for one that has just begun
                     await core.moved.park()
                 if core.pump is None:
                     break
@@ -136,11 +159,117 @@ class _Dialling:
                 await core.moved.park()
         last = self._outage.last
         because = "" if last is None else f": {last}"
-        core.lose_because(f"no connection for {patience:g} s{because}", by="network", cause=last)
+        link.lose_because(f"no connection for {patience:g} s{because}", by="network", cause=last)
 
 
 def _heals(error: Exception) -> bool:
     return not isinstance(error, RemoteProtocolError) and can_heal(error)
+
+
+Role = Literal["connector", "listener"]
+
+
+@protected_manager
+async def session(
+    stream: trio.abc.Stream,
+    *,
+    role: Role,
+    config: Config | None = None,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    linger: float = LEAVE_TIMEOUT,
+) -> AsyncGenerator[Link, None]:
+    """A link on a connected byte stream, which it owns from now on and with which it is lost.
+
+    A listener gives every connector a new link. `link` and `listen` are for links that outlive their connections.
+    Raises `LinkLost` if the handshake fails.
+    """
+    mux = Link(config_for(config), limits or Limits(), observer, is_connector=role == "connector")
+    core = mux.core
+    try:
+        stream, epoch, link_id = await (_ask if role == "connector" else _answer)(stream, core)
+    except BaseException:
+        await close_at_once(stream)
+        raise
+
+    async def run() -> None:
+        await mux.run_connection(stream, epoch=epoch, link_id=link_id)
+        mux.lose_because_of_last()
+
+    async with living(mux, linger, run):
+        while core.pump is None and core.error is None:
+            await core.moved.park()
+        yield mux
+
+
+async def _ask(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, int, int]:
+    try:
+        event, stream = await ask(stream, core)
+    except (RemoteProtocolError, OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
+        by: Literal["peer", "network"] = "peer" if isinstance(error, RemoteProtocolError) else "network"
+        raise LinkLost(str(error), by=by) from error
+    if isinstance(event, Refused):
+        raise AssertionError("no link was asked for, so none can be refused")
+    return stream, event.epoch, event.link_id
+
+
+async def _answer(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, int, int]:
+    reader = RequestReader(core.limits, core.config.versions)
+    try:
+        request, stream = await HandshakeQueue(core.limits, most=RequestReader.MOST).read_handshake(stream, reader)
+        error = unknown(request) if request.endpoint != core.config.endpoint else mismatch(request, core.config)
+        if error is not None:
+            raise error
+    except RemoteProtocolError as error:
+        raise LinkLost(str(error), by="peer") from error
+    epoch, link_id = new_epoch(), new_link_id()
+    if request.require_link and request.link_id:
+        reader.handshake.refuse(epoch)
+        await answer(stream, reader, core.limits)
+        raise LinkLost("the connector requires a link that is not known here", by="peer")
+    reader.handshake.accept(epoch, link_id)
+    if not await answer(stream, reader, core.limits):
+        raise LinkLost("the connection broke during the handshake", by="network")
+    return stream, epoch, link_id
+
+
+class _Protocol:
+    """What `muxkit.connect` and `muxkit.serve` find under the name `relink`.
+
+    `config` is for both; `backoff`, `patience`, `on_failed` and `on_changed` are for clients, as `link` has
+    them, `keep` and `identify` for who serves, as `listener` has them.
+    """
+
+    options = frozenset({"backoff", "config", "identify", "keep", "on_changed", "on_failed", "patience"})
+
+    def session(
+        self,
+        stream: trio.abc.Stream,
+        /,
+        *,
+        role: Literal["client", "server"],
+        address: str,
+        config: Config | None = None,
+        **options: Any,
+    ) -> AbstractAsyncContextManager[Link]:
+        """A link on one connection; a `?endpoint=` in the address names its endpoint."""
+        _, endpoint = split_endpoint("ws", address)
+        side: Role = "connector" if role == "client" else "listener"
+        return session(stream, role=side, config=config_for(config, endpoint), **options)
+
+    def listener(
+        self, handler: LinkHandler, *, endpoint: str | None, config: Config | None = None, **options: Any
+    ) -> AbstractAsyncContextManager[Listener]:
+        """For a door that hands each connection to the `handle` of one listener."""
+        settings = config_for(config, endpoint)
+        return listener({settings.endpoint: Endpoint(handler, settings)}, **options)
+
+    link = staticmethod(link)  # for a door that gives a function that dials instead of one stream
+    split = staticmethod(split_endpoint)
+    join = staticmethod(join_endpoint)
+
+
+protocol = _Protocol()
 
 
 protect_package("muxkit.protocols.relink")

@@ -7,11 +7,13 @@ import hmac
 import secrets
 import ssl
 import time
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit.protocols.relink._session.core import Core
 from muxkit.protocols.relink.engine.events import Agreed, Failed, Refused, Requested
 from muxkit.protocols.relink.handshake import (
     LARGEST_LINK_ID,
@@ -21,11 +23,6 @@ from muxkit.protocols.relink.handshake import (
     epoch_of,
 )
 from muxkit.runtime import prefixed
-
-if TYPE_CHECKING:
-    from muxkit._limits import Limits
-    from muxkit.protocols.relink._session.core import Core
-
 
 READ: Final = 64 * 1024  # bytes to ask for; packets may follow the answer at once
 

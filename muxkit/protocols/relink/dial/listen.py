@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import for_connection
+from muxkit._observer import Observer, for_connection
 from muxkit._plugins import load_transport
-from muxkit.protocols.relink._session.core import Core
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.dial.handshake import (
@@ -28,9 +28,12 @@ from muxkit.protocols.relink.dial.handshake import (
     unknown,
 )
 from muxkit.protocols.relink.dial.urls import PROTOCOL, config_for, place_of
+from muxkit.protocols.relink.engine.events import Requested
 from muxkit.protocols.relink.handshake import mismatch
 from muxkit.runtime import (
+    Adopted,
     Backoff,
+    Forgotten,
     HandshakeQueue,
     LinkLost,
     Registry,
@@ -42,15 +45,8 @@ from muxkit.runtime import (
     run_interruptible,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-
-    LinkHandler = Callable[[Link], Awaitable[object]]
-    Identify = Callable[[trio.abc.Stream], bytes | None]
-
-    from muxkit._observer import Observer
-    from muxkit.protocols.relink.engine.events import Requested
-    from muxkit.runtime import Adopted, Forgotten
+LinkHandler = Callable[[Link], Awaitable[object]]
+Identify = Callable[[trio.abc.Stream], bytes | None]
 
 
 MIB = 1024 * 1024
@@ -93,7 +89,7 @@ class _Kept:
 
     @property
     def weight(self) -> int:
-        return LINK_COST + self.link.core.retained_bytes
+        return LINK_COST + self.link.retained_bytes
 
 
 class Listener:
@@ -201,7 +197,7 @@ class Listener:
         kept = self._links.find(key)
         if kept is not None:
             kept.requests = request = kept.requests + 1
-            if (refusals := kept.link.core.refusals) > 1:
+            if (refusals := kept.link.refusals) > 1:
                 await trio.sleep(RETURNS.wait(refusals))
                 if kept.requests != request:
                     return True  # the connector has come again since, and the newest connection counts
@@ -219,12 +215,12 @@ class Listener:
         link_id = new_link_id()
         key = self._keys.key(link_id)
         observer = for_connection(self._observer, endpoint.config.endpoint or "link")
-        core = Core(endpoint.config, self._limits, observer, is_connector=False)
-        core.on_weight = lambda: self._links.reweigh(key)
-        kept = _Kept(Link(core), link_id, endpoint.config.endpoint, who)
+        link = Link(endpoint.config, self._limits, observer, is_connector=False)
+        link.core.on_weight = lambda: self._links.reweigh(key)
+        kept = _Kept(link, link_id, endpoint.config.endpoint, who)
         async with self._links.adopt(key, make=lambda: kept) as adopted:
             reader.handshake.accept(self.epoch, link_id)
-            await self._connect(stream, reader, adopted, on_answered=lambda: self._serve(kept.link, endpoint, key))
+            await self._connect(stream, reader, adopted, on_answered=lambda: self._serve(link, endpoint, key))
 
     async def _connect(
         self,
@@ -237,12 +233,12 @@ class Listener:
             if on_answered is not None:
                 adopted.forget()  # the connector never learned of the link
             return
-        core = adopted.session.link.core
+        link = adopted.session.link
         if on_answered is not None:
             on_answered()
-        if core.error is None:
-            await core.run_connection(stream, epoch=self.epoch, link_id=adopted.session.link_id)
-        if core.error is not None:
+        if link.core.error is None:
+            await link.run_connection(stream, epoch=self.epoch, link_id=adopted.session.link_id)
+        if link.core.error is not None:
             adopted.forget()
 
     # --- links
@@ -377,7 +373,7 @@ def _services(
 
 
 def _forgotten(kept: _Kept, why: Forgotten) -> None:
-    kept.link.core.lose_because(f"the link was absent: {why.value}", by="local")
+    kept.link.lose_because(f"the link was absent: {why.value}", by="local")
 
 
 async def _shut_down(link: Link, grace: float) -> None:

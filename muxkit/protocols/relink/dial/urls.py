@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
@@ -11,8 +12,6 @@ from muxkit._plugins import load_transport
 from muxkit.protocols.relink.config import Config
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
     import trio
 
     from muxkit.runtime import Dial

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
-if TYPE_CHECKING:
-    from muxkit._errors import RemoteProtocolError
-
+from muxkit._errors import RemoteProtocolError
+from muxkit.protocols.relink.frames import Parts
 
 # --- the handshake
 
@@ -60,9 +57,15 @@ class Opened:
 
 @attrs.define
 class Arrived:
-    """Messages wait in `receive(channel)`. Reported once, and again only after `receive` has taken all of them."""
+    """Messages came, and are the application's; they stay in the peer's window until they are consumed.
+
+    What was rolled back leaves gaps in the numbers: behind one comes another event.
+    """
 
     channel: int
+    first: int
+    """The number of the first message; the others follow without a gap."""
+    messages: list[Parts]
 
 
 @attrs.define
@@ -74,7 +77,7 @@ class Ended:
 
 @attrs.define
 class RolledBack:
-    """The peer took back messages through this number; none of them was or will be given out by `receive`."""
+    """The peer took back messages through this number; none of them was or will be given to the application."""
 
     channel: int
     through: int

@@ -6,7 +6,7 @@ from muxkit.protocols.restream.client.driver import Closing as Closing
 from muxkit.protocols.restream.client.driver import DriverTask as DriverTask
 from muxkit.protocols.restream.client.driver import Stop as Stop
 from muxkit.protocols.restream.client.driver import StreamRefused as StreamRefused
-from muxkit.protocols.restream.client.reader import Reader as Reader
+from muxkit.protocols.restream.client.streams import Reader as Reader
 from muxkit.protocols.restream.client.streams import dial_of as dial_of
 from muxkit.protocols.restream.client.streams import integers as integers
 from muxkit.protocols.restream.client.streams import numbers as numbers

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import attrs
 import trio
 
 from muxkit._errors import MuxError
-from muxkit.protocols.restream.engine import Received, ReceivedValue, StatusReceived, StreamState
-from muxkit.runtime import Backoff, Described, Ended, LinkLost, Outage, background, redial
+from muxkit._observer import Observer
+from muxkit.protocols.restream.engine import (
+    ClientEngine,
+    ClientEvent,
+    Received,
+    ReceivedValue,
+    StatusReceived,
+    StreamState,
+)
+from muxkit.runtime import Backoff, Described, Dial, Ended, LinkLost, Outage, background, redial
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+OnFailed = Callable[[Exception, float], None]
 
-    from muxkit._observer import Observer
-    from muxkit.protocols.restream.engine import ClientEngine, ClientEvent
-    from muxkit.runtime import Dial
-
-    OnFailed = Callable[[Exception, float], None]
 
 MIN_PAUSE: Final = 5.0  # s, "it should wait at least 5 seconds before retrying"
 IDLE_SILENCE: Final = 300.0  # s, for streams that may be idle

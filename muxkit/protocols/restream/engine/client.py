@@ -2,55 +2,145 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from enum import Enum
+from typing import Final
+
+import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.core import Buffer
 from muxkit.protocols.restream.applications import NumbersVerifier, Verifier
-from muxkit.protocols.restream.engine.config import ClientConfig
-from muxkit.protocols.restream.engine.events import (
-    ClientEvent,
+from muxkit.protocols.restream.engine.line_engine import (
+    FIRST_LINE_EXTRA,
+    KIB,
+    WRITE_BYTES,
     Failed,
-    Finished,
     HungUp,
-    Received,
-    ReceivedValue,
-    Refused,
+    LineEngine,
     Silent,
-    StatusReceived,
+    check_sizes,
 )
-from muxkit.protocols.restream.engine.snapshot import (
-    Mode,
-    Position,
-    StreamState,
-    checked_uuid,
-    first_message,
-    position_of_value,
-    read_snapshot,
-    verifier_for,
-    write_snapshot,
-)
-from muxkit.protocols.restream.engine.timers import LineEngine, LineTimers
-from muxkit.protocols.restream.wire.lines import Lines
+from muxkit.protocols.restream.wire import Json, JsonObject
+from muxkit.protocols.restream.wire.integers import is_canonical
+from muxkit.protocols.restream.wire.json import encode_line
 from muxkit.protocols.restream.wire.messages import (
     U32_MAX,
-    Ack,
-    Error,
-    Message,
+    Acknowledged,
+    Refused,
+    Registered,
+    Request,
+    Resumed,
+    StatelessRequested,
+    Status,
+    StatusRequested,
     encode_ack,
     encode_request,
     parse_message,
     parse_status,
     parse_value,
+    read_uuid,
 )
 
-if TYPE_CHECKING:
-    from muxkit._observer import Observer
-    from muxkit.core import Buffer
-    from muxkit.protocols.restream.wire import Json, JsonObject
-
-WRITE_BYTES = 64 * 1024
 NEVER: Final = U32_MAX + 1  # above every id
+SNAPSHOT_VERSION: Final = 1
+
+# ---------------------------------------------------------------------------- settings, events and states
+
+
+@attrs.frozen(kw_only=True)
+class ClientConfig:
+    """The settings of a `ClientEngine`; sizes in bytes, without the line feed."""
+
+    ack_every: int | None = 16
+    """Acknowledge after this many messages, and the final one; None: only by `acknowledge`."""
+    consecutive: bool = True
+    """Each id must be the one after the last; otherwise it only has to be higher, as in the specification."""
+    digits: int = 100_000
+    """The longest integer of a stateless stream, in decimal digits."""
+    line: int = 64 * KIB
+    """The longest line; in a stateless stream at least what the longest integer needs."""
+
+    def __attrs_post_init__(self) -> None:
+        check_sizes("ClientConfig", digits=self.digits, line=self.line)
+        if self.ack_every is not None and self.ack_every < 1:
+            raise ValueError(f"ClientConfig(ack_every={self.ack_every}): must be at least 1, or None")
+
+    @property
+    def value_line(self) -> int:
+        """The longest line of a stateless stream."""
+        return max(self.line, self.digits + FIRST_LINE_EXTRA)
+
+
+@attrs.define
+class ReceivedValue:
+    """The next integer of a stateless stream, as canonical decimal text, for `parse_integer`."""
+
+    value: str
+
+
+@attrs.define
+class Received:
+    """The next message of a session. `check` is the verifier's check after it, for the engine only."""
+
+    id: int
+    data: Json
+    time: float | None
+    final: bool
+    check: Json
+
+
+@attrs.define
+class Finished:
+    """The final message came before this event, and everything is verified. Write what is queued, then close."""
+
+
+@attrs.define
+class StatusReceived:
+    """The progress of the session. Nothing follows: close."""
+
+    status: Status
+
+
+ClientEvent = ReceivedValue | Received | Finished | Refused | StatusReceived | HungUp | Silent | Failed
+
+
+class Mode(Enum):
+    """The kind of a client's request."""
+
+    STATELESS = "stateless"
+    STATEFUL = "stateful"
+    STATUS = "status"
+
+
+class StreamState(Enum):
+    """The state of a client's stream."""
+
+    DISCONNECTED = "disconnected"
+    """There is no connection; `connection_made` begins one."""
+    CONNECTED = "connected"
+    """There is a connection."""
+    FINISHED = "finished"
+    """Everything came and is verified; only an acknowledgement may be left to write."""
+    REFUSED = "refused"
+    """The server sent an error."""
+    FAILED = "failed"
+    """The server broke a rule, or the data failed its check."""
+
+
+@attrs.define
+class Position:
+    """The position of a stream: the last value, or the last id with the verifier's check after it."""
+
+    value: str | None = None
+    id: int = 0
+    check: Json = None
+    acknowledged: int = 0
+    finished: bool = False
+
+
+# ---------------------------------------------------------------------------- the engine
 
 
 class ClientEngine(LineEngine[ClientEvent]):
@@ -78,29 +168,26 @@ class ClientEngine(LineEngine[ClientEvent]):
         """The uuid of the session, in lower case; empty for a stateless stream."""
         self.params = params
         self.config = config or ClientConfig()
-        self.limits = limits or Limits()
+        limit, name = self.config.line, f"ClientConfig(line={self.config.line})"
+        if mode is Mode.STATELESS:
+            limit, name = self.config.value_line, f"ClientConfig(digits={self.config.digits})"
+        super().__init__(limit, name, limits, observer)
+        self._lines.stop()  # until there is a connection
+        self._take = {Mode.STATELESS: self._take_value, Mode.STATEFUL: self._take_message}.get(mode, self._take_status)
         self.state = StreamState.FINISHED if position.finished else StreamState.DISCONNECTED
         self.acknowledged = position.acknowledged
         """The highest id that was acknowledged."""
         self._verifier = verifier or NumbersVerifier()
-        self._observer = observer
         self._taken = position
         # The last received message, after which another connection continues.
         self._last_id = position.id
         self._last_check = position.check
         self._last_value = position.value
-        self._events: list[ClientEvent] = []
         self._request: bytes | None = None  # not written yet
         # The highest id to acknowledge; it is written only on a connection that allows it.
         self._owed = position.acknowledged
         self._least_ack = NEVER  # the lowest id that an ack on this connection may have
         self._ack_at = NEVER  # the id that is acknowledged automatically once it is taken
-        limit, name = self.config.line, f"ClientConfig(line={self.config.line})"
-        if mode is Mode.STATELESS:
-            limit, name = self.config.value_line, f"ClientConfig(digits={self.config.digits})"
-        self._lines = Lines(limit, name)
-        self._take = {Mode.STATELESS: self._take_value, Mode.STATEFUL: self._take_message}.get(mode, self._take_status)
-        self._timers = LineTimers(self._lines, self.limits, observer)
 
     # --- making one
 
@@ -114,7 +201,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         observer: Observer | None = None,
     ) -> ClientEngine:
         """Make a stream of integers: a new one, or from the value after `state`, which is canonical decimal text."""
-        position = position_of_value(state)
+        position = _position_of_value(state)
         return cls(Mode.STATELESS, position, config=config, limits=limits, observer=observer)
 
     @classmethod
@@ -132,12 +219,12 @@ class ClientEngine(LineEngine[ClientEvent]):
 
         The default verifier is that of the specification's application, with the requested count of numbers.
         """
-        verifier = verifier or verifier_for(params)
+        verifier = verifier or _verifier_for(params)
         position = Position(id=0, check=verifier.begin())
         return cls(
             Mode.STATEFUL,
             position,
-            uuid=checked_uuid(uuid),
+            uuid=_checked_uuid(uuid),
             params=params,
             verifier=verifier,
             config=config,
@@ -155,7 +242,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         observer: Observer | None = None,
     ) -> ClientEngine:
         """Make a request for the progress of a session; a server without the extension refuses it."""
-        uuid = checked_uuid(uuid)
+        uuid = _checked_uuid(uuid)
         return cls(Mode.STATUS, Position(), uuid=uuid, config=config, limits=limits, observer=observer)
 
     @classmethod
@@ -172,20 +259,12 @@ class ClientEngine(LineEngine[ClientEvent]):
 
         Raises `LocalProtocolError` for an invalid snapshot. The verifier has to be the same as before.
         """
-        saved = read_snapshot(snapshot)
-        verifier = verifier or verifier_for(saved.params)
-        position = saved.position
-        if saved.mode is Mode.STATEFUL:
+        mode, uuid, params, position = _read_snapshot(snapshot)
+        verifier = verifier or _verifier_for(params)
+        if mode is Mode.STATEFUL:
             position.check = verifier.resume(position.check) if position.id else verifier.begin()
         return cls(
-            saved.mode,
-            position,
-            uuid=saved.uuid,
-            params=saved.params,
-            verifier=verifier,
-            config=config,
-            limits=limits,
-            observer=observer,
+            mode, position, uuid=uuid, params=params, verifier=verifier, config=config, limits=limits, observer=observer
         )
 
     # --- state
@@ -216,7 +295,21 @@ class ClientEngine(LineEngine[ClientEvent]):
         A server deletes what was acknowledged: to be able to restore, use `ClientConfig(ack_every=None)` and
         acknowledge after saving.
         """
-        return write_snapshot(self.mode, self.uuid, self.params, self._taken)
+        if self.mode is Mode.STATUS:
+            raise LocalProtocolError("a status request has no state to save")
+        saved: dict[str, Json] = {"version": SNAPSHOT_VERSION, "mode": self.mode.value}
+        taken = self._taken
+        if self.mode is Mode.STATELESS:
+            return {**saved, "value": taken.value}
+        return {
+            **saved,
+            "uuid": self.uuid,
+            "params": self.params,
+            "id": taken.id,
+            "check": taken.check,
+            "acknowledged": taken.acknowledged,
+            "finished": taken.finished,
+        }
 
     # --- commands
 
@@ -226,9 +319,7 @@ class ClientEngine(LineEngine[ClientEvent]):
             raise LocalProtocolError(f"this stream is {self.state.value}, there is nothing to connect for")
         if self.state is StreamState.CONNECTED:
             raise LocalProtocolError("this stream has a connection already")
-        self._request = encode_request(
-            first_message(self.mode, self.uuid, self.params, self._last_id, self._last_value)
-        )
+        self._request = encode_request(self._first_message())
         self._start_acknowledging()
         self._lines.restart()
         self.state = StreamState.CONNECTED
@@ -238,8 +329,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         if self.state is StreamState.CONNECTED:
             self.state = StreamState.DISCONNECTED
         self._drop_output()
-        self._lines.stop()
-        self._timers.stop()
+        self._stop_reading()
 
     def taken(self, event: Received | ReceivedValue) -> None:
         """Record that the application has this and all before it; `ClientConfig(ack_every=)` says when it is acked."""
@@ -280,18 +370,6 @@ class ClientEngine(LineEngine[ClientEvent]):
 
     # --- the stream engine
 
-    def receive_bytes(self, data: bytes, now: float) -> None:
-        """Parse received bytes; never raises."""
-        if self._lines.stopped or self.state is not StreamState.CONNECTED:
-            return
-        if self._observer is not None and data:
-            self._observer.transport("in", data)
-        error = self._lines.feed(data, self._take)
-        if error is not None:
-            self._fail(error)
-        else:
-            self._timers.received(now)
-
     def receive_eof(self, now: float) -> None:
         """Handle the end of the server's bytes. An unfinished line is no message."""
         if self.state is StreamState.CONNECTED:
@@ -307,7 +385,7 @@ class ClientEngine(LineEngine[ClientEvent]):
             buffers.append(self._request)
             self._request = None
         if self._owed >= self._least_ack:
-            buffers.append(encode_ack(Ack(self.uuid, self._owed)))
+            buffers.append(encode_ack(Acknowledged(self.uuid, self._owed)))
             self.acknowledged = self._taken.acknowledged = self._owed
             self._least_ack = self._owed + 1
         if self._observer is not None:
@@ -315,26 +393,20 @@ class ClientEngine(LineEngine[ClientEvent]):
                 self._observer.frame("out", "restream", self.mode.value, len(buffer) - 1)
         return buffers
 
-    def next_deadline(self) -> float | None:
-        return self._timers.next()
-
-    def handle_deadline(self, now: float) -> None:
-        found = self._timers.handle(now)
-        if isinstance(found, Silent):
-            self._events.append(found)
-            self.connection_lost(now)
-        elif found is not None:
-            self._fail(found)
-
     # --- the lines of the server
 
     def _take_message(self, line: bytes) -> None:
         message = parse_message(line)
-        if isinstance(message, Error):
+        if isinstance(message, Refused):
             self._refuse(message)
             return
-        self._check_id(message)
-        id, data = message.id, message.data
+        id, data, last = message.id, message.data, self._last_id
+        if id <= last:
+            raise RemoteProtocolError(f"message {id} after message {last}: ids have to ascend", rule="restream-S08")
+        if id != last + 1 and self.config.consecutive:
+            raise RemoteProtocolError(
+                f"message {id} after message {last}: {id - last - 1} are missing", rule="restream-S08"
+            )
         verifier = self._verifier
         check = verifier.follow(self._last_check, data)
         final = verifier.is_final(data)
@@ -348,7 +420,7 @@ class ClientEngine(LineEngine[ClientEvent]):
 
     def _take_value(self, line: bytes) -> None:
         value = parse_value(line, digits=self.config.digits)
-        if isinstance(value, Error):
+        if isinstance(value, Refused):
             self._refuse(value)
             return
         self._last_value = value
@@ -358,20 +430,11 @@ class ClientEngine(LineEngine[ClientEvent]):
 
     def _take_status(self, line: bytes) -> None:
         status = parse_status(line)
-        if isinstance(status, Error):
+        if isinstance(status, Refused):
             self._refuse(status)
             return
         self._end(StreamState.FINISHED)
         self._events.append(StatusReceived(status))
-
-    def _check_id(self, message: Message) -> None:
-        id, last = message.id, self._last_id
-        if id <= last:
-            raise RemoteProtocolError(f"message {id} after message {last}: ids have to ascend", rule="restream-S08")
-        if id != last + 1 and self.config.consecutive:
-            raise RemoteProtocolError(
-                f"message {id} after message {last}: {id - last - 1} are missing", rule="restream-S08"
-            )
 
     # --- inside
 
@@ -405,17 +468,84 @@ class ClientEngine(LineEngine[ClientEvent]):
         self._request = None
         self._least_ack = NEVER
 
-    def _refuse(self, error: Error) -> None:
+    def _refuse(self, refused: Refused) -> None:
         self._end(StreamState.REFUSED)
         self._drop_output()
-        self._events.append(Refused(error.text))
+        self._events.append(refused)
 
     def _fail(self, error: RemoteProtocolError) -> None:
         self._end(StreamState.FAILED)
         self._drop_output()
         self._events.append(Failed(error))
 
+    def _fall_silent(self, silent: Silent, now: float) -> None:
+        self._events.append(silent)
+        self.connection_lost(now)
+
     def _end(self, state: StreamState) -> None:
         self.state = state
-        self._lines.stop()
-        self._timers.stop()
+        self._stop_reading()
+
+    def _first_message(self) -> Request:
+        """Return the first message of a connection that continues after what was received."""
+        if self.mode is Mode.STATELESS:
+            return StatelessRequested(self._last_value)
+        if self.mode is Mode.STATUS:
+            return StatusRequested(self.uuid)
+        if self._last_id or self.params is None:
+            return Resumed(self.uuid, self._last_id)
+        return Registered(self.uuid, self.params)
+
+
+# ---------------------------------------------------------------------------- checks of what the application gives
+
+
+def _read_snapshot(saved: JsonObject) -> tuple[Mode, str, JsonObject | None, Position]:
+    """Return the mode, uuid, params and position of a snapshot; raises `LocalProtocolError` for anything else."""
+    version, mode = saved.get("version"), saved.get("mode")
+    if version != SNAPSHOT_VERSION:
+        raise LocalProtocolError(f"the saved state has version {version!r}, this can read version {SNAPSHOT_VERSION}")
+    if mode == Mode.STATELESS.value:
+        value = saved.get("value")
+        if value is not None and not isinstance(value, str):
+            raise LocalProtocolError("the saved value of a stateless stream has to be text, or null")
+        return Mode.STATELESS, "", None, _position_of_value(value)
+    if mode != Mode.STATEFUL.value:
+        raise LocalProtocolError("the saved state is neither of a stateless nor of a stateful stream")
+    uuid, params, finished = saved.get("uuid"), saved.get("params"), saved.get("finished")
+    if not isinstance(uuid, str) or not isinstance(params, (dict, type(None))) or type(finished) is not bool:
+        raise LocalProtocolError("the saved state of a session lacks its uuid, params or finished")
+    id = _saved_id(saved, "id")
+    acknowledged = _saved_id(saved, "acknowledged")
+    if acknowledged > id:
+        raise LocalProtocolError(f"the saved state has acknowledged {acknowledged} messages and taken {id}")
+    position = Position(id=id, check=saved.get("check"), acknowledged=acknowledged, finished=finished)
+    return Mode.STATEFUL, _checked_uuid(uuid), params, position
+
+
+def _position_of_value(value: str | None) -> Position:
+    if value is not None and not is_canonical(value):
+        raise LocalProtocolError("the state of a stateless stream has to be a decimal integer without leading zeros")
+    return Position(value=value)
+
+
+def _checked_uuid(uuid: str) -> str:
+    try:
+        return read_uuid(uuid)
+    except RemoteProtocolError as error:
+        raise LocalProtocolError(error.message) from None
+
+
+def _verifier_for(params: JsonObject | None) -> Verifier:
+    """Return the verifier of the specification's application, with the requested count."""
+    if params is not None:
+        encode_line(params)  # so that params without a form in JSON are refused before there is a connection
+    count = None if params is None else params.get("count")
+    return NumbersVerifier(count if type(count) is int else None)
+
+
+def _saved_id(saved: JsonObject, name: str) -> int:
+    value = saved.get(name)
+    if type(value) is not int or not 0 <= value <= U32_MAX:
+        raise LocalProtocolError(f"the saved state of a session lacks its {name}, a number within 0 and {U32_MAX}")
+    return value

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from typing import TYPE_CHECKING
+
+import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
-from muxkit.protocols.restream.engine.config import ServerConfig
-from muxkit.protocols.restream.engine.events import (
-    Acknowledged,
+from muxkit._observer import Observer
+from muxkit.core import Buffer
+from muxkit.protocols.restream.engine.line_engine import (
+    FIRST_LINE_EXTRA,
+    KIB,
+    WRITE_BYTES,
     Failed,
     HungUp,
+    LineEngine,
+    Silent,
+    Timer,
+    check_sizes,
+)
+from muxkit.protocols.restream.wire import Json
+from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
+from muxkit.protocols.restream.wire.messages import (
+    Acknowledged,
     Registered,
     Resumed,
-    ServerEvent,
-    Silent,
     StatelessRequested,
-    StatusRequested,
-)
-from muxkit.protocols.restream.engine.timers import LineEngine, LineTimers
-from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
-from muxkit.protocols.restream.wire.lines import Lines
-from muxkit.protocols.restream.wire.messages import (
-    AskStatus,
-    OpenStateful,
-    OpenStateless,
-    ResumeStateful,
-    ResumeStateless,
     Status,
+    StatusRequested,
     encode_error,
     encode_message,
     encode_status,
@@ -38,12 +39,29 @@ from muxkit.protocols.restream.wire.messages import (
     parse_request,
 )
 
-if TYPE_CHECKING:
-    from muxkit._observer import Observer
-    from muxkit.core import Buffer
-    from muxkit.protocols.restream.wire import Json
+ServerEvent = StatelessRequested | Registered | Resumed | Acknowledged | StatusRequested | HungUp | Silent | Failed
 
-WRITE_BYTES = 64 * 1024
+
+@attrs.frozen(kw_only=True)
+class ServerConfig:
+    """The settings of a `ServerEngine`; sizes in bytes, without the line feed."""
+
+    status: bool = False
+    """Answer status requests, an extension; without it they are errors, as in the specification."""
+    digits: int = 100_000
+    """The longest integer of a stateless stream, in decimal digits."""
+    line: int = 64 * KIB
+    """The longest line after the first."""
+    opening: int = 8 * KIB
+    """The longest line that opens a session: its `params` are stored as long as the session."""
+
+    def __attrs_post_init__(self) -> None:
+        check_sizes("ServerConfig", digits=self.digits, line=self.line, opening=self.opening)
+
+    @property
+    def first_line(self) -> int:
+        """The longest first line, which may hold the longest integer."""
+        return max(self.line, self.digits + FIRST_LINE_EXTRA)
 
 
 class Phase(Enum):
@@ -77,7 +95,9 @@ class ServerEngine(LineEngine[ServerEvent]):
         self, config: ServerConfig | None = None, *, limits: Limits | None = None, observer: Observer | None = None
     ) -> None:
         self.config = config or ServerConfig()
-        self.limits = limits or Limits()
+        super().__init__(self.config.first_line, f"ServerConfig(digits={self.config.digits})", limits, observer)
+        self._take = self._take_line
+        self._started = False
         self.phase = Phase.ASKING
         self.uuid = ""
         """The uuid of the session, in lower case; empty for a stateless stream."""
@@ -87,12 +107,7 @@ class ServerEngine(LineEngine[ServerEvent]):
         """The highest id that left the engine, on this connection or, as `accept` was told, on an earlier one."""
         self.outbox = 0
         """Bytes that are queued for the transport."""
-        self._observer = observer
-        self._events: list[ServerEvent] = []
         self._queue: deque[tuple[int, bytes]] = deque()  # (id, line); id 0 for lines that are no messages
-        self._lines = Lines(self.config.first_line, f"ServerConfig(digits={self.config.digits})")
-        self._timers = LineTimers(self._lines, self.limits, observer)
-        self._started = False
         self._failed = False
         self._queued = 0  # the highest id that was queued or skipped
         self._state = 0  # the id of the first line
@@ -127,7 +142,7 @@ class ServerEngine(LineEngine[ServerEvent]):
             raise LocalProtocolError(f"acknowledged={acknowledged} is not within 0 and head={head}")
         error = self._violation_of(acknowledged, head)
         if error is not None:
-            self._refuse(error)
+            self._fail(error)
             return False
         self.phase = Phase.MESSAGES
         self.acknowledged, self.sent = acknowledged, head
@@ -195,20 +210,6 @@ class ServerEngine(LineEngine[ServerEvent]):
 
     # --- the stream engine
 
-    def receive_bytes(self, data: bytes, now: float) -> None:
-        """Parse received bytes; never raises."""
-        if not self._started:
-            self._start(now)
-        if self._lines.stopped:
-            return
-        if self._observer is not None and data:
-            self._observer.transport("in", data)
-        error = self._lines.feed(data, self._take)
-        if error is not None:
-            self._refuse(error)
-        else:
-            self._timers.received(now)
-
     def receive_eof(self, now: float) -> None:
         """Handle the end of the client's bytes. An unfinished line is no message."""
         if self.phase is not Phase.OVER:
@@ -233,22 +234,9 @@ class ServerEngine(LineEngine[ServerEvent]):
             self.sent = last
         return lines
 
-    def next_deadline(self) -> float | None:
-        """Return the next deadline; at once before the engine was told the time."""
-        return self._timers.next() if self._started else float("-inf")
-
-    def handle_deadline(self, now: float) -> None:
-        if not self._started:
-            self._start(now)
-        found = self._timers.handle(now)
-        if isinstance(found, Silent):
-            self._fail_with(f"nothing came for {found.seconds:g} s while a line is unfinished", found)
-        elif found is not None:
-            self._refuse(found)
-
     # --- the lines of the client
 
-    def _take(self, line: bytes) -> None:
+    def _take_line(self, line: bytes) -> None:
         if self.phase is Phase.ASKING:
             self._take_request(line)
             return
@@ -272,7 +260,7 @@ class ServerEngine(LineEngine[ServerEvent]):
             raise _not_sent(id, self.sent)
         elif id > before:
             self.acknowledged = id
-            self._events.append(Acknowledged(self.uuid, id))
+            self._events.append(ack)
 
     def _take_request(self, line: bytes) -> None:
         if self._observer is not None:
@@ -280,28 +268,22 @@ class ServerEngine(LineEngine[ServerEvent]):
         request = parse_request(line, digits=self.config.digits, status=self.config.status)
         self._lines.limit = self.config.line
         self._lines.limit_name = f"ServerConfig(line={self.config.line})"
-        self._timers.first_line_came()
-        if type(request) is OpenStateful and len(line) > self.config.opening:  # its params are stored with the session
+        self._deadlines.stop(Timer.FIRST_LINE)
+        if type(request) is Registered and len(line) > self.config.opening:  # its params are stored with the session
             raise RemoteProtocolError(
                 f"a request of {len(line)} bytes for a session against {self.config.opening} allowed",
                 rule="restream-S01",
             )
         match request:
-            case OpenStateless():
+            case StatelessRequested():
                 self.phase = Phase.VALUES
-                self._events.append(StatelessRequested(None))
-            case ResumeStateless(state):
-                self.phase = Phase.VALUES
-                self._events.append(StatelessRequested(state))
-            case OpenStateful(uuid, params):
+            case Registered(uuid):
                 self.phase, self.uuid = Phase.OPENING, uuid
-                self._events.append(Registered(uuid, params))
-            case ResumeStateful(uuid, state):
+            case Resumed(uuid, state):
                 self.phase, self.uuid, self._queued, self._state = Phase.OPENING, uuid, state, state
-                self._events.append(Resumed(uuid, state))
-            case AskStatus(uuid):
+            case StatusRequested(uuid):
                 self.phase, self.uuid = Phase.STATUS, uuid
-                self._events.append(StatusRequested(uuid))
+        self._events.append(request)
 
     def _violation_of(self, acknowledged: int, head: int) -> RemoteProtocolError | None:
         """Return the violation of a request that does not fit the session."""
@@ -318,11 +300,6 @@ class ServerEngine(LineEngine[ServerEvent]):
 
     # --- inside
 
-    def _start(self, now: float) -> None:
-        self._started = True
-        if self.phase is Phase.ASKING:
-            self._timers.expect_first_line(now)
-
     def _wrong_phase(self, what: str) -> LocalProtocolError:
         return LocalProtocolError(f"{what} cannot be sent, the connection is {self.phase.value}")
 
@@ -332,8 +309,11 @@ class ServerEngine(LineEngine[ServerEvent]):
         if self._observer is not None:
             self._observer.frame("out", "restream", self.phase.value, len(line) - 1)
 
-    def _refuse(self, error: RemoteProtocolError) -> None:
+    def _fail(self, error: RemoteProtocolError) -> None:
         self._fail_with(error.message, Failed(error))
+
+    def _fall_silent(self, silent: Silent, now: float) -> None:
+        self._fail_with(f"nothing came for {silent.seconds:g} s while a line is unfinished", silent)
 
     def _fail_with(self, why: str, last: Failed | Silent) -> None:
         """Queue the last event, and the error line unless the last line is written and the transport perhaps closed."""
@@ -343,12 +323,6 @@ class ServerEngine(LineEngine[ServerEvent]):
         self._failed = True
         self._stop_reading()
         self._events.append(last)
-
-    def _stop_reading(self) -> None:
-        """Ignore all that the client sends from now on."""
-        self._lines.stop()
-        self._timers.stop()
-        self._started = True
 
     def _end(self) -> None:
         self.phase = Phase.OVER

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import attrs
 import trio
 
+from muxkit.protocols.restream.store.rules import Data, Row, Rules, Session, State, Wanted
 from muxkit.protocols.restream.store.store import SessionStore
 from muxkit.runtime import protect_package, protected_manager
 from muxkit.storage import StoreClosed, StoreFull, Waiters
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
-    from muxkit.protocols.restream.store.rows import Data, Row, Session, State, Wanted
-    from muxkit.protocols.restream.store.rules import Rules
 
 T = TypeVar("T")
 

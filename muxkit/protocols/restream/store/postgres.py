@@ -7,26 +7,21 @@ its row locked, so a superseded owner is refused on any server.
 from __future__ import annotations
 
 import uuid as uuids
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import trio
 
-from muxkit.protocols.restream.store.rows import LAST_ID, Row, Session, Wanted
+from muxkit.protocols.restream.store.rules import LAST_ID, Data, Now, Row, Rows, Rules, Session, State, Wanted
 from muxkit.protocols.restream.store.store import SessionStore
 from muxkit.runtime import protect_package, protected_manager
-from muxkit.storage import Job, Schema, StoreError, StoreFailed, Waiters, Worker
-from muxkit.storage.postgres import HEARTBEAT, Database, Listener
-from muxkit.storage.schema import migrate_postgres
+from muxkit.storage import Job, Schema, StoreError, Waiters, Worker, fail_jobs
+from muxkit.storage.postgres import HEARTBEAT, Database, Listener, migrate_postgres
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-
     import psycopg
-
-    from muxkit.protocols.restream.store.rows import Data, Now, Rows, State
-    from muxkit.protocols.restream.store.rules import Rules
 
 T = TypeVar("T")
 
@@ -129,7 +124,6 @@ async def open_postgres(url: str, rules: Rules[State, Data]) -> AsyncIterator[Se
         opened = listener is not None
         await backend.reader.stop(backend.close_reading, shield=opened)
         await backend.writer.stop(backend.close_writing, shield=opened)
-        waiters.wake_all()
 
 
 class _Postgres:
@@ -140,9 +134,7 @@ class _Postgres:
         self._keep = keep
         self._now = now
         self._writing, self._reading = Database(url, APPLICATION), Database(url, APPLICATION)
-        self._waiters = waiters
-        self._changed: list[str] = []  # filled in the thread before a group is delivered, emptied when it is
-        self.writer: Worker[Rows] = Worker("muxkit store writer", self._write, self._wake)
+        self.writer: Worker[Rows] = Worker("muxkit store writer", self._write, waiters)
         self.reader: Worker[Rows] = Worker("muxkit store reader", self._read)
 
     async def work(self, uuid: str, act: Callable[[Rows], T]) -> T:
@@ -150,10 +142,6 @@ class _Postgres:
 
     async def look(self, uuid: str, act: Callable[[Rows], T], wants: Wanted | None = None) -> T:
         return await self.reader.look(uuid, act, wants)
-
-    def _wake(self) -> None:
-        while self._changed:
-            self._waiters.wake(self._changed.pop())
 
     # ------------------------------------------------------------------------ in the threads
 
@@ -203,7 +191,7 @@ class _Postgres:
                 rows = act(database.connection(), jobs)
                 if act != self._look:
                     rows.write()
-                self._changed.extend(rows.woken)
+                self.writer.changed.extend(rows.woken)
                 return
             except database.errors as error:
                 is_lost = database.recover()
@@ -215,10 +203,10 @@ class _Postgres:
                 if rows is None and is_lost and not was_lost:
                     was_lost = True
                     continue
-                self._fail(jobs, database.judge(error))
+                fail_jobs(jobs, database.judge(error))
                 return
             except StoreError as error:
-                self._fail(jobs, error)
+                fail_jobs(jobs, error)
                 return
 
     def _transact(self, connection: psycopg.Connection, jobs: list[Job[Rows]]) -> PostgresRows:
@@ -243,11 +231,6 @@ class _Postgres:
         rows = PostgresRows(connection, self.server)
         _run_jobs(jobs, rows, self._writing.errors)
         return rows
-
-    def _fail(self, jobs: list[Job[Rows]], error: StoreError) -> None:
-        for job in jobs:
-            job.result = None
-            job.error = StoreFailed(str(error)) if type(error) is StoreFailed else error
 
 
 def _run_jobs(jobs: list[Job[Rows]], rows: PostgresRows, database_errors: type[Exception]) -> None:

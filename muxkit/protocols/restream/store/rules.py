@@ -1,4 +1,4 @@
-"""The rules of a session store: what each operation checks, and what it changes in the rows.
+"""The rules of a session store: what each operation checks, and what it changes in the rows; their values and errors.
 
 They are the same for every kind of store. Each function is one unit of work: it checks everything first and writes
 last, so one that raises has changed nothing. There is no Trio and no disk here.
@@ -6,43 +6,133 @@ last, so one that raises has changed nothing. There is no Trio and no disk here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import attrs
 import msgspec
 
-from muxkit.protocols.restream.store.errors import (
-    IdsExhausted,
-    MessageGone,
-    NotJson,
-    OutOfOrderAck,
-    SessionBusy,
-    SessionExists,
-    SessionExpired,
-    SessionFinished,
-    Superseded,
-    UnknownMessage,
-    UnknownSession,
-)
-from muxkit.protocols.restream.store.rows import (
-    LAST_ID,
-    Data,
-    IsFinal,
-    Message,
-    Now,
-    Row,
-    Rows,
-    Session,
-    State,
-    Status,
-    StoreLimits,
-    Transform,
-    Wanted,
-)
-from muxkit.storage import StoreCorrupt, StoreFull
+from muxkit.protocols.restream.wire import Message
+from muxkit.storage import StoreCorrupt, StoreError, StoreFull
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+State = TypeVar("State")
+Data = TypeVar("Data")
+
+Transform = Callable[[State], tuple[Data, State]]
+IsFinal = Callable[[Data], bool]
+Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any thread
+
+LAST_ID = 2**32 - 1  # ids are unsigned 32-bit integers and never wrap
+KEEP = 30.0  # s, "if it fails to re-establish a connection within 30 seconds"
+MOST = 256  # messages of one `replay` or `put_many` by default
+
+
+@attrs.frozen
+class Status:
+    """The progress of a session. Messages up to `acknowledged` may be deleted; `head` is the last id that exists."""
+
+    uuid: str
+    head: int
+    acknowledged: int
+    final: bool  # no message will follow `head`
+    epoch: int  # of the newest owner; 0 before the first
+    params: object  # as given to `register`
+    attached: bool
+    expires: float | None  # when it expires; None while it is attached
+
+    @property
+    def waiting(self) -> int:
+        """How many messages are kept because they are not acknowledged."""
+        return self.head - self.acknowledged
+
+
+@attrs.frozen
+class StoreLimits:
+    """The limits of a store. Beyond one of them `StoreFull` is raised and nothing is changed."""
+
+    sessions: int = 1_000_000  # memory and SQLite
+    messages: int = 1_000_000  # unacknowledged ones of one session
+    message_bytes: int = 1 << 20  # of one state, data or params, as JSON
+    bytes: int = 1 << 40  # memory: of all that is kept; SQLite: of the file
+
+
+# ---------------------------------------------------------------------------- rows
+
+
+@attrs.define(eq=True)
+class Session:
+    """One session as it is stored. Messages `acknowledged + 1` to `head` exist, and no others."""
+
+    uuid: str
+    params: bytes
+    state: bytes
+    head: int
+    acknowledged: int
+    final: bool
+    fed: bool  # messages were appended: feeders in other processes may wait for acks
+    epoch: int
+    keep: float | None  # s of absence that it survives; None: the store's own number
+    due: float | None  # when it expires; None while it is attached
+
+
+class Row(NamedTuple):
+    """One message as it is stored."""
+
+    id: int
+    time: float | None
+    data: bytes
+
+
+class Wanted(NamedTuple):
+    """Messages that a unit of work will read."""
+
+    uuid: str
+    after: int
+    most: int
+    most_bytes: int
+
+
+class Rows(Protocol):
+    """The rows during one unit of work, which reads its own writes.
+
+    The rules write only after all their checks, and `save` is the last call about a session.
+    """
+
+    def session(self, uuid: str) -> Session | None:
+        """Return the session, which the caller may change and `save`."""
+
+    def save(self, session: Session) -> None:
+        """Insert or update the session."""
+
+    def remove(self, uuid: str) -> None:
+        """Delete the session and all its messages."""
+
+    def add(self, uuid: str, messages: Sequence[Row]) -> None:
+        """Add messages after the last one."""
+
+    def messages(self, wanted: Wanted) -> list[Row]:
+        """Return messages in order; at least one if there is one."""
+
+    def trim(self, uuid: str, above: int, upto: int) -> None:
+        """Delete the messages with these ids."""
+
+    def count(self) -> int:
+        """Return how many sessions there are, for the limit; 0 from a store that does not count them."""
+
+    def page(self, after: str, most: int, now: float) -> list[Session]:
+        """Return sessions that have not expired, in the order of their uuids."""
+
+    def overdue(self, now: float, most: int) -> list[str]:
+        """Return some of the expired sessions."""
+
+    def changed(self, uuid: str, *, everywhere: bool) -> None:
+        """Wake the tasks that wait for this session when the work is durable; `everywhere`: also in other processes."""
+
+    def shrink(self) -> bool:
+        """Return some unused space to the disk; True if there is more."""
+
+
+# ---------------------------------------------------------------------------- the rules
 
 
 @attrs.frozen(eq=False)
@@ -236,6 +326,110 @@ class Rules(Generic[State, Data]):
             session.due is None,
             session.due,
         )
+
+
+# ---------------------------------------------------------------------------- errors about one session
+
+
+class UnknownSession(StoreError):
+    """No session has this uuid; nothing was changed."""
+
+    def __init__(self, uuid: str) -> None:
+        super().__init__(f"session {uuid} is not known here; begin a new one with params")
+        self.uuid = uuid
+
+
+class SessionExpired(UnknownSession):
+    """The client was absent for too long, and its session is deleted."""
+
+    def __init__(self, uuid: str) -> None:
+        StoreError.__init__(self, f"session {uuid} has expired; begin a new one with params")
+        self.uuid = uuid
+
+
+class SessionExists(StoreError):
+    """`register` was called with the uuid of an existing session, whose `status` this is."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(f"session {status.uuid} exists already; resume it with state, or choose another uuid")
+        self.status = status
+
+
+class SessionBusy(StoreError):
+    """`attach(takeover=False)` while another connection has the session."""
+
+    def __init__(self, uuid: str) -> None:
+        super().__init__(f"session {uuid} has an open connection; close that one first")
+        self.uuid = uuid
+
+
+class Superseded(StoreError):
+    """A newer connection has taken over the session; the old owner must stop and send nothing more."""
+
+    def __init__(self, uuid: str, *, held: int, current: int) -> None:
+        super().__init__(f"session {uuid} was taken over by a newer connection (epoch {current}, this one was {held})")
+        self.uuid = uuid
+        self.held = held
+        self.current = current
+
+    @property
+    def for_client(self) -> str:
+        return f"session {self.uuid} was taken over by a newer connection"
+
+
+class SessionFinished(StoreError):
+    """A message was to be added after the final one."""
+
+    def __init__(self, uuid: str, head: int) -> None:
+        super().__init__(f"session {uuid} is finished; nothing follows message {head}")
+        self.uuid = uuid
+        self.head = head
+
+
+class UnknownMessage(StoreError):
+    """No message of the session has this id: it is 0, or above the last one."""
+
+    def __init__(self, uuid: str, id: int, head: int) -> None:
+        known = f"its messages are 1 to {head}" if head else "it has no messages yet"
+        super().__init__(f"session {uuid} has no message {id}; {known}")
+        self.uuid = uuid
+        self.id = id
+        self.head = head
+
+
+class OutOfOrderAck(StoreError):
+    """An acknowledgement is below an earlier one."""
+
+    def __init__(self, uuid: str, id: int, acknowledged: int) -> None:
+        super().__init__(f"session {uuid}: ack {id} after ack {acknowledged}; acks never go back")
+        self.uuid = uuid
+        self.id = id
+        self.acknowledged = acknowledged
+
+
+class MessageGone(StoreError):
+    """The requested messages were acknowledged, so they may be deleted."""
+
+    def __init__(self, uuid: str, id: int, acknowledged: int) -> None:
+        super().__init__(
+            f"session {uuid}: messages after {id} were asked for, but all up to {acknowledged} are acknowledged; "
+            f"resume with state {acknowledged} or later"
+        )
+        self.uuid = uuid
+        self.id = id
+        self.acknowledged = acknowledged
+
+
+class IdsExhausted(StoreError):
+    """The last of the 32-bit ids is used."""
+
+    def __init__(self, uuid: str) -> None:
+        super().__init__(f"session {uuid} has used all message ids up to 4294967295; go on in a new session")
+        self.uuid = uuid
+
+
+class NotJson(StoreError, ValueError):
+    """A state, data or params has no form in JSON, or came back from JSON in another shape."""
 
 
 # ---------------------------------------------------------------------------- JSON

@@ -7,22 +7,25 @@ would be sent to a client.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import cast
 from zlib import crc32
 
-from muxkit.protocols.restream.store.rows import Row, Session, Wanted
+from muxkit.protocols.restream.store.rules import Data, Row, Rules, Session, State, Wanted
 from muxkit.protocols.restream.store.store import SessionStore
 from muxkit.runtime import protect_package, protected_manager
 from muxkit.storage import Schema, StoreCorrupt, Waiters
-from muxkit.storage.sqlite import Connect, Journal, SqliteBackend, SqliteFile, StandardConnection, give_back_pages
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from muxkit.protocols.restream.store.rows import Data, State
-    from muxkit.protocols.restream.store.rules import Rules
-    from muxkit.storage.sqlite import Connection, Value
+from muxkit.storage.sqlite import (
+    Connect,
+    Connection,
+    Journal,
+    SqliteBackend,
+    SqliteFile,
+    StandardConnection,
+    Value,
+    give_back_pages,
+)
 
 COLUMNS = "uuid, params, state, head, acknowledged, final, fed, epoch, keep, due"
 MIN_UNUSED_PAGES = 8  # fewer are not given back

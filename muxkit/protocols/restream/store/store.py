@@ -12,34 +12,35 @@ cancelled may have taken effect or not, but never half of it: ask `status`, or g
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from muxkit.protocols.restream.store.errors import IdsExhausted, SessionFinished, Superseded, UnknownSession
-from muxkit.protocols.restream.store.rows import (
+from muxkit.protocols.restream.store.rules import (
     LAST_ID,
     MOST,
     Data,
+    IdsExhausted,
     IsFinal,
-    Message,
+    Rows,
+    Rules,
+    SessionFinished,
     State,
     Status,
+    Superseded,
     Transform,
+    UnknownSession,
     Wanted,
 )
-from muxkit.storage import StoreFull
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from muxkit.protocols.restream.store.rows import Rows
-    from muxkit.protocols.restream.store.rules import Rules
-    from muxkit.storage import Waiters
+from muxkit.protocols.restream.wire import Message
+from muxkit.storage import StoreFull, Waiters
 
 T = TypeVar("T")
 
 SWEPT_AT_ONCE = 100  # sessions that one unit of work deletes, so that other work is not delayed
 LONGEST_UUID = 255
+_is_storable = re.compile(rf"[ -~]{{1,{LONGEST_UUID}}}").fullmatch  # printable ASCII characters
 
 
 class Backend(Protocol):
@@ -88,8 +89,7 @@ class SessionStore(Generic[State, Data]):
             raise ValueError(f"a uuid is 1 to {LONGEST_UUID} printable ASCII characters")
         stored, asked = self._encode(state), self._encode(params)
         return await self._backend.work(
-            uuid,
-            lambda rows: self._rules.register(rows, uuid, stored, asked, attached=attached, keep=keep, head=head),
+            uuid, lambda rows: self._rules.register(rows, uuid, stored, asked, attached=attached, keep=keep, head=head)
         )
 
     async def disconnect(self, uuid: str, *, epoch: int | None = None) -> None:
@@ -258,10 +258,6 @@ def _check(uuid: str) -> None:
     """Refuse a uuid that cannot have been registered: a database may fail on it in its own way."""
     if not _is_storable(uuid):
         raise UnknownSession(ascii(uuid[:LONGEST_UUID])[1:-1])
-
-
-def _is_storable(uuid: str) -> bool:
-    return 0 < len(uuid) <= LONGEST_UUID and uuid.isascii() and uuid.isprintable()
 
 
 def _check_most(most: int) -> None:

@@ -5,6 +5,7 @@ from muxkit.protocols.restream.wire.integers import format_integer as format_int
 from muxkit.protocols.restream.wire.integers import parse_integer as parse_integer
 from muxkit.protocols.restream.wire.json import Json as Json
 from muxkit.protocols.restream.wire.json import JsonObject as JsonObject
+from muxkit.protocols.restream.wire.messages import Message as Message
 from muxkit.protocols.restream.wire.messages import Status as Status
 from muxkit.protocols.restream.wire.messages import encode_message as encode_message
 from muxkit.protocols.restream.wire.messages import new_uuid as new_uuid

@@ -45,7 +45,7 @@ def parse_json(line: bytes) -> Json:
             line.decode("utf-8")
         except UnicodeDecodeError as error:
             raise _violation(f"byte {error.start} of the line is not UTF-8", rule="restream-F04") from None
-    if _is_too_deep(line):
+    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _is_too_deep(line):
         raise _violation(f"more than {MAX_DEPTH} objects and arrays inside one another")
     try:
         value: Json = _decode(line)
@@ -64,7 +64,7 @@ def encode_line(value: Json) -> bytes:
         line = _encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise LocalProtocolError(f"this has no form in JSON: {error}") from None
-    if _is_too_deep(line):
+    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _is_too_deep(line):
         raise LocalProtocolError(f"more than {MAX_DEPTH} objects and arrays inside one another")
     if b"null" in line:
         _refuse_not_finite(value)  # NaN and infinities, which the encoder writes as null
@@ -73,8 +73,6 @@ def encode_line(value: Json) -> bytes:
 
 def _is_too_deep(line: bytes) -> bool:
     """Return True if the nesting is too deep, also for some invalid JSON; the decoder never exceeds this count."""
-    if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
-        return False
     brackets = _STRINGS.sub(b"", line).translate(_DEPTH_STEPS, _NO_BRACKETS)
     return max(accumulate(array("b", brackets)), default=0) > MAX_DEPTH
 

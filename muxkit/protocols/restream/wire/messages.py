@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import re
 import uuid as uuids
-from typing import TYPE_CHECKING, Final
+from typing import Final, Generic, TypeVar
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
-from muxkit.protocols.restream.wire.json import encode_line, parse_object
+from muxkit.protocols.restream.wire.json import Json, JsonObject, encode_line, parse_object
 
-if TYPE_CHECKING:
-    from muxkit.protocols.restream.wire.json import Json, JsonObject
+DataT = TypeVar("DataT")
 
 U32_MAX: Final = 0xFFFFFFFF
 MAX_NUMBER_DIGITS: Final = 4000  # of a `state` that is a JSON number instead of a string
@@ -24,66 +23,61 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9
 
 ACK_FIELDS: Final = {"uuid", "ack"}
 
-# ---------------------------------------------------------------------------- the first message of a client
+# ---------------------------------------------------------------------------- messages of a client
 
 
-@attrs.frozen
-class OpenStateless:
-    """Request a new stateless stream."""
+@attrs.define
+class StatelessRequested:
+    """The client requests a stateless stream: a new one, or from the value after `state`.
+
+    `state` is canonical decimal text, for `parse_integer`. Answer with `send_value`.
+    """
+
+    state: str | None
 
 
-@attrs.frozen
-class ResumeStateless:
-    """Request a stateless stream from the value after `state`, which is canonical decimal text."""
-
-    state: str
-
-
-@attrs.frozen
-class OpenStateful:
-    """Request a new session; only the application reads `params`."""
+@attrs.define
+class Registered:
+    """The client requests a new session; `uuid` is in lower case. Answer with `accept` or `fail`."""
 
     uuid: str
     params: JsonObject
 
 
-@attrs.frozen
-class ResumeStateful:
-    """Request a session from the message after `state`; 0 for the first."""
+@attrs.define
+class Resumed:
+    """The client requests a session from the message after `state`; 0 for the first. Answer with `accept` or `fail`."""
 
     uuid: str
     state: int
 
 
-@attrs.frozen
-class AskStatus:
-    """Request the progress of a session: an extension, which other servers refuse."""
+@attrs.define
+class StatusRequested:
+    """The client requests the progress of a session, an extension. Answer with `send_status` or `fail`."""
 
     uuid: str
 
 
-Request = OpenStateless | ResumeStateless | OpenStateful | ResumeStateful | AskStatus
-
-# ---------------------------------------------------------------------------- later messages of a client
-
-
 @attrs.define
-class Ack:
-    """Acknowledge all messages up to this id."""
+class Acknowledged:
+    """The client has all messages up to this id, which is higher than the last acknowledged one."""
 
     uuid: str
     id: int
 
+
+Request = StatelessRequested | Registered | Resumed | StatusRequested
 
 # ---------------------------------------------------------------------------- messages of a server
 
 
 @attrs.define
-class Message:
-    """One message of a session. `time`, in seconds since 1970, is an extension."""
+class Message(Generic[DataT]):
+    """One message of a session. `time`, in seconds since 1970, is an extension: the source may give one."""
 
     id: int
-    data: Json
+    data: DataT
     time: float | None = None
 
 
@@ -100,9 +94,9 @@ class Status:
     epoch: int | None = None
 
 
-@attrs.frozen
-class Error:
-    """The server ends the stream, with the reason."""
+@attrs.define
+class Refused:
+    """The server sent an error. Close, and do not resume. The text is the server's own: escape it before showing it."""
 
     text: str
 
@@ -116,31 +110,31 @@ def parse_request(line: bytes, *, digits: int, status: bool) -> Request:
     known = known_fields(fields, status=status)
     if "uuid" not in fields:
         if not known:
-            return OpenStateless()
+            return StatelessRequested(None)
         if known == ["state"]:
-            return ResumeStateless(_value_of_state(fields["state"], digits))
+            return StatelessRequested(_value_of_state(fields["state"], digits))
         raise _unusable(known, first=True)
     uuid = read_uuid(fields["uuid"])
     if known == ["uuid", "params"]:
         params = fields["params"]
         if type(params) is not dict:
             raise RemoteProtocolError("params has to be an object", rule="restream-S01")
-        return OpenStateful(uuid, params)
+        return Registered(uuid, params)
     if known == ["uuid", "state"]:
-        return ResumeStateful(uuid, _id_of_state(fields["state"]))
+        return Resumed(uuid, _id_of_state(fields["state"]))
     if known == ["uuid", "status"] and fields["status"] is True:
-        return AskStatus(uuid)
+        return StatusRequested(uuid)
     raise _unusable(known, first=True)
 
 
-def parse_later(line: bytes, *, stateful: bool, status: bool) -> Ack | None:
+def parse_later(line: bytes, *, stateful: bool, status: bool) -> Acknowledged | None:
     """Parse a line after the first; None for one with unknown fields only."""
     fields = parse_object(line)
     if stateful and fields.keys() == ACK_FIELDS:
-        return Ack(read_uuid(fields["uuid"]), _id_of_ack(fields["ack"]))
+        return Acknowledged(read_uuid(fields["uuid"]), _id_of_ack(fields["ack"]))
     known = known_fields(fields, status=status)
     if stateful and known == ["uuid", "ack"]:
-        return Ack(read_uuid(fields["uuid"]), _id_of_ack(fields["ack"]))
+        return Acknowledged(read_uuid(fields["uuid"]), _id_of_ack(fields["ack"]))
     if fields and not known:
         return None
     raise _unusable(known, first=False, stateful=stateful)
@@ -218,7 +212,7 @@ def _unusable(known: list[str], *, first: bool, stateful: bool = False) -> Remot
 # ---------------------------------------------------------------------------- parsing a server's messages
 
 
-def parse_value(line: bytes, *, digits: int) -> str | Error:
+def parse_value(line: bytes, *, digits: int) -> str | Refused:
     """Parse a line of a stateless stream; the value is canonical decimal text."""
     fields = parse_object(line)
     value = fields.get("data")
@@ -234,7 +228,7 @@ def parse_value(line: bytes, *, digits: int) -> str | Error:
     return value
 
 
-def parse_message(line: bytes) -> Message | Error:
+def parse_message(line: bytes) -> Message[Json] | Refused:
     """Parse a line of a session."""
     fields = parse_object(line)
     if "error" in fields:
@@ -250,7 +244,7 @@ def parse_message(line: bytes) -> Message | Error:
     return Message(id, fields["data"], None if time is None else _read_time(time))
 
 
-def parse_status(line: bytes) -> Status | Error:
+def parse_status(line: bytes) -> Status | Refused:
     """Parse the answer to a status request."""
     fields = parse_object(line)
     if "error" in fields:
@@ -270,11 +264,11 @@ def parse_status(line: bytes) -> Status | Error:
     raise RemoteProtocolError("the answer to a status request holds no status")
 
 
-def _error_in(fields: JsonObject) -> Error:
+def _error_in(fields: JsonObject) -> Refused:
     text = fields["error"]
     if type(text) is not str:
         raise RemoteProtocolError("error has to be a string", rule="restream-F08")
-    return Error(text)
+    return Refused(text)
 
 
 def _read_time(time: Json) -> float | None:
@@ -292,19 +286,17 @@ def _read_time(time: Json) -> float | None:
 def encode_request(request: Request) -> bytes:
     """The first line of a connection."""
     match request:
-        case OpenStateless():
-            return encode_line({})
-        case ResumeStateless(state):
-            return encode_line({"state": state})
-        case OpenStateful(uuid, params):
+        case StatelessRequested(state):
+            return encode_line({} if state is None else {"state": state})
+        case Registered(uuid, params):
             return encode_line({"uuid": uuid, "params": params})
-        case ResumeStateful(uuid, state):
+        case Resumed(uuid, state):
             return encode_line({"uuid": uuid, "state": state})
-        case AskStatus(uuid):
+        case StatusRequested(uuid):
             return encode_line({"uuid": uuid, "status": True})
 
 
-def encode_ack(ack: Ack) -> bytes:
+def encode_ack(ack: Acknowledged) -> bytes:
     return encode_line({"uuid": ack.uuid, "ack": ack.id})
 
 

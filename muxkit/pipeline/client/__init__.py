@@ -1,1 +1,0 @@
-"""Requests to restream servers, without Spark."""

@@ -1,0 +1,444 @@
+"""The options of the source and of the sink: each is read once, from text, into a checked value; errors name it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import ssl
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from muxkit.pipeline.errors import OptionError
+from muxkit.pipeline.staging.records import LONGEST_NAME
+
+ChoiceT = TypeVar("ChoiceT", bound=Enum)
+ValueT = TypeVar("ValueT")
+OptionsT = TypeVar("OptionsT", bound=attrs.AttrsInstance)
+
+# ---------------------------------------------------------------------------- fields that options set
+
+
+def option(name: str, parse: Callable[[str, str], ValueT], default: ValueT, *, shown: bool = True) -> ValueT:
+    """Make a field that an option sets; `parse` is a function of its text and its name."""
+    field: ValueT = attrs.field(default=default, repr=shown, metadata={"option": name, "parse": parse})
+    return field
+
+
+def option_names(kind: type[attrs.AttrsInstance]) -> tuple[str, ...]:
+    """Return the names of the options that set the fields of a class, and of the classes nested in it."""
+    names: list[str] = []
+    for field in attrs.fields(kind):
+        if "option" in field.metadata:
+            names.append(field.metadata["option"])
+        elif "nested" in field.metadata:
+            names += option_names(field.metadata["nested"])
+    return tuple(names)
+
+
+class GivenOptions:
+    """The options that Spark was given: names in any case, values as text. Empty ones count as not given.
+
+    Raises `OptionError` for an unknown name; Spark would not notice a misspelt one.
+    """
+
+    def __init__(self, options: Mapping[str, str], known: Collection[str], *, passed_over: Collection[str]) -> None:
+        self._values = {name.lower(): str(options[name]).strip() for name in options}
+        unknown = self._values.keys() - {name.lower() for name in (*known, *passed_over)}
+        if unknown:
+            raise OptionError(min(unknown), f"there is no such option; there are {', '.join(sorted(known))}")
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name.lower()) or None
+
+    def read(self, kind: type[OptionsT], **others: object) -> OptionsT:
+        """Make an instance of a class whose fields were made with `option`; `others` are values of other fields."""
+        found = dict(others)
+        for field in attrs.fields(kind):
+            if "nested" in field.metadata:
+                found[field.name] = self.read(field.metadata["nested"])
+            elif (value := self.text(name := field.metadata.get("option", ""))) is not None:
+                found[field.name] = field.metadata["parse"](value, name)
+        return kind(**found)
+
+
+# ---------------------------------------------------------------------------- values
+
+_SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES: Final = {
+    "": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30,
+}  # fmt: skip
+_MEASURE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_YES_NO: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+MOST_ID: Final = 0xFFFFFFFF
+LEAST_WINDOW: Final = 4 << 10
+MOST_CHANNELS: Final = 64
+
+
+def text(value: str, name: str) -> str:
+    return value
+
+
+def count(value: str, name: str) -> int:
+    """Parse a whole number above 0."""
+    if not re.fullmatch(r"\d{1,18}", value) or int(value) < 1:
+        raise OptionError(name, f"{value[:100]!r} is no whole number above 0")
+    return int(value)
+
+
+def seconds(value: str, name: str) -> float:
+    """Parse a time above 0: a number of seconds, or with one of ms, s, m, h, d."""
+    time = _measured(value, _SECONDS)
+    if not 0 < time < math.inf:
+        raise OptionError(name, f"{value[:100]!r} is no time above 0, such as 30s, 500ms, 2h or a number of seconds")
+    return time
+
+
+def size(value: str, name: str) -> int:
+    """Parse a size of at least one byte: a number, or with one of k, m, g."""
+    found = _measured(value, _BYTES)
+    if not 1 <= found < math.inf:
+        raise OptionError(name, f"{value[:100]!r} is no size, such as 65536, 64k or 16m")
+    return int(found)
+
+
+def _measured(value: str, units: Mapping[str, float]) -> float:
+    """Return a number with its unit as one number; 0 if it is none, or the unit is unknown."""
+    found = _MEASURE.fullmatch(value)
+    return 0.0 if found is None else float(found[1]) * units.get(found[2].lower(), 0.0)
+
+
+def yes_or_no(value: str, name: str) -> bool:
+    try:
+        return _YES_NO[value.lower()]
+    except KeyError:
+        raise OptionError(name, f"{value[:100]!r} is neither true nor false") from None
+
+
+def choice(of: type[ChoiceT]) -> Callable[[str, str], ChoiceT]:
+    """Make a parser for the values of an enumeration."""
+
+    def parse(value: str, name: str) -> ChoiceT:
+        for each in of:
+            if each.value == value.lower():
+                return each
+        raise OptionError(name, f"{value[:100]!r} is none of {', '.join(str(each.value) for each in of)}")
+
+    return parse
+
+
+def parse_channels(value: str, name: str) -> int:
+    number = count(value, name)
+    if number > MOST_CHANNELS:
+        raise OptionError(name, f"{number} is above {MOST_CHANNELS}")
+    return number
+
+
+def parse_window(value: str, name: str) -> int:
+    found = size(value, name)
+    if found < LEAST_WINDOW:
+        raise OptionError(name, f"{found} bytes are less than {LEAST_WINDOW}")
+    return found
+
+
+def parse_name(value: str, name: str) -> str:
+    """Parse the name of a stream, an application or a batch write."""
+    if len(value) > LONGEST_NAME or not value.isprintable():
+        raise OptionError(name, f"{value[:100]!a} is not 1 to {LONGEST_NAME} printable characters")
+    return value
+
+
+# ---------------------------------------------------------------------------- servers and streams
+
+_UUID: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_ONE: Final = re.compile(rf"(?:(?P<server>restream\+[a-z][a-z0-9]*://[^\s#]+)#)?(?P<uuid>{_UUID})", re.IGNORECASE)
+# A comma also separates the hosts of one URL: it ends an item only before another one, or at the end.
+_BETWEEN: Final = re.compile(rf"\s+|,\s*(?={_UUID}|restream\+|$)", re.IGNORECASE)
+_SERVER: Final = re.compile(r"restream\+[a-z][a-z0-9]*://[^\s#]+", re.IGNORECASE)
+
+
+@attrs.frozen
+class Reference:
+    """A restream session; `server` is the URL of its server, or None if that has to be found."""
+
+    uuid: str
+    server: str | None = None
+
+    def __str__(self) -> str:
+        return self.uuid if self.server is None else f"{self.server}#{self.uuid}"
+
+
+def parse_reference(text: str, option: str) -> Reference:
+    """Parse one stream, `uuid` or `url#uuid`; raises `OptionError` for this option."""
+    found = _ONE.fullmatch(text)
+    if found is None:
+        raise OptionError(option, f"{text[:200]!r} is neither a uuid nor url#uuid with a URL such as restream+tcp://…")
+    return Reference(found["uuid"].lower(), found["server"])
+
+
+def parse_references(text: str, option: str) -> tuple[Reference, ...]:
+    """Parse streams between white space or commas; of duplicates the first one counts."""
+    found = {each.uuid: each for each in reversed([parse_reference(item, option) for item in items(text)])}
+    return tuple(sorted(found.values(), key=lambda each: each.uuid))
+
+
+def parse_servers(text: str, option: str) -> tuple[str, ...]:
+    """Parse URLs of servers between white space or commas."""
+    servers = items(text)
+    for server in servers:
+        if not _SERVER.fullmatch(server):
+            raise OptionError(option, f"{server[:200]!r} is no URL of a server, such as restream+tcp://127.0.0.1:7000")
+    return tuple(dict.fromkeys(servers))
+
+
+def items(text: str) -> list[str]:
+    """Split text at white space and commas."""
+    return [item for item in _BETWEEN.split(text.strip()) if item]
+
+
+class Start(Enum):
+    """Where a stream begins that this query has not read before."""
+
+    EARLIEST = "earliest"
+    """After what was acknowledged."""
+    LATEST = "latest"
+    """After what is there when the query first asks."""
+
+
+Starting = Start | dict[str, int]
+EARLIEST: Final[Starting] = Start.EARLIEST
+Ending = dict[str, int] | None
+"""By stream; None means everything."""
+
+
+def parse_starting(value: str, name: str) -> Starting:
+    for each in Start:
+        if value.lower() == each.value:
+            return each
+    return _ids(value, name, "earliest, latest or ")
+
+
+def parse_ending(value: str, name: str) -> Ending:
+    return None if value.lower() == "latest" else _ids(value, name, "latest or ")
+
+
+def _ids(value: str, name: str, others: str) -> dict[str, int]:
+    """Parse the number of messages of each stream before a point: JSON, `{"uuid": id}`."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(type(id) is int and 0 <= id <= MOST_ID for id in found.values()):
+        raise OptionError(name, f'{value[:100]!r} is not {others}JSON as {{"uuid": 1750}}')
+    return {parse_reference(uuid, name).uuid: id for uuid, id in found.items()}
+
+
+# ---------------------------------------------------------------------------- TLS
+
+ENCRYPTED: Final = frozenset({"tls", "wss"})
+
+
+@attrs.frozen(kw_only=True)
+class Tls:
+    """Files in PEM, which have to be on every machine that reads or writes."""
+
+    ca_file: str | None = option("tlsCaFile", text, None)
+    cert_file: str | None = option("tlsCertFile", text, None)
+    key_file: str | None = option("tlsKeyFile", text, None)
+    server_hostname: str | None = option("tlsServerHostname", text, None)
+    insecure: bool = option("insecure", yes_or_no, False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.key_file and not self.cert_file:
+            raise OptionError("tlsKeyFile", "a key without a certificate: tlsCertFile is missing")
+
+
+def link_options(url: str, tls: Tls) -> dict[str, Any]:
+    """Make the options of the transport of a URL. Raises `OptionError` for one that it cannot use."""
+    transport = url.partition("://")[0].rpartition("+")[2].lower()
+    options: dict[str, Any] = {}
+    if transport in ENCRYPTED:
+        options["ssl_context"] = _context(tls)
+        if tls.server_hostname is not None:
+            if transport != "tls":
+                raise OptionError("tlsServerHostname", f"{url}: only tls takes one")
+            options["server_hostname"] = tls.server_hostname
+    if tls.insecure and transport not in ("mem", "unix"):
+        options["insecure"] = True
+    return options
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+    except OSError as error:
+        raise OptionError("tlsCaFile", f"{tls.ca_file}: {error}") from error
+    if tls.cert_file is not None:
+        try:
+            context.load_cert_chain(tls.cert_file, tls.key_file)
+        except OSError as error:
+            raise OptionError("tlsCertFile", f"{tls.cert_file}: {error}") from error
+    if tls.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+# ---------------------------------------------------------------------------- the source
+
+
+class AckMode(Enum):
+    """When a server may delete what was read."""
+
+    IDLE = "idle"
+    """When Spark commits a batch, or when nothing came after it."""
+    COMMIT = "commit"
+    """When Spark commits a batch. It does so while it makes the next one, so the last batch is kept."""
+    NEVER = "never"
+
+
+class Planning(Enum):
+    """How the driver learns which messages there are."""
+
+    AUTO = "auto"
+    """By status requests, by prefetch where a server answers none."""
+    STATUS = "status"
+    PREFETCH = "prefetch"
+    """The driver reads ahead and counts; workers read the same again."""
+
+
+class Verify(Enum):
+    """What is verified beside the ids."""
+
+    NONE = "none"
+    NUMBERS = "numbers"
+    """The values and, in a range from the first message to the last, the CRC of the document's application."""
+
+
+@attrs.frozen(kw_only=True)
+class SourceOptions:
+    """All options of a source."""
+
+    servers: tuple[str, ...] = option("servers", parse_servers, ())
+    streams: tuple[Reference, ...] = option("streams", parse_references, ())
+    streams_file: str | None = option("streamsFile", text, None)
+    directory: Reference | None = option("directory", parse_reference, None)
+    starting: Starting = option("startingOffsets", parse_starting, EARLIEST)
+    ending: Ending = option("endingOffsets", parse_ending, None)
+    most_messages: int | None = option("maxMessagesPerTrigger", count, None)
+    most_bytes: int | None = option("maxBytesPerTrigger", size, None)
+    least_messages: int | None = option("minMessagesPerTrigger", count, None)
+    most_delay: float = option("maxTriggerDelay", seconds, 900.0)
+    fail_on_data_loss: bool = option("failOnDataLoss", yes_or_no, True)
+    ack_mode: AckMode = option("ackMode", choice(AckMode), AckMode.IDLE)
+    planning: Planning = option("planning", choice(Planning), Planning.AUTO)
+    status_timeout: float = option("statusTimeout", seconds, 60.0)
+    read_timeout: float = option("readTimeout", seconds, 120.0)
+    ack_timeout: float = option("ackTimeout", seconds, 10.0)
+    prefetch_wait: float = option("prefetchWait", seconds, 1.0)
+    connections: int = option("connections", count, 32)
+    batch_rows: int = option("batchRows", count, 10_000)
+    most_partitions: int | None = option("maxPartitions", count, None)
+    message_bytes: int = option("maxMessageBytes", size, 2 << 20)
+    verify: Verify = option("verify", choice(Verify), Verify.NONE)
+    json_schema: str | None = option("jsonSchema", text, None)
+    filter_pushdown: bool = option("filterPushdown", yes_or_no, False)
+    tls: Tls = attrs.field(factory=Tls, metadata={"nested": Tls})
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Read the options that Spark was given; raises `OptionError`."""
+        given = GivenOptions(options, SOURCE_OPTIONS, passed_over=("path",))
+        parsed = given.read(cls)
+        parsed._check()
+        return parsed
+
+    def _check(self) -> None:
+        if not self.streams and self.streams_file is None and self.directory is None:
+            raise OptionError("streams", "it is missing: name uuids here, or give streamsFile or directory instead")
+        named = [*self.streams, *([self.directory] if self.directory else [])]
+        lost = [each.uuid for each in named if each.server is None]
+        if not self.servers and lost:
+            raise OptionError("servers", f"it is missing, and stream {lost[0]} comes without a server of its own")
+        if self.planning is Planning.PREFETCH and len(self.servers) > 1 and lost:
+            raise OptionError(
+                "planning",
+                f"with prefetch it cannot be asked which of {len(self.servers)} servers has stream {lost[0]}: "
+                "write url#uuid",
+            )
+        if self.least_messages and self.most_messages and self.least_messages > self.most_messages:
+            raise OptionError(
+                "minMessagesPerTrigger", f"{self.least_messages} is above maxMessagesPerTrigger={self.most_messages}"
+            )
+
+
+SOURCE_OPTIONS: Final = option_names(SourceOptions)
+
+
+# ---------------------------------------------------------------------------- the sink
+
+
+class RowEncoding(Enum):
+    """How a row is encoded."""
+
+    AUTO = "auto"
+    """VALUE if there is one column, `value`, of strings or bytes; else JSON."""
+    VALUE = "value"
+    """The column `value`, as it is."""
+    JSON = "json"
+    """An object with all columns."""
+
+
+@attrs.frozen(kw_only=True)
+class SinkOptions:
+    """All options of a sink."""
+
+    urls: tuple[str, ...]
+    stream: str = option("stream", parse_name, "main")
+    app: str | None = option("txnAppId", parse_name, None)
+    txn: str | None = option("txnId", parse_name, None)
+    ttl: float = option("txnTtl", seconds, 86_400.0)
+    channels: int = option("channels", parse_channels, 1)
+    window: int = option("windowBytes", parse_window, 1 << 20)
+    encoding: RowEncoding = option("encoding", choice(RowEncoding), RowEncoding.AUTO)
+    token: str = option("token", text, "", shown=False)
+    patience: float = option("patience", seconds, 60.0)
+    tls: Tls = attrs.field(factory=Tls, metadata={"nested": Tls})
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+        """Read the options that Spark was given; raises `OptionError`."""
+        given = GivenOptions(options, SINK_OPTIONS, passed_over=("path", "checkpointLocation", "queryName"))
+        parsed = given.read(cls, urls=_urls(given))
+        if streaming and parsed.txn is not None:
+            raise OptionError(
+                "txnId", "it is for batch writes; a streaming query has txnAppId and its own batch numbers"
+            )
+        if not streaming and parsed.app is not None:
+            raise OptionError("txnAppId", "it is for streaming queries; a batch write has txnId")
+        return parsed
+
+
+SINK_OPTIONS: Final = ("url", "urls", *option_names(SinkOptions))
+
+
+def _urls(given: GivenOptions) -> tuple[str, ...]:
+    one, several = given.text("url"), given.text("urls")
+    if one is None and several is None:
+        raise OptionError("url", "it is missing; such as bpmux+tcp://127.0.0.1:7000")
+    if one is not None and several is not None:
+        raise OptionError("urls", "url is given as well; write all of them here, with spaces between them")
+    found = tuple((one or several or "").split())
+    name = "url" if several is None else "urls"
+    for url in found:
+        scheme, separator, address = url.partition("://")
+        if not (separator and address and "+" in scheme):
+            raise OptionError(name, f"{url[:100]!r} is no URL such as bpmux+tcp://127.0.0.1:7000")
+    if len(set(found)) < len(found):
+        raise OptionError(name, "a server is named twice")
+    if name == "url" and len(found) > 1:
+        raise OptionError(name, "there are several; that is the option urls")
+    return found

@@ -1,1 +1,0 @@
-"""The options of the source and of the sink, read from text."""

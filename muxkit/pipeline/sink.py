@@ -1,0 +1,326 @@
+"""The Spark sink: its two writers, and their work: make blocks of rows, stage them, commit a batch, abort it.
+
+With several servers each gets every row and commits for itself: a server that missed a batch gets it when the batch is
+written again.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from itertools import chain
+from typing import Any, Final
+from zlib import crc32
+
+import attrs
+import msgspec
+import numpy as np
+import pyarrow as pa
+import trio
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from muxkit.pipeline.concurrency import run_bare
+from muxkit.pipeline.errors import OptionError, PipelineError
+from muxkit.pipeline.options import RowEncoding, SinkOptions, link_options
+from muxkit.pipeline.staging.client import StagingClient
+from muxkit.pipeline.staging.records import Block, Encoding, Key, make_block
+
+BATCH: Final = "streaming.sql.batchId"  # the local properties in which Spark tells its tasks
+QUERY: Final = "sql.streaming.queryId"
+LARGEST_BLOCK: Final = 256 << 10  # bytes
+ABORT_TIMEOUT: Final = 10.0  # s that an abort may take; what it does not reach is swept
+
+Messages = Sequence[WriterCommitMessage | None]
+"""What the tasks of a batch gave: `Staged`, an empty message if there were no rows, None from a task that failed."""
+
+_log = logging.getLogger("muxkit")
+
+
+# ---------------------------------------------------------------------------- the writers of Spark
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+    """For a streaming query; `options` are those that Spark was given."""
+    if overwrite:
+        raise OptionError("outputMode", "only append: what was committed to a stream is not taken back")
+    return _StreamWriter(*_parsed(options, schema, streaming=True))
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+    """For a batch write; `options` are those that Spark was given."""
+    if overwrite:
+        raise OptionError("mode", "only append: what was committed to a stream is not taken back")
+    return _BatchWriter(*_parsed(options, schema, streaming=False))
+
+
+def _parsed(options: Mapping[str, str], schema: StructType, *, streaming: bool) -> tuple[SinkOptions, Encoding]:
+    parsed = SinkOptions.parse(options, streaming=streaming)
+    return parsed, encoding_of({field.name: field.dataType.simpleString() for field in schema.fields}, parsed.encoding)
+
+
+class _StreamWriter(DataSourceStreamArrowWriter):
+    """Made anew in each process: only messages get from one to the other."""
+
+    def __init__(self, options: SinkOptions, encoding: Encoding) -> None:
+        self._options = options
+        self._encoding = encoding
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = _context()
+        batch, query = context.getLocalProperty(BATCH), context.getLocalProperty(QUERY)
+        app = self._options.app or query
+        if batch is None or app is None:
+            raise PipelineError(f"Spark did not tell this task its {BATCH} and {QUERY}: is it a streaming query?")
+        target = Target(app=app, batch=int(batch))
+        return write_partition(self._options, target, _task(context), self._encoding, iterator) or WriterCommitMessage()
+
+    def commit(self, messages: Messages, batchId: int) -> None:
+        commit_batch(self._options, messages, batchId)
+
+    def abort(self, messages: Messages, batchId: int) -> None:
+        abort_batch(self._options, messages, batchId)
+
+
+class _BatchWriter(DataSourceArrowWriter):
+    """Made once, and pickled for the tasks and the process that commits."""
+
+    def __init__(self, options: SinkOptions, encoding: Encoding) -> None:
+        self._options = options
+        self._encoding = encoding
+        # An application with this batch only. Without option txnId its name is random, so it cannot be written again.
+        self._target = Target(app=options.txn or f"run-{uuid.uuid4()}", batch=0, once=options.txn is None)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        task = _task(_context())
+        return write_partition(self._options, self._target, task, self._encoding, iterator) or WriterCommitMessage()
+
+    def commit(self, messages: Messages) -> None:
+        commit_batch(self._options, messages, self._target.batch)
+
+    def abort(self, messages: Messages) -> None:
+        abort_batch(self._options, messages, self._target.batch)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise PipelineError("this code does not run in a Spark task")
+    return context
+
+
+def _task(context: TaskContext) -> str:
+    return f"{context.partitionId()}-{context.attemptNumber()}"
+
+
+# ---------------------------------------------------------------------------- the work of tasks and driver
+
+
+@attrs.frozen(kw_only=True)
+class Staged(WriterCommitMessage):
+    """What one task has staged; the driver needs this to commit it."""
+
+    key: Key
+    batch: int
+    rows: int
+    txn: str
+    urls: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Target:
+    """The application and the batch that are written."""
+
+    app: str
+    batch: int
+    once: bool = False
+
+
+def write_partition(
+    options: SinkOptions, target: Target, task: str, encoding: Encoding, batches: Iterator[pa.RecordBatch]
+) -> Staged | None:
+    """Stage and prepare the rows of a task on all servers; None if there are none, so that nothing was begun.
+
+    `task` is a part of the transaction's name.
+    """
+    key = Key(options.stream, target.app)
+    maker = Blocks(encoding, min(LARGEST_BLOCK, max(1, options.window // 4)))
+    made = (blocks for blocks in map(maker.of, batches) if blocks)
+    first = next(made, None)
+    if first is None:
+        return None
+    txn = f"{target.batch}-{task}-{uuid.uuid4().hex}"
+
+    async def write(client: StagingClient, blocks: AsyncIterator[Block]) -> None:
+        await client.write(txn, key, target.batch, blocks, encoding=encoding, ttl=options.ttl, once=target.once)
+
+    async def main() -> None:
+        clients = [_client(options, url) for url in options.urls]
+        async with aclosing(_in_threads(chain([first], made))) as given:
+            if len(clients) == 1:
+                await write(clients[0], given)
+                return
+            async with trio.open_nursery() as nursery:
+                ends: list[trio.MemorySendChannel[Block]] = []
+                for client in clients:
+                    send, receive = trio.open_memory_channel[Block](0)
+                    ends.append(send)
+                    nursery.start_soon(write, client, receive)
+                # An error here cancels the writers; none may take it for the end of the rows.
+                async for block in given:
+                    for send in ends:
+                        await send.send(block)
+                for send in ends:
+                    send.close()
+
+    run_bare(main)
+    return Staged(key=key, batch=target.batch, rows=maker.rows, txn=txn, urls=options.urls)
+
+
+def commit_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
+    """Commit what the tasks of a batch have staged, on all servers. A batch that was committed before is no error."""
+    staged = [each for each in messages if isinstance(each, Staged)]
+    if not staged:
+        return
+    key = staged[0].key
+    strange = [each for each in staged if (each.key, each.batch, each.urls) != (key, batch, options.urls)]
+    if strange:
+        raise PipelineError(
+            f"{key}, batch {batch}: a task has staged for {strange[0].key}, batch {strange[0].batch}; "
+            "nothing was committed"
+        )
+    rows = {each.txn: each.rows for each in staged}
+
+    async def commit(client: StagingClient) -> None:
+        done = await client.commit(key, batch, rows)
+        if done.duplicate:
+            _log.warning("%s, batch %d had been committed before on %s: it was left as it is", key, batch, client.url)
+
+    _on_all(options, commit)
+
+
+def abort_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
+    """Drop what the tasks of a batch have staged. Committed rows stay; what cannot be reached is swept later."""
+    staged = [each for each in messages if isinstance(each, Staged)]
+    if not staged:
+        return
+    key = staged[0].key
+    txns = [each.txn for each in staged]
+    hasty = attrs.evolve(options, patience=min(ABORT_TIMEOUT, options.patience))
+
+    async def abort(client: StagingClient) -> None:
+        await client.abort(key, batch, txns)
+
+    try:
+        _on_all(hasty, abort)
+    except Exception as error:
+        # Spark reports why the batch failed; this error only goes to the log.
+        _log.warning("%s, batch %d: what was staged could not be dropped, it will be swept: %s", key, batch, error)
+
+
+def _on_all(options: SinkOptions, act: Callable[[StagingClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for url in options.urls:
+                nursery.start_soon(act, _client(options, url))
+
+    run_bare(main)
+
+
+def _client(options: SinkOptions, url: str) -> StagingClient:
+    return StagingClient(
+        url,
+        token=options.token,
+        patience=options.patience,
+        channels=options.channels,
+        window=options.window,
+        **link_options(url, options.tls),
+    )
+
+
+async def _in_threads(made: Iterator[list[Block]]) -> AsyncGenerator[Block, None]:
+    """Yield the blocks of a generator without Trio; each list is made in a thread."""
+    while (blocks := await trio.to_thread.run_sync(next, made, None)) is not None:
+        for block in blocks:
+            yield block
+
+
+# ---------------------------------------------------------------------------- blocks
+
+VALUE: Final = "value"
+LENGTH: Final = np.dtype("<u4")
+
+
+def encoding_of(columns: dict[str, str], wanted: RowEncoding) -> Encoding:
+    """Choose the encoding of rows; `columns` maps names to the simple names of their types in Spark."""
+    alone = len(columns) == 1 and columns.get(VALUE) in ("string", "binary")
+    if wanted is RowEncoding.JSON or (wanted is RowEncoding.AUTO and not alone):
+        return Encoding.JSON
+    if not alone:
+        told = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+        raise OptionError(
+            "encoding",
+            f"value needs one column, value, of strings or bytes, and there are: {told}; use json, or select",
+        )
+    return Encoding.TEXT if columns[VALUE] == "string" else Encoding.BINARY
+
+
+class Blocks:
+    """Makes blocks of about `size` bytes from the rows of one transaction."""
+
+    def __init__(self, encoding: Encoding, size: int) -> None:
+        self.rows = 0
+        self._size = size
+        self._encode = msgspec.json.Encoder().encode
+        self._make = self._json if encoding is Encoding.JSON else self._values
+
+    def of(self, batch: pa.RecordBatch) -> list[Block]:
+        """Make the blocks of the next rows."""
+        return list(self._make(batch))
+
+    def _json(self, batch: pa.RecordBatch) -> Iterator[Block]:
+        rows: list[bytes] = []
+        encode, size = self._encode, 0
+        for row in batch.to_pylist():
+            try:
+                encoded = encode(row)
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                raise PipelineError(
+                    f"row {self.rows + len(rows)} of this partition cannot be written as JSON (option encoding): "
+                    f"{error}"
+                ) from error
+            rows.append(encoded)
+            size += len(encoded)
+            if size >= self._size:
+                yield self._counted(make_block(self.rows, rows))
+                rows, size = [], 0
+        if rows:
+            yield self._counted(make_block(self.rows, rows))
+
+    def _values(self, batch: pa.RecordBatch) -> Iterator[Block]:
+        column: Any = batch.column(VALUE)
+        if column.null_count:
+            row = self.rows + column.is_null().to_pylist().index(True)
+            raise PipelineError(f"row {row} of this partition is null in the column value; filter such rows out")
+        if not len(column):
+            return
+        # With 64-bit offsets in any case; the cast does not copy the bytes.
+        column = column.cast(pa.large_binary())
+        _, starts, data = column.buffers()
+        offsets = np.frombuffer(starts, np.int64)[column.offset : column.offset + len(column) + 1]
+        content = memoryview(data) if data is not None else memoryview(b"")
+        lengths = np.diff(offsets).astype(LENGTH)
+        first = 0
+        while first < len(lengths):
+            end = int(np.searchsorted(offsets, offsets[first] + self._size, "right")) - 1
+            end = max(end, first + 1)
+            body = lengths[first:end].tobytes() + bytes(content[offsets[first] : offsets[end]])
+            yield self._counted(Block(self.rows, end - first, crc32(body), body))
+            first = end
+
+    def _counted(self, block: Block) -> Block:
+        self.rows += block.rows
+        return block

@@ -1,1 +1,0 @@
-"""The Spark sink: rows of a query go to a staging server."""

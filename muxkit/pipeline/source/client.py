@@ -1,0 +1,380 @@
+"""Requests of the pipeline to restream servers: status, a range of messages, a count, an acknowledgement.
+
+It does not need Spark. Each request has a connection of its own, which takes over the session's older ones. The
+protocol has errors as text only; `refusal_of` is the one place that interprets it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from muxkit import PluginError
+from muxkit.pipeline.errors import DataLoss, OptionError, StreamBroken, StreamUnavailable
+from muxkit.pipeline.options import SourceOptions, Tls, Verify, link_options
+from muxkit.pipeline.source.offsets import Span
+from muxkit.protocols import restream
+from muxkit.protocols.restream import ClientEngine, ClientEvent, Json, Received, Verifier
+from muxkit.protocols.restream.client import ClientDriver, Closing, Stop, dial_of
+from muxkit.runtime import Dial, Ended
+
+Take = Callable[[list[Received]], Awaitable[None]]
+
+
+READ_SIZE: Final = 256 * 1024  # bytes to ask for at once
+SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is dropped and dialled again
+CLOSE_TIMEOUT: Final = 5.0  # s that a server may take to close the connection after an acknowledgement
+TOO_LONG: Final = "restream-F12"
+NO_CONNECTION: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
+
+_log = logging.getLogger("muxkit")
+
+
+class NoStatus(Enum):
+    """Why a server gave no status of a stream."""
+
+    UNKNOWN = "it knows no such session"
+    PLAIN = "it answers no status requests"
+
+
+Answer = restream.Status | NoStatus
+
+
+class Client:
+    """A client of the servers that the options name. It keeps no state, so each process may make one."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    async def status(self, server: str, uuid: str) -> Answer:
+        """Ask a server for the status of a stream."""
+        request = _Status(uuid, self._options)
+        await request.run(self._dial(server))
+        assert request.answer is not None
+        return request.answer
+
+    async def fetch(self, span: Span, take: Take) -> None:
+        """Pass all messages of a range to `take`, in order and each once, and await it.
+
+        Raises `DataLoss` if the server has deleted them. Nothing is acknowledged.
+        """
+        if span.count:
+            await _Range(span, take, self._options).run(self._dial(span.server))
+
+    async def count(self, server: str, uuid: str, begin: int, *, most: int, most_bytes: int | None = None) -> int:
+        """Read ahead: return the id of the last message that is there now.
+
+        Stops after `most` messages, or after the one with which they pass `most_bytes`. Raises `DataLoss` as `fetch`
+        does.
+        """
+        request = _Count(uuid, begin, most, most_bytes, self._options)
+        await request.run(self._dial(server))
+        return request.last
+
+    async def acknowledge(self, server: str, uuid: str, id: int) -> None:
+        """Let the server delete everything up to this message. It is no error if that was done before."""
+        await _Acknowledge(uuid, id, self._options).run(self._dial(server))
+
+    def _dial(self, server: str) -> Dial:
+        tls = self._options.tls
+        return _dial(server, tls, tuple(map(_written, (tls.ca_file, tls.cert_file, tls.key_file))))
+
+
+@lru_cache(maxsize=1024)
+def _dial(server: str, tls: Tls, written: tuple[float, ...]) -> Dial:
+    """Cached by the process for its many tasks, because finding a transport takes longer than a small read.
+
+    `written` are the times of the TLS files: when a certificate is renewed, the cached entry no longer applies.
+    """
+    try:
+        return dial_of(server, link_options(server, tls))
+    except (PluginError, ValueError, TypeError) as error:
+        raise error if isinstance(error, OptionError) else OptionError("servers", f"{server}: {error}") from error
+
+
+def _written(path: str | None) -> float:
+    try:
+        return 0.0 if path is None else Path(path).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+# ---------------------------------------------------------------------------- requests
+
+
+class _Refused(ConnectionError):
+    """The server refused, so this attempt counts as failed."""
+
+
+class _Request(ABC):
+    """One request, repeated over new connections until it is complete or its time is over.
+
+    It is the task of a driver of restream's clients, and limits the time without progress.
+    """
+
+    option = "statusTimeout"  # the option that limits the time without progress
+    silence = SILENCE_TIMEOUT  # s without a byte after which a connection is dropped
+    complete_after: tuple[Stop, ...] = ()  # the ends of a connection after which nothing more is expected
+    closing = Closing.AT_ONCE
+
+    def __init__(self, stream: str, timeout: float) -> None:
+        self.stream = stream
+        self.timeout = timeout
+        self._is_done = False
+        self._engine: ClientEngine | None = None
+        self._why: Exception | None = None  # why the last connection brought nothing
+        self._scope = trio.CancelScope()
+
+    async def run(self, dial: Dial) -> None:
+        """Run the request, reconnecting until it is complete.
+
+        Raises `StreamUnavailable` when nothing came for `timeout` seconds (time inside `on_events` does not count), or
+        when no connection is possible; `StreamBroken` when the server breaks a rule; and what the request raises.
+        """
+        policy = restream.ClientPolicy(silence=self.silence, linger=CLOSE_TIMEOUT)
+        driver = ClientDriver(dial, self, policy, read_bytes=READ_SIZE, closing=self.closing)
+        self._scope.deadline = trio.current_time() + self.timeout
+        with self._scope:
+            try:
+                await driver.run()
+            except NO_CONNECTION as error:
+                raise StreamUnavailable(self.stream, f"there can be no connection: {error}") from error
+        if not self._is_done:
+            last = driver.outage.last or self._why or driver.loss
+            because = "" if last is None else f": {last}"
+            raise StreamUnavailable(
+                self.stream, f"nothing came within option {self.option}={self.timeout:g} s{because}"
+            ) from last
+
+    # --- what a kind of request says
+
+    @abstractmethod
+    def next_engine(self) -> ClientEngine:
+        """Make the engine of the next connection, which continues where the last one stopped."""
+
+    @abstractmethod
+    async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
+        """Handle events; return True if the request is complete."""
+
+    @abstractmethod
+    def on_refusal(self, text: str, refusal: Refusal) -> bool:
+        """Handle an error of the server: raise, or return True if the request is complete, False to try again."""
+
+    # --- what the driver calls
+
+    def engine(self) -> ClientEngine:
+        self._engine = self.next_engine()
+        return self._engine
+
+    async def take(self, events: Sequence[ClientEvent]) -> Ended | Exception | None:
+        assert self._engine is not None
+        came = False
+        for event in events:
+            match event:
+                case restream.Refused(text):
+                    told = restream.StreamRefused(text).text
+                    self._is_done = self.on_refusal(told, refusal_of(told))
+                    return Ended.DONE if self._is_done else _Refused(f"the server refused: {told}")
+                case restream.Failed(error):
+                    hint = "; raise option maxMessageBytes if it is right" if error.rule == TOO_LONG else ""
+                    raise StreamBroken(self.stream, f"the server broke a rule: {error}{hint}") from error
+                case restream.Silent(seconds):
+                    self._why = ConnectionError(f"nothing came for {seconds:g} s while a line was unfinished")
+                    return Ended.LOST
+                case restream.HungUp():
+                    pass
+                case _:
+                    came = True
+        if not came:
+            return None
+        self._why = None
+        self._scope.deadline = math.inf  # time inside `on_events` does not count
+        self._is_done = await self.on_events(events, self._engine)
+        self._scope.deadline = trio.current_time() + self.timeout
+        return Ended.DONE if self._is_done else None
+
+    def stopped(self, stop: Stop) -> bool:
+        self._is_done = stop in self.complete_after
+        return self._is_done
+
+
+class _Status(_Request):
+    def __init__(self, uuid: str, options: SourceOptions) -> None:
+        super().__init__(uuid, options.status_timeout)
+        self.answer: Answer | None = None
+
+    def next_engine(self) -> ClientEngine:
+        return restream.ClientEngine.status(self.stream)
+
+    async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
+        for event in events:
+            if isinstance(event, restream.StatusReceived):
+                self.answer = event.status
+        return True
+
+    def on_refusal(self, text: str, refusal: Refusal) -> bool:
+        if refusal in LATER:
+            return False
+        self.answer = NoStatus.UNKNOWN if refusal is Refusal.UNKNOWN else NoStatus.PLAIN
+        return True
+
+
+class _Reading(_Request):
+    """Reads a session from a message on, over any number of connections."""
+
+    option = "readTimeout"
+
+    def __init__(self, uuid: str, begin: int, options: SourceOptions) -> None:
+        super().__init__(uuid, options.read_timeout)
+        self._config = restream.ClientConfig(ack_every=None, line=options.message_bytes)
+        # The CRC covers all messages, so it can be checked only from the first one on.
+        checked = options.verify is Verify.NUMBERS and begin == 0
+        self._verifier: Verifier = restream.NumbersVerifier() if checked else restream.Unverified()
+        self._saved: dict[str, Json] = {}
+        self._skip(begin)
+
+    def _skip(self, id: int) -> None:
+        """Continue after this message."""
+        self.last = id
+        if id:
+            self._verifier = restream.Unverified()
+        fresh = restream.ClientEngine.stateful(self.stream, None, verifier=self._verifier)
+        self._saved = {**fresh.snapshot(), "id": id}
+
+    def next_engine(self) -> ClientEngine:
+        return restream.ClientEngine.restore(self._saved, verifier=self._verifier, config=self._config)
+
+    def _taken(self, engine: ClientEngine, event: Received) -> None:
+        """Note that the next connection continues after this message."""
+        engine.taken(event)
+        self.last = event.id
+        self._saved = {**engine.snapshot(), "finished": False}
+
+    def on_refusal(self, text: str, refusal: Refusal) -> bool:
+        if refusal in LOST:
+            raise DataLoss(self.stream, f"messages after {self.last} were asked for, and the server says: {text}")
+        if refusal is Refusal.OTHER:
+            raise StreamUnavailable(self.stream, f"messages after {self.last} were asked for and refused: {text}")
+        return False
+
+
+class _Range(_Reading):
+    def __init__(self, span: Span, take: Take, options: SourceOptions) -> None:
+        super().__init__(span.uuid, span.begin, options)
+        self._end = span.end
+        self._take = take
+        self._may_lose = not options.fail_on_data_loss
+
+    async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
+        end = self._end
+        wanted = [event for event in events if isinstance(event, restream.Received) and event.id <= end]
+        if wanted:
+            await self._take(wanted)
+            self._taken(engine, wanted[-1])
+        if any(isinstance(event, restream.Finished) for event in events) and self.last < end:
+            raise DataLoss(self.stream, f"it ends with message {self.last}, and {end} was known")
+        return self.last >= end
+
+    def on_refusal(self, text: str, refusal: Refusal) -> bool:
+        if not self._may_lose or refusal not in LOST:
+            return super().on_refusal(text, refusal)
+        _log.warning("stream %s: messages after %d are lost, the server says: %s", self.stream, self.last, text)
+        gone = acknowledged(text) if refusal is Refusal.GONE else None
+        if gone is None or not self.last < gone < self._end:
+            return True
+        self._skip(gone)
+        return False
+
+
+class _Count(_Reading):
+    # A lost connection looks the same as an orderly close; the rest is then counted next time.
+    complete_after = (Stop.SILENCE, Stop.HUNG_UP)
+
+    def __init__(self, uuid: str, begin: int, most: int, most_bytes: int | None, options: SourceOptions) -> None:
+        super().__init__(uuid, begin, options)
+        self.silence = options.prefetch_wait
+        self._bytes = 0
+        self._end = begin + most
+        self._most_bytes = most_bytes
+        self._encode = msgspec.json.Encoder().encode
+
+    async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
+        await trio.lowlevel.checkpoint()
+        for event in events:
+            if not isinstance(event, restream.Received):
+                continue
+            self._bytes += len(self._encode(event.data))
+            self._taken(engine, event)
+            if event.id >= self._end or (self._most_bytes is not None and self._bytes >= self._most_bytes):
+                return True
+        return False
+
+
+class _Acknowledge(_Reading):
+    """Reads the last message once more, then acknowledges it: an acknowledgement counts only after a read."""
+
+    option = "ackTimeout"
+    closing = Closing.CONFIRMED
+
+    def __init__(self, uuid: str, id: int, options: SourceOptions) -> None:
+        super().__init__(uuid, id - 1, options)
+        self.timeout = options.ack_timeout
+        self._id = id
+
+    async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
+        for event in events:
+            if isinstance(event, restream.Received) and event.id == self._id:
+                engine.taken(event)
+                engine.acknowledge(self._id)
+                return True
+        return False
+
+    def on_refusal(self, text: str, refusal: Refusal) -> bool:
+        if refusal is Refusal.GONE and (acknowledged(text) or 0) >= self._id:
+            return True
+        return super().on_refusal(text, refusal)
+
+
+# ---------------------------------------------------------------------------- refusals
+
+
+class Refusal(Enum):
+    """The kinds of refusal, by what a client can do about them, with the texts that show them."""
+
+    GONE = r"is before message \d+, which was acknowledged|all up to \d+ are acknowledged"
+    """What was asked for may be deleted."""
+    BEYOND = r"is beyond the last message"
+    UNKNOWN = r"(?i:is not known here|has expired|session expired|unknown session)"
+    BUSY = r"taken over by a newer connection|has an open connection"
+    """The session may be free later."""
+    TROUBLE = r"cannot use its session store|no room for more messages|the server failed|did not come in time"
+    """The server may be better later."""
+    OTHER = r""
+    """Any other text, such as that of a server that does not know the request."""
+
+
+LATER: Final = (Refusal.BUSY, Refusal.TROUBLE)
+LOST: Final = (Refusal.GONE, Refusal.BEYOND, Refusal.UNKNOWN)
+
+_ACKNOWLEDGED: Final = re.compile(r"before message (\d{1,10}), which was acknowledged|all up to (\d{1,10}) are ack")
+
+
+def refusal_of(text: str) -> Refusal:
+    """Interpret the text of an error line."""
+    return next(refusal for refusal in Refusal if re.search(refusal.value, text))
+
+
+def acknowledged(text: str) -> int | None:
+    """Return the id up to which messages are deleted, if the text names it."""
+    found = _ACKNOWLEDGED.search(text)
+    return None if found is None else int(found[1] or found[2])

@@ -1,0 +1,406 @@
+"""A staging store over any backend: transactions until they are committed, and the streams that they become.
+
+Each operation is a unit of work: it checks everything, then changes the rows. A unit may be repeated, so a caller that
+does not know whether it was done calls it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import attrs
+import trio
+
+from muxkit.pipeline.errors import NotCommitted, RowsGone, StagingFull, TransactionConflict, TransactionGone
+from muxkit.pipeline.staging.records import (
+    NO_BATCH,
+    Application,
+    BatchProgress,
+    Block,
+    Committed,
+    Encoding,
+    Key,
+    Published,
+    StagingLimits,
+    Stream,
+    Transaction,
+    rows_of,
+)
+from muxkit.pipeline.staging.rows import RecordT, Rows
+from muxkit.storage import StoreCorrupt, Waiters
+
+Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any thread
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SWEPT_AT_ONCE = 100
+READ_BYTES = 1 << 20
+
+# Of the transactions of an application that are not committed, those of batches up to one.
+STAGED = "base IS NULL AND stream = ? AND app = ? AND batch <= ?"
+# Of the committed ones of a stream, the one that holds a row; and some whose rows all have ids up to one.
+PUBLISHED = "base IS NOT NULL AND stream = ? AND base < ? AND row_count > 0 ORDER BY base DESC LIMIT 1"
+PASSED = "base IS NOT NULL AND stream = ? AND base + row_count <= ? ORDER BY base LIMIT ?"
+
+
+class Backend(Protocol):
+    """What holds the rows and runs units of work on them."""
+
+    async def work(self, key: str, act: Callable[[Rows], T]) -> T:
+        """Run a unit of work; return when it is durable. No backend uses the key."""
+
+
+def unit_of_work(
+    act: Callable[Concatenate[Staging, Rows, P], T],
+) -> Callable[Concatenate[Staging, P], Coroutine[Any, Any, T]]:
+    """Turn a method that is given the rows, and runs where they are, into one that a task calls without them."""
+
+    @wraps(act)
+    async def method(store: Staging, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await store._backend.work("", lambda rows: act(store, rows, *args, **kwargs))
+
+    return method
+
+
+@attrs.define(eq=False, slots=False)
+class Staging:
+    """A staging store. Several tasks may use it at once.
+
+    Every method is a checkpoint. When one returns, its effect is durable (as durable as the store is). A call that is
+    cancelled may have taken effect or not, but never half of it; each may be repeated.
+
+    `poll_interval`: seconds between two looks for the commits of other servers; None: there can be no other server.
+    """
+
+    _backend: Backend
+    _waiters: Waiters
+    limits: StagingLimits
+    _now: Now
+    _poll_interval: float | None = attrs.field(default=None, kw_only=True)
+
+    # ------------------------------------------------------------------------ the first phase
+
+    @unit_of_work
+    def begin(
+        self, rows: Rows, id: str, key: Key, batch: int, encoding: Encoding, ttl: float, *, once: bool = False
+    ) -> bool:
+        """Begin a transaction, or continue it. False: the batch is committed, and there is nothing to write.
+
+        `once`: the application has this one batch only, and is deleted `ttl` seconds after it.
+        """
+        application = self._application(rows, key)
+        if batch <= application.batch:
+            return False
+        found = rows.get(Transaction, id)
+        if found is not None and not self._is_over(found):
+            if (found.key, found.batch, found.encoding) != (key, batch, encoding):
+                raise TransactionConflict(
+                    f"{key}, batch {batch}: transaction {id} was begun for {found.key}, batch {found.batch}, "
+                    f"with rows of {found.encoding.value}"
+                )
+            found.due = self._now() + found.ttl
+            rows.save(found)
+            return True
+        if application.transactions - (found is not None) >= self.limits.transactions:
+            raise StagingFull(
+                f"{key}, batch {batch}: {application.transactions:,} transactions are staged and not committed, all "
+                f"that StagingLimits(transactions={self.limits.transactions}) allows; use fewer partitions, let the "
+                "failed ones be swept (txnTtl), or raise it"
+            )
+        if found is not None:
+            _drop(rows, application, found)
+        rows.reclaim(id)
+        ttl = min(ttl, self.limits.ttl)
+        due = self._now() + ttl
+        rows.save(Transaction(id, *key, batch, encoding, ttl, due))
+        application.transactions += 1
+        application.due = due if once else None
+        rows.save(application)
+        return True
+
+    @unit_of_work
+    def put(self, rows: Rows, id: str, key: Key, batch: int, blocks: Sequence[Block]) -> bool:
+        """Add the blocks that a transaction does not have yet; those that it has stay as they are.
+
+        False: its batch is committed. Raises `TransactionGone`, `TransactionConflict` and `StagingFull`.
+        """
+        application = self._application(rows, key)
+        if batch <= application.batch:
+            return False
+        found = self._staged(rows, id, key, batch)
+        new = self._new(rows, found, blocks)
+        if new and found.prepared:
+            raise TransactionConflict(f"{found}: rows came after it was prepared with {found.rows:,} rows")
+        size = sum(len(block.body) for block in new)
+        if application.staged + size > self.limits.staged:
+            raise StagingFull(
+                f"{found}: {application.staged:,} bytes are staged and not committed, and {size:,} more would "
+                f"pass StagingLimits(staged={self.limits.staged}); write smaller batches, let what failed be swept "
+                "(txnTtl), or raise it"
+            )
+        rows.add(id, new)
+        found.rows += sum(block.rows for block in new)
+        found.size += size
+        found.due = self._now() + found.ttl
+        rows.save(found)
+        application.staged += size
+        rows.save(application)
+        return True
+
+    @unit_of_work
+    def prepare(self, rows: Rows, id: str, key: Key, batch: int, count: int) -> bool:
+        """Check that a transaction has exactly `count` rows, and promise them. False: its batch is committed."""
+        application = self._application(rows, key)
+        if batch <= application.batch:
+            return False
+        found = self._staged(rows, id, key, batch)
+        whole = 0
+        for first, number, _ in rows.spans(id, 0, count):
+            if first != whole:
+                break
+            whole += number
+        if whole != count or found.rows != count:
+            raise NotCommitted(
+                f"{found}: {found.rows:,} rows are staged, {whole:,} of them without a gap, and {count:,} were "
+                "announced"
+            )
+        found.prepared = True
+        found.due = self._now() + found.ttl
+        rows.save(found)
+        return True
+
+    # ------------------------------------------------------------------------ the second phase
+
+    @unit_of_work
+    def commit(self, rows: Rows, key: Key, batch: int, parts: Mapping[str, int]) -> Committed:
+        """Add these transactions to the stream, in this order, all or none; `parts`: the number of rows of each.
+
+        Raises `NotCommitted` when one is not staged, prepared and as long as it should be. A batch that is not above
+        the last one is a duplicate, which is no error.
+        """
+        application = self._application(rows, key)
+        if batch <= application.batch:
+            stream = rows.get(Stream, key.stream) or Stream(key.stream)
+            count = application.rows if batch == application.batch else 0
+            return Committed(duplicate=True, rows=count, head=stream.head)
+        found = [self._committable(rows, id, key, batch, count) for id, count in parts.items()]
+        stream = rows.get(Stream, key.stream, locked=True) or Stream(key.stream)
+        if application.due is not None:  # long enough for a client that missed the answer to ask again
+            application.due = self._now() + max((each.ttl for each in found), default=0.0)
+        for each in found:
+            each.base, each.due = stream.head, None
+            stream.head += each.rows
+            application.staged -= each.size
+            application.transactions -= 1
+            rows.save(each)
+        application.batch = batch
+        application.rows = sum(each.rows for each in found)
+        # The transactions of failed attempts can never be committed.
+        for each in rows.find(Transaction, STAGED, *key, batch):
+            if each.id not in parts:
+                _drop(rows, application, each)
+        rows.save(application)
+        rows.save(stream)
+        rows.changed(key.stream)
+        return Committed(duplicate=False, rows=application.rows, head=stream.head)
+
+    async def abort(self, key: Key, batch: int, ids: Iterable[str]) -> int:
+        """Delete these transactions of a batch; return how many there were. Once it is committed nothing happens."""
+        return await self._abort(key, batch, tuple(ids))
+
+    @unit_of_work
+    def _abort(self, rows: Rows, key: Key, batch: int, ids: tuple[str, ...]) -> int:
+        application = self._application(rows, key)
+        dropped = 0
+        for id in ids:
+            found = rows.get(Transaction, id)
+            if found is not None and found.base is None and (found.key, found.batch) == (key, batch):
+                _drop(rows, application, found)
+                dropped += 1
+        if dropped:
+            rows.save(application)
+        return dropped
+
+    # ------------------------------------------------------------------------ what is over
+
+    async def sweep(self) -> int:
+        """Delete expired transactions, whose number it returns, and applications; call it every few seconds."""
+
+        async def overdue(kind: type[RecordT], also: str = "") -> list[RecordT]:
+            condition = f"due IS NOT NULL AND due <= ?{also} LIMIT ?"
+            return await self._backend.work("", lambda rows: rows.find(kind, condition, self._now(), SWEPT_AT_ONCE))
+
+        dropped = 0
+        while transactions := await overdue(Transaction):
+            for transaction in transactions:
+                dropped += await self._sweep(transaction.id, transaction.key)
+        while applications := await overdue(Application, " AND transactions = 0"):
+            for application in applications:
+                await self._forget(application.key)
+        # In small portions, so that a commit does not wait for long.
+        while await self._backend.work("", lambda rows: rows.purge()):
+            pass
+        while await self._backend.work("", lambda rows: rows.shrink()):
+            pass
+        return dropped
+
+    @unit_of_work
+    def _sweep(self, rows: Rows, id: str, key: Key) -> bool:
+        """Delete a transaction if it is expired; return True if it was."""
+        application = self._application(rows, key)
+        found = rows.get(Transaction, id)
+        if found is None or not self._is_over(found):
+            return False
+        _drop(rows, application, found)
+        rows.save(application)
+        return True
+
+    @unit_of_work
+    def _forget(self, rows: Rows, key: Key) -> None:
+        """Delete an application that was for one batch only, if it is still expired."""
+        found = rows.get(Application, *key, locked=True)
+        if found is not None and found.due is not None and not found.transactions and found.due <= self._now():
+            rows.remove(Application, *key)
+
+    # ------------------------------------------------------------------------ the stream
+
+    @unit_of_work
+    def read(self, rows: Rows, stream: str, after: int, *, most_bytes: int = READ_BYTES) -> Published | None:
+        """Return rows after the id `after` (0: from the beginning), or None if there are none yet.
+
+        It returns at least one row if there is one. Raises `RowsGone` below what was trimmed and above the end.
+        """
+        known = rows.get(Stream, stream) or Stream(stream)
+        if not known.trimmed <= after <= known.head:
+            raise RowsGone(
+                f"stream {stream!a}: rows behind {after} were asked for; those that there are begin behind "
+                f"{known.trimmed}, and end with {known.head}"
+            )
+        if after == known.head:
+            return None
+        found = next(iter(rows.find(Transaction, PUBLISHED, stream, after + 1)), None)
+        if found is None or found.base is None:
+            raise StoreCorrupt(
+                f"stream {stream!a}: row {after + 1} is missing, though {known.head} were committed and only "
+                f"{known.trimmed} trimmed; restore the store from a copy"
+            )
+        got: list[bytes] = []
+        row = after - found.base
+        for block in rows.blocks(found.id, row, most_bytes):
+            if not block.first <= row + len(got) < block.first + block.rows:
+                raise StoreCorrupt(f"stream {stream!a}: rows behind {after + len(got)} are missing")
+            got.extend(rows_of(block)[row + len(got) - block.first :])
+        return Published(after + 1, found.encoding, got)
+
+    async def wait(self, stream: str, after: int) -> None:
+        """Sleep until there may be a row after `after`."""
+        while True:
+            with self._waiters.watching(stream) as changed:
+                if await self.head(stream) > after:
+                    return
+                with trio.move_on_after(self._poll_interval or float("inf")):
+                    await changed.wait()
+
+    async def trim(self, stream: str, upto: int) -> None:
+        """Delete the rows up to this id. Space is freed by whole transactions, in `sweep`."""
+        while await self._trim(stream, upto):
+            pass
+
+    @unit_of_work
+    def _trim(self, rows: Rows, name: str, upto: int) -> bool:
+        """Delete some of the rows up to this id; return True if there are more to delete."""
+        stream = rows.get(Stream, name, locked=True) or Stream(name)
+        if upto > stream.head:
+            raise RowsGone(f"stream {name!a}: rows up to {upto} were to go, and it ends with {stream.head}")
+        gone = rows.find(Transaction, PASSED, name, max(upto, stream.trimmed), SWEPT_AT_ONCE)
+        for each in gone:
+            rows.remove_transaction(each.id)
+        if upto > stream.trimmed:
+            stream.trimmed = upto
+            rows.save(stream)
+        return len(gone) == SWEPT_AT_ONCE
+
+    @unit_of_work
+    def head(self, rows: Rows, stream: str) -> int:
+        """Return the last id of a stream; 0 before the first row."""
+        found = rows.get(Stream, stream)
+        return 0 if found is None else found.head
+
+    @unit_of_work
+    def progress(self, rows: Rows, key: Key) -> BatchProgress:
+        """Return the progress of an application in a stream."""
+        application = rows.get(Application, *key, locked=True) or Application(*key)
+        stream = rows.get(Stream, key.stream) or Stream(key.stream)
+        return BatchProgress(
+            batch=None if application.batch == NO_BATCH else application.batch,
+            rows=application.rows,
+            staged=application.staged,
+            transactions=application.transactions,
+            head=stream.head,
+            trimmed=stream.trimmed,
+        )
+
+    # ------------------------------------------------------------------------ helpers
+
+    def _application(self, rows: Rows, key: Key) -> Application:
+        found = rows.get(Application, *key, locked=True)
+        if found is not None:
+            return found
+        if (count := rows.applications()) >= self.limits.applications:
+            raise StagingFull(
+                f"{key}: {count:,} applications are all that StagingLimits(applications={self.limits.applications}) "
+                "allows; use one txnAppId for what is one application, or raise it"
+            )
+        return Application(*key)
+
+    def _staged(self, rows: Rows, id: str, key: Key, batch: int) -> Transaction:
+        found = rows.get(Transaction, id)
+        if found is None or found.base is not None or self._is_over(found):
+            raise TransactionGone(
+                f"{key}, batch {batch}: transaction {id} is not staged any more: it was aborted, or untouched for its "
+                "txnTtl, and has to be written again"
+            )
+        if (found.key, found.batch) != (key, batch):
+            raise TransactionConflict(
+                f"{key}, batch {batch}: transaction {id} was begun for {found.key}, batch {found.batch}"
+            )
+        return found
+
+    def _new(self, rows: Rows, found: Transaction, blocks: Sequence[Block]) -> list[Block]:
+        lowest, highest = min(block.first for block in blocks), max(block.first for block in blocks)
+        present = {span[0]: span for span in rows.spans(found.id, lowest, highest)}
+        new: dict[int, Block] = {}
+        for block in blocks:
+            known = present.get(block.first)
+            if known is None:
+                new[block.first] = block
+                present[block.first] = block[:3]
+            elif known != block[:3]:
+                raise TransactionConflict(f"{found}: other rows came for row {block.first} than before")
+        return list(new.values())
+
+    def _committable(self, rows: Rows, id: str, key: Key, batch: int, count: int) -> Transaction:
+        try:
+            found = self._staged(rows, id, key, batch)
+        except (TransactionGone, TransactionConflict) as error:
+            raise NotCommitted(f"{error}; nothing was committed") from error
+        if not found.prepared or found.rows != count:
+            state = "prepared" if found.prepared else "not prepared"
+            raise NotCommitted(
+                f"{key}, batch {batch}: transaction {id} is {state} with {found.rows:,} rows, and {count:,} are to be "
+                "committed; nothing was committed"
+            )
+        return found
+
+    def _is_over(self, found: Transaction) -> bool:
+        return found.due is not None and found.due <= self._now()
+
+
+def _drop(rows: Rows, application: Application, found: Transaction) -> None:
+    rows.remove_transaction(found.id)
+    application.staged -= found.size
+    application.transactions -= 1

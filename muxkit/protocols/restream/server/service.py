@@ -1,0 +1,715 @@
+"""A restream server: the service over a store, its connections, and its listeners."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import random
+import re
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
+from typing import Any, Final, TypeVar
+
+import trio
+
+from muxkit._errors import RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit.protocols.restream.applications import Numbers, Permutation, StatelessApplication
+from muxkit.protocols.restream.engine import (
+    Acknowledged,
+    Failed,
+    HungUp,
+    Phase,
+    Registered,
+    Resumed,
+    ServerConfig,
+    ServerEngine,
+    ServerEvent,
+    Silent,
+    StatelessRequested,
+    StatusRequested,
+)
+from muxkit.protocols.restream.plugin import PROTOCOL, transport_of
+from muxkit.protocols.restream.server.sessions import (
+    AnyApplication,
+    AnyStore,
+    PlainSessions,
+    ServerSession,
+    ServerSessions,
+    Sessions,
+    StoredSessions,
+    has_owners,
+)
+from muxkit.protocols.restream.store import NotJson, StoreError, StoreFailed, Superseded
+from muxkit.protocols.restream.wire import INLINE_DIGITS, Status, format_integer, parse_integer
+from muxkit.runtime import StreamPump, background, close_at_once, protect_package
+
+Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
+Handler = Callable[[trio.abc.Stream], Awaitable[None]]
+Started = Callable[[list[str]], None]
+
+
+ArgumentT = TypeVar("ArgumentT")
+ResultT = TypeVar("ResultT")
+
+BATCH: Final = 128  # messages that are made or read at once, so that no turn of Trio's loop is long
+FIRST_BATCH: Final = 8  # the same before the size of a message is known
+HIGH_WATER: Final = 64 * 1024  # bytes in the outbox at which no message is made; `Limits.outbox` if that is less
+PACED_SPAN: Final = 0.05  # s; with a pace, as many messages at once as this time allows
+BLOCKED_TIMEOUT: Final = 5.0  # s without room after which a newer connection on another server is looked for
+CLAIM_TIMEOUT: Final = 10.0  # s that a store may take to give a session to a connection
+RELEASE_TIMEOUT: Final = 5.0  # s that a store may take to note that the connection is over
+LINGER: Final = 5.0  # s that a client has to hang up after the last line
+SWEEP_INTERVAL: Final = 5.0  # s between two deletions of expired sessions
+OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+ACCEPT_PAUSE: Final = 0.1  # s after an accept without a free descriptor
+LOG_INTERVAL: Final = 1.0  # s; of failures that come faster only the first is a warning
+
+_BITS_PER_DIGIT: Final = 3.33
+_UUID: Final = re.compile(r"([0-9a-fA-F]{8})(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+_log = logging.getLogger("muxkit")
+
+
+# ---------------------------------------------------------------------------- the service
+
+
+class Service:
+    """A restream server without a listener: call `handle` for each connection, and keep `sweep` running.
+
+    `store` is one of `open_store`, or any object with the specification's five methods (`Sessions`). The other
+    arguments are those of `serve`.
+    """
+
+    def __init__(
+        self,
+        store: AnyStore | Sessions[Any, Any],
+        *,
+        application: AnyApplication | None = None,
+        stateless: StatelessApplication | None = None,
+        config: ServerConfig | None = None,
+        limits: Limits | None = None,
+        observer: Observer | None = None,
+        takeover: bool = True,
+        expiry: float | None = None,
+        pace: float | None = None,
+        linger: float = LINGER,
+        random32: Callable[[], int] | None = None,
+    ) -> None:
+        if expiry is not None and not expiry >= 0:
+            raise ValueError(f"expiry={expiry}: must be a number of seconds, or None for the store's own")
+        if pace is not None and not pace > 0:
+            raise ValueError(f"pace={pace}: must be a number of messages a second above 0, or None")
+        application = application or Numbers()
+        random32 = random32 or (lambda: random.getrandbits(32))
+        self.limits = limits or Limits()
+        self._sessions: ServerSessions = (
+            StoredSessions(store, application, takeover=takeover, expiry=expiry, random32=random32)
+            if has_owners(store)
+            else PlainSessions(store, application, takeover=takeover, random32=random32)
+        )
+        self._stateless = stateless or Permutation()
+        self._config = config or ServerConfig()
+        self._observer = observer
+        self._pace = pace
+        self._linger = linger
+        self._random32 = random32
+        self._silent: dict[ClientConnection, None] = {}  # the connections without a request, oldest first
+        self._owners: dict[str, ClientConnection] = {}  # the newest connection of each session
+        self._claims: dict[str, trio.Lock] = {}  # held by the connection that claims a session; others wait, in order
+        self._unreleased: dict[str, ServerSession] = {}  # those that could not be released when a connection was closed
+        self._warned_at = -math.inf
+        self._connections: set[ClientConnection] = set()
+        self._numbers = count(1)
+        self._ended = trio.lowlevel.ParkingLot()
+        self._is_draining = False
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        return len(self._connections)
+
+    async def handle(self, stream: trio.abc.Stream) -> None:
+        """Serve one connection to its end; closes the stream."""
+        if self._is_draining:
+            # If it were closed now, its client would reconnect at once; after the end of the server it waits first.
+            await trio.sleep_forever()
+        connection = ClientConnection(stream, self, next(self._numbers))
+        self._connections.add(connection)
+        self._silent[connection] = None
+        self._drop_oldest_silent()
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+            self._silent.pop(connection, None)
+            self._ended.unpark_all()
+
+    async def sweep(self) -> None:
+        """Delete expired sessions every few seconds, until cancelled."""
+        while True:
+            await trio.sleep(SWEEP_INTERVAL)
+            try:
+                await self._release_again()
+                await self._sessions.expire()
+            except StoreError as error:
+                self._warn("sweeping", error)
+
+    async def shutdown(self, *, grace: float) -> None:
+        """Accept no new requests, write what is queued for up to `grace` seconds, then close the rest.
+
+        Streams end between two messages; their clients continue at the next server.
+        """
+        self._is_draining = True
+        for connection in [*self._connections]:
+            connection.drain(grace)
+        with trio.move_on_after(grace):
+            while self._connections:
+                await self._ended.park()
+        for connection in [*self._connections]:
+            connection.drop("the server ended")
+
+    def _drop_oldest_silent(self) -> None:
+        """Close the oldest connection without a request for a new one, so silent clients cannot keep others out."""
+        most, silent = self.limits.half_open, self._silent
+        while len(silent) > most:
+            oldest = next(iter(silent))
+            del silent[oldest]
+            oldest.drop(f"more than Limits(half_open={most}) connections had not said what they want")
+            _log.info("%s was dropped before its first line: Limits(half_open=%d)", oldest.client, most)
+
+    async def _release_again(self) -> None:
+        """Release the sessions for which the store failed before."""
+        for uuid, session in [*self._unreleased.items()]:
+            if uuid not in self._owners:
+                await session.release()
+            self._unreleased.pop(uuid, None)
+
+    def _warn(self, about: str, error: Exception) -> None:
+        """Log a failure that is not the client's fault."""
+        now = trio.current_time()
+        if now - self._warned_at >= LOG_INTERVAL:
+            self._warned_at = now
+            # Only a store's own text: that of any other error may quote a message.
+            text = shown(f"{type(error).__name__}: {error}") if isinstance(error, StoreError) else traceback_of(error)
+            _log.warning("%s: %s", about, text)
+        _log.debug("in full", exc_info=error)
+
+
+class Served:
+    """A running server."""
+
+    def __init__(self, service: Service, urls: list[str], scope: trio.CancelScope) -> None:
+        self._service = service
+        self._scope = scope
+        self.urls = tuple(urls)
+
+    @property
+    def url(self) -> str:
+        """The first URL that a client can connect to."""
+        return self.urls[0]
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        return self._service.connections
+
+    async def shutdown(self, *, grace: float) -> None:
+        """Accept no new requests, write what is queued for up to `grace` seconds, then stop."""
+        await self._service.shutdown(grace=grace)
+        self._scope.cancel()
+
+
+async def serve(
+    listen: str | Listeners,
+    store: AnyStore | Sessions[Any, Any],
+    *,
+    application: AnyApplication | None = None,
+    stateless: StatelessApplication | None = None,
+    config: ServerConfig | None = None,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    takeover: bool = True,
+    expiry: float | None = None,
+    pace: float | None = None,
+    linger: float = LINGER,
+    random32: Callable[[], int] | None = None,
+    task_status: trio.TaskStatus[Served] = trio.TASK_STATUS_IGNORED,
+    **options: Any,
+) -> None:
+    """Serve both modes until cancelled; `served = await nursery.start(restream.serve, url, store)`.
+
+    `listen` is a URL, `restream+tcp://127.0.0.1:7000`, or bound listeners (`trio.SocketListener`). `application` makes
+    the messages of sessions (by default the specification's numbers), `stateless` the values of the other streams.
+    `expiry`: seconds that a session outlives its connection, the store's own number if None. `pace`: the most messages
+    a second on each connection. Without `takeover` a second connection of a session gets an error, not the first one.
+    `linger`: seconds that a client has to hang up after the last line. `random32` draws the seeds of sessions. Other
+    keyword arguments are options of the transport.
+
+    A failure of the store or the application ends its connection with an error line; the others continue.
+    """
+    service = Service(
+        store,
+        application=application,
+        stateless=stateless,
+        config=config,
+        limits=limits,
+        observer=observer,
+        takeover=takeover,
+        expiry=expiry,
+        pace=pace,
+        linger=linger,
+        random32=random32,
+    )
+
+    def started(urls: list[str]) -> None:
+        task_status.started(Served(service, urls, scope))
+
+    with trio.CancelScope() as scope:
+        async with background() as nursery:
+            nursery.start_soon(service.sweep)
+            if isinstance(listen, str):
+                await _listen_at(listen, service.handle, limits=service.limits, started=started, options=options)
+            elif options:
+                raise TypeError(f"listeners take no options of a transport: {', '.join(options)}")
+            else:
+                await _listen_on(listen, service.handle, limits=service.limits, started=started)
+
+
+# ---------------------------------------------------------------------------- one connection
+
+
+class ClientConnection:
+    """One connection, from its first line to its end."""
+
+    def __init__(self, stream: trio.abc.Stream, service: Service, number: int) -> None:
+        self.number = number
+        """Higher for connections that came later."""
+        self._service = service
+        self._engine = ServerEngine(service._config, limits=service.limits, observer=service._observer)
+        self._pump: StreamPump[ServerEvent] = StreamPump(
+            stream,
+            self._engine,
+            on_events=self._on_events,
+            on_written=self._wake,
+            on_lost=self._on_lost,
+            queued=lambda: self._engine.outbox,
+            observer=service._observer,
+        )
+        self._session: ServerSession | None = None
+        self._request: ServerEvent | None = None
+        self._nursery: trio.Nursery | None = None
+        self._serving = trio.CancelScope()
+        self._closing = trio.CancelScope()
+        self._changed = trio.lowlevel.ParkingLot()
+        self._high_water = min(HIGH_WATER, service.limits.outbox)
+        self._line_size = 0  # bytes of a line in the last batch, on average
+        self._send_at = -math.inf  # when the next message may be queued
+        self._to_store = self._stored = 0  # the last acknowledged id, and the last one that the store has
+        self._is_storing = False
+
+    async def run(self) -> None:
+        """Serve the connection; every failure goes to the client or to the log."""
+        async with background() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._pump.run)
+            try:
+                with self._serving:
+                    await self._serve()
+                with self._closing:
+                    await self._pump.flushed()
+                    self._close_within(self._service._linger)
+                    await self._pump.hang_up()  # then acknowledgements are still handled until the client hangs up
+                self._pump.lose("the client did not hang up in time", by="peer")
+            finally:
+                self._pump.lose("the service ended", by="local")
+                await self._release()
+
+    # --- from outside
+
+    @property
+    def client(self) -> str:
+        """The name of the client for a log."""
+        return shown(self._pump.peer) or "a client"
+
+    def supersede(self, uuid: str) -> None:
+        """End the connection because a newer one owns the session."""
+        self._fail(f"session {uuid} was taken over by a newer connection")
+
+    def drop(self, reason: str) -> None:
+        """Close the connection at once."""
+        self._pump.lose(reason, by="local")
+
+    def drain(self, grace: float) -> None:
+        """Write what is queued, then close, all within `grace` seconds."""
+        self._engine.finish()
+        self._close_within(grace)
+        self._pump.request_write()
+        self._serving.cancel()
+
+    # --- from the engine and the pump
+
+    def _on_events(self, events: Sequence[ServerEvent]) -> None:
+        for event in events:
+            match event:
+                case Acknowledged(id=id):
+                    self._to_store = id
+                    self._start_storing()
+                case Failed(error):
+                    _log.info("%s broke a rule: %s", self.client, shown(str(error)))
+                    self._end()
+                case Silent(seconds):
+                    _log.info("%s: nothing came for %g s while a line was unfinished", self.client, seconds)
+                    self._end()
+                case HungUp():
+                    pass  # the pump loses the connection next
+                case _:
+                    self._request = event
+                    self._service._silent.pop(self, None)
+                    self._wake()
+
+    def _wake(self) -> None:
+        self._changed.unpark_all()
+
+    def _on_lost(self) -> None:
+        self._engine.connection_lost(trio.current_time())
+        self._serving.cancel()
+
+    # --- the request
+
+    async def _serve(self) -> None:
+        while self._request is None:
+            await self._changed.park()
+        sessions = self._service._sessions
+        try:
+            match self._request:
+                case StatelessRequested(state):
+                    await self._stream_values(state)
+                case Registered(uuid, params):
+                    await self._stream_session(uuid, lambda: sessions.register(uuid, params), 0)
+                case Resumed(uuid, state):
+                    await self._stream_session(uuid, lambda: sessions.resume(uuid, state), state)
+                case StatusRequested(uuid):
+                    await self._send_status(uuid)
+        except Exception as error:
+            self._fail_with(error)
+
+    async def _send_status(self, uuid: str) -> None:
+        status = await self._service._sessions.status(uuid)
+        if status is None:
+            self._fail("this server knows no status of its sessions")
+        elif self._engine.phase is Phase.STATUS:
+            self._engine.send_status(Status(status.head, status.acknowledged, status.final, status.epoch))
+            self._pump.request_write()
+
+    # --- the stream of a session
+
+    async def _stream_session(self, uuid: str, claim: Callable[[], Awaitable[ServerSession]], after: int) -> None:
+        session = await self._claim(uuid, claim)
+        engine, pump = self._engine, self._pump
+        if session is None or engine.closing or engine.over:
+            return
+        is_accepted = engine.accept(acknowledged=session.acknowledged, head=session.head)
+        self._stored = session.acknowledged
+        pump.dispatch_events()  # earlier acknowledgements, or a violation
+        pump.request_write()  # for the error line of a violation
+        sent = 0
+        while is_accepted:
+            session.sent = after
+            most = await self._wait_for_room(sent)
+            try:
+                messages, ends = await session.next_messages(after, most, self._high_water)
+            except Superseded:
+                await self._reclaim(session)
+                sent = 0
+                continue
+            if engine.phase is not Phase.MESSAGES:
+                return
+            before, sent = engine.outbox, len(messages)
+            for message in messages:
+                after = message.id
+                engine.send_message(after, message.data, message.time)
+            if sent:
+                self._line_size = (engine.outbox - before) // sent + 1
+            if ends:
+                engine.finish()
+            pump.request_write()
+            if ends:
+                return
+
+    async def _claim(self, uuid: str, claim: Callable[[], Awaitable[ServerSession]]) -> ServerSession | None:
+        """Become the owner of a session; None if the connection is ending."""
+        # A client that was cut off after its request may have reconnected, perhaps to another server, and must not lose
+        # its session to this dead connection. After one turn of the loop the pump has seen its end.
+        await trio.lowlevel.checkpoint()
+        service = self._service
+        lock = service._claims.setdefault(uuid, trio.Lock())
+        try:
+            async with lock:
+                owner = service._owners.get(uuid)
+                if owner is not None and owner.number > self.number:  # it came later and was faster
+                    self.supersede(uuid)
+                if self._engine.closing or self._engine.over:
+                    return None
+                # Shielded: a claim that a cancellation left in the store would keep the session from expiring.
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + CLAIM_TIMEOUT):
+                    self._session = await claim()
+                if self._session is None:
+                    raise StoreFailed(f"the store did not give a session within {CLAIM_TIMEOUT:g} s")
+                owner = service._owners.get(uuid)
+                if owner is not None:
+                    owner.supersede(uuid)
+                service._owners[uuid] = self
+                service._unreleased.pop(uuid, None)
+                return self._session
+        finally:
+            if not lock.locked():
+                service._claims.pop(uuid, None)
+
+    async def _reclaim(self, session: ServerSession) -> None:
+        """Take the session back, and store what could not be stored meanwhile: a client sends an ack only once."""
+        await session.reclaim()
+        self._start_storing()
+
+    # --- a stateless stream
+
+    async def _stream_values(self, state: str | None) -> None:
+        service, engine, sent = self._service, self._engine, 0
+        stateless, digits = service._stateless, service._config.digits
+        if state is None:
+            value = stateless.first(service._random32())
+        else:
+            value = stateless.next(await _convert(len(state), parse_integer, state))
+        while True:
+            most, sent = await self._wait_for_room(sent), 0
+            while sent < most and engine.outbox < self._high_water:
+                estimate = int(value.bit_length() / _BITS_PER_DIGIT)
+                text = await _convert(estimate, format_integer, value) if estimate <= 2 * digits else None
+                if text is None or len(text.lstrip("-")) > digits:
+                    self._fail(f"the next value has more than {digits} digits; this server sends none so long")
+                    return
+                if engine.phase is not Phase.VALUES:
+                    return
+                engine.send_value(text)
+                value = stateless.next(value)
+                sent += 1
+            self._pump.request_write()
+            await trio.lowlevel.checkpoint()
+
+    # --- how much is queued
+
+    async def _wait_for_room(self, sent: int) -> int:
+        """Wait until something may be queued; return how many messages. `sent` were queued since the last call."""
+        pace = self._service._pace
+        if pace is not None:
+            # From now, not from the last time: after a pause there is no burst.
+            self._send_at = max(self._send_at, trio.current_time()) + sent / pace
+        if self._engine.outbox >= self._high_water:
+            await self._wait_until_written()
+        if self._line_size == 0:
+            most = FIRST_BATCH
+        else:
+            most = min(BATCH, max(1, (self._high_water - self._engine.outbox) // self._line_size))
+        if pace is None:
+            return most
+        await trio.sleep_until(self._send_at)
+        return min(most, max(1, int(pace * PACED_SPAN)))
+
+    async def _wait_until_written(self) -> None:
+        with trio.move_on_after(BLOCKED_TIMEOUT):
+            while self._engine.outbox >= self._high_water:
+                await self._changed.park()
+        if self._engine.outbox < self._high_water:
+            return
+        # A client that reads nothing may be gone, and connected to another server.
+        watch = trio.CancelScope()
+        if self._session is not None and self._nursery is not None:
+            self._nursery.start_soon(self._watch_owner, self._session, watch)
+        try:
+            while self._engine.outbox >= self._high_water:
+                await self._changed.park()
+        finally:
+            watch.cancel()
+
+    async def _watch_owner(self, session: ServerSession, scope: trio.CancelScope) -> None:
+        with scope:
+            try:
+                try:
+                    await session.wait_superseded()
+                except Superseded:
+                    await self._reclaim(session)
+            except Exception as error:
+                self._fail_with(error)
+
+    # --- acknowledgements
+
+    def _start_storing(self) -> None:
+        if not self._is_storing and self._nursery is not None:
+            self._is_storing = True
+            self._nursery.start_soon(self._store_acks)
+
+    async def _store_acks(self) -> None:
+        """Store acknowledgements until none is left; of those that come during one write only the highest."""
+        try:
+            while self._session is not None and self._stored < self._to_store:
+                id, epoch = self._to_store, self._session.epoch
+                try:
+                    await self._session.ack(id)
+                    self._stored = id
+                except Superseded:
+                    if self._session.epoch == epoch:
+                        return  # the stream notices it too, and starts this again if it reclaims the session
+        except Exception as error:
+            self._fail_with(error)
+        finally:
+            self._is_storing = False
+            self._wake()
+
+    # --- the end
+
+    def _fail_with(self, error: Exception) -> None:
+        """Send the client the error, or what it may know of it, and log the rest."""
+        match error:
+            case RemoteProtocolError():
+                _log.info("%s broke a rule: %s", self.client, shown(str(error)))
+                self._fail(error.message)
+            case StoreError() if not isinstance(error, NotJson):
+                # A text that may go to the client as it is, is about this session only.
+                if error.for_client != str(error) and not isinstance(error, Superseded):
+                    self._service._warn(self.client, error)
+                self._fail(error.for_client)
+            case _:
+                self._service._warn(self.client, error)
+                self._fail("the server failed")
+
+    def _fail(self, text: str) -> None:
+        self._engine.fail(text)
+        self._pump.request_write()
+        self._end()
+
+    def _end(self) -> None:
+        """Stop serving; the client has `linger` seconds to read the last line and hang up."""
+        self._close_within(self._service._linger)
+        self._serving.cancel()
+
+    def _close_within(self, seconds: float) -> None:
+        self._closing.deadline = min(self._closing.deadline, trio.current_time() + seconds)
+
+    async def _release(self) -> None:
+        session, service = self._session, self._service
+        if session is None:
+            return
+        released = False
+        with trio.move_on_after(RELEASE_TIMEOUT, shield=True):
+            while self._is_storing:
+                await self._changed.park()
+            try:
+                await session.release()
+                released = True
+            except Exception as error:
+                service._warn(self.client, error)
+        if service._owners.get(session.uuid) is self:
+            del service._owners[session.uuid]
+            if not released:
+                service._unreleased[session.uuid] = session
+
+
+async def _convert(digits: int, act: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT:
+    """Convert an integer, a long one in a thread so that no other task waits."""
+    if digits <= INLINE_DIGITS:
+        return act(argument)
+    return await trio.to_thread.run_sync(act, argument, abandon_on_cancel=True)
+
+
+# ---------------------------------------------------------------------------- logs
+
+
+def shown(text: str) -> str:
+    """Return a text as one line for a log; a session's uuid, which gives access to it, is shortened."""
+    masked = _UUID.sub(r"\1-…", text)
+    return masked if masked.isprintable() else masked.encode("unicode_escape").decode("ascii")
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return an error's type and traceback without its text, which may quote a message."""
+    frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    return f"{type(error).__name__} (its text is left out, it may hold payload)\n{frames}"
+
+
+# ---------------------------------------------------------------------------- listeners
+
+
+async def _listen_at(url: str, handler: Handler, *, limits: Limits, started: Started, options: dict[str, Any]) -> None:
+    """Run `handler` for each connection to `url`, until cancelled."""
+    transport, address = transport_of(url)
+    scheme = url.partition("://")[0]
+    status = _Started(lambda addresses: started([f"{scheme}://{each}" for each in addresses]))
+    await transport.serve(handler, address, limits=limits, task_status=status, **options)
+
+
+async def _listen_on(listeners: Listeners, handler: Handler, *, limits: Limits, started: Started) -> None:
+    """Run `handler` for each connection to bound listeners, which are closed at the end."""
+    slots = trio.Semaphore(limits.connections)
+    try:
+        async with background() as nursery:
+            for listener in listeners:
+                nursery.start_soon(_accept, listener, handler, slots, nursery)
+            started([_url(listener) for listener in listeners])
+            await trio.sleep_forever()
+    finally:
+        for listener in listeners:
+            await close_at_once(listener)
+
+
+async def _accept(
+    listener: trio.abc.Listener[trio.abc.Stream], handler: Handler, slots: trio.Semaphore, nursery: trio.Nursery
+) -> None:
+    while True:
+        await slots.acquire()  # more wait in the kernel's backlog
+        try:
+            stream = await listener.accept()
+        except OSError as error:
+            slots.release()
+            if error.errno not in OUT_OF_DESCRIPTORS:
+                raise
+            _log.warning("accept: %s; trying again in %g s", os.strerror(error.errno), ACCEPT_PAUSE)
+            await trio.sleep(ACCEPT_PAUSE)
+        else:
+            nursery.start_soon(_handle, stream, handler, slots)
+
+
+async def _handle(stream: trio.abc.Stream, handler: Handler, slots: trio.Semaphore) -> None:
+    try:
+        await handler(stream)
+    except Exception as error:
+        # Its text may quote what a peer sent, so it is for debugging only.
+        _log.error("a connection's handler failed with %s", type(error).__name__)
+        _log.debug("in full", exc_info=error)
+    finally:
+        slots.release()
+        await close_at_once(stream)
+
+
+def _url(listener: trio.abc.Listener[trio.abc.Stream]) -> str:
+    if not isinstance(listener, trio.SocketListener):
+        return shown(repr(listener))
+    name = listener.socket.getsockname()
+    if listener.socket.family not in (trio.socket.AF_INET, trio.socket.AF_INET6):
+        return f"{PROTOCOL}+unix://{os.fsdecode(name)}"
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{PROTOCOL}+tcp://{host}:{name[1]}"
+
+
+class _Started(trio.TaskStatus[list[str]]):
+    def __init__(self, started: Started) -> None:
+        self._started = started
+
+    def started(self, value: list[str] | None = None) -> None:
+        self._started(value or [])
+
+
+protect_package("muxkit.protocols.restream")
