@@ -42,8 +42,12 @@ from muxkit.core._queues import Queued as Queued
 from muxkit.core._queues import Scheduler as Scheduler
 from muxkit.core._queues import Source as Source
 from muxkit.core._queues import queue_of as queue_of
-from muxkit.core._reasons import Reason as Reason
-from muxkit.core._reasons import printable as printable
+from muxkit.core._texts import Reason as Reason
+from muxkit.core._texts import decode_name as decode_name
+from muxkit.core._texts import encode_name as encode_name
+from muxkit.core._texts import printable as printable
+from muxkit.core._texts import with_name as with_name
+from muxkit.core._texts import without_name as without_name
 from muxkit.core._windows import U64_MAX as U64_MAX
 from muxkit.core._windows import Ceiling as Ceiling
 from muxkit.core._windows import Credit as Credit

@@ -341,6 +341,10 @@ class TokenBucket:
             self._at = now
         return self.tokens >= 1
 
+    def pause(self, now: float) -> float:
+        """Return the seconds until there is a token, 0 if there is one."""
+        return 0.0 if self.has_token(now) else (1 - self.tokens) / self.rate
+
     def take(self, now: float) -> bool:
         """Take one token; return False if there is none."""
         if not self.has_token(now):

@@ -128,3 +128,31 @@ class LossRecord:
         error = self._make(peer_reason=told.text or None, code=told.code or None)
         error.__cause__ = self._cause
         return error
+
+
+# ---------------------------------------------------------------------------- hints
+
+HEAD = 24  # bytes that are kept of what a peer sent first
+
+_METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
+
+
+def looks_like(head: bytes) -> str | None:
+    """Name what a peer that begins with these bytes probably speaks, None if they could be anything."""
+    if head[:1] == b"\x16" and head[1:2] == b"\x03":
+        return "TLS"
+    if head[:1] == b"\x15" and head[1:2] == b"\x03":
+        return "a TLS alert"
+    if head.startswith(b"HTTP/"):
+        return "an HTTP response"
+    if head.startswith(b"PRI * HTTP/2"):
+        return "HTTP/2"
+    if head.startswith(_METHODS):
+        return "an HTTP request"
+    if head.startswith(b"SSH-"):
+        return "SSH"
+    if head.startswith((b"220 ", b"220-")):
+        return "a mail or FTP server"
+    if head.lstrip()[:1] == b"{":
+        return "JSON, such as restream"
+    return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Hashable
 from itertools import count
 from operator import itemgetter
 from types import TracebackType
@@ -22,8 +22,8 @@ class Openable(Protocol):
     def abort(self) -> None: ...
 
 
-OpenedT = TypeVar("OpenedT", bound=Openable)
-ItemT = TypeVar("ItemT")
+OpenedT = TypeVar("OpenedT", bound=Openable, covariant=True)
+ItemT = TypeVar("ItemT", bound=Hashable)
 
 
 class Opening(Generic[OpenedT]):
@@ -110,18 +110,25 @@ class SlotQueue:
                 trio.lowlevel.reschedule(task)
 
 
+def no_pause() -> float:
+    """Say that the next channel may be taken at once."""
+    return 0.0
+
+
 class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     """What the peer opened and the application has not taken yet, to iterate over; the protocol bounds it.
 
-    `taken` is called with each item that the application gets. Iterating ends when the backlog has been ended and is
-    empty, or raises what `ended` was given.
+    `taken` is called with each item that the application gets. `pause` returns the seconds until the next one may be
+    taken: a peer that cancels channels as fast as it opens them starts no more work than its allowance. Iterating ends
+    when the backlog has been ended and is empty, or raises what `ended` was given.
     """
 
-    __slots__ = ("_error", "_is_over", "_items", "_lot", "_taken")
+    __slots__ = ("_error", "_is_over", "_items", "_lot", "_pause", "_taken")
 
-    def __init__(self, taken: Callable[[ItemT], None]) -> None:
+    def __init__(self, taken: Callable[[ItemT], None], pause: Callable[[], float] = no_pause) -> None:
         self._taken = taken
-        self._items: deque[ItemT] = deque()
+        self._pause = pause
+        self._items: OrderedDict[Hashable, ItemT] = OrderedDict()
         self._lot = trio.lowlevel.ParkingLot()
         self._is_over = False
         self._error: ErrorMaker | None = None
@@ -129,9 +136,14 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: ItemT) -> None:
-        self._items.append(item)
+    def put(self, item: ItemT, key: Hashable = None) -> None:
+        """Add an item; `drop` finds it by `key`, by default itself."""
+        self._items[item if key is None else key] = item
         self._lot.unpark()
+
+    def drop(self, key: Hashable) -> ItemT | None:
+        """Forget and return an item; None if it is not here any more."""
+        return self._items.pop(key, None)
 
     def ended(self, error: ErrorMaker | None = None) -> None:
         """No more will come; `error` makes what to raise, None stands for an orderly end."""
@@ -143,12 +155,16 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     async def __anext__(self) -> ItemT:
         if self._items or self._is_over:
             await trio.lowlevel.checkpoint()
-        while not self._items:
-            if self._error is not None:
-                raise self._error()
-            if self._is_over:
-                raise StopAsyncIteration
-            await self._lot.park()
-        item = self._items.popleft()
+        while True:
+            while not self._items:
+                if self._error is not None:
+                    raise self._error()
+                if self._is_over:
+                    raise StopAsyncIteration
+                await self._lot.park()
+            if (seconds := self._pause()) <= 0:
+                break
+            await trio.sleep(seconds)
+        _, item = self._items.popitem(last=False)
         self._taken(item)
         return item

@@ -19,6 +19,10 @@ ItemT = TypeVar("ItemT")
 DRAINING = Receiving.DRAINING  # looked up for each item
 
 
+def _closed() -> Exception:
+    return trio.ClosedResourceError("this side of the channel was closed")
+
+
 class _Waiter(Generic[ItemT]):
     __slots__ = ("is_called", "items", "reading", "task")
 
@@ -110,7 +114,7 @@ class Inbox(ABC, Generic[ItemT]):
             self._stop()
         if self.state is not Receiving.CLOSED:
             self.state = advance(self.state, Step.STOP)
-        self._error = trio.ClosedResourceError
+        self._error = _closed
         self._took((), self._discard())
         self._request_write()
         self._wake_all()

@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 import attrs
 import trio
 
-from muxkit.core import NO_QUEUE, Outbox, Queued, Sending, Step, advance, queue_of
+from muxkit.core import NO_QUEUE, Outbox, Queued, Reason, Sending, Step, advance, queue_of
 from muxkit.runtime.pumps.turns import turns
 
 ErrorMaker = Callable[[], Exception]
@@ -99,6 +99,7 @@ class OutboxBudget:
 class _Waiter:
     task: trio.lowlevel.Task
     size: int
+    since: float = attrs.field(factory=trio.current_time)
     reserved: int = 0  # bytes
     error: ErrorMaker | None = None
 
@@ -222,14 +223,14 @@ class SendTurn(ABC):
             self._close(b"")
             self._request_write()
 
-    def abort(self) -> None:
-        """Give up: what has not begun to leave is dropped, and the peer learns that messages are missing.
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        """Give up: what has not begun to leave is dropped, and the peer learns that messages are missing, and why.
 
         After `finish` or `aclose` as well, as long as their end has not left.
         """
         if self.state is Sending.CLOSED:
             return
-        self._abort()
+        self._abort(Reason(reason, code))
         if self.state is OPEN:
             self.state = advance(self.state, Step.FINISH)
         self._outcome = _Outcome.GIVEN_UP
@@ -248,6 +249,11 @@ class SendTurn(ABC):
             await trio.lowlevel.checkpoint()
         if self._error is not None:
             raise self._error()
+
+    @property
+    def waiting_since(self) -> float | None:
+        """The time since which the first sender waits; None if no task does."""
+        return self._line[0].since if self._line else None
 
     @property
     def is_unheard(self) -> bool:
@@ -332,7 +338,7 @@ class SendTurn(ABC):
         """Tell the engine that no more follows."""
 
     @abstractmethod
-    def _abort(self) -> None:
+    def _abort(self, reason: Reason) -> None:
         """Tell the engine to give up."""
 
     # --- inside

@@ -7,13 +7,16 @@ reaches it, so no frame is ever cut. When nothing is queued a sender writes at o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 from typing import Unpack
 
 import trio
 
+from muxkit._errors import RemoteProtocolError
 from muxkit.core import BoundedParsing, Buffer, Queued, SeparateTimers, StreamEngine
+from muxkit.runtime._errors import HEAD, Side, looks_like
 from muxkit.runtime._links import NowaitLink
 from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring, keep_freed_memory
 from muxkit.runtime.pumps.reading import Reading
@@ -22,6 +25,7 @@ from muxkit.runtime.pumps.turns import LONG_TURN
 TURN_FRAMES = 1024  # frames to parse in one turn at most, however cheap they are
 STEP_FRAMES = 128  # frames to parse before their events are handed out, and the clock is asked whether the turn is over
 BRIEF_BYTES = 256  # a read of so few takes no longer than asking the clock is worth
+PARTING_READ_BYTES = 64 * 1024
 WRITE_BYTES = 256 * 1024  # to pull at most for one write
 JOIN_BELOW = 4 * 1024  # bytes a buffer on average: join smaller ones, hand over larger ones as they are
 BURST = 2  # events of one read from which the replies to them are written together
@@ -65,12 +69,14 @@ class StreamPump(Pump[EventT]):
             stream,
             self._parser,
             self._turns,
-            take_in=self._take_in,
+            take_in=self._take_in_first,
             on_taken=self.rearm,
             on_end=self._ended,
             on_broken=partial(self._broke, "reading"),
         )
         """The reader, in whose place a receiver may read."""
+        self.phase = "handshake"
+        self._head = b""  # what the peer sent first
 
     # --- the life of the connection
 
@@ -83,6 +89,28 @@ class StreamPump(Pump[EventT]):
     def _stop(self, cause: BaseException | None) -> None:
         self._carry = []
         self.reading.stop()
+
+    def _hint(self, by: Side, cause: BaseException | None) -> str | None:
+        if isinstance(cause, RemoteProtocolError):
+            found = looks_like(self._head)
+            return f"These bytes look like {found}" if found else None
+        return self._hint_if_silent if self.phase == "handshake" and by != "local" else None
+
+    def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
+        # A write under way will be cancelled: nobody knows then how much of it has left.
+        can_write = parting and not (self._is_writing or self._hanging_up)
+        return [*map(bytes, self._carry), *parting] if can_write else ()
+
+    async def _part(self) -> None:
+        """Write the last bytes, then read on until the peer closes: else it may be told of a reset instead."""
+        try:
+            await self._stream.send_all(b"".join(self._parting))
+            if isinstance(self._stream, trio.abc.HalfCloseableStream):
+                await self._stream.send_eof()
+            while await self._stream.receive_some(PARTING_READ_BYTES):
+                pass
+        except BROKEN:
+            pass
 
     @property
     def unsent(self) -> int:
@@ -213,6 +241,14 @@ class StreamPump(Pump[EventT]):
             await self._stream.send_all(b"".join(buffers))
 
     # --- reading
+
+    def _take_in_first(self, data: bytes) -> bool:
+        """Keep what the peer sends first, for the error if it is not of this protocol."""
+        self._head += data[: HEAD - len(self._head)]
+        if len(self._head) >= HEAD:
+            self.reading.take_in_by(self._take_in)
+        self.phase = "open"
+        return self._take_in(data)
 
     def _take_in(self, data: bytes) -> bool:
         """Parse what came, or a turn's worth of it; return True if only few tasks will answer."""

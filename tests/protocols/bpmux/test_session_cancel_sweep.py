@@ -283,7 +283,7 @@ async def a_connection_by_url() -> Steps:
         yield use
         await use()
         await at_rest()
-        assert served.sessions == 0
+        assert len(served.sessions()) == 0
         await served.shutdown(grace=1)
 
 

@@ -11,15 +11,16 @@ from itertools import chain
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import NO_QUEUE, U64_MAX, Buffer, Deadlines, Keepalive, StallWatch
+from muxkit.core import NO_QUEUE, U64_MAX, Buffer, Deadlines, Keepalive, Reason, StallWatch
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, Entity, Kind
 from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp, Probed, Silent
 from muxkit.protocols.bpmux.engine.receiving import HEAD_MOST, ChunkReader
 from muxkit.protocols.bpmux.engine.state import State
-from muxkit.protocols.bpmux.frames import Type, observe_written
+from muxkit.protocols.bpmux.frames import Chunk, Type, encode_chunk, observe_written
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
+NO_REASON = Reason()
 ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means that messages are missing
 
 
@@ -448,11 +449,12 @@ class Engine:
         self._state.outgoing(entity).close(payload)
         self._state.end_queued(entity)
 
-    def abort(self, entity: Entity) -> None:
+    def abort(self, entity: Entity, reason: Reason = NO_REASON) -> None:
         """Drop the messages of which nothing was written, then end the entity; harmless once the end was written.
 
-        On a sink, and for a request without a response, the end has a payload, which by convention means an error. It
-        may wait for a byte of credit, because without it the peer would take the messages for complete.
+        On a sink, and for a request without a response, the end has a payload, which by convention means an error: as
+        much of the reason as credit covers. It may wait for a byte of credit, because without it the peer would take
+        the messages for complete.
         """
         self._check_alive()
         if entity.gone:
@@ -466,7 +468,8 @@ class Engine:
         if not entity.ending:
             # The end of a request cannot be taken for a response, so it need not wait for credit.
             can_explain = entity.kind is not Kind.REQUEST_IN or entity.credit_out > 0
-            outgoing.close(b"" if entity.receives or not can_explain else ABORTED)
+            told = reason.encode(max(1, entity.credit_out - outgoing.queued)) or ABORTED
+            outgoing.close(b"" if entity.receives or not can_explain else told)
         outgoing.count(outgoing.waits_for_transport())
         self._state.end_queued(entity)
 
@@ -477,7 +480,7 @@ class Engine:
         """
         if self.over:
             return
-        if not self._state.resets.take(self._state.now):
+        if not self._state.refusals.take(self._state.now):
             self._stop(Failed(RemoteProtocolError("too many channels opened to be refused", limit="backlog")))
             return
         for half in (entity, entity.twin):
@@ -485,12 +488,27 @@ class Engine:
                 self.end(half)
 
     def blame(self, entity: Entity) -> None:
-        """Count a failure of local work on a channel that the peer opened; too many of these end the connection."""
-        if self.over or entity.kind in OURS or self._state.resets.take(self._state.now):
-            return
-        burst, rate = self.limits.resets_burst, self.limits.resets_per_second
-        what = f"more than {burst} channels of the peer failed at once and {rate} a second"
-        self._stop(Failed(RemoteProtocolError(what, limit="resets_per_second")))
+        """Count a failure of local work on a channel that the peer opened, as if the peer had cancelled it."""
+        if entity.kind not in OURS:
+            self._state.resets.take(self._state.now)
+
+    def pause(self, now: float) -> float:
+        """Return the seconds until work on another channel of the peer may begin.
+
+        Above 0 while the peer has cancelled more channels than `Limits` allow.
+        """
+        return self._state.resets.pause(now)
+
+    def farewell(self, reason: Reason) -> bytes:
+        """Return the last bytes to write on a connection that ends early: the end of the top level, with the reason.
+
+        Nothing if the end was queued before, or if the peer gave no credit for it.
+        """
+        sink, outgoing = self.top_sink, self.top_sink.outgoing
+        if sink.gone or sink.ending or not sink.announced or (outgoing is not None and outgoing.is_mid_message):
+            return b""
+        told = reason.encode(sink.credit_out)
+        return encode_chunk(Chunk(sink.type, sink.id, end=told)) if told else b""
 
     def _check_sending(self, entity: Entity, what: str) -> None:
         self._check_alive()

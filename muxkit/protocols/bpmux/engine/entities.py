@@ -231,6 +231,11 @@ class Outgoing:
         return 0 if self._opening is None else len(self._opening[1]) - self._begun
 
     @property
+    def is_mid_message(self) -> bool:
+        """Whether a part of a message was written, and not the rest."""
+        return self._begun > 0
+
+    @property
     def is_untold(self) -> bool:
         """Whether no part of the opening was written."""
         return self._opening is not None and not self._begun

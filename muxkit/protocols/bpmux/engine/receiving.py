@@ -258,8 +258,6 @@ class ChunkRules(Checks):
             raise RemoteProtocolError(
                 f"{type.label} {id}: opened beside {live} live channels", limit=state.limits.bound_of_channels
             )
-        if flags & END and type is not Type.OUT_SINK:
-            self._check_reset(type, id)
 
     def _check_known(self, entity: Entity, type: Type, id: int, flags: int) -> None:
         if type is Type.DUPLEX and not (entity.opening and entity.twin is not None and flags & PAYLOAD):
@@ -281,11 +279,9 @@ class ChunkRules(Checks):
             is_end = entity.parts.is_end
             if (flags & END and is_end is False) or (flags & PAYLOAD and is_end is True):
                 raise _broken(type, id, "payload and end payload mixed in partial mode", "bpmux-P14")
-        if flags & END and self._is_reset(entity):
-            self._check_reset(type, id)
 
     def _is_reset(self, entity: Entity) -> bool:
-        """Whether an end cancels work that this side does for the peer; the rate of these is limited.
+        """Whether an end cancels work that this side does for the peer; how much such work begins is limited.
 
         Ends after the peer closed its top level do not count, nor the end of a duplex whose other half the peer has
         ended without an error.
@@ -300,16 +296,6 @@ class ChunkRules(Checks):
             raise RemoteProtocolError(
                 f"{type.label} {id}: {need} bytes in parts beyond the window against {total} that may be lent",
                 limit="reassembly",
-            )
-
-    def _check_reset(self, type: Type, id: int) -> None:
-        state = self._state
-        if not state.resets.has_token(state.now):
-            limits = state.limits
-            raise RemoteProtocolError(
-                f"{type.label} {id}: more than {limits.resets_burst} channels cancelled at once "
-                f"and {limits.resets_per_second} a second",
-                limit="resets_per_second",
             )
 
     def payload(self, size: int) -> None:
@@ -462,14 +448,16 @@ class ChunkRules(Checks):
             if whole is None:
                 return
             payload, size = whole, len(whole)
-        if self._is_reset(entity):
+        cancels = self._is_reset(entity)
+        if cancels:
             state.resets.take(state.now)
+            cancels = entity.twin is None
         if entity.twin is not None:
             entity.twin.orderly = not payload
         state.consume(entity, size)
         entity.end_in = True
         state.peer_ended(entity)
-        state.events.append(Ended(entity, payload))
+        state.events.append(Ended(entity, payload, cancels))
         if entity is state.top_sink:
             state.decline_openings(begun=True)
 

@@ -34,6 +34,7 @@ class State:
         self.budget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
         self.reassembly: Reassembly[Entity] = Reassembly(limits.reassembly)
         self.resets = TokenBucket(limits.resets_per_second, limits.resets_burst)
+        self.refusals = TokenBucket(limits.resets_per_second, limits.resets_burst)
         self.outbox = Outbox()
         self.messages_sent = 0
         self.ours = 0  # live channels that this side opened

@@ -1,4 +1,4 @@
-"""Reasons that a peer gives for an end: a text with an optional code, written where a protocol has room for bytes."""
+"""Texts in the bytes that a protocol leaves to applications: the reason of an end, and the name of a channel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ BYTES_MOST = 512  # of an encoded reason
 TEXT_MOST = 512  # characters of a reason that is shown
 CODE_MOST = 2**32 - 1
 
+NAME_MOST = 255  # bytes of the name of a channel
+
 _CODE = re.compile(rb"(\d{1,10}) ")
+_CONTROLS = bytes(range(32))
+_NAMED = b"\xc0n"  # in front of a name; no text begins so, as UTF-8 has no byte C0
 
 
 def printable(text: str, most: int = TEXT_MOST) -> str:
@@ -48,6 +52,8 @@ class Reason:
     def decode(cls, payload: bytes) -> Reason:
         """Read what `encode` wrote, or whatever else a peer gave; the text can be shown as it is."""
         payload = payload[:BYTES_MOST]
+        if not payload.strip(_CONTROLS):  # a mark that there is no reason
+            return cls()
         found = _CODE.match(payload)
         code = int(found[1]) if found else 0
         if found is None or code > CODE_MOST:
@@ -55,3 +61,30 @@ class Reason:
         else:
             rest = payload[found.end() :]
         return cls(printable(rest.decode(errors="backslashreplace")), code)
+
+
+def with_name(name: str, payload: bytes) -> bytes:
+    """Return the payload that opens a channel of this name, for protocols without a place for names."""
+    if not name and not payload.startswith(_NAMED):
+        return payload
+    return b"%b%b\0%b" % (_NAMED, encode_name(name), payload)
+
+
+def without_name(opening: bytes) -> tuple[str, bytes]:
+    """Return the name and the payload that `with_name` put together; a payload of other programs has no name."""
+    if not opening.startswith(_NAMED):
+        return "", opening
+    name, end, payload = opening[len(_NAMED) :].partition(b"\0")
+    return (decode_name(name), payload) if end else ("", opening)
+
+
+def encode_name(name: str) -> bytes:
+    encoded = name.encode()
+    if len(encoded) > NAME_MOST or b"\0" in encoded:
+        raise ValueError(f"the name of a channel has at most {NAME_MOST} bytes and no NUL: {name[:64]!r}")
+    return encoded
+
+
+def decode_name(name: bytes) -> str:
+    """Return the name that a peer gave, as it may be shown."""
+    return printable(name[:NAME_MOST].decode(errors="backslashreplace"))
