@@ -21,6 +21,7 @@ OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 BACK_OFF = 0.05  # s, doubled up to BACK_OFF_MOST while accept keeps failing
 BACK_OFF_MOST = 1.0
 
+KeyT = TypeVar("KeyT")
 WireT = TypeVar("WireT", bound=trio.abc.Stream)
 LinkT = TypeVar("LinkT", bound=trio.abc.Stream)
 
@@ -70,6 +71,44 @@ def log_failure(kind: str, error: Exception) -> None:
         log.debug("the handler's failure", exc_info=error)
 
 
+class Admission(Generic[KeyT]):
+    """The connections of a listener within its limits: those in their handshake and those established."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._half_open: dict[KeyT, trio.CancelScope] = {}  # oldest first
+        self._established: set[KeyT] = set()
+
+    @property
+    def is_full(self) -> bool:
+        """True if no further connection can be established."""
+        return len(self._established) >= self._limits.connections
+
+    def is_half_open(self, connection: KeyT) -> bool:
+        return connection in self._half_open
+
+    def begin(self, connection: KeyT) -> trio.CancelScope:
+        """Return the scope of a handshake, which ends when its time is over.
+
+        The oldest unfinished handshakes above the limits are cancelled, so that silent peers cannot block new
+        connections.
+        """
+        limits, half_open = self._limits, self._half_open
+        scope = half_open[connection] = trio.CancelScope(deadline=trio.current_time() + limits.handshake)
+        while len(half_open) > limits.half_open or len(half_open) + len(self._established) > limits.connections:
+            half_open.pop(next(iter(half_open))).cancel()
+            log.info("a connection was dropped in its handshake: Limits(half_open=%d)", limits.half_open)
+        return scope
+
+    def establish(self, connection: KeyT) -> None:
+        self._half_open.pop(connection, None)
+        self._established.add(connection)
+
+    def remove(self, connection: KeyT) -> None:
+        self._half_open.pop(connection, None)
+        self._established.discard(connection)
+
+
 class _Server(Generic[WireT, LinkT]):
     def __init__(
         self, handshake: Handshake[WireT, LinkT], handler: Callable[[LinkT], Awaitable[None]], limits: Limits
@@ -77,8 +116,7 @@ class _Server(Generic[WireT, LinkT]):
         self._handshake = handshake
         self._handler = handler
         self._limits = limits
-        self._established: set[trio.CancelScope] = set()
-        self._half_open: dict[trio.CancelScope, None] = {}  # oldest first
+        self._admission: Admission[WireT] = Admission(limits)
         self._room = trio.lowlevel.ParkingLot()
         self.failure: OSError | None = None
         """The error that ended accepting; raised without a group, once the connections have ended."""
@@ -105,47 +143,32 @@ class _Server(Generic[WireT, LinkT]):
             except trio.Cancelled:
                 await close_at_once(wire)
                 raise
-            scope = trio.CancelScope()
             if self._handshake is nullcontext:  # nothing to wait for
-                self._established.add(scope)
+                scope = trio.CancelScope()
+                self._admission.establish(wire)
             else:
-                scope.deadline = trio.current_time() + self._limits.handshake
-                self._half_open[scope] = None
-                self._drop_oldest()
+                scope = self._admission.begin(wire)
             nursery.start_soon(self._connection, wire, scope)
 
     async def _wait_for_room(self) -> None:
-        while len(self._established) >= self._limits.connections:
+        while self._admission.is_full:
             await self._room.park()
-
-    def _drop_oldest(self) -> None:
-        """Drop the oldest unfinished handshakes above the limits, so that silent peers cannot block new connections."""
-        while (
-            len(self._half_open) > self._limits.half_open
-            or len(self._established) + len(self._half_open) > self._limits.connections
-        ):
-            oldest = next(iter(self._half_open))
-            del self._half_open[oldest]
-            oldest.cancel()
-            log.info("a connection was dropped in its handshake: Limits(half_open=%d)", self._limits.half_open)
 
     async def _connection(self, wire: WireT, scope: trio.CancelScope) -> None:
         try:
             # One scope for the whole connection, since a nursery opened in the handshake must end inside the scope.
             with scope:
                 async with self._handshake(wire) as link:
-                    if scope not in self._established:
+                    if self._handshake is not nullcontext:
                         await trio.lowlevel.checkpoint_if_cancelled()  # dropped at the last moment
-                        del self._half_open[scope]
                         scope.deadline = math.inf
-                        self._established.add(scope)
+                        self._admission.establish(wire)
                     await self._handler(link)
-            if scope.cancelled_caught and scope in self._half_open:
+            if scope.cancelled_caught and self._admission.is_half_open(wire):
                 log.info("a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake)
         except Exception as error:
             log_failure("connection", error)
         finally:
-            self._half_open.pop(scope, None)
-            self._established.discard(scope)
+            self._admission.remove(wire)
             self._room.unpark_all()
             await close_at_once(wire)

@@ -24,7 +24,7 @@ from .packets.options import (
     PacketTooLarge,
     ServerCounters,
 )
-from .packets.sockets import PacketSocket, bind_all, first_address, open_socket
+from .packets.sockets import PacketSocket, bind_all, open_socket, resolve
 
 __all__ = [
     "Context",
@@ -73,20 +73,20 @@ async def connect(
             "ssl_context does not verify the server (VERIFY_PEER is not set): "
             "use dtls.client_context(), or pass insecure=True"
         )
-    family, address = await first_address(host, port)
+    family, address = (await resolve("dtls", host, port))[0]
     link: DtlsLink | None = None
 
-    def refused(_: Address | None, error: OSError) -> None:
+    def refused(_: Address, error: OSError) -> None:
         if link is not None:
             link.refused(error)
 
     sock = open_socket(family, connect=address)
-    packets = PacketSocket(sock, packet_options, refused=refused, is_connected=True)
-    wire = EndpointSocket(packets, address, lambda _: link)
+    packets = PacketSocket(sock, packet_options, refused=refused, peer=address)
+    wire = EndpointSocket(packets, lambda _: link)
     with trio.DTLSEndpoint(wire, incoming_packets_buffer=INBOX) as endpoint:
         link = DtlsLink(
             endpoint.connect(cast("tuple[str, int]", address), context),  # as given by recvfrom, also for IPv6
-            wire,
+            packets,
             f"dtls {join_host_port(host, port)}{'' if is_verified else ' (not verified, insecure)'}",
             packet_options,
             hostname=(server_hostname or host) if is_verified else None,
@@ -120,7 +120,7 @@ async def serve(
     check_context(ssl_context)
     listeners = [
         DtlsListener(sock, handler, ssl_context, listener_options, retransmit=retransmit)
-        for sock in await bind_all(host, port)
+        for sock in await bind_all("dtls", host, port)
     ]
     await serve_listeners(listeners, listener_options, task_status.started)
 

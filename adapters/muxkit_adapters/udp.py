@@ -24,7 +24,7 @@ from .packets.options import (
     PacketTooLarge,
     ServerCounters,
 )
-from .packets.sockets import PacketSocket, bind_all, first_address, open_socket
+from .packets.sockets import PacketSocket, bind_all, open_socket, resolve
 
 __all__ = [
     "Buffers",
@@ -56,17 +56,17 @@ async def connect(
     packet_options = PacketOptions(**options)
     packet_options.check()
     unprotected = await exposed("udp", host, port, insecure=insecure, secure="dtls")
-    family, address = await first_address(host, port)
+    family, address = (await resolve("udp", host, port))[0]
     link: ClientLink
     packets = PacketSocket(
         open_socket(family, connect=address),
         packet_options,
         refused=lambda _, error: link.refused(error),
-        is_connected=True,
+        peer=address,
     )
     try:
         peer = f"udp {join_host_port(*address[:2])}{PLAINTEXT if unprotected else ''}"
-        link = ClientLink(packets, peer, packet_options)
+        link = ClientLink(packets, peer, address, packet_options)
         yield link
     finally:
         packets.close()
@@ -95,7 +95,7 @@ async def serve(
     suffix = PLAINTEXT if unprotected else ""
     listeners = [
         UdpListener(sock, handler, listener_options, validation=validation, suffix=suffix)
-        for sock in await bind_all(host, port)
+        for sock in await bind_all("udp", host, port)
     ]
     await serve_listeners(listeners, listener_options, task_status.started)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
@@ -21,7 +21,7 @@ from trio_websocket import (
 from wsproto.utilities import ProtocolError
 
 from muxkit import Limits
-from muxkit.runtime import bare_nursery, close_at_once, protect_package, protected_manager, turns
+from muxkit.runtime import background, close_at_once, protect_package, protected_manager, turns
 
 from . import tcp, tls
 from ._addresses import Transport, exposed, join_host_port, parse_host_port
@@ -90,18 +90,11 @@ async def connect(
         wire = _plain(place, connect_timeout)
     peer = f"{place}{' (plaintext, insecure)' if unprotected else ''}"
 
-    async def open_client(nursery: trio.Nursery, guarded: trio.abc.Stream) -> WebSocketConnection:
-        return await wrap_client_stream(
-            nursery,
-            guarded,  # type: ignore[arg-type]  # annotated as a socket, used as any stream
-            place.host_header,
-            place.resource,
-            message_queue_size=1,
-            max_message_size=message_most,
-            receive_buffer_size=RECEIVE_SIZE,
-        )
+    async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, **sizes: Any) -> WebSocketConnection:
+        stream: Any = guarded  # annotated as a socket, used as any stream
+        return await wrap_client_stream(nursery, stream, place.host_header, place.resource, **sizes)
 
-    upgrade = _Upgrade(open_client, peer, handshake_timeout, close_timeout, message_most)
+    upgrade = _Upgrade(start, peer, handshake_timeout, close_timeout, message_most)
     async with wire as stream, websocket_over(stream, upgrade) as websocket:
         yield websocket
 
@@ -128,18 +121,14 @@ async def serve(
     limits = limits or Limits()
     kind = "ws" if ssl_context is None else "wss"
     unprotected = False
+    secure: Callable[[SocketStream], AbstractAsyncContextManager[trio.abc.Stream]] = nullcontext
     if ssl_context is None:
         unprotected = await exposed("ws", host, port, insecure=insecure, secure="wss")
-    secure = None if ssl_context is None else tls.acceptor(ssl_context, limits=limits, close_timeout=close_timeout)
+    else:
+        secure = tls.acceptor(ssl_context, limits=limits, close_timeout=close_timeout)
 
-    async def open_server(nursery: trio.Nursery, guarded: trio.abc.Stream) -> WebSocketConnection:
-        request = await wrap_server_stream(
-            nursery,
-            guarded,
-            message_queue_size=1,
-            max_message_size=message_most,
-            receive_buffer_size=RECEIVE_SIZE,
-        )
+    async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, **sizes: Any) -> WebSocketConnection:
+        request = await wrap_server_stream(nursery, guarded, **sizes)
         status = _refusal(request.path, request.headers, path, origins)
         if status is not None:
             await request.reject(status)
@@ -148,13 +137,9 @@ async def serve(
 
     @protected_manager
     async def accept(wire: SocketStream) -> AsyncIterator[WebSocketStream]:
-        upgrade = _Upgrade(open_server, wire.peer, limits.handshake, close_timeout, message_most)
-        if secure is None:
-            async with websocket_over(wire, upgrade) as websocket:
-                yield websocket
-        else:
-            async with secure(wire) as encrypted, websocket_over(encrypted, upgrade) as websocket:
-                yield websocket
+        upgrade = _Upgrade(start, wire.peer, limits.handshake, close_timeout, message_most)
+        async with secure(wire) as stream, websocket_over(stream, upgrade) as websocket:
+            yield websocket
 
     listeners, addresses = await tcp.listen(kind, host, port, exposed=unprotected)
     public = [address + (path or "") for address in addresses]
@@ -372,7 +357,8 @@ class WebSocketStream(trio.abc.Stream):
 class _Upgrade:
     """How one end starts the WebSocket, and its limits."""
 
-    start: Callable[[trio.Nursery, trio.abc.Stream], Awaitable[WebSocketConnection]]
+    start: Callable[..., Awaitable[WebSocketConnection]]
+    """Does the upgrade, given a nursery, the stream and the sizes that trio-websocket keeps to."""
     peer: str
     handshake_timeout: float
     close_timeout: float
@@ -402,35 +388,25 @@ class _Tasks:
 @protected_manager
 async def websocket_over(wire: trio.abc.Stream, upgrade: _Upgrade) -> AsyncIterator[WebSocketStream]:
     """Upgrade when entered; exchange close frames when left normally, and close at once when left by an error."""
-    failure: BaseException
-    try:
-        async with bare_nursery() as nursery:
-            guarded = GuardedStream(wire, message_most=upgrade.message_most)
-            try:
-                websocket = await _upgrade(nursery, guarded, upgrade)
-                identity: bytes | None = getattr(wire, "identity", None)
-                stream = WebSocketStream(websocket, guarded, upgrade, identity)
-                yield stream
-                await stream.aclose()
-            finally:
-                await close_at_once(guarded)
-                nursery.cancel_scope.cancel()
-        return
-    except BaseExceptionGroup as group:
-        # The tasks never raise, so the only exception beside cancellations is the block's.
-        own = [error for error in group.exceptions if not isinstance(error, trio.Cancelled)]
-        if len(own) > 1:
-            raise
-        failure = own[0] if own else group.exceptions[0]
-    raise failure
+    async with background() as nursery:
+        guarded = GuardedStream(wire, message_most=upgrade.message_most)
+        try:
+            websocket = await _upgrade(nursery, guarded, upgrade)
+            identity: bytes | None = getattr(wire, "identity", None)
+            stream = WebSocketStream(websocket, guarded, upgrade, identity)
+            yield stream
+            await stream.aclose()
+        finally:
+            await close_at_once(guarded)
 
 
 async def _upgrade(nursery: trio.Nursery, wire: GuardedStream, upgrade: _Upgrade) -> WebSocketConnection:
     tasks = _Tasks(nursery)
     tasks.waiting.deadline = trio.current_time() + upgrade.handshake_timeout
+    sizes = {"max_message_size": upgrade.message_most, "receive_buffer_size": RECEIVE_SIZE}
     with tasks.waiting, suppress(ConnectionClosed):  # the peer went away before the answer
         # Of the nursery only `start_soon` is used.
-        return await upgrade.start(cast("trio.Nursery", tasks), wire)
+        return await upgrade.start(tasks, wire, message_queue_size=1, **sizes)
     if isinstance(tasks.failure, ConnectionRejected):
         why = f"the upgrade was answered with HTTP {tasks.failure.status_code}"
     elif wire.failure is not None:

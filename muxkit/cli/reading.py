@@ -166,27 +166,22 @@ def _open(
 
 async def _take(reader: Reader[int], wanted: Wanted, state: StateFile | None, report: Report) -> None:
     """Take values until there are enough; save them soon, and in any case at the end."""
-    if state is None:
-        await _take_all(reader, wanted, report, None)
-        return
+    saver = None if state is None else Saver(state, reader)
     try:
         async with background() as nursery:
-            saver = Saver(state, reader)
-            nursery.start_soon(saver.run)
-            await _take_all(reader, wanted, report, saver)
+            if saver is not None:
+                nursery.start_soon(saver.run)
+            async for value in reader:
+                report.took(value, reader.last_id)
+                if saver is not None:
+                    saver.changed.set()
+                if wanted.mode == "stateless" and report.taken == wanted.count:
+                    break
     finally:
-        state.save(reader.snapshot())
-    if wanted.mode == "stateful":
+        if state is not None:
+            state.save(reader.snapshot())
+    if state is not None and wanted.mode == "stateful":
         reader.acknowledge()
-
-
-async def _take_all(reader: Reader[int], wanted: Wanted, report: Report, saver: Saver | None) -> None:
-    async for value in reader:
-        report.took(value, reader.last_id)
-        if saver is not None:
-            saver.changed.set()
-        if wanted.mode == "stateless" and report.taken == wanted.count:
-            break
 
 
 # ---------------------------------------------------------------------------- what is saved

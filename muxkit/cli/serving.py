@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import click
@@ -29,20 +29,7 @@ STORES: Final = "memory:, sqlite:PATH or postgresql://…"
 GIB: Final = 1 << 30
 
 StoreT = TypeVar("StoreT")
-StartedT = TypeVar("StartedT")
-
-
-class Served(Protocol):
-    """A server that runs: `muxkit.Server`, or that of restream."""
-
-    @property
-    def url(self) -> str: ...
-    @property
-    def urls(self) -> Sequence[str]: ...
-    async def shutdown(self, *, grace: float) -> None: ...
-
-
-ServedT = TypeVar("ServedT", bound=Served)
+ServedT = TypeVar("ServedT", muxkit.Server, restream.Served)
 
 
 @attrs.frozen(kw_only=True)

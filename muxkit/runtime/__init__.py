@@ -1,5 +1,6 @@
 """The Trio half: pumps, halves and the common face of sessions; what adapters and protocol plugins build on."""
 
+from muxkit.core import TokenBucket as TokenBucket
 from muxkit.runtime._errors import ChannelCancelled as ChannelCancelled
 from muxkit.runtime._errors import ChannelStopped as ChannelStopped
 from muxkit.runtime._errors import LinkLost as LinkLost
@@ -61,6 +62,7 @@ from muxkit.runtime.halves.send import ErrorMaker as ErrorMaker
 from muxkit.runtime.halves.send import OutboxBudget as OutboxBudget
 from muxkit.runtime.halves.send import SendHalf as SendHalf
 from muxkit.runtime.halves.send import SendTurn as SendTurn
+from muxkit.runtime.halves.send import Watermark as Watermark
 from muxkit.runtime.halves.send import as_bytes as as_bytes
 from muxkit.runtime.pumps.multistream import MultistreamPump as MultistreamPump
 from muxkit.runtime.pumps.packets import DatagramPump as DatagramPump

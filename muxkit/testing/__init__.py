@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING
 from muxkit._lazy import lazily
 
 if TYPE_CHECKING:
-    from muxkit.testing._chaos.dial import ChaosDial as ChaosDial
-    from muxkit.testing._chaos.dial import chaos_dial as chaos_dial
-    from muxkit.testing._chaos.plan import ChaosPlan as ChaosPlan
-    from muxkit.testing._chaos.plan import ChaosStats as ChaosStats
-    from muxkit.testing._chaos.plan import Cut as Cut
-    from muxkit.testing._chaos.plan import CutReport as CutReport
-    from muxkit.testing._chaos.plan import Way as Way
-    from muxkit.testing._chaos.relay import ChaosRelay as ChaosRelay
-    from muxkit.testing._chaos.relay import chaos_relay as chaos_relay
-    from muxkit.testing._chaos.relay import parse_place as parse_place
+    from muxkit.testing._chaos import ChaosDial as ChaosDial
+    from muxkit.testing._chaos import ChaosPlan as ChaosPlan
+    from muxkit.testing._chaos import ChaosStats as ChaosStats
+    from muxkit.testing._chaos import Cut as Cut
+    from muxkit.testing._chaos import CutReport as CutReport
+    from muxkit.testing._chaos import Way as Way
+    from muxkit.testing._chaos import chaos_dial as chaos_dial
     from muxkit.testing._checks import cancel_sweep as cancel_sweep
     from muxkit.testing._links import check_link as check_link
     from muxkit.testing._network import AimdReceiver as AimdReceiver
@@ -31,6 +28,9 @@ if TYPE_CHECKING:
     from muxkit.testing._pair import EnginePair as EnginePair
     from muxkit.testing._pair import check_every_split as check_every_split
     from muxkit.testing._pair import check_stream_engine as check_stream_engine
+    from muxkit.testing._relay import ChaosRelay as ChaosRelay
+    from muxkit.testing._relay import chaos_relay as chaos_relay
+    from muxkit.testing._relay import parse_place as parse_place
     from muxkit.testing._sessions import SessionPair as SessionPair
     from muxkit.testing._sessions import check_cancellation as check_cancellation
     from muxkit.testing._sessions import check_leaving as check_leaving
@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 # Tests of an engine need no Trio, so each tool is imported when it is first used.
 _LAZY = {
     "cancel_sweep": "_checks",
-    "ChaosDial chaos_dial": "_chaos.dial",
-    "ChaosPlan ChaosStats Cut CutReport Way": "_chaos.plan",
-    "ChaosRelay chaos_relay parse_place": "_chaos.relay",
+    "ChaosDial ChaosPlan ChaosStats Cut CutReport Way chaos_dial": "_chaos",
+    "ChaosRelay chaos_relay parse_place": "_relay",
     "check_link": "_links",
     "AimdReceiver AimdSender Bottleneck Fate Journey Network PathWeather": "_network",
     "check_packet_link": "_packet_links",

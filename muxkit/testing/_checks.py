@@ -14,12 +14,10 @@ from muxkit.runtime import LinkLost, background, leaves_of
 from muxkit.testing._pair import require
 
 EndT = TypeVar("EndT")
+PairT = TypeVar("PairT")
 Operation = Callable[[], Awaitable[object]]
 Scenario = Callable[[], AbstractAsyncContextManager[Operation]]
 MakeEnds = Callable[[], AbstractAsyncContextManager[tuple[EndT, EndT]]]
-
-
-PairT = TypeVar("PairT")
 
 MOST = 1000  # steps; an operation that needs more than this probably never ends
 CHECK_TIMEOUT = 30.0  # s, for a single check; reached only by a link or a session that hangs or loses
@@ -115,26 +113,22 @@ async def _cancelled_at(operation: Operation, step: int) -> bool:
             await operation()
         finally:
             trio.lowlevel.remove_instrument(counter)
-    return counter.is_over
+    return counter.left <= 0
 
 
 class _Counter(trio.abc.Instrument):
     def __init__(self, task: trio.lowlevel.Task, step: int) -> None:
         self._task = task
-        self._left = step
+        self.left = step
         self.scope = trio.CancelScope()
-
-    @property
-    def is_over(self) -> bool:
-        return self._left <= 0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         if task is self._task:
             self.count()
 
     def count(self) -> None:
-        self._left -= 1
-        if self._left == 0:
+        self.left -= 1
+        if self.left == 0:
             self.scope.cancel()
 
 

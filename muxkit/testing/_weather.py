@@ -183,8 +183,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
             while view:
                 taken = self._outgoing.put(view)
                 if self._outgoing.vanishing:
-                    for way in self._ways:  # a peer that is gone is gone for both directions
-                        way.vanishing = True
+                    self._incoming.vanishing = True  # a peer that is gone is gone for both directions
                 view = view[taken:]
                 if not taken:
                     await self._outgoing.changed.park()
@@ -229,7 +228,7 @@ class WeatherStream(trio.abc.HalfCloseableStream):
         self._check_open()
         if way.is_reset:
             self.reset()
-        if self._incoming.was_reset:
+        if way.was_reset:
             raise trio.BrokenResourceError(f"{self.peer}: the connection was reset")
         arrival = way.next_arrival()
         return way.receive(max_bytes) if arrival is not None and arrival <= trio.current_time() else None
@@ -347,22 +346,16 @@ class _PacketWay:
         self._path = Path("", weather, None, seed)
         self._queue = weather.queue
         self._count = count()
-        self._heap: list[tuple[float, int, bytes]] = []
+        self.under_way: list[tuple[float, int, bytes]] = []
         self.is_over = False
         self.changed = trio.lowlevel.ParkingLot()
 
     def put(self, packet: bytes) -> None:
         journey = Journey(next(self._count), "", len(packet), trio.current_time())
         for arrives, copy in self._path.send(packet, journey):
-            if len(self._heap) < self._queue:
-                heapq.heappush(self._heap, (arrives, next(self._count), copy))
+            if len(self.under_way) < self._queue:
+                heapq.heappush(self.under_way, (arrives, next(self._count), copy))
         self.changed.unpark_all()
-
-    def next_arrival(self) -> float | None:
-        return self._heap[0][0] if self._heap else None
-
-    def take(self) -> bytes:
-        return heapq.heappop(self._heap)[2]
 
 
 class PacketChannel(trio.abc.Channel[bytes]):
@@ -387,12 +380,12 @@ class PacketChannel(trio.abc.Channel[bytes]):
         while True:
             if self._closed:
                 raise trio.ClosedResourceError("this channel was closed")
-            arrival = path.next_arrival()
-            if arrival is not None and arrival <= trio.current_time():
-                return path.take()
-            if arrival is None and path.is_over:
+            arrival = path.under_way[0][0] if path.under_way else math.inf
+            if arrival <= trio.current_time():
+                return heapq.heappop(path.under_way)[2]
+            if not path.under_way and path.is_over:
                 raise trio.EndOfChannel
-            with trio.move_on_at(float("inf") if arrival is None else arrival):
+            with trio.move_on_at(arrival):
                 await path.changed.park()
 
     async def aclose(self) -> None:

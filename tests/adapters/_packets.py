@@ -135,13 +135,13 @@ def lose(sock: socket.socket, chance: float) -> None:
 async def wiretap(link: dtls.DtlsLink) -> AsyncIterator[list[bytes]]:
     """What a link hands to the kernel."""
     seen: list[bytes] = []
-    send = link._wire.send_nowait
+    send = link._packets.send
 
     def listen(packets: list[bytes], address: tuple[str, int]) -> int:
         seen.extend(packets)
         return send(packets, address)
 
-    link._wire.send_nowait = listen  # type: ignore[method-assign, assignment]
+    link._packets.send = listen  # type: ignore[method-assign, assignment]
     yield seen
     assert seen
 

@@ -23,11 +23,10 @@ from muxkit_adapters.quic.options import QuicOptions, identify, trust
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from aioquic.quic.configuration import QuicConfiguration
 
-    from muxkit_adapters.quic.sockets import Packet
 
 CLIENT = ("192.0.2.1", 1000)
 SERVER = ("192.0.2.2", 443)
@@ -114,8 +113,7 @@ class Line:
         self.ends[now] = self.ends[end]
         self._seen_as[end] = now
 
-    def carry(self, source: tuple[str, int], packet: Packet) -> None:
-        data, target = packet
+    def carry(self, source: tuple[str, int], data: bytes, target: tuple[str, int]) -> None:
         self.sizes[source] += len(data)
         for delay in self.fate(data):
             self._nursery.start_soon(self._deliver, source, data, target, delay)
@@ -136,9 +134,9 @@ class LineSocket:
         self._line = line
         self._address = address
 
-    def send_nowait(self, packets: list[Packet]) -> int:
+    def send(self, packets: Sequence[bytes], address: tuple[str, int]) -> int:
         for packet in packets:
-            self._line.carry(self._address, packet)
+            self._line.carry(self._address, packet, address)
         return len(packets)
 
     async def wait_writable(self) -> None:

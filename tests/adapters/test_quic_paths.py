@@ -11,9 +11,11 @@ import pytest
 import trio
 
 from muxkit_adapters import quic
-from muxkit_adapters.quic import sockets
+from muxkit_adapters.packets import kernel
+from muxkit_adapters.packets.options import PacketOptions
+from muxkit_adapters.packets.sockets import PacketSocket, open_socket
+from muxkit_adapters.quic.link import send_now
 from muxkit_adapters.quic.options import QuicOptions
-from muxkit_adapters.quic.sockets import bound
 
 from ._links import IPV6
 from ._quic import CLIENT, FILES, SERVER, Collected, on_a_line, real_pair, serving, write_all
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from muxkit_adapters.quic.sockets import UdpSocket
+    from muxkit_adapters.packets.options import Address
 
 
 # --- another address
@@ -95,15 +97,19 @@ async def test_somebody_who_repeats_a_packet_from_elsewhere_gets_little_and_take
 # --- sockets
 
 
-def a_socket(*, peer: object = None) -> UdpSocket:
-    return bound(socket.AF_INET, ("127.0.0.1", 0), peer=peer)
+def a_socket(*, peer: Address | None = None) -> PacketSocket:
+    sock = open_socket(socket.AF_INET, bind=("127.0.0.1", 0), connect=peer)
+    return PacketSocket(sock, PacketOptions(), refused=lambda *_: None, peer=peer)
 
 
-async def received(wire: UdpSocket, count: int) -> list[bytes]:
-    """So many packets, in as many reads as they take."""
+async def received(wire: PacketSocket, count: int, *, by: PacketSocket) -> list[bytes]:
+    """So many packets of one sender, in as many reads as they take."""
     got: list[bytes] = []
     while len(got) < count:
-        got += [data for data, _ in await wire.receive()]
+        await wire.wait_readable()
+        for address, packets in wire.receive():
+            assert address == by.address
+            got += packets
     return got
 
 
@@ -112,11 +118,13 @@ async def received(wire: UdpSocket, count: int) -> list[bytes]:
 async def test_packets_of_all_sizes_arrive_as_they_were(
     sends: bool, receives: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "CAN_BATCH", receives)
+    can_batch = kernel.LINUX
+    monkeypatch.setattr(kernel, "LINUX", receives and can_batch)
     to = a_socket()
-    monkeypatch.setattr(sockets, "CAN_BATCH", sends)
     for peer in (None, to.address):
+        monkeypatch.setattr(kernel, "LINUX", sends and can_batch)
         by = a_socket(peer=peer)
+        monkeypatch.setattr(kernel, "LINUX", can_batch)
         dice = random.Random(5)
         sizes = [1200] * 100 + [dice.choice((1, 700, 1200, 1200, 1350)) for _ in range(60)] + [9000, 9000]
         packets = [dice.randbytes(size) for size in sizes]
@@ -124,13 +132,10 @@ async def test_packets_of_all_sizes_arrive_as_they_were(
         # More than one train each time, and no more than the kernel keeps wherever it was told nothing else.
         for start in range(0, len(packets), 60):
             part = packets[start : start + 60]
-            assert by.send_nowait([(data, to.address) for data in part]) == len(part)
-            while len(got) < start + len(part):
-                came = await to.receive()
-                assert {address for _, address in came} == {by.address}
-                got += [data for data, _ in came]
+            assert send_now(by, [(data, to.address) for data in part]) == []
+            got += await received(to, len(part), by=by)
         assert got == packets
-        assert by.dropped == 0
+        assert by.lost == 0
         by.close()
     to.close()
 
@@ -138,9 +143,9 @@ async def test_packets_of_all_sizes_arrive_as_they_were(
 async def test_a_packet_that_the_kernel_refuses_counts_as_lost() -> None:
     to, by = a_socket(), a_socket()
     packets = [(b"first", to.address), (bytes(70_000), to.address), (b"last", to.address)]
-    assert by.send_nowait(packets) == 3
-    assert by.dropped == 1
-    assert await received(to, 2) == [b"first", b"last"]
+    assert send_now(by, packets) == []
+    assert by.lost == 1
+    assert await received(to, 2, by=by) == [b"first", b"last"]
     to.close()
     by.close()
 
@@ -153,10 +158,10 @@ async def test_a_kernel_without_trains_gets_single_packets() -> None:
     to = a_socket()
     sock = Old(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind(("127.0.0.1", 0))
-    by = sockets.UdpSocket(sock)
-    assert by.send_nowait([(bytes(100), to.address)] * 20) == 20
-    assert by.dropped == 0
-    assert await received(to, 20) == [bytes(100)] * 20
+    by = PacketSocket(sock, PacketOptions(), refused=lambda *_: None)
+    assert send_now(by, [(bytes(100), to.address)] * 20) == []
+    assert by.lost == 0
+    assert await received(to, 20, by=by) == [bytes(100)] * 20
     to.close()
     by.close()
 
@@ -167,21 +172,21 @@ async def test_a_closed_socket_says_so() -> None:
 
         async def expect_closed() -> None:
             with pytest.raises(trio.ClosedResourceError):
-                await wire.receive()
+                await wire.wait_readable()
 
         nursery.start_soon(expect_closed)
         await trio.testing.wait_all_tasks_blocked()
         wire.close()
     wire.close()
     with pytest.raises(trio.ClosedResourceError):
-        wire.send_nowait([(b"x", ("127.0.0.1", 1))])
+        send_now(wire, [(b"x", ("127.0.0.1", 1))])
     with pytest.raises(trio.ClosedResourceError):
         await wire.wait_writable()
 
 
 async def test_an_address_that_is_taken_is_named() -> None:
     wire = a_socket()
-    host, port = wire.address
+    host, port = wire.address[:2]
     with pytest.raises(OSError, match=f"quic 127.0.0.1:{port}: Address already in use"):
         await quic.serve(_nothing, port, host=host, certificate=FILES.certificate, key=FILES.key)
     wire.close()
@@ -199,6 +204,15 @@ async def test_ipv6() -> None:
             quic.rebind(link)
             link.write(link.open(), b"x", True)
             await link.wait_delivered()
+
+
+@pytest.mark.skipif(not kernel.LINUX, reason="the system does not tell where a packet came to")
+async def test_a_server_on_all_addresses_answers_from_the_one_that_was_called() -> None:
+    async with serving(host="0.0.0.0") as (_, port):
+        async with quic.connect(
+            "127.0.0.2", port, ca=FILES.ca, server_hostname="server.test", handshake_timeout=2
+        ) as link:
+            assert link.alpn is not None
 
 
 async def test_larger_packets_where_the_path_takes_them() -> None:

@@ -272,7 +272,7 @@ async def test_an_inbox_that_nobody_empties_is_bounded_and_what_is_too_much_is_c
 @pytest.mark.requirement("R-27")
 async def test_one_turn_takes_a_bounded_number_of_packets() -> None:
     with open_socket(socket.AF_INET, bind=("127.0.0.1", 0)) as bound:
-        wire = PacketSocket(bound, PacketOptions(), refused=lambda *_: None, is_connected=False)
+        wire = PacketSocket(bound, PacketOptions(), refused=lambda *_: None)
         with open_socket(socket.AF_INET, connect=bound.getsockname()) as sender:
             # More than a turn's worth each time, and no more than the kernel keeps wherever it was told nothing else.
             for size, most, count in ((0, 128, 200), (10, 128, 200), (1000, 66, 80)):

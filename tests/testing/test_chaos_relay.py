@@ -317,8 +317,8 @@ def test_where_a_port_cannot_be_kept_it_is_bound_again() -> None:
     program = """
 import socket, trio
 from muxkit.testing import ChaosPlan, chaos_relay
-from muxkit.testing._chaos import relay as _chaos_relay
-_chaos_relay.CAN_KEEP_A_PORT = False
+from muxkit.testing import _relay
+_relay.CAN_KEEP_A_PORT = False
 async def main():
     async with chaos_relay("127.0.0.1:1", ChaosPlan()) as relay:
         for _ in range(5):

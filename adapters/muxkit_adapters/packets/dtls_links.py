@@ -36,19 +36,17 @@ class DtlsLink(PacketLink):
     def __init__(
         self,
         channel: trio.DTLSChannel,
-        wire: EndpointSocket,
+        packets: PacketSocket,
         peer: str,
         options: PacketOptions,
         *,
         hostname: str | None = None,
         idle: float = math.inf,
     ) -> None:
-        super().__init__(wire.packets, peer, None if wire.is_connected else channel.peer_address, options)
+        super().__init__(packets, peer, channel.peer_address, options)
         self._channel = channel
         # Trio keeps the connection private, and offers no other way to a certificate or a close_notify.
         self._ssl: SSL.Connection = channel._ssl
-        self._wire = wire
-        self._remote: Address = channel.peer_address
         self._idle = idle
         self._heard_at = trio.current_time()
         self._verdict = Verdict(hostname)
@@ -142,7 +140,7 @@ class DtlsLink(PacketLink):
             lost = self._packets.lost
             # A packet that the kernel does not take now is encrypted again later; to the peer, this record is lost.
             try:
-                taken = self._wire.send_nowait(burst, self._remote)
+                taken = self._packets.send(burst, self._address)
             except OSError as error:
                 if error.errno != errno.EMSGSIZE:
                     raise
@@ -225,7 +223,7 @@ class DtlsLink(PacketLink):
             notify = self._ssl.bio_read(LARGEST_RECORD)
         except SSL.Error:
             return
-        self._wire.send_nowait([notify], self._remote)
+        self._packets.send([notify], self._address)
 
     def _wake(self) -> None:
         self._channel.close()
@@ -270,12 +268,12 @@ class DtlsListener(PacketListener[DtlsLink]):
         super().__init__(sock, handler, options)
         self._context = context
         self._retransmit = retransmit
-        self._wire = EndpointSocket(self.packets, None, self._links.get)
 
     async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Do the handshakes of new peers and run their handlers, until cancelled."""
         self.peers = peers
-        with trio.DTLSEndpoint(self._wire, incoming_packets_buffer=INBOX) as endpoint:
+        wire = EndpointSocket(self.packets, self._links.get)
+        with trio.DTLSEndpoint(wire, incoming_packets_buffer=INBOX) as endpoint:
             await endpoint.serve(self._context, self._peer, task_status=task_status)
 
     async def _peer(self, channel: trio.DTLSChannel) -> None:
@@ -283,7 +281,7 @@ class DtlsListener(PacketListener[DtlsLink]):
         address: Address = channel.peer_address
         link = DtlsLink(
             channel,
-            self._wire,
+            self.packets,
             f"dtls {join_host_port(*address[:2])}",
             self.options,
             idle=self.options.idle,
@@ -308,23 +306,16 @@ class DtlsListener(PacketListener[DtlsLink]):
 class EndpointSocket(trio.socket.SocketType):
     """The socket that Trio's DTLS endpoint is given, so that no report of the network is raised in Trio's own task.
 
-    `peer` is the address that a connected socket is connected to; `link_of` finds the link of an address.
+    `link_of` finds the link of an address.
     """
 
-    def __init__(
-        self, packets: PacketSocket, peer: Address | None, link_of: Callable[[Address], DtlsLink | None]
-    ) -> None:
+    def __init__(self, packets: PacketSocket, link_of: Callable[[Address], DtlsLink | None]) -> None:
         super().__init__()
         self.packets = packets
-        self._peer = peer
         self._link_of = link_of
         self._queue: deque[tuple[bytes, Address]] = deque()
         self._clock = turns().now
         self._until = 0.0  # when other tasks run
-
-    @property
-    def is_connected(self) -> bool:
-        return self._peer is not None
 
     @property
     def family(self) -> socket.AddressFamily:
@@ -348,14 +339,11 @@ class EndpointSocket(trio.socket.SocketType):
             else:
                 await packets.wait_readable()
             for address, burst in packets.receive():
-                came_from = address or self._peer
-                if came_from is None:
-                    continue
-                link = self._link_of(came_from)
+                link = self._link_of(address)
                 if link is not None:
                     link.heard(burst)
                 # An empty packet, which any machine can send, would be an error in Trio and end the link.
-                self._queue.extend((packet, came_from) for packet in burst if 0 < len(packet) <= LARGEST_RECORD)
+                self._queue.extend((packet, address) for packet in burst if 0 < len(packet) <= LARGEST_RECORD)
             self._until = self._clock() + TURN
         # Trio works on each packet at once, and would go on as long as there are more.
         if self._clock() >= self._until:
@@ -366,7 +354,7 @@ class EndpointSocket(trio.socket.SocketType):
     async def sendto(self, *arguments: Any) -> int:
         packet, address = bytes(arguments[0]), arguments[-1]
         try:
-            while not self.send_nowait([packet], address):
+            while not self.packets.send([packet], address):
                 await self.packets.wait_writable()
         except OSError:  # too large for the path: the handshake is repeated with smaller packets
             self.packets.lost += 1
@@ -375,7 +363,3 @@ class EndpointSocket(trio.socket.SocketType):
         if link is not None:
             link.handshake_sent()
         return len(packet)
-
-    def send_nowait(self, packets: Sequence[bytes], address: Address) -> int:
-        """Send packets to a peer, as `PacketSocket.send` does."""
-        return self.packets.send(packets, None if self._peer is not None else address)

@@ -51,15 +51,11 @@ def prepare(sock: socket.socket, *, reports: bool) -> bool:
     """
     if not LINUX:
         return False
-    level, option = _pick(sock, (socket.IPPROTO_IP, IP_MTU_DISCOVER), (socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER))
-    with suppress(OSError):
-        sock.setsockopt(level, option, PMTUDISC_DO)
+    _set(sock, IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, PMTUDISC_DO)
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
     if reports:
-        level, option = _pick(sock, (socket.IPPROTO_IP, IP_RECVERR), (socket.IPPROTO_IPV6, IPV6_RECVERR))
-        with suppress(OSError):
-            sock.setsockopt(level, option, 1)
+        _set(sock, IP_RECVERR, IPV6_RECVERR, 1)
     try:
         sock.setsockopt(SOL_UDP, UDP_GRO, 1)
         sock.getsockopt(SOL_UDP, UDP_SEGMENT)
@@ -70,14 +66,7 @@ def prepare(sock: socket.socket, *, reports: bool) -> bool:
 
 def ask_for_destinations(sock: socket.socket) -> bool:
     """Ask for the local address of each received packet; return True if the system supports it."""
-    if not LINUX:
-        return False
-    level, option = _pick(sock, (socket.IPPROTO_IP, IP_PKTINFO), (socket.IPPROTO_IPV6, IPV6_RECVPKTINFO))
-    try:
-        sock.setsockopt(level, option, 1)
-    except OSError:
-        return False
-    return True
+    return LINUX and _set(sock, IP_PKTINFO, IPV6_RECVPKTINFO, 1)
 
 
 def path_mtu(sock: socket.socket, address: Address | None = None) -> int | None:
@@ -87,7 +76,7 @@ def path_mtu(sock: socket.socket, address: Address | None = None) -> int | None:
     """
     if not LINUX:
         return None
-    level, option = _pick(sock, (socket.IPPROTO_IP, IP_MTU), (socket.IPPROTO_IPV6, IPV6_MTU))
+    level, option = _pick(sock, IP_MTU, IPV6_MTU)
     try:
         if address is None:
             return sock.getsockopt(level, option)
@@ -137,5 +126,14 @@ def reported(sock: socket.socket, most: int) -> Iterator[tuple[Address, int]]:
                 yield address, _extended_error.unpack_from(data)[0]
 
 
-def _pick(sock: socket.socket, v4: tuple[int, int], v6: tuple[int, int]) -> tuple[int, int]:
-    return v6 if sock.family == socket.AF_INET6 else v4
+def _set(sock: socket.socket, v4: int, v6: int, value: int) -> bool:
+    try:
+        sock.setsockopt(*_pick(sock, v4, v6), value)
+    except OSError:
+        return False
+    return True
+
+
+def _pick(sock: socket.socket, v4: int, v6: int) -> tuple[int, int]:
+    """Return the level and the number of an option that IPv4 and IPv6 number differently."""
+    return (socket.IPPROTO_IPV6, v6) if sock.family == socket.AF_INET6 else (socket.IPPROTO_IP, v4)

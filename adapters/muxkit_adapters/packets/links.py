@@ -20,10 +20,10 @@ CLOSED = "this link was closed on our side"
 class PacketLink(trio.abc.Channel[bytes]):
     """Packets with one peer: their sizes, their counters, and how the link ended."""
 
-    def __init__(self, packets: PacketSocket, peer: str, address: Address | None, options: PacketOptions) -> None:
+    def __init__(self, packets: PacketSocket, peer: str, address: Address, options: PacketOptions) -> None:
         self._packets = packets
         self._peer = peer
-        self._address = address  # to pass to the socket; None if it is connected
+        self._address = address
         self._largest = options.largest
         self._limit = 0
         self._refusals = Refusals(options.refusals)
@@ -154,7 +154,7 @@ class UdpLink(PacketLink):
     UDP has no end of its own: the protocol above has to find out whether the peer is still there.
     """
 
-    def __init__(self, packets: PacketSocket, peer: str, address: Address | None, options: PacketOptions) -> None:
+    def __init__(self, packets: PacketSocket, peer: str, address: Address, options: PacketOptions) -> None:
         super().__init__(packets, peer, address, options)
         self._inbox: deque[bytes] = deque()
         self._receiving = OneAtATime("receiving from this link")
@@ -255,9 +255,6 @@ class UdpLink(PacketLink):
 
 class ClientLink(UdpLink):
     """A client's link; it owns its connected socket."""
-
-    def __init__(self, packets: PacketSocket, peer: str, options: PacketOptions) -> None:
-        super().__init__(packets, peer, None, options)
 
     async def aclose(self) -> None:
         self._is_closed = True

@@ -12,12 +12,12 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import bare_nursery, close_at_once, turns
+from muxkit.runtime import TokenBucket, bare_nursery, close_at_once, turns
 
 from .._addresses import join_host_port
 from .._listen import log_failure
@@ -44,30 +44,18 @@ log = logging.getLogger("muxkit.adapters")
 LinkT = TypeVar("LinkT", bound=PacketLink)
 
 
-class Peer(Protocol):
-    """A link as the table of peers sees it."""
-
-    @property
-    def expires(self) -> float:
-        """When the peer counts as silent for too long."""
-
-    def forget(self, reason: str) -> None:
-        """End the link; the tasks that wait on it raise an error."""
-
-
 class Peers:
-    """Admits, evicts and expires peers; handlers run in `nursery`, each in a scope of its own."""
+    """Admits, evicts and expires the links of peers; handlers run in `nursery`, each in a scope of its own."""
 
     def __init__(self, nursery: trio.Nursery, limits: Limits, counters: ServerCounters) -> None:
         self._nursery = nursery
         self._limits = limits
         self._counters = counters
         self._running = 0
-        self._half_open: dict[Peer, trio.CancelScope] = {}  # oldest first
-        self._established: set[Peer] = set()
+        self._half_open: dict[PacketLink, trio.CancelScope] = {}  # oldest first
+        self._established: set[PacketLink] = set()
         self._alarm = trio.CancelScope()
-        self._evictions = EVICTIONS_BURST
-        self._refilled_at = -math.inf
+        self._evictions = TokenBucket(EVICTIONS, EVICTIONS_BURST)
         self._turns = turns()
 
     @property
@@ -76,14 +64,9 @@ class Peers:
         limits = self._limits
         if len(self._established) >= limits.connections or self._running >= limits.connections + limits.half_open:
             return False
-        if not self._must_evict:
-            return True
-        now = trio.current_time()
-        self._evictions = min(EVICTIONS_BURST, self._evictions + (now - self._refilled_at) * EVICTIONS)
-        self._refilled_at = now
-        return self._evictions >= 1
+        return not self._must_evict or self._evictions.has_token(trio.current_time())
 
-    def admit(self, peer: Peer) -> trio.CancelScope | None:
+    def admit(self, peer: PacketLink) -> trio.CancelScope | None:
         """Admit a peer without proof and return the scope for `run`, or None; handlers that still run count too."""
         if not self.has_room:
             self._counters.turned_away += 1
@@ -99,11 +82,11 @@ class Peers:
         self._alarm.deadline = min(self._alarm.deadline, peer.expires)
         return scope
 
-    def start(self, peer: Peer, scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
+    def start(self, peer: PacketLink, scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
         """`run` in a task of its own."""
         self._nursery.start_soon(self.run, peer, scope, work)
 
-    async def run(self, peer: Peer, scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, peer: PacketLink, scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
         """Run the handler of an admitted peer and log what it raises."""
         try:
             with scope:
@@ -115,13 +98,13 @@ class Peers:
             self._counters.finished += 1
             self.remove(peer)
 
-    def establish(self, peer: Peer) -> None:
+    def establish(self, peer: PacketLink) -> None:
         """Mark a peer as proved, so that newer ones do not replace it any more."""
         if self._half_open.pop(peer, None) is not None:
             self._established.add(peer)
             self._count()
 
-    def remove(self, peer: Peer) -> None:
+    def remove(self, peer: PacketLink) -> None:
         """Forget a peer whose link is over; its handler may still run for a while."""
         self._half_open.pop(peer, None)
         self._established.discard(peer)
@@ -150,7 +133,7 @@ class Peers:
         peer, scope = next(iter(self._half_open.items()))
         del self._half_open[peer]
         self._counters.evicted += 1
-        self._evictions -= 1
+        self._evictions.take(trio.current_time())
         log.info("a peer without proof gave way to a newer one: Limits(half_open=%d)", self._limits.half_open)
         peer.forget("gave way to newer peers before it had proved itself")
         scope.cancel()
@@ -168,7 +151,7 @@ class PacketListener(ABC, Generic[LinkT]):
     def __init__(
         self, sock: socket.socket, handler: Callable[[LinkT], Awaitable[None]], options: ListenerOptions
     ) -> None:
-        self.packets = PacketSocket(sock, options, refused=self._refused, is_connected=False)
+        self.packets = PacketSocket(sock, options, refused=self._refused)
         self.options = options
         self._handler = handler
         self._links: dict[Address, LinkT] = {}
@@ -183,8 +166,8 @@ class PacketListener(ABC, Generic[LinkT]):
         finally:
             await close_at_once(link)
 
-    def _refused(self, address: Address | None, error: OSError) -> None:
-        link = None if address is None else self._links.get(address)
+    def _refused(self, address: Address, error: OSError) -> None:
+        link = self._links.get(address)
         if link is not None and link.refused(error):
             self.options.counters.refused += 1
             self.peers.remove(link)
@@ -200,7 +183,7 @@ async def serve_listeners(
             nursery.start_soon(peers.expire)
             for listener in listeners:
                 await nursery.start(listener.run, peers)
-            started([join_host_port(*listener.packets.socket.getsockname()[:2]) for listener in listeners])
+            started([join_host_port(*listener.packets.address[:2]) for listener in listeners])
     finally:
         for listener in listeners:
             listener.packets.close()
@@ -282,7 +265,7 @@ class PeerLink(UdpLink):
 
     def _inbox_limits(self) -> tuple[int, int]:
         if self._is_validated:
-            return INBOX_PACKETS, self._listener.limits.channel_bytes
+            return INBOX_PACKETS, self._listener.options.limits.channel_bytes
         return FIRST_PACKETS, FIRST_BYTES
 
     # What UdpLink leaves open
@@ -334,7 +317,6 @@ class UdpListener(PacketListener[PeerLink]):
         suffix: str,
     ) -> None:
         super().__init__(sock, handler, options)
-        self.limits = options.limits
         self.counters = options.counters
         self.validation = validation
         self._suffix = suffix
@@ -354,8 +336,7 @@ class UdpListener(PacketListener[PeerLink]):
                 until = clock() + TURN
                 while True:
                     for address, packets in wire.receive(STEP_PACKETS):
-                        if address is not None:
-                            self._arrived(address, packets)
+                        self._arrived(address, packets)
                     if not wire.has_more or clock() >= until:
                         break
                 self.counters.dropped_by_kernel = max(self.counters.dropped_by_kernel, wire.dropped)
@@ -367,13 +348,13 @@ class UdpListener(PacketListener[PeerLink]):
     def remove(self, link: PeerLink, *, late: bool) -> None:
         """Forget a link; with `late`, ignore packets of its peer for a while."""
         address = link._address
-        if address is None or self._links.get(address) is not link:
+        if self._links.get(address) is not link:
             return
         del self._links[address]
         self.peers.remove(link)
         if late:
             self._late[address] = trio.current_time() + LATE
-            if len(self._late) > self.limits.tombstones:
+            if len(self._late) > self.options.limits.tombstones:
                 self._late.popitem(last=False)
 
     def _arrived(self, address: Address, packets: list[bytes]) -> None:

@@ -27,14 +27,13 @@ NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}  # `localhost` may name an 
 
 CLOSED = "this socket was closed on our side"
 
-Burst = list[tuple[Address | None, list[bytes]]]
+Burst = list[tuple[Address, list[bytes]]]
 
 
 class PacketSocket:
-    """A UDP socket, connected or not; it owns `sock` and never blocks.
+    """A UDP socket, connected to `peer` if one is given; it owns `sock` and never blocks.
 
-    `refused` is called with each report of the network about earlier packets, and the address that the report is about
-    (None if the socket is connected).
+    `refused` is called with the address that a report of the network about earlier packets concerns, and the report.
     """
 
     def __init__(
@@ -42,21 +41,21 @@ class PacketSocket:
         sock: socket.socket,
         options: PacketOptions,
         *,
-        refused: Callable[[Address | None, OSError], object],
-        is_connected: bool,
+        refused: Callable[[Address, OSError], object],
+        peer: Address | None = None,
     ) -> None:
         sock.setblocking(False)
         self.socket = sock
+        self.peer = peer
         self.headers = kernel.HEADERS.get(sock.family, 48)
         self.lost = 0
         self.dropped = 0
         self.has_more = False
         """True if the last `receive` stopped before the socket was empty."""
         self._refused = refused
-        self._is_connected = is_connected
-        self._runs = kernel.prepare(sock, reports=not is_connected)
+        self._runs = kernel.prepare(sock, reports=peer is None)
         self._sources: OrderedDict[Address, kernel.Note] | None = None
-        if not is_connected and _is_wildcard(sock) and kernel.ask_for_destinations(sock):
+        if peer is None and _is_wildcard(sock) and kernel.ask_for_destinations(sock):
             self._sources = OrderedDict()
         self._is_waiting = False
         self._writable = trio.lowlevel.ParkingLot()
@@ -66,17 +65,22 @@ class PacketSocket:
     def is_closed(self) -> bool:
         return self.socket.fileno() == -1
 
+    @property
+    def address(self) -> Address:
+        """Where it is bound."""
+        return cast("Address", self.socket.getsockname())
+
     def close(self) -> None:
         if not self.is_closed:
             trio.lowlevel.notify_closing(self.socket)
             self.socket.close()
             self._writable.unpark_all()
 
-    def path_mtu(self, address: Address | None) -> int | None:
+    def path_mtu(self, address: Address) -> int | None:
         """Return the path's MTU in bytes, headers included; None if the system does not say."""
-        return kernel.path_mtu(self.socket, address)
+        return kernel.path_mtu(self.socket, address if self.peer is None else None)
 
-    def room_on_path(self, address: Address | None) -> int:
+    def room_on_path(self, address: Address) -> int:
         """Return the largest packet that the path to a peer takes, as far as the kernel knows."""
         most = kernel.MOST_PAYLOAD.get(self.socket.family, 65_507)
         mtu = self.path_mtu(address)
@@ -108,10 +112,10 @@ class PacketSocket:
                 self._failed(error)
                 packets += 1  # a flood of reports must not delay other tasks either
                 continue
-            burst.append((None if self._is_connected else address, arrived))
+            burst.append((self.peer or address, arrived))
             packets += len(arrived)
             size += sum(map(len, arrived))
-        if not burst and not self._is_connected:
+        if not burst and self.peer is None:
             # Some reports come without an error, and the socket stays readable until they are read.
             self._hear_reports()
         return burst
@@ -144,10 +148,10 @@ class PacketSocket:
     def _failed(self, error: OSError) -> None:
         if error.errno in CLOSED_HERE:
             raise trio.ClosedResourceError(CLOSED) from None
-        if self._is_connected and error.errno in UNREACHABLE:
-            self._refused(None, error)
-        elif not self._is_connected:
+        if self.peer is None:
             self._hear_reports()
+        elif error.errno in UNREACHABLE:
+            self._refused(self.peer, error)
 
     def _hear_reports(self) -> None:
         for address, number in kernel.reported(self.socket, TURN_PACKETS):
@@ -171,10 +175,11 @@ class PacketSocket:
             self._is_waiting = False
             self._writable.unpark_all()
 
-    def send(self, packets: Sequence[bytes], address: Address | None = None) -> int:
+    def send(self, packets: Sequence[bytes], address: Address) -> int:
         """Send what the kernel takes now, in order; return the number of packets that were sent or lost.
 
-        Raises ClosedResourceError once closed, OSError(EMSGSIZE) when the first packet is too large for the path.
+        A connected socket sends to its peer only. Raises ClosedResourceError once closed, OSError(EMSGSIZE) when the
+        first packet is too large for the path.
         """
         done = 0
         while done < len(packets):
@@ -199,7 +204,7 @@ class PacketSocket:
             done += run
         return done
 
-    def _one_by_one(self, packets: Sequence[bytes], address: Address | None) -> int:
+    def _one_by_one(self, packets: Sequence[bytes], address: Address) -> int:
         """Send the packets that still fit, after the path became narrower."""
         could, self._runs = self._runs, False
         try:
@@ -207,7 +212,7 @@ class PacketSocket:
         finally:
             self._runs = could
 
-    def _send_run(self, packets: Sequence[bytes], address: Address | None) -> None:
+    def _send_run(self, packets: Sequence[bytes], address: Address) -> None:
         try:
             self._call(packets, address)
         except OSError as error:
@@ -217,11 +222,11 @@ class PacketSocket:
             self._failed(error)
             self._call(packets, address)
 
-    def _call(self, packets: Sequence[bytes], address: Address | None) -> None:
+    def _call(self, packets: Sequence[bytes], address: Address) -> None:
         notes = [kernel.run_note(len(packets[0]))] if len(packets) > 1 else []
-        if self._sources and address is not None and address in self._sources:
+        if self._sources and address in self._sources:
             notes.append(self._sources[address])
-        if address is None:
+        if self.peer is not None:
             if notes:
                 self.socket.sendmsg(packets, notes)
             else:
@@ -250,7 +255,7 @@ class PacketSocket:
 
 
 def open_socket(family: int, *, bind: Address | None = None, connect: Address | None = None) -> socket.socket:
-    """Open a UDP socket, bound or connected."""
+    """Open a UDP socket, bound, connected or both."""
     sock = socket.socket(family, socket.SOCK_DGRAM)
     try:
         if bind is not None:
@@ -266,22 +271,22 @@ def open_socket(family: int, *, bind: Address | None = None, connect: Address | 
     return sock
 
 
-async def first_address(host: str, port: int) -> tuple[int, Address]:
-    """Resolve a host to the family and the address to send to; of several, the system's first choice."""
-    return (await _resolve(host, port, 0))[0]
+async def bind_all(kind: str, host: str, port: int, *, one_port: bool = False) -> list[socket.socket]:
+    """Open a bound socket for each address of `host` that this machine has; with `one_port`, all on the first's port.
 
-
-async def bind_all(host: str, port: int) -> list[socket.socket]:
-    """Open a bound socket for each address of `host` that this machine has."""
+    `kind` is the transport that errors name.
+    """
     bound: list[socket.socket] = []
     reasons: list[OSError] = []
     try:
-        for family, address in await _resolve(host, port, socket.AI_PASSIVE):
+        for family, address in await resolve(kind, host, port, socket.AI_PASSIVE):
+            if one_port and bound:
+                address = cast("Address", (address[0], bound[0].getsockname()[1], *address[2:]))
             try:
                 bound.append(open_socket(family, bind=address))
             except OSError as error:
                 if error.errno not in NOT_HERE:
-                    raise OSError(error.errno, f"udp {join_host_port(*address[:2])}: {error.strerror}") from error
+                    raise OSError(error.errno, f"{kind} {join_host_port(*address[:2])}: {error.strerror}") from error
                 reasons.append(error)
         if not bound:
             raise reasons[0]
@@ -292,11 +297,12 @@ async def bind_all(host: str, port: int) -> list[socket.socket]:
     return bound
 
 
-async def _resolve(host: str, port: int, flags: int) -> list[tuple[int, Address]]:
+async def resolve(kind: str, host: str, port: int, flags: int = 0) -> list[tuple[int, Address]]:
+    """Return the families and addresses of a host, the system's first choice first."""
     try:
         found = await trio.socket.getaddrinfo(host or None, port, type=socket.SOCK_DGRAM, flags=flags)
     except OSError as error:
-        raise OSError(error.errno, f"{host}: {error.strerror or error}") from error
+        raise OSError(error.errno, f"{kind} {join_host_port(host, port)}: {error.strerror or error}") from error
     # The third form in the annotation is for Pythons without IPv6.
     return [(family, cast("Address", address)) for family, _, _, _, address in found]
 

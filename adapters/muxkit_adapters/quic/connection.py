@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # it is documented there
     from aioquic.quic.configuration import QuicConfiguration
     from aioquic.quic.events import ConnectionTerminated
+    from aioquic.quic.logger import QuicLoggerTrace
     from aioquic.quic.recovery import QuicPacketSpace
     from aioquic.tls import CipherSuite, Direction, SessionTicketFetcher, SessionTicketHandler
 
@@ -62,6 +63,7 @@ class LimitedConnection(QuicConnection):
             session_ticket_fetcher=session_ticket_fetcher,
             session_ticket_handler=session_ticket_handler,
         )
+        self.trace: QuicLoggerTrace | None = self._quic_logger  # aioquic drops its own at the end
         self._streams: Streams = Streams()
         self._data = Granted(self._local_max_data, configuration.max_data)
         self._peer_streams = GrantedStreams(self._local_max_streams_uni, streams)

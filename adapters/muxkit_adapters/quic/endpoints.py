@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 from typing import TYPE_CHECKING, Unpack
 
 import attrs
@@ -21,12 +20,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from .._addresses import Transport, join_host_port, one_place, several_places
 from .._errors import HandshakeFailed
+from ..packets.options import Address, PacketOptions
+from ..packets.sockets import PacketSocket, bind_all, open_socket, resolve
 from ..tcp import Hosts, each_host
 from .link import ConnectionEnded, QuicLink
 from .options import IssuedTickets, QuicKeywords, QuicOptions, Source, Tickets, identify, trust
-from .qlog import DirectoryLogger
 from .server import Server
-from .sockets import Address, UdpSocket, bound
 
 if TYPE_CHECKING:
     from aioquic.quic.configuration import QuicConfiguration
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ConnectionEnded", "HandshakeFailed", "QuicLink", "Tickets", "connect", "rebind", "serve", "transport"]
 
 HANDSHAKE_TIMEOUT = 10.0  # s, on the connecting side; a listener has Limits.handshake
+SOCKETS = PacketOptions(send_buffer=4 * 1024 * 1024)
 
 
 @protected_manager
@@ -95,7 +95,10 @@ async def serve(
     identify(configuration, certificate=certificate, key=key, password=password)
     issued = IssuedTickets() if tickets else None
     server = Server(configuration, handler, options=quic_options, retry=retry, tickets=issued)
-    sockets = await _listen(host, port)
+    sockets = [
+        PacketSocket(sock, SOCKETS, refused=lambda *_: None)
+        for sock in await bind_all("quic", host, port, one_port=True)
+    ]
     addresses = [join_host_port(*wire.address[:2]) for wire in sockets]
     await server.serve(sockets, lambda: task_status.started(addresses))
 
@@ -107,8 +110,9 @@ def rebind(link: QuicLink, *, host: str | None = None) -> None:
     """
     if link.role != "client":
         raise ValueError("only a client can go on from another address")
-    family, peer = link.wire.socket.family, link.wire.socket.getpeername()
-    link.replace_wire(bound(family, (host or _anywhere(family), 0), peer=peer)).close()
+    peer = link.wire.peer
+    assert peer is not None
+    link.replace_wire(_connected(link.wire.socket.family, peer, host=host)).close()
 
 
 transport = Transport(
@@ -141,14 +145,16 @@ class _Dialer:
             name = self.server_hostname or host
             trust(configuration, ca=self.ca, name=name, insecure=self.insecure)
             try:
-                found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_DGRAM)
+                found = await resolve("quic", host, port)
             except OSError as error:
-                failures.append(OSError(error.errno, f"quic {join_host_port(host, port)}: {error.strerror or error}"))
+                failures.append(error)
                 continue
-            for family, _, _, _, address in found:
+            for family, address in found:
                 configuration.session_ticket = self.tickets.take(name) if self.tickets is not None else None
-                client = _Client(configuration, self.options, self.tickets, family, address, verified=not self.insecure)
                 try:
+                    client = _Client(
+                        configuration, self.options, self.tickets, family, address, verified=not self.insecure
+                    )
                     return await client.start(nursery, self.timeout)
                 except OSError as error:  # HandshakeFailed among them
                     failures.append(error)
@@ -172,8 +178,6 @@ class _Client:
         verified: bool,
     ) -> None:
         self._address = address
-        self._options = options
-        self._trace = configuration.quic_logger
         self._quic = LimitedConnection(
             configuration,
             streams=options.most_streams,
@@ -181,14 +185,12 @@ class _Client:
             session_ticket_handler=tickets.keep if tickets is not None else None,
         )
         self._name = f"quic {join_host_port(*address[:2])}{'' if verified else ' (not verified, insecure)'}"
-        self._wire = bound(family, (_anywhere(family), 0), peer=address)
         self._link = QuicLink(
             self._quic,
-            self._wire,
+            _connected(family, address, refused=self._refused),
             role="client",
             name=self._name,
             options=options,
-            after=self._write_trace,
         )
         self._refusal: OSError | None = None
 
@@ -197,19 +199,17 @@ class _Client:
         scope = trio.CancelScope()
         nursery.start_soon(self._run, scope)
         try:
-            with trio.fail_after(within):
+            with trio.move_on_after(within) as handshake:
                 await self._link.established.wait()
-        except trio.TooSlowError:
-            scope.cancel()
-            raise HandshakeFailed(f"{self._name}: no handshake within {within:g} s") from None
+            if self._refusal is not None:
+                raise self._refusal
+            if handshake.cancelled_caught:
+                raise HandshakeFailed(f"{self._name}: no handshake within {within:g} s")
+            if self._link.alpn is None:
+                raise HandshakeFailed(f"{self._name}: {self._reason()}")
         except BaseException:
             scope.cancel()
             raise
-        if self._refusal is not None:
-            raise self._refusal
-        if self._link.alpn is None:
-            scope.cancel()
-            raise HandshakeFailed(f"{self._name}: {self._reason()}")
         return self._link
 
     def _reason(self) -> str:
@@ -227,64 +227,50 @@ class _Client:
                     await self._link.run()
                     nursery.cancel_scope.cancel()
         finally:
-            self._link.close(error="hung up")
+            self._link.drop("hung up")
             self._link.wire.close()
             self._link.established.set()  # `start` finds that there is no protocol
-            if isinstance(self._trace, DirectoryLogger):
-                self._trace.close(self._quic.original_destination_connection_id)
+
+    def _refused(self, _: Address, error: OSError) -> None:
+        # After the handshake the report may be forged; before it, no peer is there to wait for.
+        if isinstance(error, ConnectionRefusedError) and not self._link.established.is_set():
+            self._refusal = OSError(errno.ECONNREFUSED, f"{self._name}: {os.strerror(errno.ECONNREFUSED)}")
+            self._refusal.__cause__ = error
+            self._link.established.set()
 
     async def _receive(self) -> None:
         link = self._link
         while True:
             wire = link.wire
             try:
-                packets = await wire.receive()
-            except ConnectionRefusedError as error:
-                # After the handshake the report may be forged; before it, no peer is there to wait for.
-                if not link.established.is_set():
-                    self._refusal = OSError(errno.ECONNREFUSED, f"{self._name}: {os.strerror(errno.ECONNREFUSED)}")
-                    self._refusal.__cause__ = error
-                    link.established.set()
-                    return
-                await trio.lowlevel.checkpoint()
-                continue
+                await wire.wait_readable()
+                burst = wire.receive()
             except trio.ClosedResourceError:
                 if wire is not link.wire:
                     continue  # it was replaced
                 raise
-            for packet in packets:
-                link.feed(packet)
+            for address, run in burst:
+                for data in run:
+                    link.feed((data, address))
             link.finish_feeding()
-            packets = []  # not kept while waiting for more
+            burst = []  # not kept while waiting for more
             await trio.lowlevel.checkpoint()
 
-    def _write_trace(self) -> None:
-        if isinstance(self._trace, DirectoryLogger):
-            self._trace.write(self._quic.original_destination_connection_id)
 
-
-async def _listen(host: str, port: int) -> list[UdpSocket]:
+def _connected(
+    family: int,
+    peer: Address,
+    *,
+    host: str | None = None,
+    refused: Callable[[Address, OSError], None] = lambda peer, error: None,
+) -> PacketSocket:
+    """Open a socket to a server, from a free port of this machine or of one of its addresses."""
     try:
-        found = await trio.socket.getaddrinfo(
-            host or None, port, type=trio.socket.SOCK_DGRAM, flags=trio.socket.AI_PASSIVE
-        )
+        sock = open_socket(family, bind=None if host is None else (host, 0), connect=peer)
     except OSError as error:
-        raise OSError(error.errno, f"quic {join_host_port(host, port)}: {error.strerror or error}") from error
-    sockets: list[UdpSocket] = []
-    try:
-        for family, _, _, _, address in found:
-            if sockets and not port:  # one port for all addresses
-                address = (address[0], sockets[0].address[1], *address[2:])
-            sockets.append(bound(family, address))
-    except OSError:
-        for wire in sockets:
-            wire.close()
-        raise
-    return sockets
-
-
-def _anywhere(family: int) -> str:
-    return "::" if family == socket.AF_INET6 else "0.0.0.0"
+        where = join_host_port(host, 0) if host is not None else join_host_port(*peer[:2])
+        raise OSError(error.errno, f"quic {where}: {os.strerror(error.errno or 0)}") from error
+    return PacketSocket(sock, SOCKETS, refused=refused, peer=peer)
 
 
 protect_package("muxkit_adapters")

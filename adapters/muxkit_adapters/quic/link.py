@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Final, Literal
 
@@ -12,13 +14,15 @@ import trio
 from aioquic.quic import events as quic_events
 from aioquic.quic.packet import QuicErrorCode
 
-from muxkit import Limits, RemoteProtocolError
-from muxkit.runtime import Arrival, Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
+from muxkit import RemoteProtocolError
+from muxkit.runtime import Arrival, Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped, TokenBucket
 
 from .._sockets import OneAtATime
+from ..packets.options import Address
+from ..packets.sockets import PacketSocket
 from .connection import LimitedConnection
 from .options import QuicOptions
-from .sockets import Packet, UdpSocket
+from .qlog import Trace
 
 PAUSE = 100e-6  # s without a write after which the next write is sent at once
 GRAIN = 1e-6  # s between two calls of aioquic's timer
@@ -35,18 +39,20 @@ REASON_MOST = 256  # bytes of text in a goodbye
 TLS_ALERTS: Final = 0x100  # and above: an alert of TLS
 
 
+Packet = tuple[bytes, Address]
+
+
 class QuicLink(MultistreamLink):
     """One QUIC connection. `run` is its task; the task that reads the socket calls `feed`, then `finish_feeding`."""
 
     def __init__(
         self,
         quic: LimitedConnection,
-        wire: UdpSocket,
+        wire: PacketSocket,
         *,
         role: Literal["client", "server"],
         name: str,
         options: QuicOptions,
-        after: Callable[[], None] = lambda: None,
         on_id: Callable[[bytes, bool], None] = lambda connection_id, is_new: None,
     ) -> None:
         self._quic = quic
@@ -55,7 +61,7 @@ class QuicLink(MultistreamLink):
         self._name = name
         self._limits = options.limits
         self._keep_alive = options.keep_alive
-        self._after = after  # called after each flush
+        self._trace = quic.trace if isinstance(quic.trace, Trace) else None
         self._on_id = on_id
         self.established = trio.Event()
         self.alpn: str | None = None
@@ -73,7 +79,8 @@ class QuicLink(MultistreamLink):
         self._alarm = trio.CancelScope()
         # received
         self._arrivals = ArrivalQueue()
-        self._resets = ResetLimit(options.limits, trio.current_time())
+        self._resets = TokenBucket(options.limits.resets_per_second, options.limits.resets_burst)
+        self._stopped: set[int] = set()  # streams that this side asked the peer to reset
         self._last_heard = trio.current_time()
         # to be sent
         self._datagrams_out: deque[bytes] = deque()
@@ -101,7 +108,7 @@ class QuicLink(MultistreamLink):
         return self._quic.round_trip
 
     @property
-    def wire(self) -> UdpSocket:
+    def wire(self) -> PacketSocket:
         """The socket that it sends on."""
         return self._writer.wire
 
@@ -120,8 +127,27 @@ class QuicLink(MultistreamLink):
 
     @property
     def ended(self) -> ConnectionEnded | None:
-        """The error with which it ended; None before the end, and after an orderly end."""
-        return ending_of(self._quic, self._name, by_us=self._is_closing, failure=self._failure)
+        """The error with which it ended; None before the end, after an orderly end, and after a close on this side."""
+        quic, name, ending = self._quic, self._name, self._quic.ending
+        if ending is None or self._is_closing:
+            return None
+        code, reason = ending.error_code, printable(ending.reason_phrase)
+        is_application = ending.frame_type is None
+        by: Literal["peer", "local", "network"] = "peer"
+        if self._failure is not None:
+            text = f"{name}: {self._failure}"
+        elif quic.is_ended_by_peer:
+            if code == ORDERLY:
+                return None
+            text = f"{name}: the peer closed the connection with {_named(code, is_application)}{_with(reason)}"
+        elif quic.is_timed_out:
+            by = "network"
+            text = f"{name}: nothing was heard for {quic.configuration.idle_timeout:g} s"
+        else:
+            text = f"{name}: the peer broke a rule of QUIC, {_named(code, is_application)}{_with(reason)}"
+        error = ConnectionEnded(text, code=code, is_application=is_application, reason=reason, by=by)
+        error.__cause__ = self._failure
+        return error
 
     def __repr__(self) -> str:
         return f"<QuicLink {self._name}{', closed' if self.is_over else ''}>"
@@ -150,7 +176,7 @@ class QuicLink(MultistreamLink):
 
     def stop(self, stream: int) -> None:
         if not self.is_over and self._quic.stop(stream):
-            self._resets.asked.add(stream)
+            self._stopped.add(stream)
             self._doorbell.unpark_all()
 
     # --- sending
@@ -248,6 +274,13 @@ class QuicLink(MultistreamLink):
         self._quic.close(error_code=code, reason_phrase=clipped(error))
         self.flush()
         self._wake_all()
+
+    def drop(self, error: str) -> None:
+        """Close, unless that was done before, and end the trace; for the tasks that run the connection."""
+        self.close(error=error)
+        if self._trace is not None:
+            self._trace.write()
+            self._trace.close()
 
     async def aclose(self) -> None:
         self.close()
@@ -362,12 +395,14 @@ class QuicLink(MultistreamLink):
         self._collect(now)
         if self._doorbell:  # `run` is asleep
             self._alarm.deadline = min(self._alarm.deadline, self._next_deadline())
-        self._after()
+        if self._trace is not None:
+            self._trace.write()
         self._flushed_at = perf_counter()
 
-    def replace_wire(self, wire: UdpSocket) -> UdpSocket:
+    def replace_wire(self, wire: PacketSocket) -> PacketSocket:
         """Continue on another socket with another connection id; returns the socket before it."""
-        before = self._writer.replace(wire)
+        before, self._writer.wire = self._writer.wire, wire
+        self._writer.waiting = []  # these packets count as lost
         self._quic.change_connection_id()
         self._quic.send_ping(0)
         self._doorbell.unpark_all()
@@ -381,10 +416,15 @@ class QuicLink(MultistreamLink):
                 case quic_events.StreamDataReceived(data=data, end_stream=is_last, stream_id=stream):
                     self._quic.arrived(stream, len(data), is_last, now)
                     self._arrivals.add_data(stream, data, is_last)
+                    if is_last:
+                        self._stopped.discard(stream)
                 case quic_events.StreamReset(stream_id=stream):
                     self._quic.has_ended(stream, now)
-                    if not self._resets.count(stream, now):
-                        self._fail(self._resets.error)
+                    if stream in self._stopped:
+                        self._stopped.discard(stream)
+                    elif not self._resets.take(now):  # each costs this side more than the peer
+                        what = f"more than {self._limits.resets_burst} streams were given up at once"
+                        self._fail(RemoteProtocolError(what, limit="resets_per_second"))
                     self._arrivals.add_reset(stream)
                 case quic_events.StopSendingReceived(stream_id=stream):
                     if self._quic.give_up(stream):
@@ -458,32 +498,6 @@ class ArrivalQueue:
         self._waiting.append(Datagram(data))
 
 
-class ResetLimit:
-    """Limits how fast a peer resets streams, since each costs this side more than the peer."""
-
-    def __init__(self, limits: Limits, now: float) -> None:
-        self._limits = limits
-        self._left = float(limits.resets_burst)
-        self._at = now
-        self.asked: set[int] = set()
-        """Streams that this side asked the peer to reset."""
-
-    def count(self, stream: int, now: float) -> bool:
-        """Count one reset; return False if it is above the limit."""
-        if stream in self.asked:
-            self.asked.discard(stream)
-            return True
-        renewed = self._left + (now - self._at) * self._limits.resets_per_second
-        self._left = min(renewed, float(self._limits.resets_burst)) - 1
-        self._at = now
-        return self._left >= 0
-
-    @property
-    def error(self) -> RemoteProtocolError:
-        most = self._limits.resets_burst
-        return RemoteProtocolError(f"more than {most} streams were given up at once", limit="resets_per_second")
-
-
 class _Tail:
     """The last arrival of a stream, to which more data is added without a copy for each piece."""
 
@@ -508,9 +522,9 @@ class _Tail:
 
 
 class PacketWriter:
-    """Writes packets to the socket, keeps those that the kernel does not take, and repeats the goodbye."""
+    """Writes packets to the socket, keeps those that the kernel does not take now, and repeats the goodbye."""
 
-    def __init__(self, wire: UdpSocket) -> None:
+    def __init__(self, wire: PacketSocket) -> None:
         self.wire = wire
         self.waiting: list[Packet] = []
         self._goodbye: list[Packet] = []
@@ -524,12 +538,8 @@ class PacketWriter:
         """Send what the kernel takes now; the rest waits."""
         if is_goodbye:
             self._goodbye = packets
-        try:
-            taken = self.wire.send_nowait(packets)
-        except trio.ClosedResourceError:
-            return
-        if taken < len(packets):
-            self.waiting = packets[taken:]
+        with suppress(trio.ClosedResourceError):
+            self.waiting = send_now(self.wire, packets)
 
     async def wait(self) -> None:
         """Wait until the kernel takes more, then send what waits."""
@@ -549,11 +559,24 @@ class PacketWriter:
         if self._unheard < 1 << GOODBYES and self._unheard & (self._unheard - 1) == 0 and not self.waiting:
             self.send(self._goodbye)
 
-    def replace(self, wire: UdpSocket) -> UdpSocket:
-        """Continue on another socket and return the one before; packets that wait count as lost."""
-        before, self.wire = self.wire, wire
-        self.waiting = []
-        return before
+
+def send_now(wire: PacketSocket, packets: list[Packet]) -> list[Packet]:
+    """Send what the kernel takes now to the address of the first packet, as aioquic gives them; return the rest.
+
+    A packet that is too large for the path counts as lost.
+    """
+    while packets:
+        try:
+            taken = wire.send([data for data, _ in packets], packets[0][1])
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            wire.lost += 1
+            taken = 1
+        if not taken:
+            break
+        packets = packets[taken:]
+    return packets
 
 
 # --- how it ended
@@ -574,32 +597,6 @@ class ConnectionEnded(trio.BrokenResourceError):
         self.is_application = is_application
         self.reason = reason
         self.by: Literal["peer", "local", "network"] = by
-
-
-def ending_of(
-    quic: LimitedConnection, name: str, *, by_us: bool, failure: RemoteProtocolError | None
-) -> ConnectionEnded | None:
-    """Make the error to raise; None before the end, after an orderly end, and after a close on this side."""
-    ending = quic.ending
-    if ending is None or by_us:
-        return None
-    code, reason = ending.error_code, printable(ending.reason_phrase)
-    is_application = ending.frame_type is None
-    by: Literal["peer", "local", "network"] = "peer"
-    if failure is not None:
-        text = f"{name}: {failure}"
-    elif quic.is_ended_by_peer:
-        if code == ORDERLY:
-            return None
-        text = f"{name}: the peer closed the connection with {_named(code, is_application)}{_with(reason)}"
-    elif quic.is_timed_out:
-        by = "network"
-        text = f"{name}: nothing was heard for {quic.configuration.idle_timeout:g} s"
-    else:
-        text = f"{name}: the peer broke a rule of QUIC, {_named(code, is_application)}{_with(reason)}"
-    error = ConnectionEnded(text, code=code, is_application=is_application, reason=reason, by=by)
-    error.__cause__ = failure
-    return error
 
 
 def clipped(text: str) -> str:

@@ -21,27 +21,17 @@ class DirectoryLogger(QuicLogger):
         if not directory.is_dir():
             raise ValueError(f"qlog={os.fspath(directory)!r} is no directory")
         self._directory = directory
-        self._open: dict[bytes, _Trace] = {}
 
-    def start_trace(self, is_client: bool, odcid: bytes) -> QuicLoggerTrace:
-        trace = self._open[odcid] = _Trace(self._directory, is_client=is_client, odcid=odcid)
-        return trace
+    def start_trace(self, is_client: bool, odcid: bytes) -> Trace:
+        return Trace(self._directory, is_client=is_client, odcid=odcid)
 
     def end_trace(self, trace: QuicLoggerTrace) -> None:
-        """Do nothing: aioquic calls this at the end of some connections only, and `close` is called for all."""
-
-    def write(self, odcid: bytes) -> None:
-        """Write the events of a connection since the last call; aioquic completes an event after it has logged it."""
-        if (trace := self._open.get(odcid)) is not None:
-            trace.write()
-
-    def close(self, odcid: bytes) -> None:
-        if (trace := self._open.pop(odcid, None)) is not None:
-            trace.write()
-            trace.close()
+        """Do nothing: aioquic calls this at the end of some connections only, and links close their traces."""
 
 
-class _Trace(QuicLoggerTrace):
+class Trace(QuicLoggerTrace):
+    """The file of one connection."""
+
     def __init__(self, directory: Path, *, is_client: bool, odcid: bytes) -> None:
         super().__init__(is_client=is_client, odcid=odcid)
         side = "client" if is_client else "server"
@@ -62,6 +52,7 @@ class _Trace(QuicLoggerTrace):
         self._pending.append({"time": self.encode_time(time.time()), "name": name, "data": data})
 
     def write(self) -> None:
+        """Write the events since the last call; aioquic completes an event after it has logged it."""
         pending, self._pending = self._pending, []
         if self._file.closed:
             return
@@ -73,6 +64,7 @@ class _Trace(QuicLoggerTrace):
             self.close()
 
     def close(self) -> None:
+        """Close the file; later events are dropped."""
         try:
             self._file.close()
         except OSError as error:

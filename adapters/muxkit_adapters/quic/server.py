@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,12 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 from muxkit.runtime import bare_nursery, turns
 
 from .._addresses import join_host_port
-from .._listen import log_failure
+from .._listen import Admission, log_failure
+from ..packets.options import TURN, Address
+from ..packets.sockets import PacketSocket
 from .connection import LimitedConnection
-from .link import QuicLink
+from .link import Packet, QuicLink, send_now
 from .options import IssuedTickets, QuicOptions
-from .qlog import DirectoryLogger
-from .sockets import Packet, UdpSocket
 
 if TYPE_CHECKING:
     from aioquic.quic.configuration import QuicConfiguration
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("muxkit.adapters")
 
-TURN = 0.001  # s of work on packets before other tasks run
 LONG_HEADER = 0x80
 TOKEN_ID_SIZE = 8  # bytes of the id that goes with a token
 LEAVING_MOST = 1024  # connections that are over and may have to repeat their goodbye
@@ -43,6 +42,8 @@ LEAVING_MOST = 1024  # connections that are over and may have to repeat their go
 
 class Server:
     """Connections by their ids, over one socket or several."""
+
+    _nursery: trio.Nursery
 
     def __init__(
         self,
@@ -60,33 +61,32 @@ class Server:
         self._tokens = QuicRetryTokenHandler() if retry else None
         self._tickets = tickets
         self._links: dict[bytes, QuicLink] = {}
-        self._half_open: dict[QuicLink, trio.CancelScope] = {}  # oldest first
-        self._established: set[QuicLink] = set()
+        self._admission: Admission[QuicLink] = Admission(options.limits)
         self._leaving: dict[QuicLink, trio.CancelScope] = {}
         self._is_full = False
         self._turns = turns()
         self.refused = 0
         """First packets that were refused."""
 
-    async def serve(self, sockets: Iterable[UdpSocket], started: Callable[[], None]) -> None:
+    async def serve(self, sockets: Sequence[PacketSocket], started: Callable[[], None]) -> None:
         """Run until cancelled; closes the sockets."""
-        sockets = [*sockets]
         try:
             async with bare_nursery() as nursery:
+                self._nursery = nursery
                 for wire in sockets:
-                    nursery.start_soon(self._receive, wire, nursery)
+                    nursery.start_soon(self._receive, wire)
                 started()
         finally:
             for wire in sockets:
                 wire.close()
 
-    async def _receive(self, wire: UdpSocket, nursery: trio.Nursery) -> None:
+    async def _receive(self, wire: PacketSocket) -> None:
         while True:
-            packets = await wire.receive()
+            await wire.wait_readable()
             touched: dict[QuicLink, None] = {}
             began = perf_counter()
-            for packet in packets:
-                link = self._route(packet, wire, nursery)
+            for packet in [(data, address) for address, run in wire.receive() for data in run]:
+                link = self._route(packet, wire)
                 if link is None:
                     continue
                 link.feed(packet)
@@ -96,12 +96,11 @@ class Server:
                     await trio.lowlevel.checkpoint()
                     began = perf_counter()
             _finish_feeding(touched)
-            packets = []  # not kept while waiting for more
             await trio.lowlevel.checkpoint()
 
     # --- routing
 
-    def _route(self, packet: Packet, wire: UdpSocket, nursery: trio.Nursery) -> QuicLink | None:
+    def _route(self, packet: Packet, wire: PacketSocket) -> QuicLink | None:
         data = packet[0]
         if not data:
             return None
@@ -119,9 +118,9 @@ class Server:
             return None
         if header.packet_type is not QuicPacketType.INITIAL:
             return None
-        return self._admit(header, packet, wire, nursery)
+        return self._admit(header, packet, wire)
 
-    def _offer_versions(self, header: QuicHeader, packet: Packet, wire: UdpSocket) -> None:
+    def _offer_versions(self, header: QuicHeader, packet: Packet, wire: PacketSocket) -> None:
         if header.packet_type is QuicPacketType.VERSION_NEGOTIATION:
             return  # answering could make two servers answer each other without end
         answer = encode_quic_version_negotiation(
@@ -129,13 +128,16 @@ class Server:
             destination_cid=header.source_cid,
             supported_versions=self._configuration.supported_versions,
         )
-        wire.send_nowait([(answer, packet[1])])
+        send_now(wire, [(answer, packet[1])])
 
-    def _admit(self, header: QuicHeader, packet: Packet, wire: UdpSocket, nursery: trio.Nursery) -> QuicLink | None:
+    def _admit(self, header: QuicHeader, packet: Packet, wire: PacketSocket) -> QuicLink | None:
         """Open a connection for the first packet of a new peer, if its address is proved."""
         original, token_id = header.destination_cid, None
-        if len(self._established) >= self._limits.connections:
-            self._refuse("connections", self._limits.connections)
+        if self._admission.is_full:
+            self.refused += 1
+            if not self._is_full:
+                self._is_full = True
+                log.info("new connections are not let in for now: Limits(connections=%d)", self._limits.connections)
             return None
         if self._tokens is not None:
             if not header.token:
@@ -149,9 +151,9 @@ class Server:
             except ValueError:
                 self.refused += 1
                 return None
-        return self._open(original, token_id, header.destination_cid, packet, wire, nursery)
+        return self._open(original, token_id, header.destination_cid, packet[1], wire)
 
-    def _ask_for_token(self, header: QuicHeader, packet: Packet, wire: UdpSocket) -> None:
+    def _ask_for_token(self, header: QuicHeader, packet: Packet, wire: PacketSocket) -> None:
         """Ask for proof of the address; the token holds all the state, so none is kept here."""
         assert self._tokens is not None
         assert header.version is not None
@@ -169,24 +171,12 @@ class Server:
             original_destination_cid=header.destination_cid,
             retry_token=token,
         )
-        wire.send_nowait([(answer, packet[1])])
-
-    def _refuse(self, limit: str, value: int) -> None:
-        self.refused += 1
-        if not self._is_full:
-            self._is_full = True
-            log.info("new connections are not let in for now: Limits(%s=%d)", limit, value)
+        send_now(wire, [(answer, packet[1])])
 
     # --- connections
 
     def _open(
-        self,
-        original: bytes,
-        token_id: bytes | None,
-        first_id: bytes,
-        packet: Packet,
-        wire: UdpSocket,
-        nursery: trio.Nursery,
+        self, original: bytes, token_id: bytes | None, first_id: bytes, address: Address, wire: PacketSocket
     ) -> QuicLink:
         quic = LimitedConnection(
             self._configuration,
@@ -198,8 +188,6 @@ class Server:
             session_ticket_handler=self._tickets.keep if self._tickets is not None else None,
         )
         ids = {first_id, quic.host_cid}
-        trace = self._configuration.quic_logger
-        host, port = packet[1][:2]
 
         def on_id(connection_id: bytes, is_new: bool) -> None:
             if is_new:
@@ -209,68 +197,39 @@ class Server:
                 ids.discard(connection_id)
                 self._links.pop(connection_id, None)
 
-        def after() -> None:
-            if isinstance(trace, DirectoryLogger):
-                trace.write(original)
-
         link = QuicLink(
             quic,
             wire,
             role="server",
-            name=f"quic {join_host_port(host, port)}",
+            name=f"quic {join_host_port(*address[:2])}",
             options=self._options,
-            after=after,
             on_id=on_id,
         )
         for connection_id in ids:
             self._links[connection_id] = link
         self._turns.connection_came()
-        scope = trio.CancelScope(deadline=trio.current_time() + self._limits.handshake)
-        self._half_open[link] = scope
-        self._drop_oldest()
-
-        async def live() -> None:
-            try:
-                await self._live(link, scope)
-            finally:
-                for connection_id in ids:
-                    self._links.pop(connection_id, None)
-                if isinstance(trace, DirectoryLogger):
-                    trace.close(original)
-
-        nursery.start_soon(live)
+        self._nursery.start_soon(self._live, link, self._admission.begin(link), ids)
         return link
 
-    def _drop_oldest(self) -> None:
-        """Drop the oldest unfinished handshakes above the limits, so that silent peers cannot block new connections."""
-        limits = self._limits
-        while (
-            len(self._half_open) > limits.half_open
-            or len(self._half_open) + len(self._established) > limits.connections
-        ):
-            oldest = next(iter(self._half_open))
-            self._half_open.pop(oldest).cancel()
-            log.info("a connection was dropped in its handshake: Limits(half_open=%d)", limits.half_open)
-
-    async def _live(self, link: QuicLink, handshake: trio.CancelScope) -> None:
+    async def _live(self, link: QuicLink, handshake: trio.CancelScope, ids: set[bytes]) -> None:
         try:
             async with bare_nursery() as nursery:
                 nursery.start_soon(self._run, link, nursery.cancel_scope)
                 with handshake:
                     await link.established.wait()
-                self._half_open.pop(link, None)
                 if link.established.is_set():  # it may be over by now, with data to be received
-                    self._established.add(link)
+                    self._admission.establish(link)
                     await self._handle(link)
                     self._leave(link, nursery.cancel_scope)
                 else:
                     log.info("a connection was dropped: no handshake in Limits(handshake=%g)", self._limits.handshake)
                     nursery.cancel_scope.cancel()
         finally:
-            self._half_open.pop(link, None)
-            self._established.discard(link)
+            self._admission.remove(link)
             self._leaving.pop(link, None)
-            link.close(error="the server was stopped")
+            link.drop("the server was stopped")
+            for connection_id in ids:
+                self._links.pop(connection_id, None)
 
     async def _run(self, link: QuicLink, scope: trio.CancelScope) -> None:
         """Run a connection; if it ends before its handshake, end its tasks, since no handler will."""
@@ -290,7 +249,7 @@ class Server:
 
     def _leave(self, link: QuicLink, scope: trio.CancelScope) -> None:
         """Keep a connection for a moment to repeat its goodbye; it no longer counts against the limits."""
-        self._established.discard(link)
+        self._admission.remove(link)
         self._is_full = False
         link.close()
         self._leaving[link] = scope

@@ -318,15 +318,10 @@ class Carrier:
                 )
             window = ReceiveWindow(self.engine.limits.channel_bytes, self._budget)
             window.start(self._now, FIRST_CREDIT)
-            stream = index << 2 | 2 | self.engine.role.peer
-            incoming = _IncomingStream(window)
-        else:
-            stream = self._theirs(index)
-            incoming = self._incoming[stream]
-        incoming.window.arrived(size)
-        if index == self._peer_opened:
-            self._incoming[stream] = incoming
+            self._incoming[index << 2 | 2 | self.engine.role.peer] = _IncomingStream(window)
             self._peer_opened += 1
+        stream = self._theirs(index)
+        self._incoming[stream].window.arrived(size)
         self._chunk_stream, self._chunk_left, self._chunk_is_last = stream, size, last
         if not size:
             self._end_stream(stream)

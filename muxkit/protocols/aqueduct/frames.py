@@ -12,8 +12,6 @@ from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import Cursor, Ids, NeedMore, encode_varint
 
 Pairs = Sequence[tuple[bytes, bytes]]
-
-
 Headers = tuple[tuple[bytes, bytes], ...]
 
 

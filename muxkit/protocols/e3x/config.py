@@ -45,13 +45,9 @@ class Config:
     def __attrs_post_init__(self) -> None:
         if not LEAST_PACKET <= self.packet <= 65_507:
             raise ValueError(f"Config(packet={self.packet}): from {LEAST_PACKET} to 65507 bytes")
-        for name, number in (
-            ("window", self.window),
-            ("first_window", self.first_window),
-            ("most_window", self.most_window),
-        ):
-            if not 1 <= number < 2**32:
-                raise ValueError(f"Config({name}={number}): from 1 to 4294967295")
+        for name in ("window", "first_window", "most_window"):
+            if not 1 <= getattr(self, name) < 2**32:
+                raise ValueError(f"Config({name}={getattr(self, name)}): from 1 to 4294967295")
         for name, seconds in (("timeout", self.timeout), ("keepalive", self.keepalive)):
             if seconds is not None and not 0 < seconds < float("inf"):
                 raise ValueError(f"Config({name}={seconds}): must be finite and above 0 s")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import NoReturn, cast
 
 import attrs
@@ -247,35 +248,23 @@ def encode_miss(ack: int, missing: Iterable[int], capacity: int | None = None, *
 
     Encodes at most `most` deltas; the peer learns nothing about missing seqs that are left out.
     """
-    limit = None if capacity is None else ack + capacity
-    listed = sorted(missing)
-    if limit is not None:
-        listed = [seq for seq in listed if seq < limit]
+    listed = sorted(missing) if capacity is None else sorted(seq for seq in missing if seq < ack + capacity)
     if most is not None:
         del listed[max(0, most - 1) :]
-    if limit is not None:
-        listed.append(limit)
-    deltas = []
-    previous = ack
-    for seq in listed:
-        deltas.append(seq - previous)
-        previous = seq
-    return deltas
+    if capacity is not None:
+        listed.append(ack + capacity)
+    return [seq - previous for previous, seq in pairwise([ack, *listed])]
 
 
 def decode_miss(ack: int, deltas: Sequence[int]) -> Miss:
     """Decode a `miss`; raises `RemoteProtocolError` if it is empty or has a delta below 1."""
     if not deltas:
         raise RemoteProtocolError("miss is empty", rule="e3x-M03")
-    seqs = []
-    seq = ack
     for delta in deltas:
         if delta < 1:
             raise RemoteProtocolError(f"{delta} among the deltas of miss, 1 or more are allowed", rule="e3x-M03")
-        seq += delta
-        seqs.append(seq)
-    limit = seqs.pop()
-    return Miss(seqs, limit, limit - ack)
+    _, *missing, limit = accumulate(deltas, initial=ack)
+    return Miss(missing, limit, limit - ack)
 
 
 # --- pieces of messages

@@ -56,52 +56,36 @@ Engine = LinkEngine
 
 if TYPE_CHECKING:
     from muxkit.protocols.relink._session.common import Channel as Channel
-    from muxkit.protocols.relink._session.errors import LinkChanged as LinkChanged
-    from muxkit.protocols.relink._session.errors import LinkRefused as LinkRefused
-    from muxkit.protocols.relink._session.errors import NotCommitted as NotCommitted
-    from muxkit.protocols.relink._session.errors import RolledBackError as RolledBackError
+    from muxkit.protocols.relink._session.core import LinkChanged as LinkChanged
+    from muxkit.protocols.relink._session.core import LinkRefused as LinkRefused
+    from muxkit.protocols.relink._session.core import NotCommitted as NotCommitted
+    from muxkit.protocols.relink._session.core import RolledBackError as RolledBackError
     from muxkit.protocols.relink._session.link import Link as Link
-    from muxkit.protocols.relink._session.receiver import Message as Message
-    from muxkit.protocols.relink._session.receiver import Receiver as Receiver
-    from muxkit.protocols.relink._session.sender import Outcome as Outcome
-    from muxkit.protocols.relink._session.sender import Receipt as Receipt
-    from muxkit.protocols.relink._session.sender import Sender as Sender
+    from muxkit.protocols.relink._session.native import Message as Message
+    from muxkit.protocols.relink._session.native import Outcome as Outcome
+    from muxkit.protocols.relink._session.native import Receipt as Receipt
+    from muxkit.protocols.relink._session.native import Receiver as Receiver
+    from muxkit.protocols.relink._session.native import Sender as Sender
     from muxkit.protocols.relink.dial.connect import link as link
     from muxkit.protocols.relink.dial.connect import protocol as protocol
     from muxkit.protocols.relink.dial.connect import session as session
-    from muxkit.protocols.relink.dial.handshake import Identified as Identified
-    from muxkit.protocols.relink.dial.handshake import identity_of as identity_of
     from muxkit.protocols.relink.dial.listen import Endpoint as Endpoint
+    from muxkit.protocols.relink.dial.listen import Identified as Identified
     from muxkit.protocols.relink.dial.listen import Keep as Keep
     from muxkit.protocols.relink.dial.listen import Listener as Listener
     from muxkit.protocols.relink.dial.listen import Listening as Listening
+    from muxkit.protocols.relink.dial.listen import identity_of as identity_of
     from muxkit.protocols.relink.dial.listen import listen as listen
     from muxkit.protocols.relink.dial.listen import listener as listener
 
 # The engine works without Trio; what needs it is fetched when it is first asked for.
 _LAZY = {
     "Channel": "_session.common",
-    "Endpoint": "dial.listen",
-    "Identified": "dial.handshake",
-    "Keep": "dial.listen",
+    "LinkChanged LinkRefused NotCommitted RolledBackError": "_session.core",
     "Link": "_session.link",
-    "LinkChanged": "_session.errors",
-    "LinkRefused": "_session.errors",
-    "Listener": "dial.listen",
-    "Listening": "dial.listen",
-    "Message": "_session.receiver",
-    "NotCommitted": "_session.errors",
-    "Outcome": "_session.sender",
-    "Receipt": "_session.sender",
-    "Receiver": "_session.receiver",
-    "RolledBackError": "_session.errors",
-    "Sender": "_session.sender",
-    "identity_of": "dial.handshake",
-    "link": "dial.connect",
-    "listen": "dial.listen",
-    "listener": "dial.listen",
-    "protocol": "dial.connect",
-    "session": "dial.connect",
+    "Message Outcome Receipt Receiver Sender": "_session.native",
+    "link protocol session": "dial.connect",
+    "Endpoint Identified Keep Listener Listening identity_of listen listener": "dial.listen",
 }
 
 __getattr__, __dir__ = lazily(globals(), _LAZY)

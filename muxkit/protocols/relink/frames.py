@@ -108,9 +108,9 @@ def encode_packet(packet: Packet, id_size: int) -> bytes:
         case General():
             return encode_general(packet)
         case OperationPacket():
-            return encode_operation(packet.operation, packet.channels, id_size, packet.sequence, packet.multicast)
+            return encode_notice(packet.operation, packet.channels, id_size, packet.sequence, packet.multicast)
         case AckPacket():
-            return encode_ack(packet.ack, packet.channels, id_size, packet.sequence, packet.multicast)
+            return encode_notice(packet.ack, packet.channels, id_size, packet.sequence, packet.multicast)
         case MessagePacket():
             return b"".join(message_buffers(packet.channels, packet.parts, id_size, multicast=packet.multicast))
         case _:
@@ -121,36 +121,19 @@ def encode_general(type: General) -> bytes:
     return bytes((General(type) << 5, 0, 0, 0, 0, 0, 0, 0))
 
 
-def encode_operation(
-    operation: Operation,
-    channels: Sequence[int],
-    id_size: int,
-    sequence: int | None = None,
-    multicast: bool = False,
+def encode_notice(
+    kind: Operation | Ack, channels: Sequence[int], id_size: int, sequence: int | None = None, multicast: bool = False
 ) -> bytes:
-    if sequence is not None and operation is Operation.CLOSE:
-        raise LocalProtocolError(f"close names no message, and {sequence} is one")
-    format = Format.CHANNEL_OPERATION if sequence is None else Format.SEQUENCE_OPERATION
-    return _encode_notice(format, Operation(operation), channels, id_size, sequence, multicast)
-
-
-def encode_ack(
-    ack: Ack, channels: Sequence[int], id_size: int, sequence: int | None = None, multicast: bool = False
-) -> bytes:
-    if sequence is not None and ack is Ack.CLOSED:
-        raise LocalProtocolError(f"closed names no message, and {sequence} is one")
-    format = Format.CHANNEL_ACK if sequence is None else Format.SEQUENCE_ACK
-    return _encode_notice(format, Ack(ack), channels, id_size, sequence, multicast)
-
-
-def _encode_notice(
-    format: Format, detail: int, channels: Sequence[int], id_size: int, sequence: int | None, multicast: bool
-) -> bytes:
-    encoded = bytes((CHANNEL | format << 2 | detail << 5, 0)) + encode_ids(channels, id_size, multicast=multicast)
+    """Encode an operation or an acknowledgement."""
+    is_ack = isinstance(kind, Ack)
+    if sequence is not None and kind is (Ack.CLOSED if is_ack else Operation.CLOSE):
+        raise LocalProtocolError(f"{kind.name.lower()} names no message, and {sequence} is one")
+    format = (Format.CHANNEL_OPERATION if sequence is None else Format.SEQUENCE_OPERATION) + is_ack
+    detail = kind if is_ack else Operation(kind)
+    first = CHANNEL | MULTICAST * multicast | format << 2 | detail << 5
+    encoded = bytes((first, 0)) + encode_ids(channels, id_size, multicast=multicast)
     if sequence is not None:
         encoded += bytes(-len(encoded) % 4) + (sequence & U32_MAX).to_bytes(4, "little")
-    if multicast:
-        encoded = bytes((encoded[0] | MULTICAST,)) + encoded[1:]
     return encoded + PADDING[len(encoded) & 7]
 
 

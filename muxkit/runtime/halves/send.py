@@ -6,6 +6,7 @@ behind. Between the wake-up and the sender's next step its bytes are reserved.
 
 from __future__ import annotations
 
+import heapq
 import sys
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
@@ -492,6 +493,44 @@ class SendHalf(SendTurn, trio.abc.SendChannel[bytes]):
             return False
         self._since_yield += max(size, YIELD_LEAST * len(messages))
         return True
+
+
+class Watermark:
+    """A growing number, with tasks that wait until it reaches theirs. An advance costs only what it wakes."""
+
+    __slots__ = ("_events", "_numbers", "value")
+
+    def __init__(self, value: int = -1) -> None:
+        self._numbers: list[int] = []  # a heap
+        self._events: dict[int, trio.Event] = {}
+        self.value = value
+
+    async def reached(self, number: int, raise_if_lost: Callable[[], None]) -> None:
+        """Wait until it is at least `number`; `raise_if_lost` raises why it will not grow any more."""
+        await trio.lowlevel.checkpoint()
+        if self.value >= number:
+            return
+        raise_if_lost()
+        event = self._events.get(number)
+        if event is None:
+            event = self._events[number] = trio.Event()
+            heapq.heappush(self._numbers, number)
+        await event.wait()
+        if self.value < number:
+            raise_if_lost()
+
+    def advance(self, number: int) -> None:
+        if number > self.value:
+            self.value = number
+            while self._numbers and self._numbers[0] <= number:
+                self._events.pop(heapq.heappop(self._numbers)).set()
+
+    def wake_all(self) -> None:
+        """Wake all waiters: the number will not grow any more."""
+        for event in self._events.values():
+            event.set()
+        self._events.clear()
+        self._numbers.clear()
 
 
 def as_bytes(message: object) -> bytes:

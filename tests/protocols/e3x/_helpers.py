@@ -122,4 +122,4 @@ def sending(engine: Engine, count: int, *, now: float = 0.0) -> EngineChannel:
 
 def unacked(channel: EngineChannel) -> list[int]:
     assert channel.outgoing is not None
-    return list(channel.outgoing.unacked)
+    return list(channel.outgoing._pieces)

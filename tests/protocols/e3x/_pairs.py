@@ -123,7 +123,7 @@ class Conversation:
         for side in self.sides:
             stats = side.engine.stats()
             assert (stats.held, stats.unsent, stats.channels) == (0, 0, 0)
-            assert side.engine._state.reassembly.used == 0
+            assert side.engine.reassembly.used == 0
             assert "malformed" not in stats.faults
             assert "misplaced" not in stats.faults
             assert "unsent" not in stats.faults

@@ -115,9 +115,9 @@ def test_pieces_of_a_message_that_nobody_will_take_are_given_back() -> None:
     engine = listener()
     channel = opened(engine)
     fed(engine, bytes(1000), c=1, seq=2, frag=5)
-    assert engine._state.reassembly.used == 1000
+    assert engine.reassembly.used == 1000
     engine.close(channel)
-    assert engine._state.reassembly.used == 0
+    assert engine.reassembly.used == 0
 
 
 def test_closing_an_unreliable_channel_is_ending_it() -> None:
@@ -211,9 +211,9 @@ def test_a_channel_can_be_taken_before_its_first_message_is_processed() -> None:
     assert fed(engine, b"hello", c=1, type="chat", seq=1) == [("opened", 1, "chat", b"hello")]
     channel = engine.channel(1)
     assert channel is not None
-    assert engine._state.table.census.waiting == 1
+    assert engine.table.census.waiting == 1
     engine.accept(channel)
-    assert engine._state.table.census.waiting == 0
+    assert engine.table.census.waiting == 0
     assert not [packet for packet in sent(engine) if packet.ack]
     engine.done(channel)
     fed(engine, c=1, type="chat", seq=1)

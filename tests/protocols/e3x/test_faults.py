@@ -48,7 +48,7 @@ def state_of(engine: Engine, channel: EngineChannel) -> object:
     assert incoming is not None
     assert outgoing is not None
     return (
-        list(outgoing.unacked),
+        list(outgoing._pieces),
         outgoing.window,
         outgoing.acked,
         incoming.processed,
@@ -196,11 +196,11 @@ def test_packets_that_wait_count_for_more_than_their_bodies() -> None:
         for seq in range(2, 101):
             fed(engine, c=id, seq=seq)
     assert engine.stats().held == 0
-    assert engine._state.waiting <= 100_000 / OVERHEAD + 10, "and the next in order on each channel"
+    assert engine.waiting <= 100_000 / OVERHEAD + 10, "and the next in order on each channel"
     assert engine.stats().faults["full"] > 500
     for id in range(1, 21, 2):
         fed(engine, c=id, type="x", err="enough")
-    assert engine._state.waiting == 0
+    assert engine.waiting == 0
 
 
 @pytest.mark.requirement("R-01", "R-18")
@@ -251,7 +251,7 @@ def test_ends_of_channels_are_remembered_within_a_limit() -> None:
     for id in range(1, 201, 2):
         fed(engine, c=id, type="x", seq=1)
         fed(engine, c=id, err="x")
-    assert len(engine._state.tombstones) == 10
+    assert len(engine.tombstones) == 10
     assert fed(engine, c=1, type="x", seq=1) == [("fault", "unknown")], "an id is used once"
 
 
@@ -261,7 +261,7 @@ def test_while_nothing_can_be_sent_what_is_to_be_answered_does_not_pile_up() -> 
     for id in range(1, 2001, 4):
         fed(engine, b"x", c=id, type="x", seq=1, frag=2**32 - 1)  # broken by this side
         fed(engine, c=id + 2, type="p", seq=1)  # refused
-    assert len(engine._state.errs) <= 20
+    assert len(engine.errs) <= 20
     assert len(sent(engine)) <= 20
 
 
@@ -359,8 +359,8 @@ def test_no_sequence_of_packets_makes_an_engine_raise_or_lose_count(
             if channel is not None and command == "send" and channel.announced and not channel.ended:
                 engine.send(channel, body)
         does.get(command, lambda: None)()
-        live = list(engine._state.table)
-        assert engine._state.waiting == sum(it.incoming.waiting for it in live if it.incoming is not None)
+        live = list(engine.table)
+        assert engine.waiting == sum(it.incoming.waiting for it in live if it.incoming is not None)
         assert engine.stats().held == sum(it.incoming.bytes for it in live if it.incoming is not None)
         assert engine.stats().unsent == sum(it.outgoing.unsent for it in live if it.outgoing) + sum(
             it.queued for it in live

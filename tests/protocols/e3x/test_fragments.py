@@ -92,7 +92,7 @@ def test_pieces_that_do_not_fit_together_break_their_channel_only(pieces: list[t
         events += fed(engine, piece, c=1, seq=seq, frag=frag)
     assert [(event[0], event[2]) for event in events if isinstance(event, tuple)] == [("broken", "message")]
     assert [packet.channel for packet in sent(engine) if packet.err] == [1]
-    assert engine._state.reassembly.used == engine.stats().held == 0
+    assert engine.reassembly.used == engine.stats().held == 0
     assert engine.channels == 1
 
 
@@ -104,7 +104,7 @@ def test_a_message_that_announces_more_than_allowed_is_refused_with_its_first_pi
     assert isinstance(event, tuple)
     assert event[:3] == ("broken", 1, "message")
     assert "against 10000 allowed" in str(event[3])
-    assert engine._state.reassembly.used == 0
+    assert engine.reassembly.used == 0
 
 
 @pytest.mark.requirement("R-01", "R-26")
@@ -114,7 +114,7 @@ def test_a_message_that_grows_beyond_what_it_announced_is_refused() -> None:
     fed(engine, b"x", c=1, seq=2, frag=20)
     events = [event for seq in range(3, 10) for event in fed(engine, bytes(1300), c=1, seq=seq, frag=22 - seq)]
     assert [event[2] for event in events if isinstance(event, tuple)] == ["message"]
-    assert engine._state.reassembly.used == 0
+    assert engine.reassembly.used == 0
 
 
 @pytest.mark.requirement("R-01", "R-26")
@@ -138,9 +138,9 @@ def test_unfinished_messages_of_all_channels_share_one_limit() -> None:
         opened(engine, id)
         fed(engine, bytes(4000), c=id, seq=2, frag=1)
     assert engine.channels == 2
-    assert engine._state.reassembly.used == 8000
+    assert engine.reassembly.used == 8000
     assert fed(engine, b"x", c=1, seq=3, frag=0) == [("message", 1, bytes(4000) + b"x")]
-    assert engine._state.reassembly.used == 4000
+    assert engine.reassembly.used == 4000
 
 
 def test_an_end_inside_a_message_breaks_the_channel() -> None:
@@ -149,7 +149,7 @@ def test_an_end_inside_a_message_breaks_the_channel() -> None:
     (event,) = fed(engine, b"a", c=1, seq=2, frag=2, end=True)
     assert isinstance(event, tuple)
     assert event[:3] == ("broken", 1, "message")
-    assert engine._state.reassembly.used == 0
+    assert engine.reassembly.used == 0
 
 
 def test_towards_a_foreign_peer_nothing_is_cut_and_frag_means_nothing() -> None:

@@ -58,7 +58,7 @@ def test_when_the_network_stays_away_every_channel_that_waits_is_given_up(seed: 
     talk.network.run(60.0)
     for side in talk.sides:
         assert side.broken
-        for channel in side.engine._state.table:  # a channel that waits for nothing lives on
+        for channel in side.engine.table:  # a channel that waits for nothing lives on
             assert channel.outgoing is not None
             assert channel.outgoing.acked == channel.outgoing.next_seq - 1
 

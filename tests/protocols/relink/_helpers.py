@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import attrs
 
-from muxkit.core import Cursor
+from muxkit.core import Cursor, Ranges
 from muxkit.protocols.relink import Arrived, Bounds, Config, Event, Failed, LinkEngine, bounds_of, parse_packet
 from muxkit.testing._pair import drain, feed
 
@@ -82,7 +82,7 @@ def arrived(engine: LinkEngine, channel: int) -> list[tuple[int, list[tuple[byte
     """Take the batches of a channel from the events, each with the number of its first message; the others stay."""
     events = engine.events()
     batches = [one for one in events if isinstance(one, Arrived) and one.channel == channel]
-    engine._link.events = [one for one in events if one not in batches]
+    engine.happened = [one for one in events if one not in batches]
     return [(one.first, one.messages) for one in batches]
 
 
@@ -174,14 +174,14 @@ def violation(engine: LinkEngine, *packets: str, now: float = 0.0) -> RemoteProt
 
 def state_of(engine: LinkEngine) -> object:
     """Return everything that a command or a packet may change, as one comparable value."""
-    link, ours, theirs, probes = engine._link, engine._ours, engine._theirs, engine._link.probes
+    link, ours, theirs, probes = engine, engine._ours, engine._theirs, engine.probes
     return (
         {channel: _fields(one) for channel, one in ours.live.items()},
         {channel: _fields(one) for channel, one in theirs.live.items()},
         (ours.retained, ours.retained_over, ours.outbox.used, ours.closing, [one.channel for one in ours.unannounced]),
         (theirs.bytes, theirs.held_over, theirs.arrivals, theirs.unanswered, theirs.resume_left),
-        (link.connected, link.resumed, link.peer_resumed, link.told_resume, link.shutdown_written, link.outcomes),
-        (link.peer_shut_down, link.wants_shutdown, link.epoch, link.link_id),
+        (link.is_connected, link.resumes, link.peer_resumed, link.told_resume, link.shutdown_written, link.outcomes),
+        (link.has_peer_shut_down, link.is_shutting_down, link.epoch, link.link_id),
         (dict(ours.watchers), tuple(theirs.unopened), [one.channel for one in theirs.resuming]),
         ([one.channel for one in theirs.dirty], [one.channel for one in theirs.owing]),
         (probes.pongs, len(probes.pings), len(probes._under_way), len(probes.unproven), probes.wants_proof),
@@ -196,4 +196,4 @@ def _fields(one: Outgoing | Incoming) -> dict[str, object]:
 
 
 def _copy(value: object) -> object:
-    return [repr(item) for item in value] if isinstance(value, deque) else value
+    return [repr(item) for item in value] if isinstance(value, (deque, Ranges)) else value

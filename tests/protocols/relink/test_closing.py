@@ -39,7 +39,7 @@ def bare(*packets: str) -> str:
 def known(one: LinkEngine, other: LinkEngine) -> None:
     """Let a ping and its pong prove that the first messages arrived, so that a close goes out at once from then on."""
     for channel in one.channels:
-        one._link.probes.prove(one._ours.live[channel], at_once=True)
+        one.probes.prove(one._ours.live[channel], at_once=True)
     exchange(one, other)
 
 
@@ -301,7 +301,7 @@ def test_nothing_of_a_closed_channel_is_remembered() -> None:
         settle(one, other)
     assert (one.channel_count, other.channel_count) == (0, 0)
     for engine in (one, other):
-        probes = engine._link.probes
+        probes = engine.probes
         assert [*engine._ours.unannounced, *probes.unproven, *probes.ending] == []
 
 

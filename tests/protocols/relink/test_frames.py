@@ -22,7 +22,7 @@ from muxkit.protocols.relink import (
     encode_packet,
     parse_packet,
 )
-from muxkit.protocols.relink.frames import encode_ack, encode_general, encode_operation, message_size
+from muxkit.protocols.relink.frames import encode_general, encode_notice, message_size
 
 U32_MAX = 2**32 - 1
 
@@ -258,7 +258,7 @@ def test_the_five_formats_stand_in_bits_two_to_four() -> None:
 def test_the_number_stands_on_a_four_byte_boundary() -> None:
     sizes = {0: 4, 1: 4, 2: 4, 3: 8, 4: 8, 8: 12}
     for id_size, at in sizes.items():
-        assert encode_operation(Operation.COMMIT, (0,), id_size, U32_MAX).index(b"\xff\xff\xff\xff") == at
+        assert encode_notice(Operation.COMMIT, (0,), id_size, U32_MAX).index(b"\xff\xff\xff\xff") == at
 
 
 @pytest.mark.clause("relink-M01", "relink-M02", "relink-M08", "relink-M11", "relink-X02")
@@ -300,24 +300,24 @@ def test_values_that_are_not_in_use_are_not_written() -> None:
     with pytest.raises(refusals):
         encode_general(5)  # type: ignore[arg-type]
     with pytest.raises(refusals):
-        encode_operation(3, (1,), 2)  # type: ignore[arg-type]
+        encode_notice(3, (1,), 2)  # type: ignore[arg-type]
     with pytest.raises(refusals):
-        encode_ack(5, (1,), 2)  # type: ignore[arg-type]
+        encode_notice(5, (1,), 2)  # type: ignore[arg-type]
 
 
 @pytest.mark.clause("relink-O13")
 def test_close_and_closed_name_no_message() -> None:
     with pytest.raises(LocalProtocolError):
-        encode_operation(Operation.CLOSE, (1,), 2, 7)
+        encode_notice(Operation.CLOSE, (1,), 2, 7)
     with pytest.raises(LocalProtocolError):
-        encode_ack(Ack.CLOSED, (1,), 2, 7)
+        encode_notice(Ack.CLOSED, (1,), 2, 7)
 
 
 @pytest.mark.clause("relink-C03")
 @pytest.mark.parametrize(("channel", "id_size"), [(-1, 2), (1, 0), (256, 1), (2**64, 8)])
 def test_a_channel_that_does_not_fit_its_id_is_not_written(channel: int, id_size: int) -> None:
     with pytest.raises(LocalProtocolError):
-        encode_operation(Operation.COMMIT, (channel,), id_size)
+        encode_notice(Operation.COMMIT, (channel,), id_size)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import trustme
 import muxkit
 from muxkit.protocols import relink
 from muxkit.protocols.relink import Config, Endpoint, Link
-from muxkit.protocols.relink.dial.handshake import is_same
+from muxkit.protocols.relink.dial.listen import is_same
 from muxkit.runtime import Backoff
 from muxkit_adapters import tls, websocket
 

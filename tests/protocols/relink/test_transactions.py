@@ -367,7 +367,7 @@ def test_answers_are_kept_only_until_the_peer_is_known_to_have_read_them() -> No
         (other.committed if n % 2 else other.uncommitted)(1, through=n, now=now)
         deliver(other, one, now)
     now = settle(one, other, now)
-    assert other._link.outcomes < 1100
+    assert other.outcomes < 1100
     assert one.unanswered == 0
 
 
@@ -379,13 +379,13 @@ def test_answers_behind_the_window_are_not_kept() -> None:
         taken(other, 1)
         (other.committed if n % 2 else other.uncommitted)(1, through=n, now=0.0)
         drain(other)
-    assert other._link.outcomes <= 9
+    assert other.outcomes <= 9
 
 
 @pytest.mark.requirement("R-03", "R-06")
 def test_a_peer_that_never_shows_that_it_reads_answers_is_left() -> None:
     other = listener(transactional())
-    other._link.outcomes_most = 2
+    other.outcomes_most = 2
     for n in range(3):
         fed(other, MESSAGE, COMMIT)
         taken(other, 1)

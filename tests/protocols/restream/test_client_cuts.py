@@ -19,7 +19,7 @@ from muxkit.protocols.restream.applications import next_value
 from muxkit.protocols.restream.store import open_store
 from muxkit.runtime import Backoff
 from muxkit.testing import ChaosPlan, Way, chaos_dial
-from muxkit.testing._chaos.plan import BOTH_WAYS
+from muxkit.testing._chaos import BOTH_WAYS
 from muxkit_adapters import memory
 from tests.adapters._links import Certificates
 from tests.soak.restream_cuts import KINDS, survive

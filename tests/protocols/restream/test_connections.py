@@ -20,7 +20,7 @@ from muxkit.protocols.restream import (
     parse_integer,
 )
 from muxkit.testing import ChaosPlan, Way, chaos_dial
-from muxkit.testing._chaos.plan import BOTH_WAYS
+from muxkit.testing._chaos import BOTH_WAYS
 from muxkit_adapters import memory
 from tests.protocols.restream._helpers import UUID
 from tests.protocols.restream._plain_server import PlainServer, next_value, value_of

@@ -7,7 +7,7 @@ one: it carries a receiver and a sender.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final, Literal, overload
@@ -22,7 +22,7 @@ from muxkit.protocols.aqueduct._session.core import Core, Receiver, Sender, clos
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine.events import Arrived
 from muxkit.protocols.aqueduct.engine.halves import Ticket
-from muxkit.protocols.aqueduct.frames import Headers, Role
+from muxkit.protocols.aqueduct.frames import Headers, Pairs, Role
 from muxkit.runtime import (
     Backlog,
     ErrorMaker,
@@ -39,7 +39,6 @@ from muxkit.runtime import (
 from muxkit.runtime import Channel as CommonChannel
 from muxkit.runtime import Session as CommonSession
 
-Pairs = Sequence[tuple[bytes, bytes]]
 Side = Literal["client", "server"]
 
 

@@ -21,7 +21,7 @@ from muxkit.protocols.aqueduct.engine import events
 from muxkit.protocols.aqueduct.engine.engine import Engine
 from muxkit.protocols.aqueduct.engine.events import Arrived, Event
 from muxkit.protocols.aqueduct.engine.halves import Half, Mode, Outcome, Promise, ReceiverMachine, SenderMachine, Ticket
-from muxkit.protocols.aqueduct.frames import Headers, Role, label
+from muxkit.protocols.aqueduct.frames import Headers, Pairs, Role, label
 from muxkit.runtime import (
     YIELD_BYTES,
     YIELD_LEAST,
@@ -38,9 +38,6 @@ from muxkit.runtime import (
     as_bytes,
     turns,
 )
-
-Pairs = Sequence[tuple[bytes, bytes]]
-
 
 NO_HEADERS_SIZE = 1  # byte, what the headers of a message without any take
 WORTH_A_GRANT = 1024  # bytes; half of the smallest window

@@ -27,10 +27,7 @@ from muxkit.protocols.aqueduct.engine.halves import (
 )
 from muxkit.protocols.aqueduct.engine.incoming import Incoming
 from muxkit.protocols.aqueduct.engine.registry import Registry, Timer
-from muxkit.protocols.aqueduct.frames import Role
-
-Pairs = Sequence[tuple[bytes, bytes]]
-
+from muxkit.protocols.aqueduct.frames import Pairs, Role
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a half, its session objects and a share of a task that handles it
 EMPTY_FIELD = frames.encode_headers(())  # no headers, or no attachments

@@ -73,14 +73,12 @@ def ack_varints(ranges: Ranges) -> list[int]:
     return varints
 
 
+@attrs.define(eq=False)
 class Flight(Generic[RecordT]):
     """Numbers that were sent and not answered, with a record for each that a receipt or an attachment depends on."""
 
-    __slots__ = ("_numbers", "_records")
-
-    def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._records: dict[int, RecordT] = {}
+    _numbers: list[int] = attrs.Factory(list)
+    _records: dict[int, RecordT] = attrs.Factory(dict)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -134,13 +132,6 @@ class ReliableNumbers:
         """Record a number that `check` has passed; an ack is owed for it."""
         self.got.add(number)
         self.owed.add(number)
-
-    def check_total(self, total: int) -> None:
-        highest = self.got.highest
-        if highest is not None and highest >= total:
-            raise RemoteProtocolError(
-                f"finished with {total} messages, but message {highest} came", rule="aqueduct-S08"
-            )
 
     @property
     def is_complete(self) -> bool:
@@ -345,21 +336,21 @@ class ConnectionState:
             self.observer.frame("out", "connection" if id is None else frames.label(id), name, size)
 
 
+@attrs.define(eq=False, repr=False)
 class _Machine:
     """What both halves of a channel have. `id` is None until the other half was handed over."""
 
-    def __init__(self, connection: ConnectionState, *, oneshot: bool, id: int | None, transit: Transit) -> None:
-        self.connection = connection
-        self.id = id
-        self.oneshot = oneshot
-        self.transit = transit
-        self.outcome: Outcome | None = None
-        self.attached = False  # the message that brings it to the other side has come, or was sent
-        self.is_told = False  # an event has reported its end
-        self.flush = False  # acks or counts of datagrams may be written
-        self.main: OutStream | None = None  # the stream of all but unordered messages
-        self.owner: object = None  # the session's sender or receiver, as long as anything can happen to it
-        self.taken = False  # the application has that
+    connection: ConnectionState
+    id: int | None
+    oneshot: bool
+    transit: Transit
+    outcome: Outcome | None = None
+    attached: bool = False  # the message that brings it to the other side has come, or was sent
+    is_told: bool = False  # an event has reported its end
+    flush: bool = False  # acks or counts of datagrams may be written
+    main: OutStream | None = None  # the stream of all but unordered messages
+    owner: object = None  # the session's sender or receiver, as long as anything can happen to it
+    taken: bool = False  # the application has that
 
     @property
     def gone(self) -> bool:
@@ -373,28 +364,27 @@ class _Machine:
 # --- sending
 
 
+@attrs.define(eq=False, repr=False)
 class SenderMachine(_Machine):
     """The half that sends."""
 
-    def __init__(self, connection: ConnectionState, *, oneshot: bool, id: int | None, transit: Transit) -> None:
-        super().__init__(connection, oneshot=oneshot, id=id, transit=transit)
-        self.state = Sending.OPEN
-        self.outcome_told: Outcome | None = None  # reported to the application before the peer confirmed it
-        self.cancelling = False  # CANCEL_SENDER was sent and the receiver is not closed yet
-        self.finish_written = False
-        self.queued = 0  # bytes that wait for the link
-        self.watched: int | None = None  # `on_writable` is due once a message of this size is admitted
-        self.sent_reliable = 0
-        self.sent_unreliable = 0
-        self.counted = 0  # datagrams that were announced with SENT_UNRELIABLE
-        self.reported = 0  # datagrams that the peer has acked or nacked
-        self.reliable: Flight[Outgoing] = Flight()
-        self.unreliable: Flight[Outgoing] = Flight()  # only those with a receipt or an attachment
-        self.ordered: deque[Outgoing] = NO_QUEUE
-        self.unordered: dict[OutStream, Outgoing] = {}  # those without a number
-        self.datagrams: deque[Outgoing] = NO_QUEUE
-        self.datagram_bytes = 0
-        self._writing = 0  # bytes of the message that the main stream has begun to write
+    state: Sending = Sending.OPEN
+    outcome_told: Outcome | None = None  # reported to the application before the peer confirmed it
+    cancelling: bool = False  # CANCEL_SENDER was sent and the receiver is not closed yet
+    finish_written: bool = False
+    queued: int = 0  # bytes that wait for the link
+    watched: int | None = None  # `on_writable` is due once a message of this size is admitted
+    sent_reliable: int = 0
+    sent_unreliable: int = 0
+    counted: int = 0  # datagrams that were announced with SENT_UNRELIABLE
+    reported: int = 0  # datagrams that the peer has acked or nacked
+    reliable: Flight[Outgoing] = attrs.Factory(Flight)
+    unreliable: Flight[Outgoing] = attrs.Factory(Flight)  # only those with a receipt or an attachment
+    ordered: deque[Outgoing] = NO_QUEUE
+    unordered: dict[OutStream, Outgoing] = attrs.Factory(dict)  # those without a number
+    datagrams: deque[Outgoing] = NO_QUEUE
+    datagram_bytes: int = 0
+    _writing: int = 0  # bytes of the message that the main stream has begun to write
 
     # --- commands
 
@@ -425,7 +415,7 @@ class SenderMachine(_Machine):
 
     def send_alone(self, outgoing: Outgoing) -> None:
         """Send a message in a stream of its own; its bytes are counted already."""
-        outgoing.stream = OutStream([self.route()], source=SingleMessage(self, outgoing))
+        outgoing.stream = OutStream([self.route()], source=SingleMessage(self, outgoing, outgoing.size))
         self.unordered[outgoing.stream] = outgoing
         self.connection.streams.add(outgoing.stream)
 
@@ -623,15 +613,13 @@ class SenderMachine(_Machine):
         raise LocalProtocolError(f"channel {self.id}: the sender is {why}")
 
 
+@attrs.define(eq=False)
 class SingleMessage:
     """The source of a stream that carries one message."""
 
-    __slots__ = ("_outgoing", "_size", "sender")
-
-    def __init__(self, sender: SenderMachine, outgoing: Outgoing) -> None:
-        self.sender = sender
-        self._outgoing = outgoing
-        self._size = outgoing.size
+    sender: SenderMachine
+    _outgoing: Outgoing
+    _size: int  # of the message, whose bytes are dropped when they are written
 
     def has_frames(self) -> bool:
         return True
@@ -652,17 +640,20 @@ class SingleMessage:
 # --- receiving
 
 
+@attrs.define(eq=False, repr=False)
 class ReceiverMachine(_Machine):
     """The half that receives."""
 
-    def __init__(self, connection: ConnectionState, *, oneshot: bool, id: int | None, transit: Transit) -> None:
-        super().__init__(connection, oneshot=oneshot, id=id, transit=transit)
-        self.unread = 0  # cost of messages from datagrams that were not consumed
-        self.unread_messages = 0  # messages from streams that were not consumed
-        self.reliable = ReliableNumbers(connection.config.gaps)
-        self.unreliable = UnreliableNumbers(connection.config.gaps)
-        self._counts_on: StreamId | None = None  # the stream that brings SENT_UNRELIABLE
-        self._reports: deque[tuple[float, float, int]] = NO_QUEUE  # (begun, due, numbers below)
+    reliable: ReliableNumbers = attrs.Factory(
+        lambda self: ReliableNumbers(self.connection.config.gaps), takes_self=True
+    )
+    unreliable: UnreliableNumbers = attrs.Factory(
+        lambda self: UnreliableNumbers(self.connection.config.gaps), takes_self=True
+    )
+    unread: int = 0  # cost of messages from datagrams that were not consumed
+    unread_messages: int = 0  # messages from streams that were not consumed
+    _counts_on: StreamId | None = None  # the stream that brings SENT_UNRELIABLE
+    _reports: deque[tuple[float, float, int]] = NO_QUEUE  # (begun, due, numbers below)
 
     # --- messages
 
@@ -723,7 +714,11 @@ class ReceiverMachine(_Machine):
             )
         if self.oneshot and total > 1:
             raise RemoteProtocolError(f"finished with {total} messages on a oneshot channel", rule="aqueduct-E26")
-        self.reliable.check_total(total)
+        highest = self.reliable.got.highest
+        if highest is not None and highest >= total:
+            raise RemoteProtocolError(
+                f"finished with {total} messages, but message {highest} came", rule="aqueduct-S08"
+            )
 
     def report_due(self, now: float) -> bool:
         """Whether there is something to report by now."""

@@ -26,27 +26,16 @@ from muxkit.protocols.aqueduct.frames import label
 
 NOTHING: Final = Pieces()  # shared; nothing is ever put into it
 
-# The side that may send each frame of a channel, with the rule that says so.
-FROM_SENDER: Final[dict[type[object], str]] = {
-    frames.MessageFrame: "aqueduct-T09",
-    frames.SentUnreliable: "aqueduct-T18",
-    frames.FinishSender: "aqueduct-T21",
-    frames.CancelSender: "aqueduct-T23",
-}
-FROM_RECEIVER: Final[dict[type[object], str]] = {
-    frames.AckReliable: "aqueduct-T25",
-    frames.AckNackUnreliable: "aqueduct-T29",
-    frames.CloseReceiver: "aqueduct-T35",
-}
-# These frames belong in a stream, by these rules.
-IN_STREAMS: Final[dict[type[object], str]] = {
-    frames.SentUnreliable: "aqueduct-S09",
-    frames.FinishSender: "aqueduct-S10",
-    frames.CancelSender: "aqueduct-S13",
-    frames.AckReliable: "aqueduct-A01",
-    frames.AckNackUnreliable: "aqueduct-A08",
-    frames.CloseReceiver: "aqueduct-L11",
-    frames.ForgetChannel: "aqueduct-L02",
+# The frames of a channel: the side that may send each, the rule that says so, and the one that wants it in a stream.
+CHANNEL_FRAMES: Final[dict[type[object], tuple[str, str, str]]] = {
+    frames.MessageFrame: ("sender", "aqueduct-T09", ""),
+    frames.SentUnreliable: ("sender", "aqueduct-T18", "aqueduct-S09"),
+    frames.FinishSender: ("sender", "aqueduct-T21", "aqueduct-S10"),
+    frames.CancelSender: ("sender", "aqueduct-T23", "aqueduct-S13"),
+    frames.AckReliable: ("receiver", "aqueduct-T25", "aqueduct-A01"),
+    frames.AckNackUnreliable: ("receiver", "aqueduct-T29", "aqueduct-A08"),
+    frames.CloseReceiver: ("receiver", "aqueduct-T35", "aqueduct-L11"),
+    frames.ForgetChannel: ("creator", "aqueduct-T37", "aqueduct-L02"),
 }
 
 
@@ -543,8 +532,8 @@ class Incoming:
     def _datagram_frame(self, frame: object, channel: int, size: int) -> bool:
         """Apply a frame after ROUTE_TO; False if the rest is to be ignored."""
         self.check_direction(channel, frame)
-        rule = IN_STREAMS.get(type(frame))
-        if rule is not None:
+        _, _, rule = CHANNEL_FRAMES[type(frame)]
+        if rule:
             raise RemoteProtocolError(f"{type(frame).__name__} in a datagram", rule=rule)
         assert isinstance(frame, frames.MessageFrame)  # nothing else is left
         receiver = self.half_of(channel)
@@ -614,7 +603,7 @@ class Incoming:
 
     def check_unrouted(self, frame: object) -> None:
         """Raise `RemoteProtocolError` for a frame that needs a ROUTE_TO before it."""
-        if type(frame) in FROM_SENDER or type(frame) in FROM_RECEIVER or isinstance(frame, frames.ForgetChannel):
+        if type(frame) in CHANNEL_FRAMES:
             raise RemoteProtocolError(f"{type(frame).__name__} without a ROUTE_TO before it", rule="aqueduct-F05")
 
     def route(self, channel: int) -> tuple[bool, Half | None]:
@@ -654,19 +643,18 @@ class Incoming:
     def check_direction(self, channel: int, frame: object) -> None:
         """Check the contextual rules of section 2.2, which need no state."""
         kind, role = type(frame), self.registry.role
-        from_peer = frames.sender_of(channel) != role
-        rule = FROM_SENDER.get(kind) if not from_peer else FROM_RECEIVER.get(kind)
-        if rule is not None:
-            side = "receiver" if kind in FROM_SENDER else "sender"
-            raise RemoteProtocolError(f"{label(channel)}: {kind.__name__} from the {side}", rule=rule)
-        if kind is frames.MessageFrame:
-            return
-        if isinstance(frame, frames.ForgetChannel) and frames.creator_of(channel) == role:
-            raise RemoteProtocolError(f"{label(channel)}: ForgetChannel for a channel of ours", rule="aqueduct-T37")
         if isinstance(frame, frames.RouteTo):
             raise RemoteProtocolError(f"ROUTE_TO after ROUTE_TO {channel}", rule="aqueduct-F03")
-        if isinstance(frame, frames.Version | frames.AckVersion | frames.ConnectionHeaders):
+        if kind not in CHANNEL_FRAMES:
             raise RemoteProtocolError(f"{kind.__name__} after ROUTE_TO", rule="aqueduct-F04")
+        allowed, rule, _ = CHANNEL_FRAMES[kind]
+        if allowed == "creator":
+            if frames.creator_of(channel) == role:
+                raise RemoteProtocolError(f"{label(channel)}: {kind.__name__} for a channel of ours", rule=rule)
+            return
+        side = "receiver" if frames.sender_of(channel) == role else "sender"
+        if side != allowed:
+            raise RemoteProtocolError(f"{label(channel)}: {kind.__name__} from the {side}", rule=rule)
         if isinstance(frame, frames.AckNackUnreliable) and frame.channel is not None:
             if frames.sender_of(frame.channel) != role:
                 raise RemoteProtocolError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import heapq
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -36,6 +35,7 @@ from muxkit.runtime import (
     Side,
     StreamPump,
     Unsupported,
+    Watermark,
     as_bytes,
 )
 from muxkit.runtime import Channel as CommonChannel
@@ -296,19 +296,17 @@ class Channel(CommonChannel):
             raise Unsupported("an unreliable channel confirms nothing, so it has no receipts")
 
 
+@attrs.define(eq=False)
 class Receipt:
     """A receipt for a message sent on a reliable channel."""
 
-    __slots__ = ("_sender", "number")
-
-    def __init__(self, sender: Sender, number: int) -> None:
-        self._sender = sender
-        self.number = number
-        """The seq of its last packet."""
+    _sender: Sender
+    number: int
+    """The seq of its last packet."""
 
     @property
     def is_delivered(self) -> bool:
-        return self._sender.delivered >= self.number
+        return self._sender.delivery.value >= self.number
 
     async def delivered(self) -> None:
         """Wait until the peer's application has processed the message.
@@ -334,10 +332,8 @@ class Sender(SendHalf):
         """The receipt of the last message."""
         self.end: int | None = None
         """The receipt of the end."""
-        self.delivered = 0
+        self.delivery = Watermark(0)
         """The receipt up to which the peer's application has processed everything."""
-        self._numbers: list[int] = []  # a heap of the receipts that tasks wait for
-        self._waiting: dict[int, trio.Event] = {}
         self._failure: ErrorMaker | None = None
         self._is_broken = False  # by the peer, so it knows that messages are missing
         if spoke and channel.outgoing is not None:
@@ -379,24 +375,9 @@ class Sender(SendHalf):
 
     async def wait_delivered(self, number: int | None = None) -> None:
         """Wait until the peer's application has processed everything up to a receipt; None waits for everything."""
-        await trio.lowlevel.checkpoint()
-        number = self.everything if number is None else number
-        if self.delivered >= number:
-            return
-        if self._failure is not None:
-            raise self._why()
-        event = self._waiting.get(number)
-        if event is None:
-            event = self._waiting[number] = trio.Event()
-            heapq.heappush(self._numbers, number)
-        await event.wait()
-        if self.delivered < number:
-            raise self._why()
-
-    @property
-    def everything(self) -> int:
-        """The receipt of everything that was sent so far."""
-        return self.last if self.end is None else self.end
+        if number is None:
+            number = self.last if self.end is None else self.end
+        await self.delivery.reached(number, self._raise_if_failed)
 
     # --- for the session
 
@@ -405,13 +386,11 @@ class Sender(SendHalf):
         """Whether messages may be unprocessed by the peer's application, on a channel that was not aborted."""
         if self.channel.outgoing is None or self.given_up or self._is_broken:
             return False
-        return self.delivered < self.last
+        return self.delivery.value < self.last
 
     def mark_delivered(self, last: int) -> None:
         """Note that the peer's application has processed everything up to a receipt."""
-        self.delivered = last
-        while self._numbers and self._numbers[0] <= last:
-            self._waiting.pop(heapq.heappop(self._numbers)).set()
+        self.delivery.advance(last)
         if self.end is not None and last >= self.end:
             self.confirmed()
 
@@ -429,16 +408,14 @@ class Sender(SendHalf):
         super().abort()
         self._fail(_aborted)
 
-    def _why(self) -> Exception:
-        """Return why nothing more will be confirmed."""
-        return _aborted() if self._failure is None else self._failure()
+    def _raise_if_failed(self) -> None:
+        """Raise why nothing more will be confirmed."""
+        if self._failure is not None:
+            raise self._failure()
 
     def _fail(self, error: ErrorMaker) -> None:
         self._failure = self._failure or error
-        for event in self._waiting.values():
-            event.set()
-        self._waiting.clear()
-        self._numbers.clear()
+        self.delivery.wake_all()
 
     # --- engine commands of `SendHalf`
 

@@ -7,7 +7,7 @@ import struct
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import attrs
 import trio
@@ -163,18 +163,15 @@ class Session(CommonSession):
             if error is not None:
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 raise error
-            return self._open_now(type, reliable, body)
+            connection = self.connection
+            connection.update_time()
+            opened = self._engine.open(type, body, reliable=reliable)
+            channel = self._live[opened.id] = Channel(connection, opened, spoke=bool(body))
+            connection.messages_sent += bool(body)
+            connection.request_write()
+            return channel
         finally:
             self._openers.wake_waiters()
-
-    def _open_now(self, type: str, reliable: bool, body: bytes) -> Channel:
-        connection = self.connection
-        connection.update_time()
-        opened = self._engine.open(type, body, reliable=reliable)
-        channel = self._live[opened.id] = Channel(connection, opened, spoke=bool(body))
-        connection.messages_sent += bool(body)
-        connection.request_write()
-        return channel
 
     def _free_slots(self) -> int:
         """Return how many channels may be opened now; once none ever may, more than wait, so that all wake."""
@@ -576,13 +573,9 @@ class _Protocol:
         *,
         role: Literal["client", "server"],
         address: str,
-        limits: Limits,
-        observer: Observer | None,
-        linger: float,
-        config: Config | None = None,
+        **options: Any,
     ) -> AbstractAsyncContextManager[Session]:
-        side: Role = "connector" if role == "client" else "listener"
-        return session(link, role=side, config=config, limits=limits, observer=observer, linger=linger)
+        return session(link, role="connector" if role == "client" else "listener", **options)
 
 
 protocol = _Protocol()

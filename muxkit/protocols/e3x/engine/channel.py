@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque  # the compiled class looks its annotations up
-from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
@@ -101,38 +100,34 @@ class Tombstone:
 # --- sending
 
 
+@attrs.define(eq=False)
 class Piece:
     """A packet that this side sends, from `send` until it is acked."""
 
-    __slots__ = ("asks", "body", "end", "frag", "is_named", "is_queued", "sent_at", "seq", "times", "type")
-
-    def __init__(self, seq: int, body: bytes, *, type: str | None, end: bool, frag: int) -> None:
-        self.seq = seq
-        self.body = body
-        self.type = type
-        self.end = end
-        self.frag = frag
-        self.times = 0  # times that it was sent
-        self.sent_at = 0.0  # when it was sent last
-        self.asks = False  # it asked for an ack
-        self.is_named = False  # a miss listed it
-        self.is_queued = False  # it waits to be sent again
+    seq: int
+    body: bytes
+    type: str | None
+    end: bool
+    frag: int
+    times: int = 0  # times that it was sent
+    sent_at: float = 0.0  # when it was sent last
+    asks: bool = False  # it asked for an ack
+    is_named: bool = False  # a miss listed it
+    is_queued: bool = False  # it waits to be sent again
 
 
+@attrs.define(eq=False)
 class News:
     """The information in an ack and its miss."""
 
-    __slots__ = ("first", "is_cut", "is_sure", "last", "lost", "named", "resend", "round_trip")
-
-    def __init__(self, first: int, last: int) -> None:
-        self.first = first  # first and last of the newly acked seqs; none if `last` is smaller
-        self.last = last
-        self.named = 0  # packets that were listed as missing for the first time
-        self.lost = 0  # of those, the packets sent since the rate was last lowered
-        self.is_cut = False  # the list may not hold all that is missing
-        self.resend: list[Piece] = []
-        self.round_trip: float | None = None
-        self.is_sure = True  # the round trip was measured without doubt
+    first: int  # first and last of the newly acked seqs; none if `last` is smaller
+    last: int
+    resend: list[Piece]
+    named: int = 0  # packets that were listed as missing for the first time
+    lost: int = 0  # of those, the packets sent since the rate was last lowered
+    is_cut: bool = False  # the list may not hold all that is missing
+    round_trip: float | None = None
+    is_sure: bool = True  # the round trip was measured without doubt
 
 
 class Outgoing:
@@ -176,11 +171,6 @@ class Outgoing:
     def limit(self) -> int:
         """The highest seq that the peer accepts: a miss may have put it below what was sent."""
         return self._ceiling.acknowledged + self._ceiling.size
-
-    @property
-    def unacked(self) -> Iterable[int]:
-        """The seqs that are not acked, ascending."""
-        return self._pieces.keys()
 
     # --- sending
 
@@ -232,7 +222,7 @@ class Outgoing:
         if ack < before:
             return None
         self._ceiling.acknowledge(ack, None if window is None else min(window, self._most_window))
-        news = News(before + 1, ack)
+        news = News(before + 1, ack, [])
         rested, self.acked_at = now - self.acked_at, now
         if ack > before:
             self._forget(before, ack, news, now)
@@ -493,12 +483,12 @@ class Incoming:
         return missing
 
 
+@attrs.define(eq=False)
 class Reassembly:
     """Counts the bytes of incomplete messages on all channels of an engine."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.used = 0
+    limits: Limits
+    used: int = 0
 
 
 class Assembly:

@@ -17,7 +17,7 @@ from muxkit.core import queue_of
 from muxkit.protocols.e3x.config import LEAST_PACKET, Config
 from muxkit.protocols.e3x.engine.channel import EngineChannel, Incoming, Piece
 from muxkit.protocols.e3x.engine.events import Cause, Event, Writable
-from muxkit.protocols.e3x.engine.state import State
+from muxkit.protocols.e3x.engine.state import State, too_long
 from muxkit.protocols.e3x.packets import (
     ID_MOST,
     SEQ_MOST,
@@ -77,7 +77,7 @@ class Stats:
 CHANNEL_PRICE = 7 * 1024  # bytes of memory for a channel, its session objects and a task that handles it
 
 
-class Engine:
+class Engine(State):
     """One end of e3x towards one peer; a `DatagramEngine`.
 
     The connector is odd, the listener even. Commands take and return `EngineChannel` objects; each either does all of
@@ -92,58 +92,54 @@ class Engine:
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> None:
-        self.config = config or Config()
-        self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
-        self._state = State(odd, self.config, self.limits, observer)
-        self.next_timer = self._state.next_timer
-        """`SeparateTimers`: when the next timer fires, without packets that wait to be sent."""
+        super().__init__(odd, config or Config(), (limits or Limits()).at_price(CHANNEL_PRICE), observer)
 
     # --- state
 
     @property
     def channels(self) -> int:
         """Number of live channels of both sides."""
-        return len(self._state.table)
+        return len(self.table)
 
     @property
     def frames(self) -> int:
         """Packets received."""
-        return self._state.counters["packets_received"]
+        return self.counters["packets_received"]
 
     @property
     def places(self) -> int:
         """Number of channels that this side may still open under its limit."""
-        return self._state.table.census.places
+        return self.table.census.places
 
     @property
     def packet_size(self) -> int:
         """The largest packet to send, in bytes. A new size holds for messages that are queued afterwards."""
-        return self._state.packet
+        return self.packet
 
     @packet_size.setter
     def packet_size(self, size: int) -> None:
         if not LEAST_PACKET <= size <= 65_507:
             raise LocalProtocolError(f"packets of {size} bytes; from {LEAST_PACKET} to 65507 are possible")
-        self._state.packet = size
+        self.packet = size
 
     def channel(self, id: int) -> EngineChannel | None:
         """Return the live channel with this id."""
-        return self._state.table.get(id)
+        return self.table.get(id)
 
     def quota(self, channel: EngineChannel) -> int:
         """Return the bytes that the next packet can carry: on an unreliable channel, the largest message."""
         seq = None if channel.outgoing is None else channel.outgoing.next_seq
-        return self._state.packet - overhead(channel, seq, end=True)
+        return self.packet - overhead(channel, seq, end=True)
 
     def stats(self) -> Stats:
         """Return the counters of now."""
-        state, counters, congestion = self._state, self._state.counters, self._state.congestion
+        counters, congestion = self.counters, self.congestion
         return Stats(
             **{name: counters[name] for name in COUNTERS},
-            channels=len(state.table),
-            held=state.held,
-            unsent=state.unsent,
-            faults={fault.value: count for fault, count in state.faults.items()},
+            channels=len(self.table),
+            held=self.held,
+            unsent=self.unsent,
+            faults={fault.value: count for fault, count in self.faults.items()},
             round_trip=congestion.round_trip,
             least_round_trip=congestion.least_round_trip,
             queue=congestion.queue,
@@ -155,86 +151,87 @@ class Engine:
 
     def receive_datagram(self, data: bytes, now: float) -> None:
         """Parse and apply a received packet; never raises."""
-        state = self._state
-        state.now = max(state.now, now)
-        state.counters["packets_received"] += 1
-        state.counters["bytes_received"] += len(data)
-        self._state.receive(bytes(data))
+        self.now = max(self.now, now)
+        self.counters["packets_received"] += 1
+        self.counters["bytes_received"] += len(data)
+        self.receive(bytes(data))
 
     def events(self) -> Sequence[Event]:
         """Take the events since the last call, oldest first."""
-        return self._state.take_events() if self._state.events else ()
+        if not self.happened:
+            return ()
+        taken, self.happened = self.happened, []
+        self.reported.clear()
+        return taken
 
     @property
     def owes(self) -> bool:
         """Whether acks or errs wait, which are sent at any rate."""
-        return bool(self._state.errs or self._state.acking or self._state.answers)
+        return bool(self.errs or self.acking or self.answers)
 
     def parting(self, type: str, body: bytes) -> bytes:
         """Return a packet that opens and ends a channel, past all queues; it is not sent again if it is lost."""
-        return encode_packet(Packet(self._state.table.allocate(), type, seq=1, end=True, body=body))
+        return encode_packet(Packet(self.table.allocate(), type, seq=1, end=True, body=body))
 
     def final_acks(self) -> list[tuple[int, int]]:
         """Return the last processed seq of each channel, with those that ended lately, to tell a peer when leaving."""
-        live = [(channel.id, channel.incoming.processed) for channel in self._state.table if channel.incoming]
-        ended = [(id, tombstone.processed) for id, tombstone in self._state.tombstones.items()]
+        live = [(channel.id, channel.incoming.processed) for channel in self.table if channel.incoming]
+        ended = [(id, tombstone.processed) for id, tombstone in self.tombstones.items()]
         return [(id, ack) for id, ack in live + ended if ack > 0]
 
     def take_final_ack(self, id: int, ack: int) -> None:
         """Apply the last ack of a channel by a peer that leaves."""
-        channel = self._state.table.get(id)
+        channel = self.table.get(id)
         if channel is not None and channel.outgoing is not None and channel.outgoing.acked < ack:
-            self._state.receive(encode_packet(Packet(id, ack=ack)))
+            self.receive(encode_packet(Packet(id, ack=ack)))
 
     # --- time
 
     def tell_time(self, now: float) -> None:
         """Set the time for commands that follow a long silence."""
-        self._state.now = max(self._state.now, now)
+        self.now = max(self.now, now)
 
     def next_deadline(self) -> float | None:
         """When to call `handle_deadline`, and `datagrams_to_send` after it."""
         if self.owes:
-            return self._state.now
-        moment = self._state.next_timer()
-        if not (self._state.resends or self._state.line):
+            return self.now
+        moment = self.next_timer()
+        if not (self.resends or self.line):
             return moment
         # A channel in line may be unable to send because of its window; then this deadline has no effect, once.
-        ready = max(self._state.congestion.free_at, self._state.now) if self.config.congestion else self._state.now
+        ready = max(self.congestion.free_at, self.now) if self.config.congestion else self.now
         return ready if moment is None else min(ready, moment)
 
     def handle_deadline(self, now: float) -> None:
         """Act on the timers that are due; harmless when early."""
-        state = self._state
-        state.now = now = max(state.now, now)
-        for channel in state.due_channels(now):
+        self.now = now = max(self.now, now)
+        for channel in self.due_channels(now):
             self._handle_time(channel, now)
             if not channel.gone:
-                state.arm(channel)
+                self.arm(channel)
 
     def _handle_time(self, channel: EngineChannel, now: float) -> None:
-        state = self._state
-        if state.observer is not None:
-            state.observer.timer(f"channel {channel.id}")
+        if self.observer is not None:
+            self.observer.timer(f"channel {channel.id}")
         if channel.dies_at <= now:
             if channel.closing:
-                self._state.close_timed_out(channel)
-            elif channel.id in state.unopened:
-                state.drop_unopened(channel)
+                self.close_timed_out(channel)
+            elif channel.id in self.unopened:
+                self.drop_unopened(channel)
             else:
-                state.break_channel(channel, Cause.TIMEOUT, f"no end came for {state.linger} s after ours", tell=False)
+                self.break_channel(channel, Cause.TIMEOUT, f"no end came for {self.linger} s after ours", tell=False)
             return
         incoming, outgoing = channel.incoming, channel.outgoing
         if channel.silent_at(self.config.timeout) <= now:
             text = f"nothing came for {self.config.timeout} s"
-            state.break_channel(channel, Cause.TIMEOUT, text, tell=True)
+            self.break_channel(channel, Cause.TIMEOUT, text, tell=True)
             return
         if incoming is not None and incoming.ack_at <= now:
             # A channel without its first packet may be forged: its gaps are reported once.
-            incoming.handle_time(now, 0.0 if channel.id in state.unopened else self.config.timeout)
-            state.owe_ack(channel)
+            incoming.handle_time(now, 0.0 if channel.id in self.unopened else self.config.timeout)
+            self.owe_ack(channel)
         if outgoing is not None and outgoing.probe_at <= now:
-            state.resends.extendleft((channel, piece) for piece in reversed(outgoing.probes(now)))
+            self.resends.extendleft((channel, piece) for piece in reversed(outgoing.probes(now)))
 
     # --- opening
 
@@ -242,11 +239,10 @@ class Engine:
         self, type: str, body: bytes = b"", *, reliable: bool = True, id: int | None = None, end: bool = False
     ) -> EngineChannel:
         """Open a channel; its first packet, which carries `body`, is queued at once. With `end` it is also the last."""
-        state = self._state
         if not type:
             raise LocalProtocolError("a channel needs a type")
         if len(type) > TYPE_MOST:
-            raise LocalProtocolError(f"a type of {len(type)} characters, {TYPE_MOST} are allowed")
+            raise LocalProtocolError(too_long(type))
         if reliable and type in self.config.unreliable_types:
             raise LocalProtocolError(f"channels of type {type!r} are unreliable")
         try:
@@ -254,18 +250,18 @@ class Engine:
         except UnicodeEncodeError:
             raise LocalProtocolError(f"type {type!r} is no text that can be sent") from None
         if id is None:
-            state.table.census.check_ours()
-            id = state.table.allocate()
-        elif not 1 <= id <= ID_MOST or not state.is_ours(id):
-            side = "odd" if state.odd else "even"
-            raise LocalProtocolError(f"channel {id}: ours are {side}, from {1 if state.odd else 2} to {ID_MOST}")
-        elif id in state.tombstones:
+            self.table.census.check_ours()
+            id = self.table.allocate()
+        elif not 1 <= id <= ID_MOST or not self.is_ours(id):
+            side = "odd" if self.odd else "even"
+            raise LocalProtocolError(f"channel {id}: ours are {side}, from {1 if self.odd else 2} to {ID_MOST}")
+        elif id in self.tombstones:
             raise LocalProtocolError(f"channel {id} was used a moment ago")
-        channel = state.new_channel(id, type, ours=True, reliable=reliable)
+        channel = self.new_channel(id, type, ours=True, reliable=reliable)
         sizes = self._check_size(channel, len(body))
-        state.table.add_ours(id, channel)
-        if state.observer is not None:
-            state.observer.state(f"channel {id}", "open")
+        self.table.add_ours(id, channel)
+        if self.observer is not None:
+            self.observer.state(f"channel {id}", "open")
         self._queue(channel, body, end, sizes)
         return channel
 
@@ -279,13 +275,13 @@ class Engine:
         if channel.outgoing is None or channel.gone:
             return not channel.gone
         unsent, limits = channel.outgoing.unsent, self.limits
-        return unsent == 0 or (unsent + size <= limits.channel_first and self._state.unsent + size <= limits.outbox)
+        return unsent == 0 or (unsent + size <= limits.channel_first and self.unsent + size <= limits.outbox)
 
     def watch(self, channel: EngineChannel, size: int = 1) -> None:
         """Report `Writable` when a message of `size` bytes may fit."""
         if channel.outgoing is not None and not channel.gone:
             channel.outgoing.watched = size
-            self._state.watching[channel.id] = channel
+            self.watching[channel.id] = channel
 
     def send(self, channel: EngineChannel, body: bytes, *, end: bool = False) -> int:
         """Queue a message, with `end` the last one; return its receipt.
@@ -313,7 +309,7 @@ class Engine:
         """Break a channel and tell the peer why; what is queued is dropped. Harmless when it is gone."""
         if not channel.gone:
             clean = text.encode(errors="replace").decode()[:ERR_MOST]
-            self._state.break_silently(channel, clean or "err")
+            self.break_silently(channel, clean or "err")
 
     def done(self, channel: EngineChannel) -> None:
         """Count the last reported message of a channel as processed, with all that `take` gave; harmless when gone."""
@@ -324,18 +320,14 @@ class Engine:
             if not channel.incoming.handed:
                 raise LocalProtocolError(f"channel {channel.id}: nothing is being processed")
             for _ in range(channel.incoming.handed):
-                self._state.processed(channel)
-            self._state.deliver(channel)
+                self.processed(channel)
+            self.deliver(channel)
 
     def accept(self, channel: EngineChannel) -> None:
         """Count a channel of the peer as accepted, without its first message as processed."""
         if not channel.gone and not channel.taken:
             channel.taken = True
-            self._state.table.accept(channel.id)
-
-    def take(self, channel: EngineChannel, most: int) -> list[bytes]:
-        """Take up to `most` complete messages behind the one reported last; the next `done` counts for all."""
-        return [] if channel.gone or channel.incoming is None else self._state.take(channel, most)
+            self.table.accept(channel.id)
 
     def close(self, channel: EngineChannel) -> None:
         """Discard what arrives from now on, and end this side; see `state`. Harmless when the channel is gone."""
@@ -343,7 +335,7 @@ class Engine:
             return
         if not channel.ended:
             self.end(channel)
-        self._state.close(channel)
+        self.discard(channel)
 
     def _check_sending(self, channel: EngineChannel) -> None:
         if channel.gone:
@@ -357,7 +349,7 @@ class Engine:
             room = self.quota(channel)
             if size > room:
                 raise LocalProtocolError(
-                    f"channel {channel.id}: {size} bytes; a packet of {self._state.packet} has room for {room}"
+                    f"channel {channel.id}: {size} bytes; a packet of {self.packet} has room for {room}"
                 )
             if channel.outgoing is None:
                 return room, room
@@ -367,9 +359,7 @@ class Engine:
             )
         first, other = self._body_sizes(channel, size)
         if first < 1:
-            raise LocalProtocolError(
-                f"a packet of {self._state.packet} bytes has no room beside type {channel.type[:64]!r}"
-            )
+            raise LocalProtocolError(f"a packet of {self.packet} bytes has no room beside type {channel.type[:64]!r}")
         seq = channel.outgoing.next_seq + pieces_after(size, first, other)
         if seq > SEQ_MOST:
             raise LocalProtocolError(
@@ -379,7 +369,7 @@ class Engine:
 
     def _body_sizes(self, channel: EngineChannel, size: int) -> tuple[int, int]:
         """Return the bytes of body in the first packet of a message, and in each other one."""
-        packet, seq = self._state.packet, 0 if channel.outgoing is None else channel.outgoing.next_seq
+        packet, seq = self.packet, 0 if channel.outgoing is None else channel.outgoing.next_seq
         whole = packet - overhead(channel, seq, end=True)
         if size <= whole:
             return whole, whole
@@ -389,88 +379,88 @@ class Engine:
         return first, packet - overhead(channel, max(2, last), frag=frag, end=True)
 
     def _queue(self, channel: EngineChannel, body: bytes, end: bool, sizes: tuple[int, int]) -> int:
-        state, outgoing = self._state, channel.outgoing
+        outgoing = channel.outgoing
         channel.ended = channel.ended or end
-        state.queue_up(channel)
+        self.queue_up(channel)
         if outgoing is None:
             channel.datagrams = queue_of(channel.datagrams)
             channel.datagrams.append((body, end))
             channel.queued += len(body)
-            state.unsent += len(body)
+            self.unsent += len(body)
             while channel.queued > self.limits.channel_first and len(channel.datagrams) > 1:
                 size = len(channel.datagrams.popleft()[0])
                 channel.queued -= size
-                state.unsent -= size
-                state.counters["evicted"] += 1
+                self.unsent -= size
+                self.counters["evicted"] += 1
             if end:
-                channel.dies_at = state.now + state.linger
-                state.arm(channel)
+                channel.dies_at = self.now + self.linger
+                self.arm(channel)
             return 0
         for frag, piece in cut(body, *sizes):
             type = channel.type if channel.ours and outgoing.next_seq == 1 else None
             outgoing.push(Piece(outgoing.next_seq, piece, type=type, end=end and frag == 0, frag=frag))
-        state.unsent += len(body)
+        self.unsent += len(body)
         return outgoing.next_seq - 1
 
     # --- writing packets
 
     def datagrams_to_send(self, now: float) -> Sequence[bytes]:
         """Take out the packets to send now: errs, then packets to send again, then new ones in turns, then acks."""
-        state = self._state
-        state.now = now = max(state.now, now)
+        self.now = now = max(self.now, now)
         out: list[bytes] = []
         self._write_errs(out)
-        had = state.unsent
-        while len(out) < PACKETS_AT_ONCE and (state.resends or state.line):
-            packet = self._take_resend(now) if state.resends else self._take_new(now)
+        had = self.unsent
+        while len(out) < PACKETS_AT_ONCE and (self.resends or self.line):
+            packet = self._take_resend(now) if self.resends else self._take_new(now)
             if packet is None:
-                if not state.congestion.may_send(now):
+                if not self.congestion.may_send(now):
                     break
                 continue
-            state.congestion.sent(len(packet), now)
+            self.congestion.sent(len(packet), now)
             out.append(packet)
         self._write_acks(out, now)
-        if state.unsent < had:
+        if self.unsent < had:
             self._report_writable()
-        state.counters["bytes_sent"] += sum(map(len, out))
-        state.counters["packets_sent"] += len(out)
+        self.counters["bytes_sent"] += sum(map(len, out))
+        self.counters["packets_sent"] += len(out)
         return out
 
     # --- packets with a body
 
     def _take_resend(self, now: float) -> bytes | None:
         """Take the next packet to send again; None if it is not needed any more, or not allowed yet."""
-        state = self._state
-        channel, piece = state.resends[0]
+        channel, piece = self.resends[0]
         if channel.gone or channel.outgoing is None or channel.outgoing.take_back(piece):
-            state.resends.popleft()
+            self.resends.popleft()
             return None
-        if not state.congestion.may_send(now):
+        if not self.congestion.may_send(now):
             return None
-        state.resends.popleft()
-        state.counters["resent"] += 1
+        self.resends.popleft()
+        self.counters["resent"] += 1
         return self._encode(channel, piece, now)
 
     def _take_new(self, now: float) -> bytes | None:
         """Take the next new packet, of the channel whose turn it is; None if it has none, or none is allowed yet."""
-        state = self._state
-        channel = state.line[0]
-        if channel.gone:
+        channel = self.line[0]
+        piece = None if channel.outgoing is None else channel.outgoing.next()
+        if channel.gone or (piece is None and not channel.datagrams):
             channel.in_line = False
-            state.line.popleft()
+            self.line.popleft()
+            if channel.outgoing is None:
+                self.close_if_over(channel)
             return None
-        if channel.outgoing is None:
-            return self._take_datagram(channel, now)
-        piece = channel.outgoing.next()
-        if piece is None:
-            channel.in_line = False
-            state.line.popleft()
+        if not self.congestion.may_send(now):
             return None
-        if not state.congestion.may_send(now):
-            return None
-        state.line.rotate(-1)
-        state.unsent -= len(piece.body)
-        return self._encode(channel, piece, now)
+        self.line.rotate(-1)
+        if piece is not None:
+            self.unsent -= len(piece.body)
+            return self._encode(channel, piece, now)
+        body, end = channel.datagrams.popleft()
+        channel.queued -= len(body)
+        self.unsent -= len(body)
+        type = channel.type if channel.ours and not channel.announced else None
+        self._observe(channel, "end" if end else "data", len(body))
+        return join_packet(b"{%b}" % head_of(channel.id, type, None, end, 0), body)
 
     def _encode(self, channel: EngineChannel, piece: Piece, now: float) -> bytes:
         outgoing, incoming = channel.outgoing, channel.incoming
@@ -478,61 +468,42 @@ class Engine:
         assert incoming is not None
         outgoing.mark_sent(piece, now)
         head = head_of(channel.id, piece.type, piece.seq, piece.end, piece.frag)
-        pace = self._state.congestion
+        pace = self.congestion
         wants = outgoing.wants_ack(piece, now, pace.ask_pause, pace.round_trip)
         # An opening carries no ack: nothing was received on its channel.
         if piece.type is None and (wants or incoming.owes_news):
-            room = self._state.packet - 4 - len(head) - len(piece.body)
+            room = self.packet - 4 - len(head) - len(piece.body)
             part = self._ack(incoming, now, room, wants_miss=False)
             if part:
                 head += part
-                self._state.acking.pop(channel.id, None)
+                self.acking.pop(channel.id, None)
                 outgoing.mark_asked(piece, now)
-        self._state.arm(channel)
+        self.arm(channel)
         self._observe(channel, "end" if piece.end else "open" if piece.type else "data", len(piece.body))
         return join_packet(b"{%b}" % head, piece.body)
-
-    def _take_datagram(self, channel: EngineChannel, now: float) -> bytes | None:
-        """Take the next message of an unreliable channel."""
-        state = self._state
-        if not channel.datagrams:
-            channel.in_line = False
-            state.line.popleft()
-            state.close_if_over(channel)
-            return None
-        if not state.congestion.may_send(now):
-            return None
-        state.line.rotate(-1)
-        body, end = channel.datagrams.popleft()
-        channel.queued -= len(body)
-        state.unsent -= len(body)
-        type = channel.type if channel.ours and not channel.announced else None
-        self._observe(channel, "end" if end else "data", len(body))
-        return join_packet(b"{%b}" % head_of(channel.id, type, None, end, 0), body)
 
     # --- packets without a body
 
     def _write_errs(self, out: list[bytes]) -> None:
-        errs = self._state.errs
+        errs = self.errs
         while errs and len(out) < PACKETS_AT_ONCE:
             id = next(iter(errs))
             out.append(join_packet(b'{"c":%d,"err":%b}' % (id, quoted(errs.pop(id)))))
 
     def _write_acks(self, out: list[bytes], now: float) -> None:
         """Write acks at any rate: they are small, and the peer waits for them."""
-        state = self._state
-        while state.acking and len(out) < PACKETS_AT_ONCE:
-            channel = state.acking.pop(next(iter(state.acking)))
+        while self.acking and len(out) < PACKETS_AT_ONCE:
+            channel = self.acking.pop(next(iter(self.acking)))
             assert channel.incoming is not None
             head = head_of(channel.id, None, None, False, 0)
-            part = self._ack(channel.incoming, now, state.packet - 4 - len(head), wants_miss=True)
+            part = self._ack(channel.incoming, now, self.packet - 4 - len(head), wants_miss=True)
             out.append(join_packet(b"{%b%b}" % (head, part)))
             self._observe(channel, "ack", 0)
-            state.arm(channel)
-        while state.answers and len(out) < PACKETS_AT_ONCE:
-            id = next(iter(state.answers))
-            del state.answers[id]
-            tombstone = state.tombstone(id)
+            self.arm(channel)
+        while self.answers and len(out) < PACKETS_AT_ONCE:
+            id = next(iter(self.answers))
+            del self.answers[id]
+            tombstone = self.tombstone(id)
             if tombstone is not None:
                 out.append(join_packet(b"{%b%b}" % (head_of(id, None, None, False, 0), ack_part(tombstone.ack, None))))
 
@@ -548,16 +519,15 @@ class Engine:
         return b""
 
     def _report_writable(self) -> None:
-        state = self._state
-        for channel in tuple(state.watching.values()):
+        for channel in tuple(self.watching.values()):
             if channel.outgoing is not None and self.admits(channel, channel.outgoing.watched):
-                del state.watching[channel.id]
+                del self.watching[channel.id]
                 channel.outgoing.watched = 0
-                state.events.append(Writable(channel))
+                self.happened.append(Writable(channel))
 
     def _observe(self, channel: EngineChannel, name: str, size: int) -> None:
-        if self._state.observer is not None:
-            self._state.observer.frame("out", f"channel {channel.id}", name, size)
+        if self.observer is not None:
+            self.observer.frame("out", f"channel {channel.id}", name, size)
 
 
 def overhead(channel: EngineChannel, seq: int | None, *, frag: int = 0, end: bool = False) -> int:

@@ -50,7 +50,7 @@ USED_RANGES = 1024  # gaps in the peer's used ids that are remembered
 
 
 class State:
-    """The channels to one peer, and what an engine keeps about them."""
+    """The channels to one peer, and what is kept about them; the engine itself is one."""
 
     def __init__(self, odd: bool, config: Config, limits: Limits, observer: Observer | None) -> None:
         self.odd = odd
@@ -68,10 +68,10 @@ class State:
         self.congestion = Congestion(config.packet, is_on=config.congestion)
         self.reassembly = Reassembly(limits)
         self.refusals = TokenBucket(limits.resets_per_second, limits.resets_burst)
-        self.events: list[events.Event] = []
+        self.happened: list[events.Event] = []
         self.faults: Counter[Fault] = Counter()
         self.counters: Counter[str] = Counter()
-        self._reported: set[Fault] = set()
+        self.reported: set[Fault] = set()
         # Queues of what to send
         self.errs: dict[int, str] = {}
         self.answers: dict[int, None] = {}  # ids of tombstones to answer from
@@ -122,13 +122,13 @@ class State:
         if incoming is None or outgoing is None:
             if not channel.datagrams:
                 self._remove(channel, Tombstone(self.now + self.linger))
-                self.events.append(events.Closed(channel))
+                self.happened.append(events.Closed(channel))
         elif outgoing.acked == outgoing.next_seq - 1:
             owes_ack = incoming.owes_news
             self._remove(channel, Tombstone(self.now + self.linger, ack=incoming.processed))
             if owes_ack:
                 self.answers[channel.id] = None
-            self.events.append(events.Closed(channel))
+            self.happened.append(events.Closed(channel))
 
     def break_channel(self, channel: EngineChannel, cause: Cause, text: str, *, tell: bool) -> None:
         """Break a channel; with `tell` the peer is sent an err."""
@@ -137,13 +137,13 @@ class State:
         else:
             self._remove(channel, Tombstone(self.now + self.linger))
         if channel.announced or channel.ours:
-            self.events.append(events.Broken(channel, cause, text))
+            self.happened.append(events.Broken(channel, cause, text))
 
     def break_silently(self, channel: EngineChannel, err: str) -> None:
         """Break a channel and send the peer an err, without an event."""
         self._remove(channel, Tombstone(self.now + self.linger, err=err, repeats=ERR_REPEATS))
         self.errs[channel.id] = err
-        self._push_timer(self.now + ERR_PAUSE, channel.id)
+        heapq.heappush(self._timers, (self.now + ERR_PAUSE, channel.id))
 
     def drop_unopened(self, channel: EngineChannel) -> None:
         """Remove a channel whose first packet was not received; without a tombstone, because that may still arrive."""
@@ -244,7 +244,7 @@ class State:
         if channel is not None:
             self.used.add(packet.channel)
             channel.announced = True
-            self.events.append(events.Opened(channel, packet.body))
+            self.happened.append(events.Opened(channel, packet.body))
             self._end_unreliable(channel, packet)
 
     def _open_reliable(self, packet: Packet, type: str) -> None:
@@ -349,7 +349,7 @@ class State:
         self.counters["lost"] += news.named
         self.resends.extend((channel, piece) for piece in news.resend)
         if news.last >= news.first:
-            self.events.append(events.Delivered(channel, news.first, news.last))
+            self.happened.append(events.Delivered(channel, news.first, news.last))
         self.queue_up(channel)
         if ack == SEQ_MOST and not channel.ended:
             self.break_channel(channel, Cause.EXHAUSTED, f"seq {SEQ_MOST} was used, and there is no other", tell=True)
@@ -411,20 +411,18 @@ class State:
             elif not channel.ours and not channel.announced:
                 channel.announced = True
                 incoming.handed = 1
-                self.events.append(events.Opened(channel, body))
+                self.happened.append(events.Opened(channel, body))
             elif body or not packet.end:
                 incoming.handed = 1
-                self.events.append(events.Message(channel, body))
+                self.happened.append(events.Message(channel, body))
             else:
                 self.processed(channel)
 
     def take(self, channel: EngineChannel, most: int) -> list[bytes]:
-        """Take whole messages behind the one that the application has, at most `most`."""
+        """Take up to `most` complete messages behind the one reported last; the next `done` counts for all."""
         incoming, assembly = channel.incoming, channel.assembly
-        assert incoming is not None
-        assert assembly is not None
         bodies: list[bytes] = []
-        if not incoming.handed or assembly.expected:
+        if channel.gone or incoming is None or assembly is None or not incoming.handed or assembly.expected:
             return bodies
         while len(bodies) < most and (packet := incoming.further()) is not None:
             if (packet.frag and self.config.frag) or (packet.end and not packet.body):
@@ -444,14 +442,14 @@ class State:
         if packet.end:
             incoming.ended = channel.peer_ended = True
             incoming.ack_now = True
-            self.events.append(events.Ended(channel))
+            self.happened.append(events.Ended(channel))
         self.owe_ack(channel)
         self.arm(channel)
         self.close_if_over(channel)
 
     # --- closed channels
 
-    def close(self, channel: EngineChannel) -> None:
+    def discard(self, channel: EngineChannel) -> None:
         """Discard from now on what arrives on a channel, and wait for its end."""
         channel.closing = True
         if channel.assembly is not None:
@@ -487,11 +485,11 @@ class State:
         else:
             text = f"the peer went on sending, and processed nothing of ours for {CLOSE_TIMEOUT} s"
             self.break_silently(channel, CLOSED)
-            self.events.append(events.Broken(channel, Cause.TIMEOUT, text))
+            self.happened.append(events.Broken(channel, Cause.TIMEOUT, text))
 
     def _end_closed(self, channel: EngineChannel) -> None:
         self.break_silently(channel, CLOSED)
-        self.events.append(events.Closed(channel))
+        self.happened.append(events.Closed(channel))
 
     # --- unreliable channels
 
@@ -509,13 +507,13 @@ class State:
         if channel.ours:
             channel.announced = True
         if (packet.body or not packet.end) and not channel.closing:
-            self.events.append(events.Message(channel, packet.body))
+            self.happened.append(events.Message(channel, packet.body))
         self._end_unreliable(channel, packet)
 
     def _end_unreliable(self, channel: EngineChannel, packet: Packet) -> None:
         if packet.end:
             channel.peer_ended = True
-            self.events.append(events.Ended(channel))
+            self.happened.append(events.Ended(channel))
             self.close_if_over(channel)
 
     # --- time
@@ -525,13 +523,10 @@ class State:
         due = channel.due(self.config.timeout)
         if due < channel.timer_at:
             channel.timer_at = due
-            self._push_timer(due, channel.id)
-
-    def _push_timer(self, when: float, id: int) -> None:
-        heapq.heappush(self._timers, (when, id))
+            heapq.heappush(self._timers, (due, channel.id))
 
     def next_timer(self) -> float | None:
-        """Return when the next timer fires."""
+        """`SeparateTimers`: when the next timer fires, without packets that wait to be sent."""
         return self._timers[0][0] if self._timers else None
 
     def due_channels(self, now: float) -> list[EngineChannel]:
@@ -552,7 +547,7 @@ class State:
         if tombstone is not None and tombstone.err is not None and tombstone.repeats > 0:
             tombstone.repeats -= 1
             self.errs[id] = tombstone.err
-            self._push_timer(self.now + ERR_PAUSE, id)
+            heapq.heappush(self._timers, (self.now + ERR_PAUSE, id))
 
     # --- queues of what to send
 
@@ -572,15 +567,9 @@ class State:
     def fault(self, fault: Fault, text: str) -> None:
         """Count a fault; report the first of its kind until the events are taken."""
         self.faults[fault] += 1
-        if fault is not Fault.DUPLICATE and fault not in self._reported:
-            self._reported.add(fault)
-            self.events.append(events.Faulted(fault, text))
-
-    def take_events(self) -> list[events.Event]:
-        """Take the events since the last call."""
-        taken, self.events = self.events, []
-        self._reported.clear()
-        return taken
+        if fault is not Fault.DUPLICATE and fault not in self.reported:
+            self.reported.add(fault)
+            self.happened.append(events.Faulted(fault, text))
 
 
 def too_long(type: str) -> str:

@@ -16,10 +16,9 @@ import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit.core import NO_QUEUE, Ids, Sending, queue_of
-from muxkit.protocols.relink._session.core import Acknowledged, Core
-from muxkit.protocols.relink._session.errors import cancelled, refused, stopped
-from muxkit.protocols.relink._session.receiver import Receiver
-from muxkit.protocols.relink.engine.events import Arrived
+from muxkit.protocols.relink._session.core import Core, cancelled, refused, stopped
+from muxkit.protocols.relink._session.native import Receiver
+from muxkit.protocols.relink.engine.events import Acknowledged, Arrived
 from muxkit.protocols.relink.frames import OVERHEAD, PART_OVERHEAD, Parts
 from muxkit.runtime import (
     Backlog,
@@ -53,7 +52,7 @@ CLOSED_A_TURN: Final = 32  # channels, when a link with many of them ends
 class Sink(SendHalf):
     """The sending half of a common channel."""
 
-    __slots__ = ("_core", "_end", "_engine", "_heard", "_id", "_markers", "has_sent", "is_finished", "is_unannounced")
+    __slots__ = ("_core", "_end", "_engine", "_id", "_markers", "has_sent", "is_finished", "is_unannounced")
 
     def __init__(self, core: Core, id: int) -> None:
         super().__init__(core.budget, core.request_write)
@@ -62,7 +61,6 @@ class Sink(SendHalf):
         self._id = id
         self._markers: deque[Parts] = NO_QUEUE  # markers for which there was no room yet
         self._end: int | None = None  # number of the message that holds END or CANCEL
-        self._heard = -1
         self.has_sent = False
         self.is_unannounced = False  # the peer never heard of the channel, and need not
         self.is_finished = False  # END or CANCEL is queued, or the peer sent STOP
@@ -87,7 +85,7 @@ class Sink(SendHalf):
         if number is None:
             return super()._try_push(message)
         self._core.messages_sent += 1
-        if self._core.out_transactions:
+        if self._engine.out_transactions:
             self._engine.commit(self._id, through=number)
         return True
 
@@ -96,7 +94,7 @@ class Sink(SendHalf):
         if last is None:
             return False
         self._core.messages_sent += len(messages)
-        if self._core.out_transactions:
+        if self._engine.out_transactions:
             self._engine.commit(self._id, through=last)
         return True
 
@@ -107,7 +105,7 @@ class Sink(SendHalf):
         number = self._engine.send(self._id, parts, overdraw=overdraw)
         self._core.messages_sent += 1
         self.has_sent = True
-        if self._core.out_transactions:
+        if self._engine.out_transactions:
             self._engine.commit(self._id, through=number)
         return number
 
@@ -151,8 +149,7 @@ class Sink(SendHalf):
 
     def heard(self, through: int) -> None:
         """The peer has the messages through this one."""
-        self._heard = max(self._heard, through)
-        if self._end is not None and self._heard >= self._end:
+        if self._end is not None and through >= self._end:
             self.gone()
 
     def gone(self) -> None:
@@ -339,7 +336,7 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         if through > self._done and self._core.ins.get(self.id) is self:
             core, engine = self._core, self._core.engine
             self._done = through
-            tell = engine.committed if core.in_transactions else engine.consume
+            tell = engine.committed if core.engine.in_transactions else engine.consume
             tell(self.id, through=through, now=trio.current_time())
             core.after_consuming()
             if self._out_is_over:
@@ -406,12 +403,11 @@ class CommonChannels:
         self._core = core
         self._on_idle = on_idle
         self._unclaimed: dict[int, None] = {}
-        self._channels: Backlog[Channel] | None = None
-        self._receivers: Backlog[Receiver] | None = None
-        self._end: ErrorMaker | None = None
-        self._has_ended = False
-        self._parity = 0 if core.is_connector else 1
-        self._space = 1 << 8 * min(core.out_id_size, core.in_id_size)
+        self._channels: Backlog[Channel] = Backlog(lambda channel: None)
+        self._receivers: Backlog[Receiver] = Backlog(lambda receiver: None)
+        self._iterated: Backlog[Channel] | Backlog[Receiver] | None = None  # the one that is taken from
+        self._parity = 0 if core.engine.is_connector else 1
+        self._space = 1 << 8 * min(core.engine.out_id_size, core.engine.in_id_size)
         self._ids = Ids(self._parity, self._space - 1, step=2, wraps=True)
         self._openers = SlotQueue(self._free_slots)
         self._ours = 0
@@ -422,43 +418,36 @@ class CommonChannels:
 
     def incoming(self) -> AsyncIterator[Channel]:
         self._use_common()
-        if self._channels is None:
-            self._channels = Backlog(lambda channel: None)
-            self._claim_all(self._channels)
+        self._claim_all(self._channels)
         return self._channels
 
     def receivers(self) -> AsyncIterator[Receiver]:
         if self.is_common:
             raise LocalProtocolError("this link carries common channels: they come from incoming()")
-        if self._receivers is None:
-            self._receivers = Backlog(lambda receiver: None)
-            self._claim_all(self._receivers)
+        self._claim_all(self._receivers)
         return self._receivers
 
     def _use_common(self) -> None:
         """Treat the peer's channels as common ones from now on."""
         if self.is_common:
             return
-        if self._receivers is not None:
+        if self._iterated is self._receivers:
             raise LocalProtocolError("the channels of this link are taken by receivers()")
         if self._space == 1:
             raise Unsupported("channel ids of 0 bytes name one channel: use sender(0) and receiver(0)")
         self.is_common = True
 
     def _claim_all(self, backlog: Backlog[Channel] | Backlog[Receiver]) -> None:
-        for id in [*self._unclaimed]:
-            if self._claim(id):
-                self.replay(id)
-        if self._has_ended:
-            backlog.ended(self._end)
+        if self._iterated is None:
+            self._iterated = backlog
+            for id in [*self._unclaimed]:
+                if self._claim(id):
+                    self.replay(id)
 
     def ended(self, error: ErrorMaker | None) -> None:
         """End `incoming` and `receivers`, and let those who wait to open find out."""
-        if not self._has_ended:
-            self._has_ended, self._end = True, error
-        for backlog in (self._channels, self._receivers):
-            if backlog is not None:
-                backlog.ended(error)
+        self._channels.ended(error)
+        self._receivers.ended(error)
         self.wake_openers()
 
     def wake_openers(self) -> None:
@@ -491,10 +480,10 @@ class CommonChannels:
 
     def _claim(self, id: int) -> bool:
         """Hand a channel that is not claimed to the iterator, if there is one that takes it."""
-        if self._channels is not None and self._is_theirs(id):
-            self._channels.put(self._accept(id))
-        elif self._channels is None and self._receivers is not None:
+        if self._iterated is self._receivers:
             self._receivers.put(self._make_receiver(id))
+        elif self._iterated is not None and self._is_theirs(id):
+            self._channels.put(self._accept(id))
         return id not in self._unclaimed
 
     def _is_theirs(self, id: int) -> bool:

@@ -1,4 +1,4 @@
-"""What senders, receivers and channels need of their link: its engine, the present connection, and their tables."""
+"""What senders, receivers and channels need of their link: its engine and connection, their tables, and the errors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Protocol
 
 import trio
 
-from muxkit._limits import Limits
-from muxkit._observer import Observer
-from muxkit.protocols.relink.config import Config
+from muxkit._errors import MuxError
 from muxkit.protocols.relink.engine.engine import LinkEngine
-from muxkit.protocols.relink.engine.events import Arrived, Committed, Consumed, Event, Received, Uncommitted
-from muxkit.runtime import ErrorMaker, OutboxBudget, Reading, StreamPump
-
-Acknowledged = Received | Consumed | Committed | Uncommitted
+from muxkit.protocols.relink.engine.events import Acknowledged, Arrived, EpochChanged, Event, LinkReplaced
+from muxkit.runtime import (
+    ChannelCancelled,
+    ChannelStopped,
+    ErrorMaker,
+    LinkLost,
+    OutboxBudget,
+    Reading,
+    StreamPump,
+)
 
 
 class Out(Protocol):
@@ -49,24 +53,10 @@ class In(Protocol):
 class Core:
     """The engine of a link, the connection that it has at the moment, if any, and who uses its channels."""
 
-    def __init__(
-        self,
-        config: Config,
-        limits: Limits,
-        observer: Observer | None,
-        *,
-        is_connector: bool,
-        on_events: Callable[[Sequence[Event]], None],
-    ) -> None:
-        self.engine = LinkEngine(config, is_connector=is_connector, limits=limits, observer=observer)
-        self.config = config
-        self.limits = self.engine.limits
-        self.is_connector = is_connector
-        ours = (config.connector_transactions, config.connector_id_size)
-        theirs = (config.listener_transactions, config.listener_id_size)
-        self.out_transactions, self.out_id_size = ours if is_connector else theirs
-        self.in_transactions, self.in_id_size = theirs if is_connector else ours
-        self.budget = OutboxBudget(limits.outbox, self.engine.waiting)
+    def __init__(self, engine: LinkEngine, on_events: Callable[[Sequence[Event]], None]) -> None:
+        self.engine = engine
+        self.limits = engine.limits
+        self.budget = OutboxBudget(engine.limits.outbox, engine.waiting)
         self.outs: dict[int, Out] = {}
         self.successors: dict[int, Out] = {}  # senders that wait until the channel's present use is closed
         self.ins: dict[int, In] = {}
@@ -74,7 +64,7 @@ class Core:
         self.pump: StreamPump[Event] | None = None
         self.error: ErrorMaker | None = None  # why the link is over
         self.moved = trio.lowlevel.ParkingLot()  # tasks that wait for any change
-        self.on_weight: Callable[[], None] = _nothing  # while absent: more is held, or less
+        self.on_weight: Callable[[], None] = lambda: None  # while absent: more is held, or less
         self.messages_received = 0
         self.messages_sent = 0
         self.deadline: float | None = None  # of the engine, when the pump's clock was last set
@@ -135,5 +125,71 @@ class Core:
         return None if self.pump is None else self.pump.reading
 
 
-def _nothing() -> None:
-    pass
+# --- the errors of links and their channels
+
+
+class LinkChanged(LinkLost):
+    """The listener no longer has our link: everything that was under way on it is gone.
+
+    `change` is the engine's event, with both epochs and link ids; `lost` counts messages of ours that were not
+    answered, so their fate is unknown. The session itself goes on with the new link, unless there is
+    none (`change.link_id` is 0, which only happens with `Config(require_link=True)`).
+    """
+
+    def __init__(self, change: LinkReplaced, *, peer: str = "") -> None:
+        why = "it is another instance" if isinstance(change, EpochChanged) else "it does not know the old one"
+        what = (
+            f"the listener has another link for us, since {why}"
+            if change.link_id
+            else "the listener has no link for us"
+        )
+        super().__init__(f"{what}; {change.lost} messages were not answered", by="peer", peer=peer)
+        self.change = change
+        self.lost = change.lost
+
+
+class LinkRefused(LinkLost):
+    """The peer ended one connection after another as soon as the link went on over it, so the link was given up.
+
+    Neither side got anything done on the last `connections` connections, each of which was over within a second. The
+    protocol has no word for a refusal: the peer's log may have the reason. The cause is the loss of the last one.
+    """
+
+    def __init__(self, connections: int, last: BaseException, *, peer: str = "", unsent: int = 0) -> None:
+        what = f"{connections} connections in a row were ended at once and brought nothing forward: the peer may refuse"
+        super().__init__(f"{what} to go on with the link; the last one: {last}", by="peer", peer=peer, unsent=unsent)
+        self.connections = connections
+        self.__cause__ = last
+
+
+class NotCommitted(MuxError):
+    """The peer could not process a message that was committed: it answered `uncommitted`."""
+
+    def __init__(self, channel: int, number: int) -> None:
+        super().__init__(f"channel {channel}: the peer answered message {number} with uncommitted")
+        self.channel = channel
+        self.number = number
+
+
+class RolledBackError(MuxError):
+    """The message was rolled back on our side, so there is no answer to it."""
+
+    def __init__(self, channel: int, number: int) -> None:
+        super().__init__(f"channel {channel}: message {number} was rolled back")
+        self.channel = channel
+        self.number = number
+
+
+# Of the common channels
+
+
+def cancelled() -> Exception:
+    return ChannelCancelled("the peer gave up on this channel before it was done")
+
+
+def stopped() -> Exception:
+    return ChannelStopped("the peer does not receive on this channel any more")
+
+
+def refused() -> Exception:
+    return ChannelStopped("the peer takes no new channels")

@@ -5,23 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import get_args
 
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
-from muxkit._observer import Observer
 from muxkit.protocols.relink._session.common import Channel, CommonChannels
-from muxkit.protocols.relink._session.core import Acknowledged, Core, In, Out
-from muxkit.protocols.relink._session.errors import LinkChanged, LinkRefused
-from muxkit.protocols.relink._session.receiver import Receiver
-from muxkit.protocols.relink._session.sender import Receipt, Sender, as_parts
-from muxkit.protocols.relink.config import Config
+from muxkit.protocols.relink._session.core import Core, In, LinkChanged, LinkRefused, Out
+from muxkit.protocols.relink._session.native import Receipt, Receiver, Sender, as_parts
+from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import (
+    Acknowledged,
     Arrived,
     ChannelClosed,
-    Committed,
-    Consumed,
     Ended,
     EpochChanged,
     Event,
@@ -31,11 +28,9 @@ from muxkit.protocols.relink.engine.events import (
     Opened,
     PeerShutDown,
     Ponged,
-    Received,
     Resumed,
     RolledBack,
     Silent,
-    Uncommitted,
     Writable,
 )
 from muxkit.runtime import (
@@ -64,9 +59,7 @@ SHORT_CONNECTION = 1.0  # s; a connection that ends sooner and brought nothing f
 MOST_REFUSALS = 50  # such connections in a row; bad weather alone makes dozens
 
 # Events that bring the application's work forward.
-PROGRESS = frozenset(
-    (Opened, Arrived, Ended, Received, Consumed, Committed, Uncommitted, RolledBack, ChannelClosed, PeerShutDown)
-)
+PROGRESS = frozenset((Opened, Arrived, Ended, *get_args(Acknowledged), RolledBack, ChannelClosed, PeerShutDown))
 
 _log = logging.getLogger("muxkit")
 
@@ -92,18 +85,10 @@ class Link(CommonSession):
     """
 
     def __init__(
-        self,
-        config: Config,
-        limits: Limits,
-        observer: Observer | None,
-        *,
-        is_connector: bool,
-        on_changed: OnChanged | None = None,
-        outage: Outage | None = None,
+        self, engine: LinkEngine, *, on_changed: OnChanged | None = None, outage: Outage | None = None
     ) -> None:
-        self.core = Core(config, limits, observer, is_connector=is_connector, on_events=self._dispatch)
-        self._engine = self.core.engine
-        self._observer = observer
+        self.core = Core(engine, self._dispatch)
+        self._engine = engine
         self._common = CommonChannels(self.core, self._shut_down_if_idle)
         self._on_changed = on_changed
         self._outage = outage
@@ -131,10 +116,7 @@ class Link(CommonSession):
         self._actions: dict[type, Callable[..., None]] = {
             Opened: self._on_opened,
             Ended: self._on_ended,
-            Received: self._on_acknowledged,
-            Consumed: self._on_acknowledged,
-            Committed: self._on_acknowledged,
-            Uncommitted: self._on_acknowledged,
+            **dict.fromkeys(get_args(Acknowledged), self._on_acknowledged),
             ChannelClosed: self._on_closed,
             Writable: self._on_writable,
             Ponged: lambda event: self._pings.answered(None),
@@ -153,7 +135,7 @@ class Link(CommonSession):
         """To send on a channel of ours. Its first message opens it; one sender at a time, and one more that waits until
         the channel's end is confirmed."""
         core = self.core
-        self._check_channel(channel, core.out_id_size)
+        self._check_channel(channel, core.engine.out_id_size)
         before = core.outs.get(channel)
         sender = Sender(core, channel)
         if before is None:
@@ -166,7 +148,7 @@ class Link(CommonSession):
 
     def receiver(self, channel: int = 0) -> Receiver:
         """To receive what the peer sends on this channel, now or once the peer opens it; one receiver at a time."""
-        self._check_channel(channel, self.core.in_id_size)
+        self._check_channel(channel, self.core.engine.in_id_size)
         if channel in self.core.ins:
             raise LocalProtocolError(f"channel {channel} has a receiver")
         return self._common.receiver(channel)
@@ -274,7 +256,7 @@ class Link(CommonSession):
         """
         await trio.lowlevel.checkpoint()
         core = self.core
-        if self._is_over:
+        if core.error is not None:
             return
         self._common.ended(None)
         self._common.announce_all()
@@ -283,7 +265,7 @@ class Link(CommonSession):
         with trio.move_on_after(grace):
             while self._common.live or any(one.is_live for one in self._senders()):
                 await core.moved.park()
-        if not self._is_over:
+        if core.error is None:
             with trio.CancelScope(shield=True):  # for some turns
                 await self._common.close_all(abort=True)
             for sender in self._senders():
@@ -295,10 +277,6 @@ class Link(CommonSession):
             self._engine.shutdown()
             self._common.wake_openers()
             self.core.after_command()
-
-    @property
-    def _is_over(self) -> bool:
-        return self.core.error is not None
 
     def _senders(self) -> list[Sender]:
         outs = (*self.core.outs.values(), *self.core.successors.values())
@@ -340,10 +318,10 @@ class Link(CommonSession):
             engine,
             on_events=self._dispatch,
             on_written=core.budget.wake_waiting,
-            on_lost=_nothing,
+            on_lost=lambda: None,
             queued=lambda: engine.outbox,
             outbox=engine.waiting,
-            observer=self._observer,
+            observer=engine.observer,
         )
         engine.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)
         core.pump = pump
@@ -541,7 +519,7 @@ class Link(CommonSession):
 
     def _shut_down_if_idle(self) -> None:
         """Answer the peer's shutdown once no channel is left, if all were common ones."""
-        is_asked = self._common.is_common and self._engine.has_peer_shut_down and not self._is_over
+        is_asked = self._common.is_common and self._engine.has_peer_shut_down and self.core.error is None
         if is_asked and not self._common.live and not self._senders():
             self._shut_down()
 
@@ -584,11 +562,7 @@ class Link(CommonSession):
     @property
     def _owes_the_application(self) -> bool:
         """True if received messages wait for our application."""
-        return bool(self._engine.owed_answers if self.core.in_transactions else self._engine.held_bytes)
-
-
-def _nothing() -> None:
-    pass
+        return bool(self._engine.owed_answers if self.core.engine.in_transactions else self._engine.held_bytes)
 
 
 def _never() -> Exception:

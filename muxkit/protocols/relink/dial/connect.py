@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+import attrs
 import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.protocols.relink._session.core import Core
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, OnChanged, living
 from muxkit.protocols.relink.config import Config
-from muxkit.protocols.relink.dial.handshake import (
+from muxkit.protocols.relink.dial.listen import (
+    Endpoint,
+    LinkHandler,
+    Listener,
     RequestReader,
-    answer,
-    ask,
+    listener,
     new_epoch,
     new_link_id,
     unknown,
 )
-from muxkit.protocols.relink.dial.listen import Endpoint, LinkHandler, Listener, listener
 from muxkit.protocols.relink.dial.urls import config_for, dial_of, join_endpoint, split_endpoint
-from muxkit.protocols.relink.engine.events import Refused
-from muxkit.protocols.relink.handshake import mismatch
+from muxkit.protocols.relink.engine.engine import LinkEngine
+from muxkit.protocols.relink.engine.events import Agreed, Failed, Refused
+from muxkit.protocols.relink.handshake import MOST_BYTES, ConnectorHandshake, mismatch
 from muxkit.runtime import (
     Backoff,
     Dial,
@@ -37,11 +39,13 @@ from muxkit.runtime import (
     Side,
     can_heal,
     close_at_once,
+    prefixed,
     protect_package,
     protected_manager,
     redial,
 )
 
+READ: Final = 64 * 1024  # bytes to ask for; packets may follow the answer at once
 SHORT_PAUSE = 0.1  # s; the most between short connections in a row, each of which brought something forward
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -75,34 +79,22 @@ def link(
     """
     dial, named = dial_of(where, options)
     outage = Outage()
-    mux = Link(
-        config_for(config, endpoint, named),
-        limits or Limits(),
-        observer,
-        is_connector=True,
-        on_changed=on_changed,
-        outage=outage,
-    )
-    dialling = _Dialling(mux, dial, backoff, on_failed, outage)
-
-    async def give_up() -> None:
-        if patience is not None:
-            await dialling.give_up_after(patience)
-
-    return living(mux, linger, dialling.run, give_up)
+    engine = LinkEngine(config_for(config, endpoint, named), is_connector=True, limits=limits, observer=observer)
+    mux = Link(engine, on_changed=on_changed, outage=outage)
+    dialling = _Dialling(mux, dial, backoff, on_failed, patience, outage)
+    return living(mux, linger, dialling.run, dialling.give_up)
 
 
+@attrs.define
 class _Dialling:
     """The loop that dials, runs a connection, and dials again."""
 
-    def __init__(
-        self, link: Link, dial: Dial, backoff: Backoff | None, on_failed: OnFailed | None, outage: Outage
-    ) -> None:
-        self._link = link
-        self._dial = dial
-        self._backoff = backoff
-        self._on_failed = on_failed
-        self._outage = outage
+    _link: Link
+    _dial: Dial
+    _backoff: Backoff | None
+    _on_failed: OnFailed | None
+    _patience: float | None
+    _outage: Outage
 
     async def run(self) -> None:
         try:
@@ -112,7 +104,7 @@ class _Dialling:
                 backoff=self._backoff,
                 on_failed=self._on_failed,
                 outage=self._outage,
-                heals=_heals,
+                heals=lambda error: not isinstance(error, RemoteProtocolError) and can_heal(error),
                 breath=SHORT_PAUSE,
             )
         except Exception as error:  # whatever dialling raises, tasks that wait for the link raise it
@@ -125,7 +117,7 @@ class _Dialling:
         if core.error is not None:
             return Ended.DONE
         try:
-            event, stream = await ask(stream, core)
+            event, stream = await ask(stream, core.engine)
         except (RemoteProtocolError, OSError, trio.TooSlowError, *BROKEN) as error:
             return error
         if isinstance(event, Refused):
@@ -144,8 +136,11 @@ class _Dialling:
         failure.__cause__ = link.last_loss()
         return failure
 
-    async def give_up_after(self, patience: float) -> None:
-        link, core = self._link, self._link.core
+    async def give_up(self) -> None:
+        """Give the link up after `patience` seconds without a connection."""
+        link, core, patience = self._link, self._link.core, self._patience
+        if patience is None:
+            return
         while True:
             with trio.move_on_after(patience) as scope:
                 while not link.works:
@@ -162,8 +157,36 @@ class _Dialling:
         link.lose_because(f"no connection for {patience:g} s{because}", by="network", cause=last)
 
 
-def _heals(error: Exception) -> bool:
-    return not isinstance(error, RemoteProtocolError) and can_heal(error)
+async def ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[Agreed | Refused, trio.abc.Stream]:
+    """Ask a listener for the link that `engine` has, or for a new one.
+
+    Raises `RemoteProtocolError` for an answer that breaks the rules, ConnectionError when the listener hangs up, as it
+    does about an endpoint that it does not know, TooSlowError, and Trio's errors of a stream that breaks.
+    """
+    handshake = ConnectorHandshake(
+        engine.config,
+        now=trio.current_time(),
+        epoch=engine.epoch,
+        link_id=engine.link_id,
+        limits=engine.limits,
+    )
+    with trio.move_on_after(engine.limits.handshake):
+        while True:
+            for buffer in handshake.buffers_to_send():
+                await stream.send_all(buffer)
+            data = await stream.receive_some(READ)
+            if not data:
+                raise ConnectionResetError(
+                    f"the listener hung up during the handshake; it may not know the endpoint "
+                    f"{engine.config.endpoint!r}, or not in this form"
+                )
+            handshake.receive_bytes(bytes(data), trio.current_time())
+            for event in handshake.events():
+                if isinstance(event, (Agreed, Refused)):
+                    return event, prefixed(stream, handshake.rest())
+                if isinstance(event, Failed):
+                    raise event.error
+    raise trio.TooSlowError(f"the handshake was not done within {engine.limits.handshake:g} s")
 
 
 Role = Literal["connector", "listener"]
@@ -184,13 +207,14 @@ async def session(
     A listener gives every connector a new link. `link` and `listen` are for links that outlive their connections.
     Raises `LinkLost` if the handshake fails.
     """
-    mux = Link(config_for(config), limits or Limits(), observer, is_connector=role == "connector")
-    core = mux.core
+    engine = LinkEngine(config_for(config), is_connector=role == "connector", limits=limits, observer=observer)
     try:
-        stream, epoch, link_id = await (_ask if role == "connector" else _answer)(stream, core)
+        stream, epoch, link_id = await (_ask if role == "connector" else _answer)(stream, engine)
     except BaseException:
         await close_at_once(stream)
         raise
+    mux = Link(engine)
+    core = mux.core
 
     async def run() -> None:
         await mux.run_connection(stream, epoch=epoch, link_id=link_id)
@@ -202,9 +226,9 @@ async def session(
         yield mux
 
 
-async def _ask(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, int, int]:
+async def _ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[trio.abc.Stream, int, int]:
     try:
-        event, stream = await ask(stream, core)
+        event, stream = await ask(stream, engine)
     except (RemoteProtocolError, OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
         by: Literal["peer", "network"] = "peer" if isinstance(error, RemoteProtocolError) else "network"
         raise LinkLost(str(error), by=by) from error
@@ -213,11 +237,11 @@ async def _ask(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, in
     return stream, event.epoch, event.link_id
 
 
-async def _answer(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream, int, int]:
-    reader = RequestReader(core.limits, core.config.versions)
+async def _answer(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[trio.abc.Stream, int, int]:
+    reader = RequestReader(engine.limits, engine.config.versions)
     try:
-        request, stream = await HandshakeQueue(core.limits, most=RequestReader.MOST).read_handshake(stream, reader)
-        error = unknown(request) if request.endpoint != core.config.endpoint else mismatch(request, core.config)
+        request, stream = await HandshakeQueue(engine.limits, most=MOST_BYTES).read_handshake(stream, reader)
+        error = unknown(request) if request.endpoint != engine.config.endpoint else mismatch(request, engine.config)
         if error is not None:
             raise error
     except RemoteProtocolError as error:
@@ -225,10 +249,10 @@ async def _answer(stream: trio.abc.Stream, core: Core) -> tuple[trio.abc.Stream,
     epoch, link_id = new_epoch(), new_link_id()
     if request.require_link and request.link_id:
         reader.handshake.refuse(epoch)
-        await answer(stream, reader, core.limits)
+        await reader.answer(stream)
         raise LinkLost("the connector requires a link that is not known here", by="peer")
     reader.handshake.accept(epoch, link_id)
-    if not await answer(stream, reader, core.limits):
+    if not await reader.answer(stream):
         raise LinkLost("the connection broke during the handshake", by="network")
     return stream, epoch, link_id
 

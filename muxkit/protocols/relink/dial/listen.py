@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
+import secrets
+import ssl
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import trio
@@ -16,20 +22,10 @@ from muxkit._observer import Observer, for_connection
 from muxkit._plugins import load_transport
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
 from muxkit.protocols.relink.config import Config
-from muxkit.protocols.relink.dial.handshake import (
-    HiddenKeys,
-    RequestReader,
-    answer,
-    fingerprint,
-    identity_of,
-    is_same,
-    new_epoch,
-    new_link_id,
-    unknown,
-)
 from muxkit.protocols.relink.dial.urls import PROTOCOL, config_for, place_of
-from muxkit.protocols.relink.engine.events import Requested
-from muxkit.protocols.relink.handshake import mismatch
+from muxkit.protocols.relink.engine.engine import LinkEngine
+from muxkit.protocols.relink.engine.events import Failed, Requested
+from muxkit.protocols.relink.handshake import LARGEST_LINK_ID, MOST_BYTES, ListenerHandshake, epoch_of, mismatch
 from muxkit.runtime import (
     Adopted,
     Backoff,
@@ -56,6 +52,88 @@ LINK_COST = 16 * 1024  # bytes that an absent link counts beside its messages an
 RETURNS = Backoff(first=0.1, most=5.0)
 
 _log = logging.getLogger("muxkit")
+
+
+# --- the handshake, and who connects
+
+
+class RequestReader:
+    """Reads a connector's request, for `HandshakeQueue.read_handshake`; decide on `handshake`, then `answer`."""
+
+    def __init__(self, limits: Limits, versions: tuple[int, ...] = (0,)) -> None:
+        self.handshake = ListenerHandshake(now=trio.current_time(), versions=versions, limits=limits)
+        self._seconds = limits.handshake
+
+    def receive_bytes(self, data: bytes) -> Requested | None:
+        self.handshake.receive_bytes(data, trio.current_time())
+        for event in self.handshake.events():
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Requested):
+                return event
+        return None
+
+    def bytes_to_send(self) -> bytes:
+        return b"".join(self.handshake.buffers_to_send())
+
+    def leftover(self) -> bytes:
+        return self.handshake.rest()
+
+    async def answer(self, stream: trio.abc.Stream) -> bool:
+        """Write the listener's answer; return False if the stream is broken or too slow."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(self._seconds):
+            await stream.send_all(self.bytes_to_send())
+            return True
+        return False
+
+
+def unknown(request: Requested) -> RemoteProtocolError:
+    return RemoteProtocolError(f"there is no endpoint {request.endpoint!r} here", rule="relink-H22")
+
+
+UNIDENTIFIED = b""
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """A stream with an authenticated peer: for TLS, the certificate whose private key the peer proved to own."""
+
+    @property
+    def identity(self) -> bytes | None: ...
+
+
+def identity_of(stream: trio.abc.Stream) -> bytes | None:
+    """`identity` of the stream, if it has that; of a `trio.SSLStream` the peer's certificate, if it was verified."""
+    if isinstance(stream, Identified):
+        return stream.identity
+    certificate = getattr(stream, "getpeercert", None)  # these two are passed on by it
+    context = getattr(stream, "context", None)
+    if certificate is None or context is None or context.verify_mode is ssl.CERT_NONE:
+        return None
+    proved: bytes | None = certificate(binary_form=True)
+    return proved
+
+
+def fingerprint(identity: bytes | None) -> bytes:
+    """Hash an identity to a fixed size, since one is kept with each link."""
+    return UNIDENTIFIED if identity is None else hashlib.sha256(identity).digest()
+
+
+def new_epoch() -> int:
+    return epoch_of(time.time())
+
+
+def new_link_id() -> int:
+    return 1 + secrets.randbelow(LARGEST_LINK_ID)
+
+
+def is_same(link_id: int, asked: int, owner: bytes, who: bytes) -> bool:
+    """Compare id and identity in a time that does not depend on where they differ."""
+    same_id = hmac.compare_digest(link_id.to_bytes(8, "little"), asked.to_bytes(8, "little"))
+    return hmac.compare_digest(owner, who) and same_id
+
+
+# --- the table of links
 
 
 @attrs.frozen
@@ -87,46 +165,31 @@ class _Kept:
     owner: bytes  # identity of the peer that made the link
     requests: int = 0  # connections that asked for it
 
-    @property
-    def weight(self) -> int:
+    def weigh(self) -> int:
         return LINK_COST + self.link.retained_bytes
 
+    def forgotten(self, why: Forgotten) -> None:
+        self.link.lose_because(f"the link was absent: {why.value}", by="local")
 
+
+@attrs.define(eq=False, kw_only=True)
 class Listener:
     """Hands each connection to its link; made by `listener`."""
 
-    def __init__(
-        self,
-        endpoints: Mapping[str, Endpoint],
-        nursery: trio.Nursery,
-        *,
-        keep: Keep,
-        limits: Limits,
-        observer: Observer | None,
-        linger: float,
-        identify: Identify,
-    ) -> None:
-        self._endpoints = endpoints
-        self._nursery = nursery
-        self._limits = limits
-        self._observer = observer
-        self._linger = linger
-        self._identify = identify
-        self._lobby = HandshakeQueue(limits, most=RequestReader.MOST)
-        self._keys = HiddenKeys()
-        self._links: Registry[bytes, _Kept] = Registry(
-            weigh=lambda kept: kept.weight,
-            forgotten=_forgotten,
-            most=keep.links,
-            most_bytes=keep.bytes,
-            most_age=keep.age,
-        )
-        self._serving: set[Link] = set()
-        self._ended = trio.lowlevel.ParkingLot()
-        self._is_draining = False
-        self.epoch = new_epoch()
-        """Microseconds since 1970 when this listener began; tells its connectors whether it is still the same."""
-        nursery.start_soon(self._links.expire)
+    _endpoints: Mapping[str, Endpoint]
+    _links: Registry[bytes, _Kept]
+    _nursery: trio.Nursery
+    _limits: Limits
+    _observer: Observer | None
+    _linger: float
+    _identify: Identify
+    _handshakes: HandshakeQueue
+    _secret: bytes = attrs.field(init=False, factory=partial(secrets.token_bytes, 32))
+    _serving: set[Link] = attrs.field(init=False, factory=set)
+    _ended: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _is_draining: bool = attrs.field(init=False, default=False)
+    epoch: int = attrs.field(init=False, factory=new_epoch)
+    """Microseconds since 1970 when this listener began; tells its connectors whether it is still the same."""
 
     @property
     def links(self) -> int:
@@ -152,7 +215,7 @@ class Listener:
         """One connection, until it is over; the stream is closed then. To be given to a server of streams."""
         try:
             reader = RequestReader(self._limits, self._versions)
-            request, rest = await self._lobby.read_handshake(stream, reader)
+            request, rest = await self._handshakes.read_handshake(stream, reader)
             await self._admit(rest, reader, request, fingerprint(self._identify(stream)))
         except (RemoteProtocolError, LinkLost) as error:
             _log.debug("a connection was not let in: %s", error)
@@ -167,25 +230,28 @@ class Listener:
 
     async def _admit(self, stream: trio.abc.Stream, reader: RequestReader, request: Requested, who: bytes) -> None:
         endpoint = self._endpoints.get(request.endpoint)
-        error = unknown(request) if endpoint is None else mismatch(request, endpoint.config)
-        if endpoint is None or error is not None:
-            raise error or unknown(request)
+        if endpoint is None:
+            raise unknown(request)
+        if (error := mismatch(request, endpoint.config)) is not None:
+            raise error
         while (key := self._find(request, who)) is not None:
             if await self._resume(stream, reader, key):
                 return
         if request.require_link and request.link_id:
             reader.handshake.refuse(self.epoch)
-            await answer(stream, reader, self._limits)
-            return
-        if self._is_draining:
-            return
-        await self._begin(stream, reader, endpoint, who)
+            await reader.answer(stream)
+        elif not self._is_draining:
+            await self._begin(stream, reader, endpoint, who)
+
+    def _key(self, link_id: int) -> bytes:
+        """Map a link id to a secret key, so that lookup time reveals nothing about the ids in the table."""
+        return hashlib.blake2b(link_id.to_bytes(8, "little"), key=self._secret).digest()
 
     def _find(self, request: Requested, who: bytes) -> bytes | None:
         """Give the key of the link that is asked for, if it exists and belongs to this identity and endpoint."""
         if not request.link_id or request.epoch != self.epoch:
             return None
-        key = self._keys.key(request.link_id)
+        key = self._key(request.link_id)
         kept = self._links.find(key)
         if kept is None or not is_same(kept.link_id, request.link_id, kept.owner, who):
             return None
@@ -206,46 +272,36 @@ class Listener:
                 if adopted.session.link.core.error is None:
                     is_there = True  # to be said first: a newer connection may end the block at any moment
                     reader.handshake.resume()
-                    await self._connect(stream, reader, adopted)
+                    if await reader.answer(stream):
+                        await self._connect(stream, adopted)
                 else:
                     adopted.forget()
         return is_there
 
     async def _begin(self, stream: trio.abc.Stream, reader: RequestReader, endpoint: Endpoint, who: bytes) -> None:
         link_id = new_link_id()
-        key = self._keys.key(link_id)
+        key = self._key(link_id)
         observer = for_connection(self._observer, endpoint.config.endpoint or "link")
-        link = Link(endpoint.config, self._limits, observer, is_connector=False)
+        link = Link(LinkEngine(endpoint.config, is_connector=False, limits=self._limits, observer=observer))
         link.core.on_weight = lambda: self._links.reweigh(key)
         kept = _Kept(link, link_id, endpoint.config.endpoint, who)
         async with self._links.adopt(key, make=lambda: kept) as adopted:
             reader.handshake.accept(self.epoch, link_id)
-            await self._connect(stream, reader, adopted, on_answered=lambda: self._serve(link, endpoint, key))
-
-    async def _connect(
-        self,
-        stream: trio.abc.Stream,
-        reader: RequestReader,
-        adopted: Adopted[_Kept],
-        on_answered: Callable[[], None] | None = None,
-    ) -> None:
-        if not await answer(stream, reader, self._limits):
-            if on_answered is not None:
+            if not await reader.answer(stream):
                 adopted.forget()  # the connector never learned of the link
-            return
+                return
+            self._serving.add(link)
+            self._nursery.start_soon(self._run, link, endpoint, key)
+            await self._connect(stream, adopted)
+
+    async def _connect(self, stream: trio.abc.Stream, adopted: Adopted[_Kept]) -> None:
         link = adopted.session.link
-        if on_answered is not None:
-            on_answered()
         if link.core.error is None:
             await link.run_connection(stream, epoch=self.epoch, link_id=adopted.session.link_id)
         if link.core.error is not None:
             adopted.forget()
 
     # --- links
-
-    def _serve(self, link: Link, endpoint: Endpoint, key: bytes) -> None:
-        self._serving.add(link)
-        self._nursery.start_soon(self._run, link, endpoint, key)
 
     async def _run(self, link: Link, endpoint: Endpoint, key: bytes) -> None:
         try:
@@ -290,25 +346,31 @@ async def listener(
     named = {
         name: attrs.evolve(endpoint, config=config_for(endpoint.config, name)) for name, endpoint in endpoints.items()
     }
+    keep, limits = keep or Keep(), limits or Limits()
+    links: Registry[bytes, _Kept] = Registry(
+        weigh=_Kept.weigh, forgotten=_Kept.forgotten, most=keep.links, most_bytes=keep.bytes, most_age=keep.age
+    )
     async with background() as nursery:
+        nursery.start_soon(links.expire)
         yield Listener(
-            named,
-            nursery,
-            keep=keep or Keep(),
-            limits=limits or Limits(),
+            endpoints=named,
+            links=links,
+            nursery=nursery,
+            limits=limits,
             observer=observer,
             linger=linger,
             identify=identify,
+            handshakes=HandshakeQueue(limits, most=MOST_BYTES),
         )
 
 
+@attrs.define(eq=False)
 class Listening:
     """A running listener; made by `listen`."""
 
-    def __init__(self, listener: Listener, scope: trio.CancelScope, urls: tuple[str, ...]) -> None:
-        self._scope = scope
-        self.listener = listener
-        self.urls = urls
+    listener: Listener
+    urls: tuple[str, ...]
+    _scope: trio.CancelScope
 
     @property
     def url(self) -> str:
@@ -356,7 +418,7 @@ async def listen(
                     )
                 )
                 urls = tuple(place.url(address, only) for address in addresses)
-                task_status.started(Listening(ours, scope, urls))
+                task_status.started(Listening(ours, urls, scope))
 
 
 def _services(
@@ -370,10 +432,6 @@ def _services(
     if not endpoints:
         raise ValueError("a listener needs an endpoint")
     return endpoints
-
-
-def _forgotten(kept: _Kept, why: Forgotten) -> None:
-    kept.link.lose_because(f"the link was absent: {why.value}", by="local")
 
 
 async def _shut_down(link: Link, grace: float) -> None:

@@ -31,7 +31,7 @@ SHUTDOWN: Final = encode_general(General.SHUTDOWN)
 CHANNEL_PRICE = 6 * 1024  # bytes of memory for a channel each way, its session objects and a task that handles it
 
 
-class LinkEngine:
+class LinkEngine(LinkState):
     """One end of a link; a `StreamEngine` between `connection_made` and `connection_lost`, as often as need be.
 
     A command either does all of its work or raises `LocalProtocolError` and changes nothing. Numbers of messages
@@ -49,25 +49,20 @@ class LinkEngine:
         observer: Observer | None = None,
     ) -> None:
         config, limits = config or Config(), (limits or Limits()).at_price(CHANNEL_PRICE)
-        link = LinkState(config, limits, observer, is_connector=is_connector)
-        self.config = config
-        self.limits = limits
-        self.is_connector = is_connector
-        self._link = link
-        self._ours = ours = OurChannels(link)
-        self._theirs = theirs = PeerChannels(link)
-        self._observer = observer
+        super().__init__(config, limits, observer, is_connector=is_connector)
+        self._ours = ours = OurChannels(self)
+        self._theirs = theirs = PeerChannels(self)
         self._bounds = bounds_of(config, is_connector=is_connector, message=limits.message)
-        self._parser = Parser(link, ours, theirs, self._bounds)
+        self._parser = Parser(self, ours, theirs, self._bounds)
         self._keepalive: Keepalive[Timer] = Keepalive(
-            link.deadlines,
+            self.deadlines,
             Timer.KEEPALIVE,
             Timer.ANSWER,
             interval=config.keepalive,
             timeout=config.keepalive_timeout,
         )
         self._stall: StallWatch[Timer] = StallWatch(
-            link.deadlines, Timer.STALL, seconds=limits.stall, least=limits.stall_bytes
+            self.deadlines, Timer.STALL, seconds=limits.stall, least=limits.stall_bytes
         )
         self._is_watching = False  # a packet was unfinished behind the last read
         self.frames_at_once = sys.maxsize
@@ -87,7 +82,6 @@ class LinkEngine:
         self.send = ours.send
         self.try_send = ours.try_send
         self.try_send_all = ours.try_send_all
-        self.send_many = ours.send_many
         self.multicast = ours.multicast
         self.fits = ours.fits
         self.check_targets = ours.check_targets
@@ -100,38 +94,6 @@ class LinkEngine:
         self.uncommitted = theirs.uncommitted
 
     # --- what is known
-
-    @property
-    def epoch(self) -> int:
-        """The listener's epoch, to be sent with the next request; 0 before there is a link."""
-        return self._link.epoch
-
-    @property
-    def link_id(self) -> int:
-        """The id of the link; 0 before there is one."""
-        return self._link.link_id
-
-    @property
-    def over(self) -> bool:
-        """True once the link has finished or failed: each command raises."""
-        return self._link.over
-
-    @property
-    def is_connected(self) -> bool:
-        return self._link.connected
-
-    @property
-    def is_resumed(self) -> bool:
-        """True if connected and, on a resumed link, the peer's resume has come."""
-        return self._link.is_free
-
-    @property
-    def is_shutting_down(self) -> bool:
-        return self._link.wants_shutdown
-
-    @property
-    def has_peer_shut_down(self) -> bool:
-        return self._link.peer_shut_down
 
     @property
     def outbox(self) -> int:
@@ -166,7 +128,7 @@ class LinkEngine:
     @property
     def owes_control(self) -> bool:
         """True if pings, pongs, acks or a resume wait to be written. Cheaper than `has_output`."""
-        theirs, probes = self._theirs, self._link.probes
+        theirs, probes = self._theirs, self.probes
         if probes.pongs or probes.pings or theirs.dirty or theirs.resume_left or theirs.unopened:
             return True
         return bool(probes.unproven) and probes.may_ask
@@ -198,30 +160,34 @@ class LinkEngine:
 
         If it names another link than ours, everything about ours is gone: `LinkReplaced` or `EpochChanged`.
         """
-        link = self._link
-        link.check_alive()
-        if link.connected:
+        self.check_alive()
+        if self.is_connected:
             raise LocalProtocolError("there is a connection already; connection_lost comes first")
         if not link_id or not epoch:
             raise LocalProtocolError(f"epoch {epoch} and link id {link_id} name no link")
-        link.now = now
-        resumed = (epoch, link_id) == (link.epoch, link.link_id)
-        if link.link_id and not resumed:
+        self.now = now
+        resumes = (epoch, link_id) == (self.epoch, self.link_id)
+        if self.link_id and not resumes:
             self._replace(epoch, link_id)
-        link.epoch, link.link_id = epoch, link_id
+        self.epoch, self.link_id = epoch, link_id
         self._parser.restart()
-        link.connect(resumed=resumed)
+        self.is_connected, self.resumes = True, resumes
+        self.peer_resumed = self.told_resume = not resumes
+        self.shutdown_written = False
+        self.observe_state("link", "connected")
+        self.probes.reset()
         self._ours.connect()
         self._theirs.connect()
         self._keepalive.start(now)
 
     def connection_lost(self, now: float) -> None:
         """End the connection: bytes that were pulled may not have arrived. Does nothing without a connection."""
-        link = self._link
-        if link.connected:
-            link.now = now
+        if self.is_connected:
+            self.now = now
             self._stall.stop()
-            link.disconnect()
+            self.is_connected = False
+            for timer in Timer:
+                self.deadlines.stop(timer)
             self._ours.disconnect()
             self._theirs.disconnect()
             self._parser.restart()
@@ -229,37 +195,37 @@ class LinkEngine:
 
     def link_lost(self, now: float, *, epoch: int = 0) -> None:
         """Drop the link after `Refused`: the listener does not know it. A new one may follow."""
-        self._link.check_alive()
-        self._link.now = now
-        if self._link.link_id:
+        self.check_alive()
+        self.now = now
+        if self.link_id:
             self._replace(epoch, 0)
-            self._link.epoch = 0
+            self.epoch = 0
 
     def _replace(self, epoch: int, link_id: int) -> None:
-        link = self._link
-        event = LinkReplaced if epoch == link.epoch else EpochChanged
-        told = event(link.epoch, link.link_id, epoch, link_id, self._ours.unanswered)
+        event = LinkReplaced if epoch == self.epoch else EpochChanged
+        told = event(self.epoch, self.link_id, epoch, link_id, self._ours.unanswered)
         watched = [*self._ours.watchers]
-        for part in (link, self._ours, self._theirs):
-            part.reset()
-        link.link_id = link_id
-        link.events.append(told)
-        link.events.extend(Writable(channel) for channel in watched)
+        self._reset()
+        self._ours.reset()
+        self._theirs.reset()
+        self.link_id = link_id
+        self.happened.append(told)
+        self.happened.extend(Writable(channel) for channel in watched)
 
     # --- the stream
 
     def receive_bytes(self, data: bytes, now: float) -> None:
         """Parse received bytes; never raises."""
-        link, parser = self._link, self._parser
-        if link.over or not link.connected:
+        parser = self._parser
+        if self.over or not self.is_connected:
             return
-        link.now = now
+        self.now = now
         failure = parser.feed(data, self.frames_at_once)
         self.unparsed = parser.unparsed
         if failure is not None:
             self._stop(Failed(failure))
-            if self._observer is not None:
-                self._observer.error(failure)
+            if self.observer is not None:
+                self.observer.error(failure)
             return
         self._keepalive.heard(now)
         if parser.is_mid_packet:
@@ -268,51 +234,50 @@ class LinkEngine:
         elif self._is_watching:
             self._is_watching = False
             self._stall.stop()
-        if link.peer_shut_down:
+        if self.has_peer_shut_down:
             self._check_finished()
 
     def receive_eof(self, now: float) -> None:
         """Report the end of the stream; `connection_lost` is still to be called."""
-        if self._link.connected and not self._link.over:
-            self._link.events.append(HungUp(clean=not self._parser.is_mid_packet))
+        if self.is_connected and not self.over:
+            self.happened.append(HungUp(clean=not self._parser.is_mid_packet))
 
     def events(self) -> Sequence[Event]:
-        events = self._link.events
+        events = self.happened
         if not events:
             return ()
-        self._link.events = []
+        self.happened = []
         self._theirs.fresh.clear()
         return events
 
     def has_output(self) -> bool:
-        link = self._link
-        if link.over or not link.connected:
+        if self.over or not self.is_connected:
             return False
         if self._ours.scheduler.line or self.owes_control:
             return True
-        return link.wants_shutdown and self._may_write_shutdown
+        return self.is_shutting_down and self._may_write_shutdown
 
     def buffers_to_send(self, limit: int = 256 * 1024) -> list[Buffer]:
-        link, out = self._link, list[Buffer]()
-        if link.over or not link.connected:
+        out = list[Buffer]()
+        if self.over or not self.is_connected:
             return out
         written = self._write_control(limit, out) if self.owes_control else 0
         if written < limit:
             self._ours.scheduler.pull(limit - written, out)
-            if link.probes.wants_proof and not (self._theirs.dirty or self._theirs.resume_left):
-                link.probes.write_proof(out)
-        if link.wants_shutdown:
+            if self.probes.wants_proof and not (self._theirs.dirty or self._theirs.resume_left):
+                self.probes.write_proof(out)
+        if self.is_shutting_down:
             if self._may_write_shutdown:
-                link.shutdown_written = True
+                self.shutdown_written = True
                 out.append(SHUTDOWN)
             self._check_finished()
-        if self._observer is not None:
-            observe_written(self._observer, out, self._bounds)
+        if self.observer is not None:
+            observe_written(self.observer, out, self._bounds)
         return out
 
     def _write_control(self, limit: int, out: list[Buffer]) -> int:
         """Write what is owed, before messages; about `limit` bytes at most."""
-        theirs, probes = self._theirs, self._link.probes
+        theirs, probes = self._theirs, self.probes
         written = probes.write(limit, out) if probes.pongs or probes.pings else 0
         if written < limit:
             written += theirs.write(limit - written, out)
@@ -323,48 +288,47 @@ class LinkEngine:
     @property
     def _may_write_shutdown(self) -> bool:
         """True if shutdown, once it is wanted, can be written: behind the first message of each of our channels."""
-        return not (self._link.shutdown_written or self._ours.unannounced)
+        return not (self.shutdown_written or self._ours.unannounced)
 
     def _stop(self, last: Event) -> None:
-        self._link.events.append(last)
-        self._link.over = True
+        self.happened.append(last)
+        self.over = True
         self.unparsed = 0
 
     def _check_finished(self) -> None:
         """Once both sides are shutting down acks do not wait, and when nothing is open the link is over."""
-        link, ours, theirs = self._link, self._ours, self._theirs
-        if not (link.peer_shut_down and link.wants_shutdown) or link.over:
+        ours, theirs = self._ours, self._theirs
+        if not (self.has_peer_shut_down and self.is_shutting_down) or self.over:
             return
-        if link.connected:
+        if self.is_connected:
             theirs.make_all_due()
-        waits = ours.retained or ours.closing or theirs.bytes or theirs.unanswered or link.probes.ending
-        if link.shutdown_written and theirs.is_clear and not waits:
+        waits = ours.retained or ours.closing or theirs.bytes or theirs.unanswered or self.probes.ending
+        if self.shutdown_written and theirs.is_clear and not waits:
             self._stop(Finished())
 
     # --- time
 
     def next_deadline(self) -> float | None:
-        return None if self._link.over else self._link.deadlines.next
+        return None if self.over else self.deadlines.next
 
     def handle_deadline(self, now: float) -> None:
-        link = self._link
-        if link.over:
+        if self.over:
             return
-        link.now = now
-        for timer in link.deadlines.expired(now):
-            if link.observer is not None:
-                link.observer.timer(timer.value)
+        self.now = now
+        for timer in self.deadlines.expired(now):
+            if self.observer is not None:
+                self.observer.timer(timer.value)
             if timer is Timer.ACKS:
                 self._theirs.make_all_due()
             elif timer is Timer.KEEPALIVE:
                 if self._keepalive.is_due(now):
-                    link.probes.pings.append(Purpose.ALIVE)
+                    self.probes.pings.append(Purpose.ALIVE)
                     self._keepalive.asked(now)
             elif timer is Timer.ANSWER:
-                link.events.append(Silent(self._keepalive.silence(now)))
+                self.happened.append(Silent(self._keepalive.silence(now)))
                 return
             elif self._stall.shortfall(self._parser.offset) is not None:
-                link.events.append(Silent(self.limits.stall, stalled=True))
+                self.happened.append(Silent(self.limits.stall, stalled=True))
                 return
             else:
                 self._stall.watch(now, self._parser.offset)
@@ -373,12 +337,12 @@ class LinkEngine:
 
     def ping(self) -> None:
         """Send a ping; `Ponged` comes with the answer, unless the connection is lost before."""
-        self._link.check_alive()
-        if not self._link.connected:
+        self.check_alive()
+        if not self.is_connected:
             raise LocalProtocolError("there is no connection to ping on")
-        self._link.probes.pings.append(Purpose.ASKED)
+        self.probes.pings.append(Purpose.ASKED)
 
     def shutdown(self) -> None:
         """Open no more channels; `Finished` comes once the peer has done the same and everything is answered."""
-        self._link.check_alive()
-        self._link.wants_shutdown = True
+        self.check_alive()
+        self.is_shutting_down = True

@@ -200,15 +200,14 @@ class Failed:
 
 HandshakeEvent = Requested | Agreed | Refused | HungUp | Failed
 
+Acknowledged = Received | Consumed | Committed | Uncommitted
+
 Event = (
     Opened
     | Arrived
     | Ended
     | RolledBack
-    | Received
-    | Consumed
-    | Committed
-    | Uncommitted
+    | Acknowledged
     | ChannelClosed
     | Writable
     | Ponged

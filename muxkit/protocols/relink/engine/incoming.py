@@ -6,17 +6,16 @@ event, and stays here until it is consumed: a receiver that is opened anew gets 
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Final
 
-import attrs
-
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
-from muxkit.core import NO_QUEUE, Buffer
+from muxkit.core import NO_QUEUE, Buffer, Ranges
 from muxkit.protocols.relink.engine.events import Arrived, Ended, Opened, RolledBack
-from muxkit.protocols.relink.engine.link import LinkState, Timer, advance, counts_of, resolve
+from muxkit.protocols.relink.engine.link import LinkState, Run, Timer, advance, counts_of, extend, resolve
 from muxkit.protocols.relink.frames import (
     SMALL_MOST,
     Ack,
@@ -25,8 +24,8 @@ from muxkit.protocols.relink.frames import (
     Operation,
     OperationPacket,
     Parts,
-    encode_ack,
     encode_general,
+    encode_notice,
     message_cost,
 )
 
@@ -36,20 +35,7 @@ SIZED_ACKS: Final = 2  # a window of bytes
 LARGE_LEAST: Final = SMALL_MOST + 1  # bytes of a part whose size takes eight bytes
 
 
-@attrs.define
-class Run:
-    """A run of equal answers through a number; it begins behind the run before it."""
-
-    ack: Ack
-    through: int
-
-
-@attrs.define
-class Span:
-    """A range of committed messages that the application has not answered."""
-
-    first: int
-    last: int
+NO_SPANS: Final = Ranges(0)  # of channels without transactions; nothing is ever added
 
 
 class Incoming:
@@ -98,7 +84,7 @@ class Incoming:
         self.told_received = none
         self.told_consumed = none
         self.told_answer = none
-        self._told_last: Ack | None = None
+        self._told_last: Operation | Ack | None = None
         self._again = False  # the next answer is told with its number
         # Messages from `consumed` + 1 on: those that were given to the application, with the window bytes of one that
         # was rolled back in its place, then those on which the peer has not decided.
@@ -107,7 +93,8 @@ class Incoming:
         self.room = link.config.window
         self.bytes = 0
         self.unacked = 0  # bytes consumed that the peer was not told of
-        self.spans: deque[Span] = deque() if link.in_transactions else NO_QUEUE
+        # Committed messages that the application has not answered; the window bounds them.
+        self.spans = Ranges(sys.maxsize) if link.in_transactions else NO_SPANS
         self.answers: deque[Run] = deque() if link.in_transactions else NO_QUEUE  # to be told
         # Told or not, and the peer may not know them.
         self.outcomes: deque[Run] = deque() if link.in_transactions else NO_QUEUE
@@ -138,12 +125,7 @@ class Incoming:
             self.held.extend(messages)
         else:
             self.kept.extend(messages)
-            event = theirs.fresh.get(self.channel)
-            if event is not None:
-                event.messages += messages
-            else:
-                event = theirs.fresh[self.channel] = Arrived(self.channel, self.arrived - count + 1, messages)
-                self.link.events.append(event)
+            self.give(self.arrived - count + 1, messages)
         if self.arrived - max(self.told_received, self.told_consumed) >= theirs.ack_count:
             theirs.make_due(self)
         elif not self.owing:
@@ -151,23 +133,23 @@ class Incoming:
 
     def give(self, first: int, messages: list[Parts]) -> None:
         """Report messages; what comes before the event is fetched is added to it."""
-        event = self.theirs.fresh[self.channel] = Arrived(self.channel, first, messages)
-        self.link.events.append(event)
+        event = self.theirs.fresh.get(self.channel)
+        if event is not None:
+            event.messages += messages
+        else:
+            event = self.theirs.fresh[self.channel] = Arrived(self.channel, first, messages)
+            self.link.happened.append(event)
 
     def rewind(self) -> None:
         """Report everything again that is not consumed."""
         fresh = self.theirs.fresh.pop(self.channel, None)
         if fresh is not None:
-            self.link.events[:] = [event for event in self.link.events if event is not fresh]
-        run: list[Parts] = []
+            self.link.happened[:] = [event for event in self.link.happened if event is not fresh]
         for number, parts in enumerate(self.kept, self.consumed + 1):
             if isinstance(parts, int):
-                run = []
                 self.theirs.fresh.pop(self.channel, None)
             else:
-                run.append(parts)
-                if len(run) == 1:
-                    self.give(number, run)
+                self.give(number, [parts])
 
     # --- what the sender decides: find out what is meant, which may raise, and later take it
 
@@ -190,27 +172,20 @@ class Incoming:
 
     def decide(self, operation: Operation, through: int) -> None:
         """Apply a decision through the number that `meant` gave: give held messages, or drop them."""
-        held, fresh = self.held, self.theirs.fresh
         first = self.decided + 1
         self.decided = through
         self.replaying = False
-        messages = [held.popleft() for _ in range(through + 1 - first)]
+        messages = [self.held.popleft() for _ in range(through + 1 - first)]
         if operation is Operation.ROLLBACK:
-            fresh.pop(self.channel, None)  # what follows is reported apart
+            self.theirs.fresh.pop(self.channel, None)  # what follows is reported apart
             self.kept.extend(map(self.weigh, messages))
-            self.link.events.append(RolledBack(self.channel, through))
+            self.link.happened.append(RolledBack(self.channel, through))
             self._pass_rolled_back()
             return
         self.kept.extend(messages)
-        if self.spans and self.spans[-1].last + 1 == first:
-            self.spans[-1].last = through
-        else:
-            self.theirs.unanswered += not self.spans
-            self.spans.append(Span(first, through))
-        if self.channel in fresh:
-            fresh[self.channel].messages += messages
-        else:
-            self.give(first, messages)
+        self.theirs.unanswered += not self.spans
+        self.spans.add_range(first, through)
+        self.give(first, messages)
 
     def check_close(self, count: int) -> None:
         what = f"close on channel {self.channel}"
@@ -227,7 +202,7 @@ class Incoming:
         if not self.ended:  # it may have come before, on an earlier connection
             self.ended = True
             self.direct = False
-            self.link.events.append(Ended(self.channel))
+            self.link.happened.append(Ended(self.channel))
         self.confirm_end()
 
     # --- what the application does
@@ -279,36 +254,25 @@ class Incoming:
 
     def _pass_rolled_back(self) -> None:
         """Consume rolled-back messages, once everything before them is."""
-        count = 0
-        for parts in self.kept:
-            if not isinstance(parts, int):
-                break
-            count += 1
+        count = next((index for index, parts in enumerate(self.kept) if not isinstance(parts, int)), len(self.kept))
         self.consume(self.consumed + count)
 
     def check_answer(self, through: int) -> None:
         if not self.link.in_transactions:
             raise LocalProtocolError(f"channel {self.channel} has no transactions")
         self.check_given(through)
-        if not any(span.first <= through <= span.last for span in self.spans):
+        if through not in self.spans:
             raise LocalProtocolError(f"channel {self.channel}: no message {through} waits for an answer")
 
     def answer(self, ack: Ack, through: int) -> None:
         """Answer the messages through this one; they count as consumed."""
-        link, spans = self.link, self.spans
-        while spans and spans[0].last <= through:
-            spans.popleft()
-        if spans and spans[0].first <= through:
-            spans[0].first = through + 1
-        self.theirs.unanswered -= not spans
+        link = self.link
+        self.spans.discard_below(through + 1)
+        self.theirs.unanswered -= not self.spans
         oldest = self.arrived - link.config.window  # what came before it is known, or the window were full
         self._forget_outcomes(oldest)
-        for runs in (self.answers, self.outcomes):
-            if runs and runs[-1].ack is ack:
-                runs[-1].through = through
-            else:
-                runs.append(Run(ack, through))
-                link.outcomes += runs is self.outcomes
+        extend(self.answers, ack, through)
+        link.outcomes += extend(self.outcomes, ack, through)
         self.theirs.touch(self)
         self.consume(through)
         self.confirm_end()
@@ -327,7 +291,7 @@ class Incoming:
         """
         if self.close_came and not self.done and self.consumed == self.arrived and not self.spans:
             self.done = not self.outcomes
-            if not self.link.connected:
+            if not self.link.is_connected:
                 if self.done:
                     self.theirs.forget(self)
             elif self.done:
@@ -343,7 +307,7 @@ class Incoming:
             return 0
         written = 0
         if self.answers:
-            written += self._write_answers(self.answers, out)
+            written += self._write_answers(out)
             self.link.probes.prove(self)
         if self.due or self.done:
             self.due = False
@@ -361,17 +325,17 @@ class Incoming:
             written += self._write(Ack.CLOSED, 0, out, is_next=True)
         return written
 
-    def _write_answers(self, runs: deque[Run], out: list[Buffer]) -> int:
+    def _write_answers(self, out: list[Buffer]) -> int:
         written = 0
-        while runs:
-            run = runs.popleft()
-            is_next = not self._again and run.through == self.told_answer + 1 and self._told_last in (None, run.ack)
-            written += self._write(run.ack, run.through, out, is_next=is_next)
-            self.told_answer, self._told_last, self._again = run.through, run.ack, False
+        while self.answers:
+            run = self.answers.popleft()
+            is_next = not self._again and run.through == self.told_answer + 1 and self._told_last in (None, run.kind)
+            written += self._write(run.kind, run.through, out, is_next=is_next)
+            self.told_answer, self._told_last, self._again = run.through, run.kind, False
         return written
 
-    def _write(self, ack: Ack, number: int, out: list[Buffer], *, is_next: bool) -> int:
-        packet = encode_ack(ack, (self.channel,), self.link.in_id_size, None if is_next else number)
+    def _write(self, ack: Operation | Ack, number: int, out: list[Buffer], *, is_next: bool) -> int:
+        packet = encode_notice(ack, (self.channel,), self.link.in_id_size, None if is_next else number)
         out.append(packet)
         return len(packet)
 
@@ -385,8 +349,8 @@ class Incoming:
         if self.answers:
             self.answers.clear()
         for run in self.outcomes:
-            written += self._write(run.ack, run.through, out, is_next=False)
-            self.told_answer, self._told_last = run.through, run.ack
+            written += self._write(run.kind, run.through, out, is_next=False)
+            self.told_answer, self._told_last = run.through, run.kind
         if self.outcomes:
             # If it was closed, the pong may then come with the repeated close, and not a round trip later.
             (self.link.probes.end_when_proven if self.ended else self.link.probes.prove)(self)
@@ -395,9 +359,9 @@ class Incoming:
         return written
 
     def connect(self) -> None:
-        self.known = not self.link.resumed
+        self.known = not self.link.resumes
         self.direct = self.known and not self.ended
-        self.replaying = self.link.resumed and self.link.in_transactions
+        self.replaying = self.link.resumes and self.link.in_transactions
         self.close_came = self.due = self.dirty = self.owing = False
 
     @property
@@ -447,10 +411,10 @@ class PeerChannels:
         self.owing: list[Incoming] = []  # whose acks wait for the timer
         self.unopened: dict[int, None] = {}  # closed by the peer without having been opened, and not yet confirmed
         self.resuming: deque[Incoming] = deque()
-        self.resume_left = self.link.resumed
+        self.resume_left = self.link.resumes
         for incoming in self.live.values():
             incoming.connect()
-        if self.link.resumed:
+        if self.link.resumes:
             self.resuming.extend(self.live.values())
 
     def disconnect(self) -> None:
@@ -535,7 +499,7 @@ class PeerChannels:
     def _check_opening(self, channel: int, new: int) -> None:
         link = self.link
         what = f"a message that opens channel {channel}"
-        if link.peer_shut_down:
+        if link.has_peer_shut_down:
             raise RemoteProtocolError(f"{what} after the shutdown", rule="relink-S04")
         if not link.told_resume:
             raise RemoteProtocolError(f"{what} before our resume", rule="relink-H35")
@@ -551,7 +515,7 @@ class PeerChannels:
             if incoming is None:
                 incoming = self.live[channel] = Incoming(channel, self)
                 link.observe_state(f"in {channel}", "open")
-                link.events.append(Opened(channel))
+                link.happened.append(Opened(channel))
             incoming.came([parts], weight)
         if link.observer is not None:
             for channel in channels:
@@ -573,15 +537,13 @@ class PeerChannels:
                 if operation is not Operation.CLOSE:
                     raise RemoteProtocolError(f"{what}, which is not open", rule="relink-O12")
                 unopened[channel] = None  # a close is tied to no message: there may never have been one
-                continue
-            if not incoming.known:
+            elif not incoming.known:
                 raise RemoteProtocolError(f"{what} before it was resumed", rule="relink-H35")
-            number = None
-            if operation is Operation.CLOSE:
+            elif operation is Operation.CLOSE:
                 incoming.check_close(count)
+                plans.append((incoming, None))
             else:
-                number = incoming.meant(operation, packet.sequence, count)
-            plans.append((incoming, number))
+                plans.append((incoming, incoming.meant(operation, packet.sequence, count)))
         owed = len(unopened.keys() | self.unopened.keys()) if unopened else 0
         if owed > link.limits.channels:
             what = f"close on {owed} channels without a message, and the peer does not read that they are closed"
@@ -598,12 +560,12 @@ class PeerChannels:
     def owe(self, incoming: Incoming) -> None:
         """Let the acks of a channel wait for the timer, unless both sides are shutting down."""
         link = self.link
-        if link.wants_shutdown and link.peer_shut_down:
+        if link.is_shutting_down and link.has_peer_shut_down:
             self.make_due(incoming)
             return
         incoming.owing = True
         self.owing.append(incoming)
-        if len(self.owing) == 1 and link.connected:
+        if len(self.owing) == 1 and link.is_connected:
             link.deadlines.set(Timer.ACKS, link.now + link.config.ack_delay)
 
     def make_due(self, incoming: Incoming) -> None:
@@ -612,7 +574,7 @@ class PeerChannels:
 
     def touch(self, incoming: Incoming) -> None:
         """Put a channel in line to write acks."""
-        if not incoming.dirty and self.link.connected:
+        if not incoming.dirty and self.link.is_connected:
             incoming.dirty = True
             self.dirty.append(incoming)
 
@@ -639,7 +601,7 @@ class PeerChannels:
             written += incoming.write_acks(out)
         if written < limit:
             for channel in self.unopened:
-                packet = encode_ack(Ack.CLOSED, (channel,), self.link.in_id_size)
+                packet = encode_notice(Ack.CLOSED, (channel,), self.link.in_id_size)
                 out.append(packet)
                 written += len(packet)
             self.unopened.clear()

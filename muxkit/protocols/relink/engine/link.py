@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, Protocol
 
+import attrs
+
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import Buffer, Deadlines, serial_add, serial_distance
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.engine.events import Event
-from muxkit.protocols.relink.frames import PART_OVERHEAD, General, encode_general
+from muxkit.protocols.relink.frames import PART_OVERHEAD, Ack, General, Operation, encode_general
 
 PING: Final = encode_general(General.PING)
 PONG: Final = encode_general(General.PONG)
@@ -38,12 +40,13 @@ class Timer(Enum):
 
 
 class LinkState:
-    """The state that our channels, the peer's channels and the connection share."""
+    """The state that our channels, the peer's channels and the connection share; the engine itself is one."""
 
     def __init__(self, config: Config, limits: Limits, observer: Observer | None, *, is_connector: bool) -> None:
         self.config = config
         self.limits = limits
         self.observer = observer
+        self.is_connector = is_connector
         sizes = (config.connector_id_size, config.listener_id_size)
         transactions = (config.connector_transactions, config.listener_transactions)
         self.out_id_size, self.in_id_size = sizes if is_connector else sizes[::-1]
@@ -56,24 +59,27 @@ class LinkState:
         extra = limits.message + limits.outbox + (16 + PART_OVERHEAD) * config.parts + 128
         self.held_most = limits.connection_bytes + extra
         self.outcomes_most = OUTCOMES_MOST
-        self.events: list[Event] = []
+        self.happened: list[Event] = []
         self.deadlines: Deadlines[Timer] = Deadlines()
         self.now = 0.0
         self.over = False
+        """True once the link has finished or failed: each command raises."""
         self.epoch = 0
+        """The listener's epoch, to be sent with the next request; 0 before there is a link."""
         self.link_id = 0
-        self.wants_shutdown = False
+        """The id of the link; 0 before there is one."""
+        self.is_shutting_down = False
         self.probes = Probes(self)
-        self.reset()
+        self._reset()
 
-    def reset(self) -> None:
+    def _reset(self) -> None:
         """Forget what belongs to one link."""
-        self.connected = False
-        self.resumed = False
+        self.is_connected = False
+        self.resumes = False  # the connection goes on with a link that had one
         self.peer_resumed = False  # the peer has told what it has, or need not
         self.told_resume = False  # and so have we
         self.shutdown_written = False
-        self.peer_shut_down = False
+        self.has_peer_shut_down = False
         self.outcomes = 0  # answers that are kept because the peer may not know them
         self.probes.reset()
 
@@ -82,27 +88,14 @@ class LinkState:
             raise LocalProtocolError("the link is over")
 
     @property
-    def is_free(self) -> bool:
-        """True if connected and the peer's resume has come."""
-        return self.connected and self.peer_resumed
+    def is_resumed(self) -> bool:
+        """True if connected and, on a resumed link, the peer's resume has come."""
+        return self.is_connected and self.peer_resumed
 
     @property
     def is_resuming(self) -> bool:
         """True if connected and the peer's resume has not come."""
-        return self.connected and not self.peer_resumed
-
-    def connect(self, *, resumed: bool) -> None:
-        self.connected = True
-        self.resumed = resumed
-        self.peer_resumed = self.told_resume = not resumed
-        self.shutdown_written = False
-        self.observe_state("link", "connected")
-        self.probes.reset()
-
-    def disconnect(self) -> None:
-        self.connected = False
-        for timer in Timer:
-            self.deadlines.stop(timer)
+        return self.is_connected and not self.peer_resumed
 
     def observe_state(self, channel: str, state: str) -> None:
         if self.observer is not None:
@@ -198,6 +191,23 @@ class Probes:
             self._under_way.append(self.pings.popleft())
         out.append(PONG * pongs + PING * pings)
         return len(PONG) * pongs + len(PING) * pings
+
+
+@attrs.define
+class Run:
+    """A run of equal decisions or answers through a number; it begins behind the run before it."""
+
+    kind: Operation | Ack
+    through: int
+
+
+def extend(runs: deque[Run], kind: Operation | Ack, through: int) -> bool:
+    """Extend the last run, or begin another one; True if this is another one."""
+    if runs and runs[-1].kind is kind:
+        runs[-1].through = through
+        return False
+    runs.append(Run(kind, through))
+    return True
 
 
 def counts_of(channels: Sequence[int]) -> dict[int, int]:

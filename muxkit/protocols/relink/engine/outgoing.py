@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice, repeat
 from typing import Final, cast
 
@@ -19,7 +19,7 @@ from muxkit.protocols.relink.engine.events import (
     Uncommitted,
     Writable,
 )
-from muxkit.protocols.relink.engine.link import LinkState, advance, counts_of, resolve
+from muxkit.protocols.relink.engine.link import LinkState, Run, advance, counts_of, extend, resolve
 from muxkit.protocols.relink.frames import (
     OVERHEAD,
     PADDING,
@@ -28,7 +28,7 @@ from muxkit.protocols.relink.frames import (
     Ack,
     AckPacket,
     Operation,
-    encode_operation,
+    encode_notice,
     message_buffers,
     message_cost,
     message_head,
@@ -41,46 +41,34 @@ JOIN_MOST: Final = 2048  # bytes of payload up to which a packet is put together
 # --- what is queued
 
 
+@attrs.define(eq=False)
 class Large:
     """A queued message with several parts, or with one that is too large to copy."""
 
-    __slots__ = ("buffers", "cost", "size")
-
-    def __init__(self, buffers: list[Buffer], size: int, cost: int) -> None:
-        self.buffers = buffers
-        self.size = size  # of all of them
-        self.cost = cost  # in the window
+    buffers: list[Buffer]
+    size: int  # of all of them
+    cost: int  # in the window
 
     def __len__(self) -> int:
         return self.size
 
 
+@attrs.define(eq=False)
 class Multicast:
     """A message queued on several channels, written once it is the next in all of them."""
 
-    __slots__ = ("cost", "counts", "parts", "size", "waiting", "written")
-
-    def __init__(self, counts: dict[Outgoing, int], parts: tuple[bytes, ...], size: int, cost: int) -> None:
-        self.counts = counts  # how often it goes to each channel, which may be named twice
-        self.parts = parts
-        self.size = size  # as a packet to one channel
-        self.cost = cost  # in the window of one
-        self.waiting = len(counts)  # channels in which something else is still before it
-        self.written = False  # as one packet; again it is written to each channel that lacks it
+    counts: dict[Outgoing, int]  # how often it goes to each channel, which may be named twice
+    parts: tuple[bytes, ...]
+    size: int  # as a packet to one channel
+    cost: int  # in the window of one
+    waiting: int  # channels in which something else is still before it
+    written: bool = False  # as one packet; again it is written to each channel that lacks it
 
     def __len__(self) -> int:
         return self.size
 
 
 Item = bytes | Large | Multicast  # bytes are a packet with one small part, and cost `OVERHEAD` beside it
-
-
-@attrs.define
-class Decision:
-    """A run of commits or rollbacks through a number; it begins behind the run before it."""
-
-    operation: Operation
-    through: int
 
 
 # --- one channel
@@ -154,12 +142,12 @@ class Outgoing:
         self.kept: deque[Item] = deque()  # `released` + 1 to `sent`
         self.grown = 0  # items in both that are more than a packet put together
         # Not answered yet, and the rollbacks before.
-        self.journal: deque[Decision] = deque() if link.out_transactions else NO_QUEUE
-        self.decisions: deque[Decision] = deque() if link.out_transactions else NO_QUEUE  # to be written
-        self._told_last: Operation | None = None
+        self.journal: deque[Run] = deque() if link.out_transactions else NO_QUEUE
+        self.decisions: deque[Run] = deque() if link.out_transactions else NO_QUEUE  # to be written
+        self._told_last: Operation | Ack | None = None
         self._again = False  # the next decision is told with its number, since the peer may have missed one
         # Life.
-        self.free = link.is_free  # messages may go out on this connection
+        self.free = link.is_resumed  # messages may go out on this connection
         self.heard = False  # the peer spoke of it on this connection
         self.confirmed = False  # the peer is known to have had a message of this life
         self.stalled = False  # the next message is a multicast that waits for its other channels
@@ -199,22 +187,25 @@ class Outgoing:
         size += len(self.head) + len(padding)
         return Large([self.head, payload, padding] if padding else [self.head, payload], size, size + OVERHEAD)
 
-    def push(self, item: Item, cost: int) -> int:
-        """Queue an admitted message and return its number."""
-        ours, size = self.ours, len(item)
+    def push(self, items: Sequence[Item], cost: int, *, grown: bool) -> int:
+        """Queue admitted messages, which cost so much together, and return the number of the last.
+
+        `grown`: they are more than packets put together.
+        """
+        ours = self.ours
         if self.next == self.first:
             ours.enter(self)
-        self.unsent.append(item)
-        self.grown += not isinstance(item, bytes)
+        self.unsent.extend(items)
+        if grown:
+            self.grown += len(items)
         ours.retained_over += self.over_floor(cost)
         self.bytes += cost
         ours.retained += cost
-        ours.outbox.used += size
-        number = self.next
-        self.next = number + 1
+        ours.outbox.used += sum(map(len, items))
+        self.next += len(items)
         if not self.scheduled and self.free and not self.stalled:
             ours.scheduler.add(self)
-        return number
+        return self.next - 1
 
     def over_floor(self, cost: int, before: int = 0) -> int:
         """Return how many of `cost` bytes more, behind `before` others, count for the link's budget."""
@@ -223,10 +214,7 @@ class Outgoing:
     def decide(self, operation: Operation, through: int) -> None:
         self.decided = through
         for decisions in (self.journal, self.decisions):
-            if decisions and decisions[-1].operation is operation:
-                decisions[-1].through = through
-            else:
-                decisions.append(Decision(operation, through))
+            extend(decisions, operation, through)
         self.schedule()
 
     def close(self) -> None:
@@ -349,10 +337,9 @@ class Outgoing:
 
     def _write_decision(self, out: list[Buffer]) -> int:
         decision = self.decisions.popleft()
-        operation, through = decision.operation, decision.through
+        operation, through = decision.kind, decision.through
         is_next = not self._again and through == self.told + 1 and self._told_last in (None, operation)
-        sequence = None if is_next else through
-        packet = encode_operation(operation, (self.channel,), self.link.out_id_size, sequence)
+        packet = encode_notice(operation, (self.channel,), self.link.out_id_size, None if is_next else through)
         self.told, self._told_last, self._again = max(self.told, through), operation, False
         out.append(packet)
         if self.closing:
@@ -360,7 +347,7 @@ class Outgoing:
         return len(packet)
 
     def _write_close(self, out: list[Buffer]) -> int:
-        packet = encode_operation(Operation.CLOSE, (self.channel,), self.link.out_id_size)
+        packet = encode_notice(Operation.CLOSE, (self.channel,), self.link.out_id_size)
         self.close_written = self.close_told = True
         out.append(packet)
         return len(packet)
@@ -369,10 +356,10 @@ class Outgoing:
 
     def connect(self) -> None:
         """Prepare for a new connection: wait for the peer's resume."""
-        self.free = self.link.is_free
+        self.free = self.link.is_resumed
         self.heard = self.stalled = self.scheduled = self.close_written = False
         self.deficit = 0
-        self._again = self.link.resumed
+        self._again = self.link.resumes
 
     def disconnect(self) -> None:
         if self.stalled and isinstance(item := self.unsent[0], Multicast):
@@ -381,7 +368,7 @@ class Outgoing:
 
     @property
     def has_unanswered_commits(self) -> bool:
-        return any(run.operation is Operation.COMMIT for run in self.journal)
+        return any(run.kind is Operation.COMMIT for run in self.journal)
 
     def release_to_write(self) -> None:
         """Queue again what the peer lacks behind `received`, with the decisions that it may have missed."""
@@ -396,7 +383,7 @@ class Outgoing:
         self.sent = self.received
         self.told = min(self.told, self.received)
         if self.journal or self.decisions:
-            self.decisions = deque(Decision(one.operation, one.through) for one in self.journal)
+            self.decisions = deque(Run(one.kind, one.through) for one in self.journal)
         self.free = True
         self.schedule()
         self._confirm()
@@ -431,14 +418,14 @@ class Outgoing:
                     return None
                 raise RemoteProtocolError(f"{what}: {sequence} was answered otherwise before", rule="relink-Q11")
         run = next(run for run in self.journal if run.through >= number)
-        if run.operation is not Operation.COMMIT:
+        if run.kind is not Operation.COMMIT:
             rule = "relink-T04" if sequence is None else "relink-T03"
             raise RemoteProtocolError(f"{what}: message {number} was rolled back", rule=rule)
         return number
 
     def take(self, ack: Ack, number: int) -> None:
         """Apply an ack of all messages through this number."""
-        events = self.link.events
+        events = self.link.happened
         if number >= self.first:
             self.confirmed = True
         self.ours.unannounced.pop(self, None)
@@ -469,7 +456,7 @@ class Outgoing:
     def _resolved(self) -> int:
         """Return the last message that was answered, or rolled back and consumed."""
         resolved = max(self.answered, self.released)
-        if self.journal and self.journal[0].operation is Operation.ROLLBACK:
+        if self.journal and self.journal[0].kind is Operation.ROLLBACK:
             resolved = max(resolved, min(self.journal[0].through, self.consumed))
         return resolved
 
@@ -509,9 +496,9 @@ class Outgoing:
         """Finish the channel after `closed`, which stands for all acks that are missing."""
         if self.consumed < self.next - 1:
             self.consumed = self.next - 1
-            self.link.events.append(Consumed(self.channel, self.consumed))
+            self.link.happened.append(Consumed(self.channel, self.consumed))
         self._release(self.next - 1)
-        self.link.events.append(ChannelClosed(self.channel))
+        self.link.happened.append(ChannelClosed(self.channel))
         self.free = False
         self.ours.forget(self)
 
@@ -622,7 +609,7 @@ class OurChannels:
         cost = self.watchers.get(channel)
         if cost is not None and self._has_room(self.live.get(channel), cost):
             del self.watchers[channel]
-            self.link.events.append(Writable(channel))
+            self.link.happened.append(Writable(channel))
 
     def freed(self, channel: int, size: int, over: int) -> None:
         """Return bytes to the budget, `over` of them from above the floor, and wake watchers."""
@@ -651,7 +638,7 @@ class OurChannels:
         cost = len(item) + OVERHEAD if isinstance(item, bytes) else item.cost
         if not self._has_room(outgoing, cost, overdraw=overdraw):
             raise self._full(outgoing, parts, cost)
-        return outgoing.push(item, cost)
+        return outgoing.push((item,), cost, grown=not isinstance(item, bytes))
 
     def try_send(self, channel: int, payload: bytes, reserve: int = 0) -> int | None:
         """Send one part on an open channel if it fits and leaves `reserve` bytes of window free.
@@ -697,37 +684,14 @@ class OurChannels:
         if outgoing is None or outgoing.closing or self.link.over or not count or max(map(len, payloads)) > JOIN_MOST:
             return None
         items = [outgoing.pack((payload,)) for payload in payloads]
-        length = sum(map(len, items))
-        cost = length + count * OVERHEAD
-        over = outgoing.over_floor(cost)
+        cost = sum(map(len, items)) + count * OVERHEAD
         if (
             outgoing.bytes + cost + reserve > self._channel_bytes
             or outgoing.outstanding + count > self._window
-            or self.retained_over + over > self._connection_bytes
+            or self.retained_over + outgoing.over_floor(cost) > self._connection_bytes
         ):
             return None
-        outgoing.unsent.extend(items)
-        outgoing.bytes += cost
-        self.retained += cost
-        self.retained_over += over
-        self.outbox.used += length
-        outgoing.next += count
-        if not outgoing.scheduled and outgoing.free and not outgoing.stalled:
-            self.scheduler.add(outgoing)
-        return outgoing.next - 1
-
-    def send_many(self, channel: int, messages: Iterable[Sequence[bytes]]) -> int:
-        """Queue messages while they fit and return how many did; raises only if the first is refused."""
-        count = 0
-        for parts in messages:
-            try:
-                self.send(channel, parts)
-            except LocalProtocolError:
-                if not count:
-                    raise
-                break
-            count += 1
-        return count
+        return outgoing.push(items, cost, grown=False)
 
     def multicast(self, channels: Sequence[int], parts: Sequence[bytes]) -> list[int]:
         """Queue one packet to several channels, which may repeat; returns its numbers in the order of `channels`."""
@@ -742,9 +706,9 @@ class OurChannels:
         full = self._find_full(targets, cost)
         if full is not None:
             raise self._full(full[0], kept, cost, full[1])
-        item = Multicast(targets, kept, message_size(sizes, self.link.out_id_size), cost)
+        item = Multicast(targets, kept, message_size(sizes, self.link.out_id_size), cost, len(targets))
         by_number = {outgoing.channel: outgoing for outgoing in targets}
-        return [by_number[channel].push(item, cost) for channel in channels]
+        return [by_number[channel].push((item,), cost, grown=True) for channel in channels]
 
     def check_targets(self, count: int) -> None:
         most = self.link.config.targets
@@ -800,7 +764,7 @@ class OurChannels:
             raise LocalProtocolError(
                 f"channel {channel} is closed; it can be opened anew when the peer has confirmed it"
             )
-        if link.wants_shutdown:
+        if link.is_shutting_down:
             raise LocalProtocolError(f"channel {channel} is not open, and none can be opened after the shutdown")
         if not 0 <= channel < 1 << 8 * link.out_id_size:
             raise LocalProtocolError(f"channel {channel} does not fit an id of {link.out_id_size} bytes")

@@ -318,16 +318,16 @@ class Parser:
                 link.probes.pongs += 1
             case General.PONG:
                 if link.probes.pong_came() is Purpose.ASKED:
-                    link.events.append(Ponged())
+                    link.happened.append(Ponged())
             case General.RESUME:
                 if not link.is_resuming:
                     raise RemoteProtocolError("a resume on a connection that has none to come", rule="relink-R04")
                 self._ours.resume()
-                link.events.append(Resumed())
+                link.happened.append(Resumed())
             case General.SHUTDOWN:
-                if not link.peer_shut_down:
-                    link.peer_shut_down = True
-                    link.events.append(PeerShutDown())
+                if not link.has_peer_shut_down:
+                    link.has_peer_shut_down = True
+                    link.happened.append(PeerShutDown())
             case _:
                 assert_never(packet)
         if link.observer is not None:

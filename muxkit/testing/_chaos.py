@@ -1,4 +1,4 @@
-"""Connections that fail by plan: what joins two streams until their fate ends the connection, and a dial of such.
+"""Connections that fail by plan: plans, the fate that a seed draws from one, and a dial of such connections.
 
     async with chaos_dial(dial, ChaosPlan(cut_after=(0, 10_000), reset=0.5), seed=17) as chaos:
         await redial(chaos.dial, run)
@@ -16,21 +16,175 @@ import struct
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from enum import Enum
 from functools import partial
 
 import attrs
 import trio
 
+from muxkit._limits import ABOVE_ZERO, KIB, NOT_NEGATIVE, must_be
 from muxkit.runtime import Dial, background, peer_of
-from muxkit.testing._chaos.plan import BOTH_WAYS, ChaosPlan, ChaosStats, Cut, CutReport, Fate, OnCut, Way
 from muxkit.testing._weather import Line, WeatherStream, weather_pair
 
-READ = 16 * 1024  # bytes to ask for at once
+BLOCK = 4 * KIB  # bytes that share one draw of jitter
+READ = 16 * KIB  # bytes to ask for at once
 TICK = 0.02  # s; with a rate, no piece takes longer on the wire
 GOODBYE = 1.0  # s, to read on after an orderly end: to close with bytes unread would be a reset
 LINGER_ZERO = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+# Plans
+
+
+class Cut(Enum):
+    """How a connection is lost."""
+
+    END = "end"
+    """Both sides see the end of the stream."""
+    RESET = "reset"
+    """Both sides see an error; what was under way may be lost."""
+    STALL = "stall"
+    """Nothing is delivered any more, and neither side is told."""
+
+
+class Way(Enum):
+    """A direction."""
+
+    THERE = "there"
+    """From the client to the target."""
+    BACK = "back"
+    """From the target to the client."""
+
+
+BOTH_WAYS = (Way.THERE, Way.BACK)
+
+SHARE = must_be("from 0 to 1", lambda value: 0 <= value <= 1)
+RANGE = must_be("(least, most), not below 0", lambda value: 0 <= value[0] <= value[1])
+
+
+@attrs.frozen(kw_only=True)
+class ChaosPlan:
+    """What the weather is like; without arguments it is fine. Times in seconds, shares from 0 to 1."""
+
+    delay: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
+    """Each byte arrives so much later, in both directions."""
+    jitter: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
+    """And up to so much later still; bytes do not overtake each other."""
+    rate: float | None = attrs.field(default=None, validator=attrs.validators.optional(ABOVE_ZERO))
+    """Bytes a second in each direction of each connection."""
+    buffer: int = attrs.field(default=64 * KIB, validator=attrs.validators.ge(1))
+    """Bytes under way in each direction; more wait with the sender. With a delay this bounds the rate."""
+    cut_after: tuple[int, int] | None = attrs.field(default=None, validator=attrs.validators.optional(RANGE))
+    """A connection is cut behind a byte between these two, counted in one direction."""
+    cut_ways: tuple[Way, ...] = attrs.field(default=BOTH_WAYS, validator=attrs.validators.min_len(1))
+    """The directions that may be chosen to count in."""
+    cut_share: float = attrs.field(default=1.0, validator=SHARE)
+    """The share of connections that are cut at all."""
+    reset: float = attrs.field(default=0.0, validator=SHARE)
+    """The share of cuts that are resets."""
+    stall: float = attrs.field(default=0.0, validator=SHARE)
+    """The share of cuts that are stalls, of one direction or both; the rest are orderly ends."""
+    stall_for: float = attrs.field(default=60.0, validator=NOT_NEGATIVE)
+    """A stalled connection is reset after this time."""
+    refuse: float = attrs.field(default=0.0, validator=SHARE)
+    """The share of cuts after which new connections are refused for a while."""
+    refuse_for: float = attrs.field(default=1.0, validator=NOT_NEGATIVE)
+    """How long they are refused."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.reset + self.stall > 1.0:
+            raise ValueError(f"ChaosPlan(reset={self.reset}, stall={self.stall}): more than 1 in all")
+
+    def fate(self, seed: int, number: int) -> Fate:
+        """What happens to the n-th connection, counted from 0; the same for the same seed, whatever the timing."""
+        dice = random.Random(f"{seed}/{number}")
+        # Each is drawn whether it is wanted or not, so that one knob does not turn the others.
+        is_cut = dice.random() < self.cut_share
+        way = dice.choice(self.cut_ways)
+        where = dice.random()
+        kind = dice.random()
+        stalled = dice.choice(((Way.THERE,), (Way.BACK,), BOTH_WAYS))
+        is_refused = dice.random() < self.refuse
+        how = Cut.RESET if kind < self.reset else Cut.STALL if kind < self.reset + self.stall else Cut.END
+        cut_at = None
+        if self.cut_after is not None and is_cut:
+            least, most = self.cut_after
+            cut_at = least + int(where * (most - least + 1))
+        return Fate(
+            number=number,
+            cut_at=cut_at,
+            way=way,
+            how=how,
+            stalled=stalled if how is Cut.STALL else (),
+            refuse_for=self.refuse_for if is_refused else 0.0,
+            seed=seed,
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Fate:
+    """What happens to one connection."""
+
+    number: int
+    """Of the connection, in the order in which they were accepted, from 0."""
+    cut_at: int | None
+    """The byte behind which it is cut; None if it is not."""
+    way: Way
+    """In which direction these bytes are counted."""
+    how: Cut
+    stalled: tuple[Way, ...]
+    """The directions in which a stall delivers nothing more."""
+    refuse_for: float
+    """Seconds after the cut in which connections are refused."""
+    seed: int
+
+    def lateness(self, way: Way, offset: int) -> float:
+        """From 0 to 1: how much of the jitter the byte at `offset` gets."""
+        return random.Random(f"{self.seed}/{self.number}/{way.value}/{offset // BLOCK}").random()
+
+
+@attrs.frozen(kw_only=True)
+class CutReport:
+    """A cut, as it was."""
+
+    number: int
+    """Of the connection."""
+    how: Cut
+    way: Way | None
+    """The direction in which the bytes were counted; None if it was cut by hand."""
+    bytes_there: int
+    bytes_back: int
+    after: float
+    """Seconds from the begin of the connection."""
+
+
+OnCut = Callable[[CutReport], None]
+
+
+@attrs.define(kw_only=True)
+class ChaosStats:
+    """What has happened so far; counters."""
+
+    connections: int = 0
+    live: int = 0
+    ends: int = 0
+    resets: int = 0
+    stalls: int = 0
+    unreachable: int = 0
+    """Connections that were dropped because the target could not be reached."""
+    bytes_there: int = 0
+    """Delivered to the target."""
+    bytes_back: int = 0
+    """Delivered to the client."""
+
+    @property
+    def cuts(self) -> int:
+        return self.ends + self.resets + self.stalls
+
+
+# Connections
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -51,38 +205,22 @@ class _Direction(Line):
 class Passage:
     """One connection through the weather; `run` ends with it, and closes both streams."""
 
-    def __init__(
-        self,
-        client: trio.abc.Stream,
-        target: trio.abc.Stream,
-        *,
-        plan: ChaosPlan,
-        fate: Fate,
-        on_cut: Callable[[CutReport, bool], None],
-    ) -> None:
-        self._plan = plan
+    def __init__(self, chaos: Chaos, client: trio.abc.Stream, target: trio.abc.Stream, fate: Fate) -> None:
+        self._chaos = chaos
+        self._plan = plan = chaos.plan
         self._fate = fate
-        self._on_cut = on_cut
         make = partial(_Direction, delay=plan.delay, rate=plan.rate)
-        self._there = make(way=Way.THERE, source=client, target=target)
-        self._back = make(way=Way.BACK, source=target, target=client)
-        self._directions = {Way.THERE: self._there, Way.BACK: self._back}
+        self.there = make(way=Way.THERE, source=client, target=target)
+        self.back = make(way=Way.BACK, source=target, target=client)
+        self._directions = {Way.THERE: self.there, Way.BACK: self.back}
         self._read_most = READ if plan.rate is None else max(1, min(READ, int(plan.rate * TICK)))
         self._began = trio.current_time()
         self._life = trio.CancelScope()
         self._was_cut = False
         self._is_orderly = False
 
-    @property
-    def bytes_there(self) -> int:
-        return self._there.delivered
-
-    @property
-    def bytes_back(self) -> int:
-        return self._back.delivered
-
     async def run(self) -> None:
-        client, target = self._there.source, self._there.target
+        client, target = self.there.source, self.there.target
         try:
             with self._life:
                 async with background() as nursery:
@@ -119,11 +257,11 @@ class Passage:
             number=self._fate.number,
             how=how,
             way=way,
-            bytes_there=self.bytes_there,
-            bytes_back=self.bytes_back,
+            bytes_there=self.there.delivered,
+            bytes_back=self.back.delivered,
             after=trio.current_time() - self._began,
         )
-        self._on_cut(report, way is not None)
+        self._chaos.was_cut(report, self._fate)
 
     def _finish(self, *, orderly: bool) -> None:
         if not self._life.cancel_called:
@@ -162,7 +300,7 @@ class Passage:
                     break
             await self._pass_the_end_on(direction)
         except BROKEN:
-            other = self._back if direction is self._there else self._there
+            other = self.back if direction is self.there else self.there
             if other.is_stalled:
                 direction.is_stalled = True  # the news would have to go through a stall, so there is none
             else:
@@ -193,9 +331,9 @@ class Passage:
             self._finish(orderly=True)
 
     def _look_for_the_end(self) -> None:
-        if self._there.is_over and self._back.is_over:
+        if self.there.is_over and self.back.is_over:
             self._finish(orderly=True)
-        if self._there.is_broken and self._back.is_broken:  # behind a stall, where each side has to find out alone
+        if self.there.is_broken and self.back.is_broken:  # behind a stall, where each side has to find out alone
             self._finish(orderly=False)
 
 
@@ -235,14 +373,11 @@ class Chaos:
 
     def stats(self) -> ChaosStats:
         """The counters so far; a copy."""
-        there = sum(passage.bytes_there for passage in self._passages)
-        back = sum(passage.bytes_back for passage in self._passages)
-        return attrs.evolve(
-            self._stats,
-            live=len(self._passages),
-            bytes_there=self._stats.bytes_there + there,
-            bytes_back=self._stats.bytes_back + back,
-        )
+        stats = attrs.evolve(self._stats, live=len(self._passages))
+        for passage in self._passages:
+            stats.bytes_there += passage.there.delivered
+            stats.bytes_back += passage.back.delivered
+        return stats
 
     @property
     def connections(self) -> int:
@@ -278,28 +413,24 @@ class Chaos:
 
     async def _pass(self, client: trio.abc.Stream, target: trio.abc.Stream, fate: Fate) -> None:
         """The life of one connection."""
-
-        def on_cut(report: CutReport, is_fate: bool) -> None:
-            match report.how:
-                case Cut.END:
-                    self._stats.ends += 1
-                case Cut.RESET:
-                    self._stats.resets += 1
-                case Cut.STALL:
-                    self._stats.stalls += 1
-            if is_fate and fate.refuse_for:
-                self.refuse(fate.refuse_for)
-            if self._on_cut is not None:
-                self._on_cut(report)
-
-        passage = Passage(client, target, plan=self.plan, fate=fate, on_cut=on_cut)
+        passage = Passage(self, client, target, fate)
         self._passages.add(passage)
         try:
             await passage.run()
         finally:
             self._passages.remove(passage)
-            self._stats.bytes_there += passage.bytes_there
-            self._stats.bytes_back += passage.bytes_back
+            self._stats.bytes_there += passage.there.delivered
+            self._stats.bytes_back += passage.back.delivered
+
+    def was_cut(self, report: CutReport, fate: Fate) -> None:
+        """Count a cut, and let what the plan says follow it."""
+        self._stats.ends += report.how is Cut.END
+        self._stats.resets += report.how is Cut.RESET
+        self._stats.stalls += report.how is Cut.STALL
+        if report.way is not None and fate.refuse_for:
+            self.refuse(fate.refuse_for)
+        if self._on_cut is not None:
+            self._on_cut(report)
 
 
 class ChaosDial(Chaos):
@@ -319,42 +450,23 @@ class ChaosDial(Chaos):
         fate = self._next_fate()
         pieces = random.Random(f"{self.seed}/{fate.number}/pieces").getrandbits(32)
         ours, theirs = weather_pair(pieces)
-        attempt = _Attempt()
-        self._nursery.start_soon(self._connect, theirs, fate, attempt)
-        try:
-            await attempt.over.wait()
-        except trio.Cancelled:
-            attempt.scope.cancel()
-            raise
-        if attempt.error is not None:
-            raise attempt.error
-        ours.peer = attempt.peer
+        ours.peer = await self._nursery.start(self._connect, theirs, fate)
         async with ours:
             yield ours
 
-    async def _connect(self, theirs: WeatherStream, fate: Fate, attempt: _Attempt) -> None:
+    async def _connect(self, theirs: WeatherStream, fate: Fate, task_status: trio.TaskStatus[str]) -> None:
+        is_connected = False
         try:
-            with attempt.scope:
-                async with self._dial() as target:
-                    attempt.peer = f"{peer_of(target) or 'chaos'} #{fate.number}"
-                    attempt.over.set()
-                    await self._pass(theirs, target, fate)
+            async with self._dial() as target:
+                is_connected = True
+                task_status.started(f"{peer_of(target) or 'chaos'} #{fate.number}")
+                await self._pass(theirs, target, fate)
         except Exception as error:
-            if not attempt.over.is_set():
+            if not is_connected:
                 self._stats.unreachable += 1
-                attempt.error = error
-            elif not isinstance(error, (OSError, trio.BrokenResourceError, trio.ClosedResourceError)):
                 raise
-        finally:
-            attempt.over.set()
-
-
-@attrs.define(eq=False)
-class _Attempt:
-    over: trio.Event = attrs.field(factory=trio.Event)
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    error: Exception | None = None
-    peer: str = ""
+            if not isinstance(error, (OSError, *BROKEN)):
+                raise
 
 
 @asynccontextmanager

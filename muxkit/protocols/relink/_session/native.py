@@ -1,23 +1,43 @@
-"""Senders of a link: messages of several parts, receipts, transactions."""
+"""Senders and receivers of a link: messages of several parts, receipts, transactions."""
 
 from __future__ import annotations
 
-import heapq
+import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
+from types import TracebackType
 
+import attrs
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.core import Sending
-from muxkit.protocols.relink._session.core import Acknowledged, Core
-from muxkit.protocols.relink._session.errors import NotCommitted, RolledBackError
-from muxkit.protocols.relink.engine.events import Committed, Consumed, Received
-from muxkit.runtime import YIELD_BYTES, YIELD_LEAST, ErrorMaker, SendTurn, as_bytes
+from muxkit.core import Receiving, Sending
+from muxkit.protocols.relink._session.core import Core, NotCommitted, RolledBackError
+from muxkit.protocols.relink.engine.events import Acknowledged, Arrived, Committed, Consumed, Received
+from muxkit.protocols.relink.frames import Parts
+from muxkit.runtime import (
+    YIELD_BYTES,
+    YIELD_LEAST,
+    ErrorMaker,
+    Reading,
+    ReceiveHalf,
+    SendTurn,
+    Watermark,
+    as_bytes,
+    run_interruptible,
+    turns,
+)
+
+Handler = Callable[["Message"], Awaitable[object]]
 
 PART_ROOM = 56  # bytes that a part beside others takes in a window, at most
 PARTS_ROOM = 32  # and the head of such a message
+
+_log = logging.getLogger("muxkit")
+
+
+# --- sending
 
 
 class Outcome(Enum):
@@ -28,29 +48,27 @@ class Outcome(Enum):
     ROLLED_BACK = "rolled back"
 
 
+@attrs.define(eq=False)
 class Receipt:
     """A receipt for one message: wait until the peer has received, consumed, or committed it."""
 
-    __slots__ = ("_answer", "_sender", "number", "outcome")
-
-    def __init__(self, sender: Sender, number: int) -> None:
-        self._sender = sender
-        self._answer: trio.Event | None = None
-        self.number = number
-        """Counted from 0 since the channel was opened."""
-        self.outcome: Outcome | None = None
-        """Under transactions: what became of it, None while that is not known."""
+    _sender: Sender
+    number: int
+    """Counted from 0 since the channel was opened."""
+    outcome: Outcome | None = attrs.field(default=None, init=False)
+    """Under transactions: what became of it, None while that is not known."""
+    _answer: trio.Event | None = attrs.field(default=None, init=False)
 
     async def received(self) -> None:
         """Wait until the peer has it: it will not be sent again. Cancelled, nothing changes.
 
         Raises `LinkChanged` or `LinkLost` if that will never be known.
         """
-        await self._sender.wait_received(self.number)
+        await self._sender.reception.reached(self.number, self._sender.raise_if_lost)
 
     async def consumed(self) -> None:
         """Wait until the peer's application is done with it, or until it was rolled back and dropped there."""
-        await self._sender.wait_consumed(self.number)
+        await self._sender.consumption.reached(self.number, self._sender.raise_if_lost)
 
     async def committed(self) -> None:
         """Wait until the peer's application has processed it; `commit` comes first, or this waits for ever.
@@ -96,15 +114,15 @@ class Sender(SendTurn, trio.abc.AsyncResource):
     """
 
     __slots__ = (
-        "_consumption",
         "_core",
         "_decided",
         "_engine",
         "_last",
-        "_reception",
         "_unanswered",
         "channel",
+        "consumption",
         "has_transactions",
+        "reception",
     )
 
     def __init__(self, core: Core, channel: int) -> None:
@@ -112,9 +130,9 @@ class Sender(SendTurn, trio.abc.AsyncResource):
         self._core = core
         self._engine = core.engine
         self.channel = channel
-        self.has_transactions = core.out_transactions
-        self._reception = Watermark()
-        self._consumption = Watermark()
+        self.has_transactions = core.engine.out_transactions
+        self.reception = Watermark()
+        self.consumption = Watermark()
         self._unanswered: deque[Receipt] = deque()  # under transactions
         self._last: int | None = None
         self._decided = -1
@@ -201,7 +219,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
     @property
     def is_unheard(self) -> bool:
         """True if something was sent that the peer's application may not have consumed."""
-        return self._last is not None and self._consumption.value < self._last
+        return self._last is not None and self.consumption.value < self._last
 
     @property
     def is_closed(self) -> bool:
@@ -225,8 +243,8 @@ class Sender(SendTurn, trio.abc.AsyncResource):
             raise LocalProtocolError(f"a message of {size} bytes against Limits(message={self._core.limits.message})")
         if count == 1:
             return size
-        if count > self._core.config.parts:
-            raise LocalProtocolError(f"{count} parts against Config(parts={self._core.config.parts})")
+        if count > self._engine.config.parts:
+            raise LocalProtocolError(f"{count} parts against Config(parts={self._engine.config.parts})")
         return size + PART_ROOM * count + PARTS_ROOM
 
     def sent(self, number: int) -> Receipt:
@@ -238,12 +256,6 @@ class Sender(SendTurn, trio.abc.AsyncResource):
             self._unanswered.append(receipt)
         return receipt
 
-    async def wait_received(self, number: int) -> None:
-        await self._reception.reached(number, self)
-
-    async def wait_consumed(self, number: int) -> None:
-        await self._consumption.reached(number, self)
-
     def raise_if_lost(self) -> None:
         if self._error is not None:
             raise self._error()
@@ -251,14 +263,14 @@ class Sender(SendTurn, trio.abc.AsyncResource):
     # --- for the link
 
     def acknowledged(self, event: Acknowledged) -> None:
-        self._reception.advance(event.through)
+        self.reception.advance(event.through)
         if isinstance(event, Consumed):
             self._consumed(event.through)
         elif not isinstance(event, Received):
             self._answered(event.through, Outcome.COMMITTED if isinstance(event, Committed) else Outcome.UNCOMMITTED)
 
     def _consumed(self, through: int) -> None:
-        self._consumption.advance(through)
+        self.consumption.advance(through)
         waiting = self._unanswered
         while waiting and waiting[0].number <= through and waiting[0].outcome is Outcome.ROLLED_BACK:
             waiting.popleft()
@@ -273,15 +285,15 @@ class Sender(SendTurn, trio.abc.AsyncResource):
 
     def closed(self) -> None:
         if self._last is not None:
-            self._reception.advance(self._last)
+            self.reception.advance(self._last)
             self._consumed(self._last)
         self.confirmed()
 
     def lost(self, error: ErrorMaker) -> None:
         super().lost(error)
         self._error = self._error or error  # also if it was over: its receipts wait
-        self._reception.wake_all()
-        self._consumption.wake_all()
+        self.reception.wake_all()
+        self.consumption.wake_all()
         for receipt in self._unanswered:
             receipt.wake()
 
@@ -332,42 +344,209 @@ def as_parts(parts: Iterable[bytes]) -> tuple[bytes, ...]:
     return tuple(part if type(part) is bytes else as_bytes(part) for part in parts)
 
 
-NONE = -1  # before the first
+# --- receiving
 
 
-class Watermark:
-    """A growing number, with tasks that wait until it reaches theirs. An advance costs only what it wakes."""
+@attrs.define(eq=False)
+class Message:
+    """A message of the peer. As a block it is processed: left normally it is committed (without transactions:
+    consumed), left by an `Exception` it is answered `uncommitted` (without transactions: it stays unconsumed); the
+    exception goes on. A cancellation leaves it as it is, and a receiver that is opened anew gives it again.
+    """
 
-    __slots__ = ("_events", "_numbers", "value")
+    _receiver: Receiver
+    number: int
+    """Counted from 0 since the peer opened the channel."""
+    parts: Parts
 
-    def __init__(self) -> None:
-        self._numbers: list[int] = []  # a heap
-        self._events: dict[int, trio.Event] = {}
-        self.value = NONE
+    @property
+    def data(self) -> bytes:
+        """All parts in one."""
+        return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
-    async def reached(self, number: int, sender: Sender) -> None:
-        """Wait until it is at least `number`; raises why the sender is lost if it will not grow any more."""
-        await trio.lowlevel.checkpoint()
-        if self.value >= number:
-            return
-        sender.raise_if_lost()
-        event = self._events.get(number)
-        if event is None:
-            event = self._events[number] = trio.Event()
-            heapq.heappush(self._numbers, number)
-        await event.wait()
-        if self.value < number:
-            sender.raise_if_lost()
+    def consume(self) -> None:
+        """Consume this message and those before it; under transactions the same as `committed`."""
+        self._receiver.consume(through=self.number)
 
-    def advance(self, number: int) -> None:
-        if number > self.value:
-            self.value = number
-            while self._numbers and self._numbers[0] <= number:
-                self._events.pop(heapq.heappop(self._numbers)).set()
+    def committed(self) -> None:
+        """We have processed it, and those before it."""
+        self._receiver.committed(through=self.number)
 
-    def wake_all(self) -> None:
-        """Wake all waiters: the number will not grow any more."""
-        for event in self._events.values():
-            event.set()
-        self._events.clear()
-        self._numbers.clear()
+    def uncommitted(self) -> None:
+        """We could not process it, nor those before it that are not answered yet."""
+        self._receiver.uncommitted(through=self.number)
+
+    def __enter__(self) -> Message:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.consume()
+        elif isinstance(error, Exception) and self._receiver.has_transactions:
+            self.uncommitted()
+
+    def __repr__(self) -> str:
+        return f"<relink.Message {self.number}, {_size(self)} bytes in {len(self.parts)} parts>"
+
+
+def _size(message: Message) -> int:
+    return sum(map(len, message.parts))
+
+
+class Receiver(ReceiveHalf[Message]):
+    """A channel of the peer, in its present life or the next one if it is not open.
+
+    As an iterator it consumes (under transactions: commits) each message when the next one is asked for, so what a
+    loop's body did not get through with is given again. Answers and consumption always cover everything before.
+
+    `receive` raises `trio.EndOfChannel` behind the last message of a closed channel, `LinkChanged` or `LinkLost` at
+    once when the link is gone, since nothing can be consumed any more, `trio.ClosedResourceError` after `close`.
+    """
+
+    __slots__ = (
+        "_came",
+        "_core",
+        "_current",
+        "_done",
+        "_given",
+        "_has_ended",
+        "_is_open",
+        "_unusable",
+        "channel",
+        "has_transactions",
+    )
+
+    _size_of = staticmethod(_size)
+
+    def __init__(self, core: Core, channel: int) -> None:
+        super().__init__(core.request_write)
+        self._core = core
+        self.channel = channel
+        self.has_transactions = core.engine.in_transactions
+        self._is_open = channel in core.peer_channels
+        self._has_ended = False
+        self._came = -1  # the last message that the engine gave
+        self._given = -1  # the last that the application has
+        self._done = -1  # consumed or answered through this one
+        self._current: Message | None = None  # of the iterator, and not consumed yet
+        self._unusable: ErrorMaker | None = None  # why nothing can be consumed: the link is gone, or it was closed
+
+    # --- for the application
+
+    def consume(self, *, through: Message | int) -> None:
+        """Consume the messages through this one; under transactions the same as `committed`."""
+        engine = self._core.engine
+        self._tell(engine.committed if self.has_transactions else engine.consume, through)
+
+    def committed(self, *, through: Message | int) -> None:
+        """We have processed the messages through this one that are not answered yet."""
+        self._tell(self._core.engine.committed, through)
+
+    def uncommitted(self, *, through: Message | int) -> None:
+        """We could not process the messages through this one that are not answered yet."""
+        self._tell(self._core.engine.uncommitted, through)
+
+    async def process(self, handler: Handler) -> None:
+        """Call `handler` with each message until the channel ends, and answer what became of it.
+
+        What it raises is logged and, under transactions, answered `uncommitted`; the next message follows. Without
+        transactions there is no such answer: the error comes out, and the message stays unconsumed.
+        """
+        while True:
+            try:
+                message = await self.receive()
+            except trio.EndOfChannel:
+                return
+            try:
+                with message:
+                    await run_interruptible(handler, message)
+            except Exception as error:
+                if not self.has_transactions or self._unusable is not None:
+                    raise
+                # A message may hold what a peer sent, so it is for debugging only.
+                _log.info("channel %d: %s, answered with uncommitted", self.channel, type(error).__name__)
+                _log.debug("in full", exc_info=error)
+
+    def close(self) -> None:
+        """Release the channel; messages that were not consumed go to the next receiver that is opened for it."""
+        if self._unusable is not trio.ClosedResourceError:
+            self._unusable = trio.ClosedResourceError
+            if self._core.ins.get(self.channel) is self:
+                del self._core.ins[self.channel]
+            super().close()
+
+    async def __anext__(self) -> Message:
+        if self._current is not None:
+            current, self._current = self._current, None
+            if current.number > self._done:
+                current.consume()
+        self._current = await super().__anext__()
+        return self._current
+
+    def __repr__(self) -> str:
+        is_closed = self._unusable is trio.ClosedResourceError
+        state = "closed" if is_closed else "ended" if self._has_ended else "open" if self._is_open else "not open"
+        return f"<relink.Receiver {self.channel} {state}, {self.unread} unread>"
+
+    # --- for the link
+
+    def opened(self) -> bool:
+        was_open, self._is_open = self._is_open, True
+        return not was_open
+
+    def arrived(self, event: Arrived) -> None:
+        if event.first <= self._came:
+            return  # a receiver that is new has asked for everything, and got this before the event came
+        self._came = event.first + len(event.messages) - 1
+        for number, parts in enumerate(event.messages, event.first):
+            self.deliver(Message(self, number, parts))
+
+    def peer_closed(self) -> None:
+        self._has_ended = True
+        self.ended(trio.EndOfChannel)
+        self._forget_if_over()
+
+    def lost(self, error: ErrorMaker) -> None:
+        self._unusable = self._error = error
+        self.state = Receiving.CLOSED
+        self._discard()
+        if self._waiters:
+            turns().wake(self._wake_all)
+
+    # --- inside
+
+    def _taken(self, items: Sequence[Message], size: int) -> bool:
+        if items:
+            self._given = items[-1].number
+            self._core.messages_received += len(items)
+        return False
+
+    def _stop(self) -> None:
+        """Do nothing: the peer does not learn that a receiver was closed."""
+
+    def _reading(self) -> Reading | None:
+        return self._core.reading()
+
+    def _tell(self, command: Callable[..., None], through: Message | int) -> None:
+        """Consume or answer the messages through this one, once."""
+        if self._unusable is not None:
+            raise self._unusable()
+        number = through.number if isinstance(through, Message) else through
+        if number > self._given:
+            raise LocalProtocolError(
+                f"channel {self.channel}: message {number}; {self._given} is the last that was received"
+            )
+        if number > self._done:
+            command(self.channel, through=number, now=trio.current_time())
+            self._done = number
+            self._forget_if_over()
+            self._core.after_consuming()
+
+    def _forget_if_over(self) -> None:
+        """Remove a closed channel once all is consumed; the peer can then open it anew, for another receiver."""
+        core = self._core
+        if self._has_ended and self._done >= self._came and core.ins.get(self.channel) is self:
+            del core.ins[self.channel]
+            core.peer_channels.pop(self.channel, None)

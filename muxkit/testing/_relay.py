@@ -19,8 +19,7 @@ from contextlib import asynccontextmanager, suppress
 import trio
 
 from muxkit.runtime import background
-from muxkit.testing._chaos.dial import Chaos, make_abrupt
-from muxkit.testing._chaos.plan import ChaosPlan, OnCut
+from muxkit.testing._chaos import Chaos, ChaosPlan, OnCut, make_abrupt
 
 BACKLOG = 128
 AGAIN = 0.05  # s, until listening or accepting is tried again
