@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muxkit._errors import LocalProtocolError, MuxError, ProtocolError, RemoteProtocolError
+from muxkit._errors import LocalProtocolError, MuxError, ProtocolError, Refused, RemoteProtocolError
 from muxkit._lazy import lazily
 from muxkit._limits import Limits
 from muxkit._observer import BaseObserver, ConnectionObserver, Observer
 
 if TYPE_CHECKING:
-    from muxkit._authorize import Authorize, Refused, tokens
+    from muxkit._authorize import Authorize, tokens
     from muxkit._door import connect
     from muxkit._handlers import ChannelHandler, SessionHandler, by_name, each_channel
     from muxkit._plugins import PluginError
@@ -80,7 +80,7 @@ __all__ = [
 # The engines do not need Trio, and a program that uses only them should not import it: names that need it are
 # imported at the first access.
 _LAZY = {
-    "Authorize Refused tokens": "_authorize",
+    "Authorize tokens": "_authorize",
     "connect": "_door",
     "ChannelHandler SessionHandler by_name each_channel": "_handlers",
     "PluginError": "_plugins",

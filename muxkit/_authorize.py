@@ -15,15 +15,15 @@ import base64
 import hmac
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import trio
 
-from muxkit._errors import MuxError, RemoteProtocolError
+from muxkit._errors import Refused, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit.core import Reason, printable
-from muxkit.runtime import HandshakeQueue, LinkLost, SessionInfo, prefixed, protect_package
+from muxkit.runtime import HandshakeQueue, LinkLost, SessionInfo, describe, prefixed, protect_package
 
 MAGIC = b"muxkit 1 "
 LINE_MOST = 4096  # bytes
@@ -36,15 +36,6 @@ Authorize: TypeAlias = "Callable[[SessionInfo, str | None], str | Awaitable[str 
 It returns the name of the user for `session.info.identity.user`, or raises `Refused` with the reason that the client
 will read.
 """
-
-
-class Refused(MuxError):
-    """Raised by a server's `authorize` to keep a client out, and at that client; the text is the reason."""
-
-    def __init__(self, reason: str = "this server does not let you in", *, code: int = 401) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.code = code
 
 
 def tokens(users: Mapping[str, str]) -> Authorize:
@@ -148,30 +139,31 @@ class Gatekeeper:
         self._authorize = authorize
         self._handshakes = HandshakeQueue(limits, most=LINE_MOST)
 
-    async def admit(
-        self, stream: trio.abc.Stream, info: Callable[[object], SessionInfo]
-    ) -> tuple[trio.abc.Stream, str | None]:
-        """Return the stream on which the protocol begins, and the name of the user.
+    async def admit(self, stream: trio.abc.Stream) -> tuple[trio.abc.Stream | None, Refused | None]:
+        """Return the stream on which the protocol begins, and why its client has to be sent away.
 
-        Raises `Refused` after the client was told why, and what `HandshakeQueue.read_handshake` raises.
+        None instead of the stream: the client was told already. Raises what `HandshakeQueue.read_handshake` raises.
         """
         shown, rest = await self._handshakes.read_handshake(stream, _LineReader())
-        try:
-            if shown.protocol not in (None, self._protocol):
-                raise Refused(f"this is a server of {self._protocol}, not of {shown.protocol}", code=400)
-            user = await self.judge(info(stream), shown.token)
-        except Refused as refused:
-            if shown.protocol is not None:
-                await stream.send_all(b"no " + Reason(printable(refused.reason), refused.code).encode() + b"\n")
-            raise
-        if shown.protocol is not None:
-            await stream.send_all(b"ok\n")
-        return rest, user
+        refused: Refused | None = None
+        if shown.protocol not in (None, self._protocol):
+            refused = Refused(f"this is a server of {self._protocol}, not of {shown.protocol}", code=400)
+        else:
+            refused = await self.judge(rest, shown.token)
+        if shown.protocol is None:
+            return rest, refused
+        answer = b"ok" if refused is None else b"no " + Reason(printable(refused.reason), refused.code).encode()
+        await stream.send_all(answer + b"\n")
+        return None if refused else rest, refused
 
-    async def judge(self, info: SessionInfo, token: str | None) -> str | None:
-        """Call `authorize`."""
-        user = self._authorize(info, token)
-        return await user if inspect.isawaitable(user) else user
+    async def judge(self, link: Any, token: str | None) -> Refused | None:  # noqa: ANN401 - of any kind of link
+        """Call `authorize`; the name that it returns becomes the `user` of the link."""
+        try:
+            user = self._authorize(describe(link, self._protocol), token)
+            link.user = await user if inspect.isawaitable(user) else user
+        except Refused as refused:
+            return refused
+        return None
 
 
 protect_package(__name__)

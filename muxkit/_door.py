@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from typing import Any, Literal, cast
 
 import trio
 
+from muxkit._authorize import Authorize, Gatekeeper, first_line, show_token
+from muxkit._errors import Refused
 from muxkit._handlers import SessionHandler
 from muxkit._limits import Limits
 from muxkit._observer import Observer, for_connection
@@ -15,6 +19,7 @@ from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport
 from muxkit._tls import TLS
 from muxkit.runtime import (
     Link,
+    LinkLost,
     Listening,
     ProtocolPlugin,
     ResumingPlugin,
@@ -23,6 +28,8 @@ from muxkit.runtime import (
     protect_package,
     protected_manager,
 )
+
+_log = logging.getLogger("muxkit")
 
 LINGER_SECONDS = 5.0  # for taking leave
 FORM = "protocol+transport://address, such as bpmux+tcp://127.0.0.1:7000"
@@ -40,9 +47,12 @@ class Door:
         linger: float,
         tls: TLS | None,
         options: dict[str, Any],
+        token: str | None = None,
+        authorize: Authorize | None = None,
     ) -> None:
         self.scheme, separator, self.address = url.partition("://")
         protocol, plus, self._transport_name = self.scheme.partition("+")
+        self.protocol_name = protocol
         if not (separator and plus and protocol and self._transport_name):
             raise ValueError(f"{url!r} is no URL of the form {FORM}")
         # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
@@ -57,14 +67,25 @@ class Door:
         self._session_options = {name: value for name, value in options.items() if name in ours}
         self._session_options |= {"limits": self.limits, "linger": linger}
         self._observer = observer
+        self._token = token
+        self._gatekeeper = None if authorize is None else Gatekeeper(protocol, authorize, self.limits)
         self._endpoint: str | None = None
         if isinstance(self.protocol, ResumingPlugin):
             self.address, self._endpoint = self.protocol.split(self._transport_name, self.address)
+        if token is not None:
+            first_line(protocol, token)  # raises if it cannot be shown
+            if link_kind(self.transport) != "stream":
+                raise ValueError(
+                    f"token=…: {self._transport_name} carries no stream on which a token could be shown; "
+                    "show a certificate instead: tls=muxkit.TLS(cert=…, key=…)"
+                )
 
-    def dial(self) -> AbstractAsyncContextManager[Link]:
+    @protected_manager
+    async def dial(self) -> AsyncGenerator[Link, None]:
         # Credit for streams side by side is the link's business, so what bounds it has to go there.
         bounds = {"limits": self.limits} if link_kind(self.transport) == "multistream" else {}
-        return self.transport.connect(self.address, **bounds, **self._link_options)
+        async with self.transport.connect(self.address, **bounds, **self._link_options) as link:
+            yield link if self._token is None else await show_token(link, self.protocol_name, self._token)
 
     def url(self, address: str) -> str:
         """Return the URL that a client connects to."""
@@ -99,10 +120,28 @@ class Door:
     async def serve(
         self, handle: Callable[[Link], Awaitable[None]], *, task_status: trio.TaskStatus[list[str]]
     ) -> None:
-        """Accept connections until cancelled, and call `handle` with each."""
+        """Accept connections until cancelled, and call `handle` with each that is let in."""
         await self.transport.serve(
-            handle, self.address, limits=self.limits, task_status=task_status, **self._link_options
+            handle if self._gatekeeper is None else partial(self._admit, self._gatekeeper, handle),
+            self.address,
+            limits=self.limits,
+            task_status=task_status,
+            **self._link_options,
         )
+
+    async def _admit(self, gatekeeper: Gatekeeper, handle: Callable[[Link], Awaitable[None]], link: Any) -> None:  # noqa: ANN401 - of any kind
+        if link_kind(self.transport) == "stream":
+            link, refused = await gatekeeper.admit(link)
+        else:
+            refused = await gatekeeper.judge(link, None)
+        if refused is None:
+            await handle(link)
+            return
+        _log.info("a client was not let in: %s: %s", peer_of(link) or self.address, refused)
+        if link is not None and not isinstance(self.protocol, ResumingPlugin):
+            with suppress(Refused, LinkLost):
+                async with self.session_on(link, "server"):
+                    raise refused  # the session tells its peer why it ends
 
 
 @protected_manager
@@ -110,6 +149,7 @@ async def connect(
     url: str,
     *,
     tls: TLS | None = None,
+    token: str | None = None,
     limits: Limits | None = None,
     observer: Observer | None = None,
     linger: float = LINGER_SECONDS,
@@ -117,11 +157,13 @@ async def connect(
 ) -> AsyncGenerator[Session, None]:
     """Open a session with the server at `url`; it ends with the block.
 
+    `tls` is what the transports that encrypt show and trust, `token` what the server's `authorize` gets to see; if it
+    does not let this client in, `Refused` says why.
     Other keyword arguments are options of the protocol (`config=` for bpmux) or of the transport
     (`ssl_context=` for tls, `insecure=True` for plaintext off loopback). Time limits are yours to set
     (`trio.fail_after`); leaving the block takes at most `linger` seconds.
     """
-    door = Door(url, limits=limits, observer=observer, linger=linger, tls=tls, options=options)
+    door = Door(url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, options=options)
     async with door.session_to() as session:
         yield session
 

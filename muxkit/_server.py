@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 import trio
 
+from muxkit._authorize import Authorize
 from muxkit._door import LINGER_SECONDS, Door
 from muxkit._handlers import ChannelHandler, SessionHandler, is_loss, log_failure, session_handler
 from muxkit._limits import Limits
@@ -81,12 +83,18 @@ async def open_server(
     url: str | Sequence[str],
     *,
     tls: TLS | None = None,
+    authorize: Authorize | None = None,
+    listeners: Sequence[socket.socket] = (),
     limits: Limits | None = None,
     observer: Observer | None = None,
     linger: float = LINGER_SECONDS,
     **options: Any,
 ) -> AsyncGenerator[Server, None]:
     """Serve at `url`, or at several, while the block runs.
+
+    `authorize` is called with the `SessionInfo` of each new connection and the token that it showed, and returns the
+    name of the user or raises `Refused`; `muxkit.tokens` makes one. `listeners` are sockets that were bound elsewhere,
+    for a service manager for example: the server listens on them instead of binding the addresses of the URLs.
 
     `handler` is called with each session, and the session ends in order when it returns; a function whose parameter is
     a `Channel` is called with each channel of each session instead, as by `each_channel`. What it raises ends its own
@@ -97,12 +105,21 @@ async def open_server(
     that are invalid, OSError for addresses that cannot be used.
     """
     each_session = session_handler(handler)
-    doors = [
-        Door(each, limits=limits, observer=observer, linger=linger, tls=tls, options=options)
-        for each in ([url] if isinstance(url, str) else url)
-    ]
-    if not doors:
+    served = [url] if isinstance(url, str) else url
+    if not served:
         raise ValueError("a server needs at least one URL")
+    doors = [
+        Door(
+            each,
+            limits=limits,
+            observer=observer,
+            linger=linger,
+            tls=tls,
+            authorize=authorize,
+            options={**options, "listeners": given} if given else options,
+        )
+        for each, given in zip(served, _shared_out(listeners, served), strict=True)
+    ]
     async with AsyncExitStack() as stack:
         listening = [await stack.enter_async_context(listening_at(door, each_session)) for door in doors]
         async with background() as nursery:
@@ -116,11 +133,22 @@ async def open_server(
                 await server.shutdown(grace=linger)
 
 
+def _shared_out(listeners: Sequence[socket.socket], urls: Sequence[str]) -> list[Sequence[socket.socket]]:
+    """Return the sockets of each URL: all of them for one, one each for several."""
+    if len(urls) == 1:
+        return [listeners]
+    if listeners and len(listeners) != len(urls):
+        raise ValueError(f"listeners=…: {len(listeners)} sockets for {len(urls)} URLs; give one for each")
+    return [[each] for each in listeners] or [()] * len(urls)
+
+
 async def serve(
     handler: SessionHandler | ChannelHandler,
     url: str | Sequence[str],
     *,
     tls: TLS | None = None,
+    authorize: Authorize | None = None,
+    listeners: Sequence[socket.socket] = (),
     limits: Limits | None = None,
     observer: Observer | None = None,
     linger: float = LINGER_SECONDS,
@@ -131,7 +159,17 @@ async def serve(
 
     The same as `open_server`, for a nursery that lives longer than a block could.
     """
-    async with open_server(handler, url, tls=tls, limits=limits, observer=observer, linger=linger, **options) as server:
+    async with open_server(
+        handler,
+        url,
+        tls=tls,
+        authorize=authorize,
+        listeners=listeners,
+        limits=limits,
+        observer=observer,
+        linger=linger,
+        **options,
+    ) as server:
         task_status.started(server)
         await server.wait_closed()
 
@@ -143,6 +181,8 @@ def run_server(
     grace: float = GRACE_SECONDS,
     on_started: Callable[[Server], object] | None = None,
     tls: TLS | None = None,
+    authorize: Authorize | None = None,
+    listeners: Sequence[socket.socket] = (),
     limits: Limits | None = None,
     observer: Observer | None = None,
     linger: float = LINGER_SECONDS,
@@ -154,7 +194,18 @@ def run_server(
     next signal ends them at once: then it returns 1. SIGHUP reads the files of `tls` again. `on_started` is called with
     the server once it listens.
     """
-    start = partial(open_server, handler, url, tls=tls, limits=limits, observer=observer, linger=linger, **options)
+    start = partial(
+        open_server,
+        handler,
+        url,
+        tls=tls,
+        authorize=authorize,
+        listeners=listeners,
+        limits=limits,
+        observer=observer,
+        linger=linger,
+        **options,
+    )
     return trio.run(_run_until_signal, start, grace, on_started)
 
 

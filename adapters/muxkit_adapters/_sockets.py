@@ -281,6 +281,15 @@ def _is_gone(sock: socket.socket) -> bool:
         return True
 
 
+def adopted(sock: socket.socket) -> trio.SocketListener:
+    """Listen on a stream socket that was bound elsewhere."""
+    if sock.type != socket.SOCK_STREAM:
+        raise ValueError(f"listeners=…: {sock!r} is no stream socket")
+    sock.setblocking(False)
+    sock.listen(socket.SOMAXCONN)  # it may do so already
+    return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+
+
 def take_socket(stream: trio.SocketStream) -> socket.socket:
     """Take the plain socket out of a Trio stream, which must not be used any more."""
     return socket.socket(fileno=stream.socket.detach())

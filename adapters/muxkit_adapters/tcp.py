@@ -15,7 +15,7 @@ from muxkit.runtime import protect_package, protected_manager
 from ._addresses import Transport, exposed, join_host_port, one_place, several_places
 from ._errors import PlaintextWarning
 from ._listen import serve_connections
-from ._sockets import SocketListener, SocketStream, take_socket
+from ._sockets import SocketListener, SocketStream, adopted, take_socket
 
 __all__ = ["PlaintextWarning", "SocketStream", "connect", "serve", "transport"]
 
@@ -55,12 +55,16 @@ async def serve(
     limits: Limits | None = None,
     unsent: int = UNSENT,
     insecure: bool = False,
+    listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run `handler(stream)` for each connection, until cancelled; reports its addresses to `task_status`."""
+    """Run `handler(stream)` for each connection, until cancelled; reports its addresses to `task_status`.
+
+    `listeners` are sockets that were bound elsewhere; without them `host` and `port` are bound.
+    """
     unprotected = await exposed("tcp", host, port, insecure=insecure, secure="tls")
-    listeners, addresses = await listen("tcp", host, port, unsent=unsent, exposed=unprotected)
-    await serve_connections(listeners, handler, limits=limits, started=lambda: task_status.started(addresses))
+    open_to, addresses = await listen("tcp", host, port, unsent=unsent, exposed=unprotected, listeners=listeners)
+    await serve_connections(open_to, handler, limits=limits, started=lambda: task_status.started(addresses))
 
 
 transport = Transport("tcp", connect, serve, several_places, one_place)
@@ -107,10 +111,16 @@ async def dial(
 
 
 async def listen(
-    kind: str, host: str, port: int, *, unsent: int = UNSENT, exposed: bool = False
+    kind: str,
+    host: str,
+    port: int,
+    *,
+    unsent: int = UNSENT,
+    exposed: bool = False,
+    listeners: Sequence[socket.socket] = (),
 ) -> tuple[list[SocketListener], list[str]]:
-    """Open listening sockets for every address of `host`; return them and their addresses."""
-    bound = await trio.open_tcp_listeners(port, host=host or None)
+    """Listen at every address of `host`, or on the sockets that are given; return the listeners and their addresses."""
+    bound = [adopted(each) for each in listeners] or await trio.open_tcp_listeners(port, host=host or None)
     names = [listener.socket.getsockname() for listener in bound]
     accept = partial(prepare, kind=kind, unsent=unsent, exposed=exposed)
     return [SocketListener(one, accept) for one in bound], [join_host_port(name[0], name[1]) for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -132,13 +133,14 @@ async def serve(
     limits: Limits | None = None,
     close_timeout: float = CLOSE_TIMEOUT,
     unsent: int = UNSENT,
+    listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run `handler(stream)` for each connection whose handshake succeeds, until cancelled."""
     limits = limits or Limits()
     accept = acceptor(ssl_context, alpn=alpn, limits=limits, close_timeout=close_timeout)
-    listeners, addresses = await listen("tls", host, port, unsent=unsent)
-    await serve_handshakes(listeners, accept, handler, limits=limits, started=lambda: task_status.started(addresses))
+    open_to, addresses = await listen("tls", host, port, unsent=unsent, listeners=listeners)
+    await serve_handshakes(open_to, accept, handler, limits=limits, started=lambda: task_status.started(addresses))
 
 
 transport = Transport(

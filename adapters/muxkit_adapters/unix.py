@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from muxkit.runtime import protect_package, protected_manager
 
 from ._addresses import Transport
 from ._listen import serve_connections
-from ._sockets import SocketListener, SocketStream, take_socket
+from ._sockets import SocketListener, SocketStream, adopted, take_socket
 
 __all__ = ["SocketStream", "connect", "serve", "transport"]
 
@@ -55,14 +55,22 @@ async def serve(
     path: str | os.PathLike[str],
     *,
     limits: Limits | None = None,
+    listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run `handler(stream)` for each connection to `path`, until cancelled.
 
     The socket is made with mode 0600. A socket that no process listens on is replaced; one in use, and any
-    other kind of file, a symlink among them, is left alone and raises OSError.
+    other kind of file, a symlink among them, is left alone and raises OSError. `listeners` are sockets that were bound
+    elsewhere, whose files are left to their makers.
     """
     name = _checked(path)
+    if listeners:
+        open_to = [
+            SocketListener(adopted(each), lambda taken: SocketStream(taken, f"unix {name}")) for each in listeners
+        ]
+        await serve_connections(open_to, handler, limits=limits, started=lambda: task_status.started([name]))
+        return
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         ours = await _publish(sock, Path(name))

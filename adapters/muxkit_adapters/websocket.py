@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -111,6 +112,7 @@ async def serve(
     close_timeout: float = CLOSE_TIMEOUT,
     message_most: int = MESSAGE_MOST,
     insecure: bool = False,
+    listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run `handler(stream)` for each WebSocket, until cancelled; with `ssl_context` it is `wss`.
@@ -141,9 +143,9 @@ async def serve(
         async with secure(wire) as stream, websocket_over(stream, upgrade) as websocket:
             yield websocket
 
-    listeners, addresses = await tcp.listen(kind, host, port, exposed=unprotected)
+    open_to, addresses = await tcp.listen(kind, host, port, exposed=unprotected, listeners=listeners)
     public = [address + (path or "") for address in addresses]
-    await serve_handshakes(listeners, accept, handler, limits=limits, started=lambda: task_status.started(public))
+    await serve_handshakes(open_to, accept, handler, limits=limits, started=lambda: task_status.started(public))
 
 
 def _refusal(

@@ -209,12 +209,15 @@ class Session(ABC):
 def describe(link: object, protocol: str) -> SessionInfo:
     """Say what carries a session, from what its link tells; a link may have all of these attributes, some or none."""
     peer: str = getattr(link, "peer", "")
+    identity: Identity | None = getattr(link, "identity", None)
+    if user := getattr(link, "user", None):  # what `authorize` returned
+        identity = attrs.evolve(identity or Identity(), user=user)
     return SessionInfo(
         protocol=protocol,
         transport=peer.partition(" ")[0],
         peer=peer,
         local=getattr(link, "local", ""),
-        identity=getattr(link, "identity", None),
+        identity=identity,
         request=getattr(link, "request", None),
     )
 

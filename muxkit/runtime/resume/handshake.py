@@ -149,6 +149,9 @@ class _Prefixed(trio.abc.Stream):
         self._stream = stream
         self._rest = data
         self.peer = peer_of(stream)
+        self.local: str = getattr(stream, "local", "")
+        self.identity: object = getattr(stream, "identity", None)
+        self.request: object = getattr(stream, "request", None)
         if isinstance(stream, NowaitLink):
             self.send_nowait = stream.send_nowait
             self.send_buffers = stream.send_buffers

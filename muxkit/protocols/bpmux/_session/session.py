@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 import trio
 
+from muxkit._errors import Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import Reason, Receiving, Sending, with_name
@@ -86,8 +87,9 @@ async def session(
         nursery.start_soon(mux.connection.pump.run)
         try:
             yield mux
-        except Exception:
-            mux.connection.lose("the session was left by an error", by="local", told=LEFT_BY_ERROR)
+        except Exception as error:
+            told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+            mux.connection.lose("the session was left by an error", by="local", told=told)
             raise
         except BaseException:
             mux.connection.pump.lose("the session was left by an error", by="local")
