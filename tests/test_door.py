@@ -42,10 +42,7 @@ async def talk(session: Session, message: bytes = b"hello") -> None:
 
 
 async def serving(
-    nursery: trio.Nursery,
-    handler: Handler = ECHO,
-    url: str = "bpmux+mem://door",
-    **options: Any,
+    nursery: trio.Nursery, handler: Handler = ECHO, url: str = "bpmux+mem://door", **options: Any
 ) -> muxkit.Server:
     served: muxkit.Server = await nursery.start(partial(muxkit.serve, handler, url, **options))
     return served

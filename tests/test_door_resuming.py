@@ -90,10 +90,7 @@ async def test_a_session_by_url_heals_when_its_connection_is_cut(url: str, end: 
         assert served.url.endswith(end)
         listen = str(tmp_path / "relay") if "+unix" in url else "127.0.0.1:0"
         async with chaos_relay(target_of(served.url), ChaosPlan(), listen=listen) as relay:
-            async with (
-                muxkit.connect(relayed(served.url, relay), backoff=SOON) as session,
-                session.open() as channel,
-            ):
+            async with muxkit.connect(relayed(served.url, relay), backoff=SOON) as session, session.open() as channel:
                 for number in range(4):
                     await channel.send(b"%d" % number)
                     assert await channel.receive() == b"%d" % number

@@ -50,11 +50,7 @@ async def test_a_handler_that_fails_aborts_its_own_channel_and_the_others_go_on(
 
     async with trio.open_nursery() as nursery:
         served: muxkit.Server = await nursery.start(muxkit.serve, muxkit.each_channel(fail_on_bad), URL)
-        async with (
-            muxkit.connect(served.url) as session,
-            session.open() as victim,
-            session.open() as bystander,
-        ):
+        async with muxkit.connect(served.url) as session, session.open() as victim, session.open() as bystander:
             await victim.send(b"bad")
             with pytest.raises(muxkit.ChannelCancelled):
                 await victim.receive()

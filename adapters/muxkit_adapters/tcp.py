@@ -85,12 +85,7 @@ def each_host(host: Hosts, port: int | None) -> list[tuple[str, int]]:
 
 
 async def dial(
-    kind: str,
-    places: Sequence[tuple[str, int]],
-    *,
-    connect_timeout: float,
-    unsent: int,
-    exposed: bool = False,
+    kind: str, places: Sequence[tuple[str, int]], *, connect_timeout: float, unsent: int, exposed: bool = False
 ) -> tuple[SocketStream, tuple[str, int]]:
     """Connect to the first place that answers; return the stream and the place."""
     reasons: list[OSError] = []

@@ -59,10 +59,7 @@ async def connect(
     family, address = (await resolve("udp", host, port))[0]
     link: ClientLink
     packets = PacketSocket(
-        open_socket(family, connect=address),
-        packet_options,
-        refused=lambda _, error: link.refused(error),
-        peer=address,
+        open_socket(family, connect=address), packet_options, refused=lambda _, error: link.refused(error), peer=address
     )
     try:
         peer = f"udp {join_host_port(*address[:2])}{PLAINTEXT if unprotected else ''}"

@@ -229,12 +229,7 @@ async def _serve_plain(
 
 transport = Transport("ws", connect, _serve_plain, partial(_client_url, "ws"), partial(_server_place, "ws"))
 secure_transport = Transport(
-    "wss",
-    connect,
-    serve,
-    partial(_client_url, "wss"),
-    partial(_server_place, "wss"),
-    needed=tls.transport.needed,
+    "wss", connect, serve, partial(_client_url, "wss"), partial(_server_place, "wss"), needed=tls.transport.needed
 )
 
 

@@ -134,18 +134,7 @@ class ReceiveWindow:
     half of it is consumed within `BUSY_SECONDS`, and halves when that takes longer than `IDLE_SECONDS`.
     """
 
-    __slots__ = (
-        "budget",
-        "by_hand",
-        "credit",
-        "held",
-        "lent",
-        "renewed_at",
-        "renews",
-        "size",
-        "target",
-        "unfinished",
-    )
+    __slots__ = ("budget", "by_hand", "credit", "held", "lent", "renewed_at", "renews", "size", "target", "unfinished")
 
     def __init__(self, size: int = 0, budget: ReceiveBudget | None = None) -> None:
         self.size = size

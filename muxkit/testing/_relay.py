@@ -106,12 +106,7 @@ class ChaosRelay(Chaos):
 
 @asynccontextmanager
 async def chaos_relay(
-    target: str,
-    plan: ChaosPlan,
-    seed: int = 0,
-    *,
-    listen: str = "127.0.0.1:0",
-    on_cut: OnCut | None = None,
+    target: str, plan: ChaosPlan, seed: int = 0, *, listen: str = "127.0.0.1:0", on_cut: OnCut | None = None
 ) -> AsyncGenerator[ChaosRelay, None]:
     """A relay to `target` that listens while the block runs; its connections are reset at the end of it.
 

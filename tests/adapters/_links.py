@@ -48,10 +48,7 @@ async def serving(serve: Serve, *arguments: object, **options: object) -> AsyncI
 
 @asynccontextmanager
 async def paired(
-    serve: Serve,
-    connect: Callable[[str], AbstractAsyncContextManager[Any]],
-    *arguments: object,
-    **options: object,
+    serve: Serve, connect: Callable[[str], AbstractAsyncContextManager[Any]], *arguments: object, **options: object
 ) -> AsyncIterator[tuple[Any, Any]]:
     """The two ends of one real connection: the one that connected and the one that was accepted."""
     accepted: list[trio.abc.Stream] = []

@@ -161,9 +161,7 @@ class Pair:
     def __init__(self, nursery: trio.Nursery, client: QuicOptions, server: QuicOptions) -> None:
         self.line = Line(nursery)
         self.client_quic = LimitedConnection(
-            configured(client, is_client=True),
-            streams=client.most_streams,
-            window_most=client.limits.channel_bytes,
+            configured(client, is_client=True), streams=client.most_streams, window_most=client.limits.channel_bytes
         )
         self.server_quic = LimitedConnection(
             configured(server, is_client=False),
@@ -266,9 +264,5 @@ def some_bytes(dice: random.Random, most: int) -> bytes:
 
 
 SMALL = Limits(
-    channel_first=16 * 1024,
-    channel_bytes=16 * 1024,
-    channel_floor=4096,
-    connection_bytes=40 * 1024,
-    outbox=64 * 1024,
+    channel_first=16 * 1024, channel_bytes=16 * 1024, channel_floor=4096, connection_bytes=40 * 1024, outbox=64 * 1024
 )

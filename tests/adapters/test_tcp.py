@@ -203,19 +203,7 @@ async def test_insecure_plaintext_warns_once_and_shows_in_the_peer(monkeypatch: 
 
 @pytest.mark.parametrize(
     "address",
-    [
-        "",
-        "host",
-        "host:",
-        ":7000",
-        "host:port",
-        "host:70000",
-        "::1:7000",
-        "[::1]",
-        "[::1]7000",
-        "a b:1",
-        "h:1/x",
-    ],
+    ["", "host", "host:", ":7000", "host:port", "host:70000", "::1:7000", "[::1]", "[::1]7000", "a b:1", "h:1/x"],
 )
 def test_a_bad_address_is_refused_with_the_form_that_is_expected(address: str) -> None:
     with pytest.raises(ValueError, match="expected host:port"):
@@ -224,11 +212,7 @@ def test_a_bad_address_is_refused_with_the_form_that_is_expected(address: str) -
 
 @pytest.mark.parametrize(
     ("address", "parsed"),
-    [
-        ("127.0.0.1:0", ("127.0.0.1", 0)),
-        ("[::1]:7000", ("::1", 7000)),
-        ("localhost:65535", ("localhost", 65535)),
-    ],
+    [("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:7000", ("::1", 7000)), ("localhost:65535", ("localhost", 65535))],
 )
 def test_an_address_is_taken_apart(address: str, parsed: tuple[str, int]) -> None:
     assert parse_host_port(address) == parsed

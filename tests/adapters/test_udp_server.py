@@ -53,9 +53,7 @@ async def pour(link: PeerLink, *, size: int = 100) -> None:
 
 @pytest.mark.requirement("R-30")
 @pytest.mark.parametrize("validation", ["answer", "told"])
-async def test_an_address_without_proof_gets_at_most_three_times_what_came_from_it(
-    validation: udp.Validation,
-) -> None:
+async def test_an_address_without_proof_gets_at_most_three_times_what_came_from_it(validation: udp.Validation) -> None:
     many = partial(pour, size=350)
     async with serving(udp.serve, many, validation=validation) as (address,), Plain(address) as victim:
         await victim.send(bytes(350))

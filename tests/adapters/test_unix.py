@@ -201,8 +201,7 @@ async def test_the_ends_know_the_path(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "expected"),
-    [("x.sock", "absolute path"), ("/" + "x" * 200, "at most 103 bytes"), ("", "absolute")],
+    ("address", "expected"), [("x.sock", "absolute path"), ("/" + "x" * 200, "at most 103 bytes"), ("", "absolute")]
 )
 def test_a_bad_address_is_refused_with_the_form_that_is_expected(address: str, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):

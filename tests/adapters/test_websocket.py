@@ -82,10 +82,7 @@ async def secure_pair() -> AsyncIterator[Pair]:
 async def library_client(address: str) -> AsyncIterator[trio_websocket.WebSocketConnection]:
     """A client of another implementation, which may send what ours never would."""
     # Its own `open_websocket` leaves the socket open when the other side was first to say goodbye.
-    async with (
-        await trio.open_tcp_stream("127.0.0.1", port_of(address)) as wire,
-        trio.open_nursery() as nursery,
-    ):
+    async with await trio.open_tcp_stream("127.0.0.1", port_of(address)) as wire, trio.open_nursery() as nursery:
         connection = await trio_websocket.wrap_client_stream(nursery, wire, "127.0.0.1", "/")
         yield connection
         with trio.move_on_after(QUICK):
@@ -305,10 +302,7 @@ async def test_a_deadline_around_the_block_ends_it_bare_and_quietly() -> None:
         (b"", "hung up"),
         (b"SSH-2.0-x\r\n\r\n", "does not speak WebSocket"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "HTTP 200"),
-        (
-            b"HTTP/1.1 503 No\r\nTransfer-Encoding: chunked\r\n\r\n" + b"4000\r\n" + bytes(0x4000),
-            "more than 16384",
-        ),
+        (b"HTTP/1.1 503 No\r\nTransfer-Encoding: chunked\r\n\r\n" + b"4000\r\n" + bytes(0x4000), "more than 16384"),
         (b"HTTP/1.1 101 Switching\r\n" + b"x: y\r\n" * 4000, "more than 16384"),
     ],
 )
@@ -353,8 +347,7 @@ async def test_an_upgrade_that_trickles_is_dropped_at_the_deadline(mock_clock: M
 
 
 @pytest.mark.parametrize(
-    "what",
-    [b"\x16\x03\x01garbage\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", b""],
+    "what", [b"\x16\x03\x01garbage\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", b""]
 )
 async def test_a_client_that_does_not_upgrade_is_hung_up_on_at_once(what: bytes) -> None:
     async with serving(websocket.serve, echo, limits=Limits(handshake=NEVER)) as (address,):
@@ -409,10 +402,7 @@ def test_frames_are_followed_at_any_split() -> None:
         (frame(2, size=262_145), "against message_most=262144"),
         (frame(2, size=2**63), "against message_most=262144"),
         (frame(2, bytes(200_000), final=False) + frame(0, bytes(100_000)), "against message_most=262144"),
-        (
-            frame(2, final=False) + frame(0, final=False) * FRAGMENTS_MOST,
-            f"more than {FRAGMENTS_MOST} fragments",
-        ),
+        (frame(2, final=False) + frame(0, final=False) * FRAGMENTS_MOST, f"more than {FRAGMENTS_MOST} fragments"),
         (frame(9, size=126), "a control frame of 126 bytes"),
     ],
 )
@@ -446,8 +436,7 @@ async def test_a_message_that_trickles_in_costs_little_more_than_its_size() -> N
 @pytest.mark.requirement("R-38", "R-35")
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize(
-    "behaviour",
-    ["stalls", "does not answer", "resets", "floods", "hangs up", "cuts", "reads nothing of a flood"],
+    "behaviour", ["stalls", "does not answer", "resets", "floods", "hangs up", "cuts", "reads nothing of a flood"]
 )
 async def test_close_is_over_in_time_whatever_the_peer_does(
     behaviour: str, secure: bool, mock_clock: MockClock

@@ -19,13 +19,7 @@ import trio
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # it comes from a C extension
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
-from aioquic.quic.events import (
-    ConnectionTerminated,
-    HandshakeCompleted,
-    QuicEvent,
-    StreamDataReceived,
-    StreamReset,
-)
+from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEvent, StreamDataReceived, StreamReset
 from aioquic.quic.packet import pull_quic_header
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization

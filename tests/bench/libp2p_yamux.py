@@ -11,11 +11,7 @@ import trio
 from libp2p.io.trio import TrioTCPStream  # type: ignore[import-not-found]
 from libp2p.network.connection.raw_connection import RawConnection  # type: ignore[import-not-found]
 from libp2p.peer.id import ID  # type: ignore[import-not-found]
-from libp2p.stream_muxer.exceptions import (  # type: ignore[import-not-found]
-    MuxedConnUnavailable,
-    MuxedStreamEOF,
-    MuxedStreamReset,
-)
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamEOF, MuxedStreamReset  # type: ignore[import-not-found]
 from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:

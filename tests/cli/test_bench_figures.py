@@ -165,8 +165,7 @@ def test_a_target_of_two_runs_is_met_as_often_as_it_was() -> None:
 
     def run(ours: float) -> Report:
         return report(
-            [rtt],
-            [a_pass(1, "rtt/1", OURS.name, p50=ours, p99=1.0), a_pass(1, "rtt/1", RAW.name, p50=1e-4, p99=1.0)],
+            [rtt], [a_pass(1, "rtt/1", OURS.name, p50=ours, p99=1.0), a_pass(1, "rtt/1", RAW.name, p50=1e-4, p99=1.0)]
         )
 
     (row,) = judge([run(1.3e-4), run(1.4e-4)])

@@ -29,11 +29,7 @@ def at_work(folder: Path, *arguments: str, until: str) -> Iterator[subprocess.Po
     """A bench that would take hours, as soon as it has said this; its temporary files are in `folder`."""
     command = [*MUXKIT, "bench", "--no-peers", "--rounds", "10000", *arguments]
     with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(TMPDIR=str(folder)),
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(TMPDIR=str(folder))
     ) as process:
         try:
             assert process.stdout is not None

@@ -14,20 +14,7 @@ from hypothesis import strategies as st
 from muxkit._errors import LocalProtocolError, MuxError, RemoteProtocolError
 from muxkit.core._numbers import Cursor, NeedMore, Pieces, encode_varint, encode_varu64
 
-BOUNDARIES = [
-    0,
-    1,
-    2**7 - 1,
-    2**7,
-    2**7 + 1,
-    2**32 - 1,
-    2**32,
-    2**32 + 1,
-    2**63 - 1,
-    2**63,
-    2**63 + 1,
-    2**64 - 1,
-]
+BOUNDARIES = [0, 1, 2**7 - 1, 2**7, 2**7 + 1, 2**32 - 1, 2**32, 2**32 + 1, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 1]
 OUTSIDE = [-(2**64), -1, 2**64, 2**64 + 1, 10**5000]
 
 Read = Callable[[Cursor], object]
@@ -441,14 +428,7 @@ def read_frame(cursor: Cursor) -> tuple[object, ...]:
     return first, cursor.uint(4, "little"), cursor.varu64(), cursor.exact(size)
 
 
-@given(
-    st.integers(0, 255),
-    st.integers(0, 2**32 - 1),
-    u64s,
-    st.binary(max_size=300),
-    st.binary(max_size=3),
-    st.data(),
-)
+@given(st.integers(0, 255), st.integers(0, 2**32 - 1), u64s, st.binary(max_size=300), st.binary(max_size=3), st.data())
 def test_any_split_of_a_frame_gives_the_same_values_and_the_same_rest(
     first: int, number: int, varu64: int, payload: bytes, rest: bytes, data: st.DataObject
 ) -> None:

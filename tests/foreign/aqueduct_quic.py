@@ -113,12 +113,7 @@ class QuicPeer(Peer):
 class QuicWire(Wire):
     """Runs a peer on a UDP socket, as the Wire of the carrier does on a stream."""
 
-    def __init__(
-        self,
-        peer: QuicPeer,
-        socket: trio.socket.SocketType,
-        address: Address | None = None,
-    ) -> None:
+    def __init__(self, peer: QuicPeer, socket: trio.socket.SocketType, address: Address | None = None) -> None:
         """Speak with a server at `address`, or wait for a client."""
         self.peer: QuicPeer = peer
         self._socket = socket

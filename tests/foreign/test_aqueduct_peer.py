@@ -118,9 +118,7 @@ async def datagram_socket() -> AsyncIterator[trio.socket.SocketType]:
 
 
 async def with_quic_client(
-    drive: Callable[[aqueduct.Client], Awaitable[None]],
-    peer: QuicPeer,
-    talk: Callable[[Wire], Awaitable[None]] | None,
+    drive: Callable[[aqueduct.Client], Awaitable[None]], peer: QuicPeer, talk: Callable[[Wire], Awaitable[None]] | None
 ) -> tuple[Wire, Exception | None]:
     raised: Exception | None = None
     async with datagram_socket() as socket, trio.open_nursery() as nursery:
@@ -145,9 +143,7 @@ async def with_quic_client(
 
 
 async def with_quic_server(
-    handler: Callable[[aqueduct.Server], Awaitable[None]],
-    peer: QuicPeer,
-    talk: Callable[[Wire], Awaitable[None]],
+    handler: Callable[[aqueduct.Server], Awaitable[None]], peer: QuicPeer, talk: Callable[[Wire], Awaitable[None]]
 ) -> Exception | None:
     raised: Exception | None = None
     over = trio.Event()

@@ -61,11 +61,7 @@ async def feed(store: Any, uuid: str, data: Sequence[object], *, time: float | N
 
 @contextmanager
 def hall(
-    listen: str = "restream+tcp://127.0.0.1:0",
-    *,
-    store: str = "memory:",
-    status: bool = True,
-    **options: Any,
+    listen: str = "restream+tcp://127.0.0.1:0", *, store: str = "memory:", status: bool = True, **options: Any
 ) -> Iterator[Hall]:
     """A server of fed sessions, until the block ends."""
     ready = threading.Event()

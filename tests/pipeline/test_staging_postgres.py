@@ -33,8 +33,7 @@ def ask(where: str, sql: str) -> list[tuple[object, ...]]:
 def break_connections(where: str) -> set[object]:
     """Which ones: those that end just now may be among them."""
     told = ask(
-        where,
-        "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'muxkit staging'",
+        where, "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'muxkit staging'"
     )
     return {pid for pid, _ in told}
 

@@ -135,9 +135,7 @@ async def test_a_connection_that_is_cut_again_and_again_loses_and_repeats_nothin
         assert await everything(store) == rows(0, 8000, size=50)
 
 
-async def test_a_server_that_never_comes_is_given_up_with_a_sentence(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_server_that_never_comes_is_given_up_with_a_sentence(autojump_clock: trio.testing.MockClock) -> None:
     client = StagingClient("bpmux+mem://nowhere", patience=30.0)
     began = trio.current_time()
     with pytest.raises(StagingUnavailable) as caught:

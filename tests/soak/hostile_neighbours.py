@@ -558,8 +558,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "unix: stops": Attack(f"aqueduct+{UNIX}", partial(aqueduct_frames, again=carrier(STOP, 0))),
     "restream: none": Attack(f"restream+{TCP}", nothing),
     "restream: acks": Attack(
-        f"restream+{TCP}",
-        partial(flood, first=restream_session(BAD), again=b'{"uuid":"%b","ack":1}\n' % BAD.encode()),
+        f"restream+{TCP}", partial(flood, first=restream_session(BAD), again=b'{"uuid":"%b","ack":1}\n' % BAD.encode())
     ),
     "restream: integers to one": Attack(f"restream+{TCP}", partial(restream_requests, request=b"{}\n")),
     "restream: integers to twenty": Attack(

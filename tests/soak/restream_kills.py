@@ -217,14 +217,7 @@ class Reader:
 
 
 async def storm(
-    it: Server,
-    port: int,
-    dice: random.Random,
-    *,
-    kills: int,
-    clients: int,
-    most_count: int,
-    say: Callable[[str], None],
+    it: Server, port: int, dice: random.Random, *, kills: int, clients: int, most_count: int, say: Callable[[str], None]
 ) -> Tally:
     """Kill the server so often; gives what the clients met."""
     tally = Tally()

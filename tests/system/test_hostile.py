@@ -162,11 +162,7 @@ async def test_a_session_that_is_cut_at_any_byte_delivers_whole_messages_only(se
     await server.rests()
 
 
-MESSAGE_ENDS = [
-    len(b"".join(TRANSCRIPT[:2])),
-    len(b"".join(TRANSCRIPT[:7])),
-    len(b"".join(TRANSCRIPT)),
-]
+MESSAGE_ENDS = [len(b"".join(TRANSCRIPT[:2])), len(b"".join(TRANSCRIPT[:7])), len(b"".join(TRANSCRIPT))]
 
 
 # --- numbers
@@ -536,10 +532,7 @@ async def test_what_is_unread_on_channels_that_ended_stays_within_the_limits(tmp
 @pytest.mark.requirement("R-03", "R-07")
 async def test_messages_half_said_do_not_keep_a_small_channel_of_the_same_peer_waiting(tmp_path: Path) -> None:
     """All that may be lent is lent to messages that never end; a large one waits in line."""
-    async with (
-        fresh(tmp_path / "log", **SMALL) as server,
-        attacked(server, within=declared(server) + NOISE) as peer,
-    ):
+    async with fresh(tmp_path / "log", **SMALL) as server, attacked(server, within=declared(server) + NOISE) as peer:
         half_said = range(100, 120)
         for id in half_said:
             await peer.send(chunk(SINK, id, b""), encode_partial(64 * KIB), chunk(SINK, id, b"x"))

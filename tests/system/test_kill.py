@@ -80,11 +80,9 @@ def peer(role: str, url: str) -> Iterator[Peer]:
 
 
 def url_for(transport: str, folder: Path) -> str:
-    return {
-        "tcp": "bpmux+tcp://127.0.0.1:0",
-        "unix": f"bpmux+unix://{folder}/socket",
-        "ws": "bpmux+ws://127.0.0.1:0",
-    }[transport]
+    return {"tcp": "bpmux+tcp://127.0.0.1:0", "unix": f"bpmux+unix://{folder}/socket", "ws": "bpmux+ws://127.0.0.1:0"}[
+        transport
+    ]
 
 
 @pytest.mark.requirement("R-39")

@@ -35,11 +35,7 @@ def test_each_kind_of_cut_has_its_share() -> None:
         assert sum(fate.how is how for fate in cut) == pytest.approx(share * len(cut), rel=0.1)
     assert {fate.cut_at for fate in cut} == set(range(10, 21))
     assert {fate.way for fate in cut} == {Way.THERE, Way.BACK}
-    assert {fate.stalled for fate in cut if fate.how is Cut.STALL} == {
-        (Way.THERE,),
-        (Way.BACK,),
-        (Way.THERE, Way.BACK),
-    }
+    assert {fate.stalled for fate in cut if fate.how is Cut.STALL} == {(Way.THERE,), (Way.BACK,), (Way.THERE, Way.BACK)}
 
 
 def test_the_directions_to_count_in_can_be_chosen() -> None:

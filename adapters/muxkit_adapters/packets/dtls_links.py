@@ -280,11 +280,7 @@ class DtlsListener(PacketListener[DtlsLink]):
         """Serve one peer after it has returned its cookie; Trio closes the channel afterwards."""
         address: Address = channel.peer_address
         link = DtlsLink(
-            channel,
-            self.packets,
-            f"dtls {join_host_port(*address[:2])}",
-            self.options,
-            idle=self.options.idle,
+            channel, self.packets, f"dtls {join_host_port(*address[:2])}", self.options, idle=self.options.idle
         )
         scope = self.peers.admit(link)
         if scope is None:

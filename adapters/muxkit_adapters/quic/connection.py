@@ -12,12 +12,7 @@ import secrets
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from aioquic.quic.connection import (
-    QuicConnection,
-    QuicConnectionError,
-    QuicConnectionState,
-    QuicReceiveContext,
-)
+from aioquic.quic.connection import QuicConnection, QuicConnectionError, QuicConnectionState, QuicReceiveContext
 from aioquic.quic.packet import QuicErrorCode, pull_ack_frame
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from aioquic.quic.stream import QuicStream

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING
 import trio
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # it is documented there
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
-from aioquic.quic.packet import (
-    QuicPacketType,
-    encode_quic_retry,
-    encode_quic_version_negotiation,
-    pull_quic_header,
-)
+from aioquic.quic.packet import QuicPacketType, encode_quic_retry, encode_quic_version_negotiation, pull_quic_header
 from aioquic.quic.retry import QuicRetryTokenHandler
 
 from muxkit.runtime import bare_nursery, turns
@@ -198,12 +193,7 @@ class Server:
                 self._links.pop(connection_id, None)
 
         link = QuicLink(
-            quic,
-            wire,
-            role="server",
-            name=f"quic {join_host_port(*address[:2])}",
-            options=self._options,
-            on_id=on_id,
+            quic, wire, role="server", name=f"quic {join_host_port(*address[:2])}", options=self._options, on_id=on_id
         )
         for connection_id in ids:
             self._links[connection_id] = link

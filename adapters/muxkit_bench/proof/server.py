@@ -47,11 +47,7 @@ async def serve(descriptor: int, store_at: str, streams: Sequence[str], count: i
     async with restream.open_store(store_at, keep=KEEP) as store, trio.open_nursery() as nursery:
         await nursery.start(
             partial(
-                restream.serve,
-                [listener],
-                store,
-                application=restream.Fed(),
-                config=restream.ServerConfig(status=True),
+                restream.serve, [listener], store, application=restream.Fed(), config=restream.ServerConfig(status=True)
             )
         )
         print("serving", flush=True)

@@ -41,10 +41,7 @@ class Outputs:
     def write(self, reports: Sequence[Report]) -> None:
         """Write both files, even if one fails; raises `CommandFailed` then."""
         failures = []
-        for path, text in (
-            (self.json, dump(reports[0])),
-            (self.html, page(reports).encode()),
-        ):
+        for path, text in ((self.json, dump(reports[0])), (self.html, page(reports).encode())):
             try:
                 if path is not None:
                     path.write_bytes(text)

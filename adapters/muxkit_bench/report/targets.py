@@ -122,10 +122,7 @@ TARGETS = (
     ),
     Target(title="rtt, to raw", bound=1.35, at_least=False, values=_against_raw("rtt/1")),
     Target(
-        title="storm, 100 channels, to 100 raw connections",
-        bound=1.5,
-        at_least=True,
-        values=_against_raw("storm/100"),
+        title="storm, 100 channels, to 100 raw connections", bound=1.5, at_least=True, values=_against_raw("storm/100")
     ),
     Target(
         title="openclose, 64 at a time, to raw connect and close",

@@ -82,11 +82,7 @@ async def worker(name: str, command: Sequence[str], extra: Mapping[str, str]) ->
         {"process_group": 0} if os.name == "posix" else {}
     )  # Ctrl-C goes to the command, which ends it
     process = await trio.lowlevel.open_process(
-        list(command),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, **extra},
-        **options,
+        list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **extra}, **options
     )
     one = Worker(name, process)
     try:

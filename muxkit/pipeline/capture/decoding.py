@@ -533,12 +533,7 @@ def read_raw(folder: str | Path) -> Iterator[pa.RecordBatch]:
 
 
 def decode(
-    raw: DataFrame,
-    protocol: str,
-    *,
-    engine: bool = False,
-    partitions: int | None = None,
-    **end: Unpack[RelinkEnd],
+    raw: DataFrame, protocol: str, *, engine: bool = False, partitions: int | None = None, **end: Unpack[RelinkEnd]
 ) -> DataFrame:
     """Decode raw captures, read from their `raw` folders with `spark.read.parquet`.
 
@@ -563,12 +558,7 @@ def decode_stream(raw: DataFrame, protocol: str, **end: Unpack[RelinkEnd]) -> Da
 
 
 def _go_on(
-    key: tuple[str, str],
-    frames: Iterator[pd.DataFrame],
-    state: GroupState,
-    *,
-    protocol: str,
-    **end: Unpack[RelinkEnd],
+    key: tuple[str, str], frames: Iterator[pd.DataFrame], state: GroupState, *, protocol: str, **end: Unpack[RelinkEnd]
 ) -> Iterator[pd.DataFrame]:
     import pandas as pd
 

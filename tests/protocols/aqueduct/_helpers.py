@@ -147,11 +147,7 @@ def hexed(text: str) -> str:
 
 
 def fresh(
-    role: Role,
-    *,
-    config: Config | None = None,
-    limits: Limits | None = None,
-    headers: Headers = (),
+    role: Role, *, config: Config | None = None, limits: Limits | None = None, headers: Headers = ()
 ) -> ScriptedPeer:
     """Make an engine before its handshake."""
     return ScriptedPeer(Engine(role, config, limits=limits, headers=headers))

@@ -8,16 +8,7 @@ import pytest
 
 from muxkit._errors import LocalProtocolError
 from muxkit.protocols.aqueduct import Mode, Outcome, ReceiverMachine, SenderMachine
-from tests.protocols.aqueduct._helpers import (
-    EMPTY,
-    ScriptedPeer,
-    client,
-    entry,
-    hexed,
-    receiver_of,
-    sender_of,
-    server,
-)
+from tests.protocols.aqueduct._helpers import EMPTY, ScriptedPeer, client, entry, hexed, receiver_of, sender_of, server
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -128,8 +128,7 @@ def test_varbytes_may_not_pass_their_container() -> None:
 
 @pytest.mark.clause("aqueduct-E08", "aqueduct-E09", "aqueduct-E10", "aqueduct-E12")
 @pytest.mark.parametrize(
-    ("ranges", "wire"),
-    [([(0, 2), (5, 5)], "03030201"), ([(2, 3)], "03000202"), ([(0, 2)], "0103"), ([], "00")],
+    ("ranges", "wire"), [([(0, 2), (5, 5)], "03030201"), ([(2, 3)], "03000202"), ([(0, 2)], "0103"), ([], "00")]
 )
 def test_varranges_alternate_lengths_and_gaps(ranges: list[tuple[int, int]], wire: str) -> None:
     assert encode_varranges(ranges).hex() == wire

@@ -36,9 +36,7 @@ def flood(peer: ScriptedPeer, *texts: str, most: int = 100) -> int:
 
 @pytest.mark.requirement("R-01", "R-02")
 @pytest.mark.parametrize(
-    "text",
-    ["03 {} 04 00 00 00 00", "03 {} 05 01", "03 {} 06 05"],
-    ids=["messages", "counts", "ends"],
+    "text", ["03 {} 04 00 00 00 00", "03 {} 05 01", "03 {} 06 05"], ids=["messages", "counts", "ends"]
 )
 def test_channels_that_a_route_makes_are_bounded(text: str) -> None:
     peer = server(limits=FEW)

@@ -16,14 +16,7 @@ from muxkit.protocols.aqueduct import Config, Mode
 from muxkit.runtime import background
 from muxkit.testing import check_session, weather_pair
 from muxkit_adapters import memory
-from tests.protocols.aqueduct._session_pairs import (
-    TINY,
-    at_rest,
-    connected,
-    leftovers,
-    rough,
-    session_pair,
-)
+from tests.protocols.aqueduct._session_pairs import TINY, at_rest, connected, leftovers, rough, session_pair
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -213,9 +213,7 @@ def rich() -> ScriptedPeer:
 
 @pytest.mark.requirement("R-21", "R-23")
 @given(st.lists(st.tuples(st.integers(0, 5), st.binary(max_size=40), st.booleans()), max_size=8))
-def test_any_bytes_give_events_and_at_most_one_failure_and_then_silence(
-    pieces: list[tuple[int, bytes, bool]],
-) -> None:
+def test_any_bytes_give_events_and_at_most_one_failure_and_then_silence(pieces: list[tuple[int, bytes, bool]]) -> None:
     peer = rich()
     failures = 0
     for kind, data, fin in pieces:
@@ -258,10 +256,7 @@ def test_after_the_end_commands_are_refused_and_consuming_is_harmless() -> None:
     peer.engine.consumed(message)
     peer.engine.consumed(message)
     assert (peer.engine.control_to_run(), peer.written(), peer.datagrams()) == ((), [], [])
-    for command in (
-        lambda: peer.engine.channel(sends=True),
-        lambda: peer.engine.close(peer.engine.receivers[0], 0.0),
-    ):
+    for command in (lambda: peer.engine.channel(sends=True), lambda: peer.engine.close(peer.engine.receivers[0], 0.0)):
         with pytest.raises(Exception, match="the connection is over"):
             command()
 

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.bpmux import Duplex, Engine, Entity, IncomingRequest, Session, Sink, Source
     from tests.protocols.bpmux._pairs import Pair
 
-MIRROR = {
-    Kind.REQUEST_OUT: Kind.REQUEST_IN,
-    Kind.SINK_OUT: Kind.STREAM_IN,
-    Kind.STREAM_OUT: Kind.SINK_IN,
-}
+MIRROR = {Kind.REQUEST_OUT: Kind.REQUEST_IN, Kind.SINK_OUT: Kind.STREAM_IN, Kind.STREAM_OUT: Kind.SINK_IN}
 
 ResultT = TypeVar("ResultT")
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muxkit.protocols.bpmux import Kind
-from tests.protocols.bpmux._helpers import (
-    by_hand,
-    fed,
-    ids,
-    the,
-    violation,
-    with_top_credit,
-    written,
-)
+from tests.protocols.bpmux._helpers import by_hand, fed, ids, the, violation, with_top_credit, written
 
 
 @pytest.mark.clause("bpmux-R01", "bpmux-P01")
@@ -212,10 +204,7 @@ def test_an_end_in_an_opening_is_acknowledged(chunk: str, ack: str) -> None:
 @pytest.mark.clause("bpmux-R19")
 def test_an_end_in_a_duplex_opening_leaves_the_stream_half_open() -> None:
     engine = by_hand()
-    assert fed(engine, "d2 09 00 00") == [
-        ("Opened", "in-sink 9", b"", "in-stream 9"),
-        ("Ended", "in-sink 9", b""),
-    ]
+    assert fed(engine, "d2 09 00 00") == [("Opened", "in-sink 9", b"", "in-stream 9"), ("Ended", "in-sink 9", b"")]
     assert ids(engine)["stream_in"] == [9]
     assert "sink_in" not in ids(engine)
     assert engine.channels == 1

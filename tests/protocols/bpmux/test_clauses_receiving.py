@@ -284,11 +284,7 @@ def test_an_in_request_may_also_end_grant_ping_and_pong() -> None:
     assert written(engine) == "0103"
 
 
-ENDS = [
-    ("10 03 00", "02 03 00", "2103"),
-    ("50 03 00", "42 03 00", "a103"),
-    ("90 03 00", "82 03 00", "6103"),
-]
+ENDS = [("10 03 00", "02 03 00", "2103"), ("50 03 00", "42 03 00", "a103"), ("90 03 00", "82 03 00", "6103")]
 
 
 @pytest.mark.clause("bpmux-R38")

@@ -29,13 +29,7 @@ def test_each_kind_of_entity_is_in_its_map_on_both_sides() -> None:
     pair.run_until_quiet()
     assert ids(here) == {"request_out": [1], "sink_out": [0, 2, 4], "stream_out": [0, 3, 4]}
     assert (here.live, here.channels) == (7, 4)
-    assert ids(there) == {
-        "request_in": [1],
-        "stream_in": [2, 4],
-        "sink_in": [3, 4],
-        "sink_out": [0],
-        "stream_out": [0],
-    }
+    assert ids(there) == {"request_in": [1], "stream_in": [2, 4], "sink_in": [3, 4], "sink_out": [0], "stream_out": [0]}
 
 
 @pytest.mark.clause("bpmux-S03")

@@ -13,15 +13,7 @@ from muxkit._limits import Limits
 from muxkit.core import encode_varu64
 from muxkit.protocols.bpmux import Failed, Kind, Opened
 from muxkit.testing._pair import drain, feed
-from tests.protocols.bpmux._helpers import (
-    automatic,
-    by_hand,
-    fed,
-    grant,
-    the,
-    violation,
-    written,
-)
+from tests.protocols.bpmux._helpers import automatic, by_hand, fed, grant, the, violation, written
 
 if TYPE_CHECKING:
     from muxkit._errors import RemoteProtocolError

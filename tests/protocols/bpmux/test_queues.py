@@ -104,10 +104,7 @@ def test_an_opening_that_the_peer_does_not_take_any_more_is_declined_as_a_whole(
     engine = allowed_to_open(2)
     sink, stream = engine.open_duplex(b"abc", id=4)
     assert written(engine) == "e003 d004026162"
-    assert fed(engine, "a2 00 00") == [
-        ("Ended", "top-level in-sink", b""),
-        ("Declined", "out-sink 4", "out-stream 4"),
-    ]
+    assert fed(engine, "a2 00 00") == [("Ended", "top-level in-sink", b""), ("Declined", "out-sink 4", "out-stream 4")]
     assert sink.gone
     assert stream.gone
     assert (engine.channels, engine.outbox) == (0, 0)

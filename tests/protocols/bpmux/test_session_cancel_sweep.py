@@ -18,16 +18,7 @@ from muxkit.protocols.bpmux import Duplex, IncomingRequest, Request, Session, Si
 from muxkit.runtime import Backlog, ByteStream, Opening
 from muxkit.testing import cancel_sweep, weather_pair
 from muxkit_adapters import memory
-from tests.protocols.bpmux._pairs import (
-    TINY,
-    Pair,
-    at_rest,
-    canary,
-    echo_each,
-    next_duplex,
-    next_request,
-    sessions,
-)
+from tests.protocols.bpmux._pairs import TINY, Pair, at_rest, canary, echo_each, next_duplex, next_request, sessions
 from tests.protocols.bpmux._sessions import (
     LATER,
     Watched,

@@ -8,16 +8,7 @@ import trio
 from muxkit import ChannelCancelled, ChannelStopped, LocalProtocolError
 from muxkit.protocols.bpmux import Config
 
-from ._pairs import (
-    TINY,
-    answer_each,
-    at_rest,
-    echo_each,
-    next_duplex,
-    next_request,
-    rough_sessions,
-    sessions,
-)
+from ._pairs import TINY, answer_each, at_rest, echo_each, next_duplex, next_request, rough_sessions, sessions
 
 # --- duplexes
 

@@ -11,9 +11,7 @@ import trio.testing
 from muxkit.protocols import bpmux
 from muxkit_adapters import memory
 
-from ._pairs import (
-    sessions,
-)
+from ._pairs import sessions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -121,8 +121,7 @@ async def test_who_gives_up_waiting_leaves_his_turn_to_the_next() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "error"),
-    [("cut", LinkLost), ("peer leaves", ChannelStopped), ("we close", trio.ClosedResourceError)],
+    ("how", "error"), [("cut", LinkLost), ("peer leaves", ChannelStopped), ("we close", trio.ClosedResourceError)]
 )
 async def test_all_who_wait_hear_that_nothing_can_be_opened_any_more(how: str, error: type[Exception]) -> None:
     heard = 0

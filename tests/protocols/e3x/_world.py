@@ -5,16 +5,7 @@ from __future__ import annotations
 import random
 
 from muxkit._limits import MIB, Limits
-from muxkit.protocols.e3x import (
-    Broken,
-    Config,
-    Engine,
-    EngineChannel,
-    Event,
-    Message,
-    Opened,
-    Writable,
-)
+from muxkit.protocols.e3x import Broken, Config, Engine, EngineChannel, Event, Message, Opened, Writable
 from muxkit.testing import AimdReceiver, AimdSender, Bottleneck, Network, PathWeather
 
 LINE = 1_250_000  # bytes a second: 10 Mbit/s

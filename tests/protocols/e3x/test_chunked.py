@@ -10,17 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muxkit.core import BoundedParsing
-from muxkit.protocols.e3x import (
-    ChunkedEngine,
-    Closed,
-    Config,
-    Dechunker,
-    Engine,
-    Event,
-    Message,
-    Opened,
-    encode_chunks,
-)
+from muxkit.protocols.e3x import ChunkedEngine, Closed, Config, Dechunker, Engine, Event, Message, Opened, encode_chunks
 from muxkit.testing import EnginePair
 from muxkit.testing._pair import check_every_split
 from tests.protocols.e3x._helpers import raw

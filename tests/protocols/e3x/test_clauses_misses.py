@@ -8,19 +8,7 @@ import pytest
 
 from muxkit._limits import Limits
 from muxkit.protocols.e3x import Config, Engine
-from tests.protocols.e3x._helpers import (
-    acks,
-    connector,
-    fed,
-    listener,
-    opened,
-    raw,
-    sending,
-    sent,
-    seqs,
-    unacked,
-    wait,
-)
+from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, raw, sending, sent, seqs, unacked, wait
 
 
 @pytest.mark.clause("e3x-M01")

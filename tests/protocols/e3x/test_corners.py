@@ -157,14 +157,7 @@ def test_an_observer_hears_of_our_channels_acks_errs_and_timers() -> None:
     wait(engine, 5.0)
     fed(engine, c=1, err="no")
     names = [(line[0], line[2]) for line in log.lines if line[0] in ("in", "out")]
-    assert names == [
-        ("out", "open"),
-        ("in", "data"),
-        ("in", "ack"),
-        ("in", "data"),
-        ("out", "ack"),
-        ("in", "err"),
-    ]
+    assert names == [("out", "open"), ("in", "data"), ("in", "ack"), ("in", "data"), ("out", "ack"), ("in", "err")]
     assert ("channel 1", "open") in log.lines
     assert ("timer", "channel 1") in log.lines
 

@@ -12,19 +12,7 @@ from muxkit._limits import Limits
 from muxkit.protocols.e3x import Engine, EngineChannel, encode_packet, join_packet
 from muxkit.protocols.e3x.engine.state import OVERHEAD, UsedIds
 from muxkit.protocols.e3x.packets import TYPE_MOST, Packet
-from tests.protocols.e3x._helpers import (
-    acks,
-    connector,
-    fed,
-    listener,
-    opened,
-    raw,
-    sending,
-    sent,
-    told,
-    unacked,
-    wait,
-)
+from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, raw, sending, sent, told, unacked, wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -55,11 +55,7 @@ def test_an_empty_array_and_a_delta_below_1_have_no_meaning(deltas: list[int]) -
         decode_miss(5, deltas)
 
 
-@given(
-    ack=st.integers(0, 2**32 - 1),
-    offsets=st.sets(st.integers(1, 3000), max_size=300),
-    spare=st.integers(1, 3000),
-)
+@given(ack=st.integers(0, 2**32 - 1), offsets=st.sets(st.integers(1, 3000), max_size=300), spare=st.integers(1, 3000))
 def test_whatever_is_missing_is_read_as_it_was_written(ack: int, offsets: set[int], spare: int) -> None:
     missing = sorted(ack + offset for offset in offsets)
     capacity = max(offsets, default=0) + spare

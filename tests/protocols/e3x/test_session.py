@@ -59,10 +59,7 @@ async def test_a_session_keeps_the_promises_of_all_sessions(make_pair: MakePair,
 async def test_it_does_so_over_real_sockets(transport: str, authority: Authority) -> None:
     url = f"e3x+{transport}://127.0.0.1:0"
     if transport == "dtls":
-        secrets = {
-            "on_server": {"ssl_context": authority.server()},
-            "on_client": {"ssl_context": authority.client()},
-        }
+        secrets = {"on_server": {"ssl_context": authority.server()}, "on_client": {"ssl_context": authority.client()}}
         await check_session(lambda: over_url(url, linger=1.0, **secrets), largest=100_000)
     else:
         await check_session(lambda: over_url(url, linger=1.0), largest=100_000)

@@ -322,9 +322,7 @@ async def test_a_forgotten_link_is_replaced_and_a_common_channel_told(autojump_c
         made.let_go()
 
 
-async def test_a_change_that_lost_messages_and_that_nobody_saw_comes_out_at_the_end(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_change_that_lost_messages_and_that_nobody_saw_comes_out_at_the_end(autojump_clock: MockClock) -> None:
     async def run(made: World) -> None:
         async with made.link() as one:
             sender = one.sender(1)

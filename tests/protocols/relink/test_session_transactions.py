@@ -121,11 +121,7 @@ async def test_process_answers_with_what_the_handler_raised(autojump_clock: Mock
         async with pair.other.receiver(1) as receiver:
             await receiver.process(handle)
         await sender.finish()
-        assert [receipt.outcome for receipt in receipts] == [
-            Outcome.COMMITTED,
-            Outcome.UNCOMMITTED,
-            Outcome.COMMITTED,
-        ]
+        assert [receipt.outcome for receipt in receipts] == [Outcome.COMMITTED, Outcome.UNCOMMITTED, Outcome.COMMITTED]
 
 
 async def test_an_iterator_commits_what_it_got_through_with(autojump_clock: MockClock) -> None:

@@ -32,16 +32,7 @@ from muxkit.protocols.relink import (
 )
 from muxkit.testing._pair import drain, feed
 from tests.protocols import _vectors as vectors
-from tests.protocols.relink._helpers import (
-    connector,
-    fed,
-    listener,
-    parsed,
-    quiet,
-    reconnect,
-    violation,
-    written,
-)
+from tests.protocols.relink._helpers import connector, fed, listener, parsed, quiet, reconnect, violation, written
 
 if TYPE_CHECKING:
     from tests.protocols._vectors import Row

@@ -29,8 +29,5 @@ def ask(where: str, sql: str) -> list[tuple[object, ...]]:
 def break_connections(where: str) -> int:
     """Close all connections of this library, and return how many there were."""
     return len(
-        ask(
-            where,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'muxkit restream'",
-        )
+        ask(where, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'muxkit restream'")
     )

@@ -11,14 +11,7 @@ import pytest
 import trio
 
 from muxkit.protocols import restream
-from muxkit.protocols.restream import (
-    ClientConfig,
-    ClientEngine,
-    Finished,
-    Received,
-    ReceivedValue,
-    parse_integer,
-)
+from muxkit.protocols.restream import ClientConfig, ClientEngine, Finished, Received, ReceivedValue, parse_integer
 from muxkit.testing import ChaosPlan, Way, chaos_dial
 from muxkit.testing._chaos import BOTH_WAYS
 from muxkit_adapters import memory

@@ -17,16 +17,7 @@ from muxkit.protocols.restream import (
     Refused,
     StreamState,
 )
-from tests.protocols.restream._helpers import (
-    UUID,
-    broken,
-    example,
-    hear,
-    is_silent,
-    joined,
-    reader,
-    said,
-)
+from tests.protocols.restream._helpers import UUID, broken, example, hear, is_silent, joined, reader, said
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

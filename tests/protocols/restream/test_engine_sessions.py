@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muxkit._errors import LocalProtocolError
-from muxkit.protocols.restream import (
-    Acknowledged,
-    HungUp,
-    Phase,
-    ServerConfig,
-    ServerEngine,
-    Status,
-    StatusRequested,
-)
+from muxkit.protocols.restream import Acknowledged, HungUp, Phase, ServerConfig, ServerEngine, Status, StatusRequested
 from muxkit.testing._pair import drain
 from tests.protocols.restream._helpers import (
     OTHER,

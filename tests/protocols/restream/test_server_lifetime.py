@@ -100,9 +100,7 @@ async def test_a_request_that_its_client_has_abandoned_takes_nothing_over(autoju
         assert (await there.store.status(U1)).epoch == 1
 
 
-async def test_the_connection_that_came_later_wins_whichever_the_store_serves_first(
-    autojump_clock: MockClock,
-) -> None:
+async def test_the_connection_that_came_later_wins_whichever_the_store_serves_first(autojump_clock: MockClock) -> None:
     async with open_store("memory:", now=trio.current_time) as opened:
         real, pauses = opened.attach, [3.0, 0.0]
 
@@ -336,9 +334,7 @@ async def _shut_down(service: restream.Service, grace: float) -> None:
 
 
 @pytest.mark.requirement("R-38")
-async def test_a_client_that_does_not_hang_up_after_the_last_message_is_left_in_time(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_client_that_does_not_hang_up_after_the_last_message_is_left_in_time(autojump_clock: MockClock) -> None:
     async with place(linger=2.0) as there:
         client = await there.ask(begin(3))
         assert await client.hear_ids(3) == [1, 2, 3]

@@ -19,18 +19,7 @@ from muxkit.protocols.restream.store import (
     UnknownSession,
 )
 from muxkit.storage import StoreFull
-from tests.protocols.restream.stores import (
-    U1,
-    U2,
-    U3,
-    Clock,
-    Number,
-    Numbers,
-    NumberStore,
-    Place,
-    next_number,
-    numbers,
-)
+from tests.protocols.restream.stores import U1, U2, U3, Clock, Number, Numbers, NumberStore, Place, next_number, numbers
 
 pytest_plugins = ["tests.protocols.restream._postgres", "tests.protocols.restream.stores_fixtures"]
 

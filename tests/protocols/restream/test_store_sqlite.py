@@ -16,14 +16,7 @@ import trio
 from muxkit.protocols.restream.store import StoreLimits
 from muxkit.protocols.restream.store.sqlite import open_sqlite
 from muxkit.storage import StoreFailed, StoreFull, StoreLocked, sqlite
-from muxkit.storage.sqlite import (
-    Connection,
-    Journal,
-    StandardConnection,
-    Value,
-    Version,
-    has_wal_reset_bug,
-)
+from muxkit.storage.sqlite import Connection, Journal, StandardConnection, Value, Version, has_wal_reset_bug
 from tests.protocols.restream.stores import U1, Clock, Number, Numbers, next_number, numbers, rules
 from tests.protocols.restream.stores_disk import ApswConnection
 

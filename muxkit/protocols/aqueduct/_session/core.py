@@ -157,12 +157,7 @@ class Sender(SendHalf):
     # --- for the application
 
     async def send(
-        self,
-        message: bytes,
-        *,
-        headers: Pairs = (),
-        attachments: Sequence[Ticket] = (),
-        mode: Mode = Mode.ORDERED,
+        self, message: bytes, *, headers: Pairs = (), attachments: Sequence[Ticket] = (), mode: Mode = Mode.ORDERED
     ) -> None:
         """Send one message; returns when the connection has it.
 
@@ -178,12 +173,7 @@ class Sender(SendHalf):
         await self._transmit(message, headers, attachments, mode, receipt=False)
 
     async def send_tracked(
-        self,
-        message: bytes,
-        *,
-        headers: Pairs = (),
-        attachments: Sequence[Ticket] = (),
-        mode: Mode = Mode.ORDERED,
+        self, message: bytes, *, headers: Pairs = (), attachments: Sequence[Ticket] = (), mode: Mode = Mode.ORDERED
     ) -> Receipt:
         """The same as `send`, with a receipt that tells whether the message arrived."""
         promise = await self._transmit(message, headers, attachments, mode, receipt=True)

@@ -658,8 +658,7 @@ class Incoming:
         if isinstance(frame, frames.AckNackUnreliable) and frame.channel is not None:
             if frames.sender_of(frame.channel) != role:
                 raise RemoteProtocolError(
-                    f"{label(channel)}: CHANNEL {frame.channel}, of which the peer is the sender",
-                    rule="aqueduct-T30",
+                    f"{label(channel)}: CHANNEL {frame.channel}, of which the peer is the sender", rule="aqueduct-T30"
                 )
             if frame.channel != channel:
                 raise RemoteProtocolError(

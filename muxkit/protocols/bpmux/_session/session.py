@@ -55,14 +55,7 @@ LINGER = 5.0  # s to leave in order
 LEFT_BY_ERROR = Reason("the other side left the session by an error", 500)
 PEER_BROKE_A_RULE = 400  # the code of a connection that ends because its peer broke a rule
 # In this order halves are closed: those to send on, those to receive from, requests.
-CLOSING_ORDER = (
-    Kind.REQUEST_IN,
-    Kind.SINK_OUT,
-    Kind.SINK_IN,
-    Kind.STREAM_OUT,
-    Kind.STREAM_IN,
-    Kind.REQUEST_OUT,
-)
+CLOSING_ORDER = (Kind.REQUEST_IN, Kind.SINK_OUT, Kind.SINK_IN, Kind.STREAM_OUT, Kind.STREAM_IN, Kind.REQUEST_OUT)
 
 _log = logging.getLogger("muxkit")
 

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import (
-    Buffer,
-    Outbox,
-    Reassembly,
-    ReceiveBudget,
-    ReceiveWindow,
-    Scheduler,
-    TokenBucket,
-    encode_varu64,
-)
+from muxkit.core import Buffer, Outbox, Reassembly, ReceiveBudget, ReceiveWindow, Scheduler, TokenBucket, encode_varu64
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import OURS, RECEIVERS, Entity, Kind, Outgoing, Parts
 from muxkit.protocols.bpmux.engine.events import Declined, Event, Writable

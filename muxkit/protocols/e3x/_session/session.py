@@ -104,12 +104,7 @@ class Session(CommonSession):
     """An e3x session; made by `session`."""
 
     def __init__(
-        self,
-        link: PacketLink | trio.abc.Stream,
-        role: Role,
-        config: Config,
-        limits: Limits,
-        observer: Observer | None,
+        self, link: PacketLink | trio.abc.Stream, role: Role, config: Config, limits: Limits, observer: Observer | None
     ) -> None:
         if role not in ("connector", "listener"):
             raise ValueError(f"role={role!r}: one side is the connector, the other the listener")
@@ -567,13 +562,7 @@ class _Protocol:
     links: frozenset[LinkKind] = frozenset({"stream", "packets"})
 
     def session(
-        self,
-        link: PacketLink | trio.abc.Stream,
-        /,
-        *,
-        role: Literal["client", "server"],
-        address: str,
-        **options: Any,
+        self, link: PacketLink | trio.abc.Stream, /, *, role: Literal["client", "server"], address: str, **options: Any
     ) -> AbstractAsyncContextManager[Session]:
         return session(link, role="connector" if role == "client" else "listener", **options)
 

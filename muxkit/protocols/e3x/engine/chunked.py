@@ -106,12 +106,7 @@ class ChunkedEngine:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        clock: Callable[[], float],
-        *,
-        most: int = PACKET_MOST,
-        observer: Observer | None = None,
+        self, engine: Engine, clock: Callable[[], float], *, most: int = PACKET_MOST, observer: Observer | None = None
     ) -> None:
         self.engine = engine
         self._observer = observer

@@ -85,12 +85,7 @@ class Engine(State):
     """
 
     def __init__(
-        self,
-        odd: bool,
-        config: Config | None = None,
-        *,
-        limits: Limits | None = None,
-        observer: Observer | None = None,
+        self, odd: bool, config: Config | None = None, *, limits: Limits | None = None, observer: Observer | None = None
     ) -> None:
         super().__init__(odd, config or Config(), (limits or Limits()).at_price(CHANNEL_PRICE), observer)
 

@@ -11,15 +11,7 @@ import trio
 from muxkit._errors import MuxError
 from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import Acknowledged, Arrived, EpochChanged, Event, LinkReplaced
-from muxkit.runtime import (
-    ChannelCancelled,
-    ChannelStopped,
-    ErrorMaker,
-    LinkLost,
-    OutboxBudget,
-    Reading,
-    StreamPump,
-)
+from muxkit.runtime import ChannelCancelled, ChannelStopped, ErrorMaker, LinkLost, OutboxBudget, Reading, StreamPump
 
 
 class Out(Protocol):

@@ -164,11 +164,7 @@ async def ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[Agreed | Ref
     does about an endpoint that it does not know, TooSlowError, and Trio's errors of a stream that breaks.
     """
     handshake = ConnectorHandshake(
-        engine.config,
-        now=trio.current_time(),
-        epoch=engine.epoch,
-        link_id=engine.link_id,
-        limits=engine.limits,
+        engine.config, now=trio.current_time(), epoch=engine.epoch, link_id=engine.link_id, limits=engine.limits
     )
     with trio.move_on_after(engine.limits.handshake):
         while True:

@@ -55,11 +55,7 @@ class LinkEngine(LinkState):
         self._bounds = bounds_of(config, is_connector=is_connector, message=limits.message)
         self._parser = Parser(self, ours, theirs, self._bounds)
         self._keepalive: Keepalive[Timer] = Keepalive(
-            self.deadlines,
-            Timer.KEEPALIVE,
-            Timer.ANSWER,
-            interval=config.keepalive,
-            timeout=config.keepalive_timeout,
+            self.deadlines, Timer.KEEPALIVE, Timer.ANSWER, interval=config.keepalive, timeout=config.keepalive_timeout
         )
         self._stall: StallWatch[Timer] = StallWatch(
             self.deadlines, Timer.STALL, seconds=limits.stall, least=limits.stall_bytes

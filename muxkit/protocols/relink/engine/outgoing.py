@@ -11,14 +11,7 @@ import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import NO_QUEUE, Buffer, Outbox, Scheduler
-from muxkit.protocols.relink.engine.events import (
-    ChannelClosed,
-    Committed,
-    Consumed,
-    Received,
-    Uncommitted,
-    Writable,
-)
+from muxkit.protocols.relink.engine.events import ChannelClosed, Committed, Consumed, Received, Uncommitted, Writable
 from muxkit.protocols.relink.engine.link import LinkState, Run, advance, counts_of, extend, resolve
 from muxkit.protocols.relink.frames import (
     OVERHEAD,
