@@ -58,7 +58,8 @@ def load_transport(name: str, protocol: str, links: frozenset[LinkKind] = STREAM
     # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
     transport = cast("Transport", load(TRANSPORTS, name))
     if link_kind(transport) not in links:
-        fitting = [one.name for one in installed() if _fits(one, links)]
+        usable = [one.name for one in installed() if one.kind == "transport" and one.problem is None]
+        fitting = [one for one in usable if link_kind(load(TRANSPORTS, one)) in links]
         raise PluginError(
             f"{protocol} cannot speak over {name!r}, which carries {_CARRIED[link_kind(transport)]}; "
             f"it can over: {', '.join(fitting)}"
@@ -77,10 +78,6 @@ _CARRIED: dict[LinkKind, str] = {
     "packets": "packets that may be lost",
     "multistream": "streams and datagrams side by side",
 }
-
-
-def _fits(plugin: Plugin, links: frozenset[LinkKind]) -> bool:
-    return plugin.kind == "transport" and plugin.problem is None and link_kind(load(TRANSPORTS, plugin.name)) in links
 
 
 def installed() -> list[Plugin]:

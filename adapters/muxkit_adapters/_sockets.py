@@ -32,25 +32,17 @@ class SocketStream(trio.abc.HalfCloseableStream):
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         sock.setblocking(False)
-        self._socket = sock
-        self._peer = peer
+        self.socket = sock
+        """The socket underneath, for its options and addresses."""
+        self.peer = peer
+        """The other end, for people: `tcp 127.0.0.1:7000`."""
         self._sending = OneAtATime("sending on this socket")
         self._receiving = OneAtATime("receiving from this socket")
         self._finished = False
         self._more = False  # the last receive filled its buffer, so more is probably there
 
-    @property
-    def peer(self) -> str:
-        """The other end, for people: `tcp 127.0.0.1:7000`."""
-        return self._peer
-
-    @property
-    def socket(self) -> socket.socket:
-        """The socket underneath, for its options and addresses."""
-        return self._socket
-
     def __repr__(self) -> str:
-        return f"<SocketStream {self._peer}{', closed' if self._socket.fileno() == -1 else ''}>"
+        return f"<SocketStream {self.peer}{', closed' if self.socket.fileno() == -1 else ''}>"
 
     # Receiving
 
@@ -73,11 +65,11 @@ class SocketStream(trio.abc.HalfCloseableStream):
 
     async def wait_readable(self) -> None:
         """Sleep until there is something to receive, or an error; it may return early."""
-        if self._socket.fileno() == -1:
+        if self.socket.fileno() == -1:
             await trio.lowlevel.checkpoint()
             return
         try:
-            await trio.lowlevel.wait_readable(self._socket)
+            await trio.lowlevel.wait_readable(self.socket)
         except trio.ClosedResourceError:  # by `stop_waiting`, or by a close that `receive_nowait` reports
             return
         except OSError as error:
@@ -86,7 +78,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
     def receive_nowait(self, max_bytes: int) -> bytes | None:
         """Return what has come: b"" at the end, None while there is nothing."""
         try:
-            return self._socket.recv(max_bytes)
+            return self.socket.recv(max_bytes)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:
@@ -94,9 +86,9 @@ class SocketStream(trio.abc.HalfCloseableStream):
 
     def stop_waiting(self) -> None:
         """Let `wait_readable` return now."""
-        if self._socket.fileno() != -1:
+        if self.socket.fileno() != -1:
             # This wakes all tasks that wait for this socket; the others wait again.
-            trio.lowlevel.notify_closing(self._socket)
+            trio.lowlevel.notify_closing(self.socket)
 
     # Sending
 
@@ -124,7 +116,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
 
     async def wait_send_all_might_not_block(self) -> None:
         with self._sending:
-            if self._socket.fileno() == -1:
+            if self.socket.fileno() == -1:
                 await trio.lowlevel.checkpoint()
                 raise trio.ClosedResourceError("this socket was closed on our side")
             await self._wait_writable()
@@ -135,15 +127,15 @@ class SocketStream(trio.abc.HalfCloseableStream):
             if self._finished:
                 return
             try:
-                self._socket.shutdown(socket.SHUT_WR)
+                self.socket.shutdown(socket.SHUT_WR)
             except OSError as error:
                 raise self._translated(error) from error
             self._finished = True
 
     async def aclose(self) -> None:
-        if self._socket.fileno() != -1:
-            trio.lowlevel.notify_closing(self._socket)
-            self._socket.close()
+        if self.socket.fileno() != -1:
+            trio.lowlevel.notify_closing(self.socket)
+            self.socket.close()
         await trio.lowlevel.checkpoint()
 
     # Helpers
@@ -168,9 +160,9 @@ class SocketStream(trio.abc.HalfCloseableStream):
     async def _wait_writable(self) -> None:
         while True:
             try:
-                await trio.lowlevel.wait_writable(self._socket)
+                await trio.lowlevel.wait_writable(self.socket)
             except trio.ClosedResourceError:
-                if self._socket.fileno() == -1:
+                if self.socket.fileno() == -1:
                     raise
             else:
                 return
@@ -189,7 +181,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
 
     def _write_batch(self, buffers: Buffers) -> int:
         try:
-            return self._socket.sendmsg(buffers)
+            return self.socket.sendmsg(buffers)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
@@ -197,14 +189,14 @@ class SocketStream(trio.abc.HalfCloseableStream):
 
     def _write_one(self, buffer: bytes | memoryview) -> int:
         try:
-            return self._socket.send(buffer)
+            return self.socket.send(buffer)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
             raise self._translated(error) from error
 
     def _check_sendable(self) -> None:
-        if self._socket.fileno() == -1:
+        if self.socket.fileno() == -1:
             raise trio.ClosedResourceError("this socket was closed on our side")
         if self._finished:
             raise trio.ClosedResourceError("nothing can be sent after send_eof")
@@ -212,7 +204,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
     def _translated(self, error: OSError) -> trio.ClosedResourceError | trio.BrokenResourceError:
         if error.errno in CLOSED_HERE:
             return trio.ClosedResourceError("this socket was closed on our side")
-        return trio.BrokenResourceError(f"{self._peer}: {error.strerror or error}")
+        return trio.BrokenResourceError(f"{self.peer}: {error.strerror or error}")
 
 
 class SocketListener(trio.abc.Listener[SocketStream]):

@@ -51,18 +51,14 @@ class MemoryStream(trio.abc.HalfCloseableStream):
     def __init__(self, outgoing: _Pipe, incoming: _Pipe, peer: str) -> None:
         self._outgoing = outgoing
         self._incoming = incoming
-        self._peer = peer
+        self.peer = peer
+        """The other end, for people: `mem name`."""
         self._closed = False
         self._sending = OneAtATime("sending on this memory stream")
         self._receiving = OneAtATime("receiving from this memory stream")
 
-    @property
-    def peer(self) -> str:
-        """The other end, for people: `mem name`."""
-        return self._peer
-
     def __repr__(self) -> str:
-        return f"<MemoryStream {self._peer}{', closed' if self._closed else ''}>"
+        return f"<MemoryStream {self.peer}{', closed' if self._closed else ''}>"
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         size = self._incoming.capacity if max_bytes is None else operator.index(max_bytes)
@@ -157,7 +153,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         if self._outgoing.ended:
             raise trio.ClosedResourceError("nothing can be sent after send_eof")
         if self._outgoing.unwanted:
-            raise trio.BrokenResourceError(f"{self._peer}: the other end was closed")
+            raise trio.BrokenResourceError(f"{self.peer}: the other end was closed")
 
 
 def pair(*, capacity: int = CAPACITY, name: str = "pair") -> tuple[MemoryStream, MemoryStream]:

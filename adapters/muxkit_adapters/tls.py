@@ -29,14 +29,10 @@ class TLSStream(trio.abc.Stream):
 
     def __init__(self, stream: trio.SSLStream[SocketStream], peer: str, *, close_timeout: float) -> None:
         self._tls = stream
-        self._peer = peer
+        self.peer = peer
+        """The other end, for people: `tls example.org:7000`."""
         self._close_timeout = close_timeout
         self._closed = False
-
-    @property
-    def peer(self) -> str:
-        """The other end, for people: `tls example.org:7000`."""
-        return self._peer
 
     @property
     def alpn(self) -> str | None:
@@ -53,7 +49,7 @@ class TLSStream(trio.abc.Stream):
         return proved
 
     def __repr__(self) -> str:
-        return f"<TLSStream {self._peer} {self._tls.version()}{', closed' if self._closed else ''}>"
+        return f"<TLSStream {self.peer} {self._tls.version()}{', closed' if self._closed else ''}>"
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         try:
@@ -87,8 +83,8 @@ class TLSStream(trio.abc.Stream):
             return trio.ClosedResourceError("this TLS stream was closed on our side")
         cause = error.__cause__
         if isinstance(cause, ssl.SSLError):
-            return trio.BrokenResourceError(f"{self._peer}: {reason_of(cause)}")
-        return trio.BrokenResourceError(str(error) or f"{self._peer}: a cancelled call left the stream unusable")
+            return trio.BrokenResourceError(f"{self.peer}: {reason_of(cause)}")
+        return trio.BrokenResourceError(str(error) or f"{self.peer}: a cancelled call left the stream unusable")
 
 
 @protected_manager

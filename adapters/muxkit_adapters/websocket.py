@@ -244,7 +244,8 @@ class WebSocketStream(trio.abc.Stream):
     ) -> None:
         self._websocket = websocket
         self._wire = wire
-        self._peer = upgrade.peer
+        self.peer = upgrade.peer
+        """The other end, for people: `ws 127.0.0.1:7000/chat`."""
         self._identity = identity
         self._close_timeout = upgrade.close_timeout
         self._rest = memoryview(b"")
@@ -253,17 +254,12 @@ class WebSocketStream(trio.abc.Stream):
         self._receiving = OneAtATime("receiving from this WebSocket")
 
     @property
-    def peer(self) -> str:
-        """The other end, for people: `ws 127.0.0.1:7000/chat`."""
-        return self._peer
-
-    @property
     def identity(self) -> bytes | None:
         """The identity that the stream below gives: over TLS the certificate that was verified, in DER."""
         return self._identity
 
     def __repr__(self) -> str:
-        return f"<WebSocketStream {self._peer}{', closed' if self._closed else ''}>"
+        return f"<WebSocketStream {self.peer}{', closed' if self._closed else ''}>"
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         size = RECEIVE_SIZE if max_bytes is None else max_bytes
@@ -295,7 +291,7 @@ class WebSocketStream(trio.abc.Stream):
                 if self._closed:
                     raise self._closed_here()
                 if self._wire.torn:
-                    raise trio.BrokenResourceError(f"{self._peer}: an earlier send was cut short inside a message")
+                    raise trio.BrokenResourceError(f"{self.peer}: an earlier send was cut short inside a message")
                 piece = bytes(view[start : start + PIECE_SIZE])
                 if piece:
                     await self._send(piece)
@@ -327,14 +323,14 @@ class WebSocketStream(trio.abc.Stream):
         except (ConnectionClosed, ProtocolError) as error:
             if self._closed:
                 raise self._closed_here() from None
-            raise trio.BrokenResourceError(f"{self._peer}: {self._why(error)}") from error
+            raise trio.BrokenResourceError(f"{self.peer}: {self._why(error)}") from error
 
     def _end(self, closed: ConnectionClosed) -> bytes:
         if self._closed:
             raise self._closed_here() from None
         if self._wire.failure is None and closed.reason is not None and closed.reason.code in CLEAN:
             return b""
-        raise trio.BrokenResourceError(f"{self._peer}: {self._why(closed)}") from (self._wire.failure or closed)
+        raise trio.BrokenResourceError(f"{self.peer}: {self._why(closed)}") from (self._wire.failure or closed)
 
     def _why(self, error: Exception) -> str:
         if self._wire.failure is not None:

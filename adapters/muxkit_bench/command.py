@@ -10,8 +10,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from muxkit.cli.outcome import CommandFailed, Exit
-from muxkit.cli.terminal import console, printable
+from muxkit.cli.terminal import CommandFailed, Exit, console, printable
 from muxkit_bench.contestants.choice import line_up
 from muxkit_bench.contestants.peers import find_peers, peers_of_checkout
 from muxkit_bench.report.outputs import Outputs

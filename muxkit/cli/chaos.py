@@ -10,8 +10,7 @@ import attrs
 import click
 import trio
 
-from muxkit.cli.outcome import CommandFailed, Exit
-from muxkit.cli.terminal import printable, say
+from muxkit.cli.terminal import CommandFailed, Exit, printable, say
 from muxkit.testing import ChaosPlan, ChaosRelay, ChaosStats, Cut, CutReport, Way, chaos_relay, parse_place
 
 SHARE = click.FloatRange(0.0, 1.0)

@@ -16,10 +16,9 @@ from rich.text import Text
 import muxkit
 from muxkit._plugins import Plugin, installed
 from muxkit.cli.chaos import chaos
-from muxkit.cli.outcome import CommandFailed, Exit, failure_of
 from muxkit.cli.reading import read
 from muxkit.cli.serving import serve_restream, serve_stage
-from muxkit.cli.terminal import console, printable
+from muxkit.cli.terminal import CommandFailed, Exit, console, failure_of, printable
 from muxkit.pipeline.fleet import UnknownSimulation, find, named_simulations, parse_seeds, simulate, simulate_all
 
 ADDED = "muxkit.commands"  # the group of entry points

@@ -20,8 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muxkit import LinkLost
-from muxkit.cli.outcome import CommandFailed, Exit, failure_of
-from muxkit.cli.terminal import console, failure_as_fields, is_live, printable
+from muxkit.cli.terminal import CommandFailed, Exit, console, failure_as_fields, failure_of, is_live, printable
 from muxkit.protocols import restream
 from muxkit.protocols.restream import Json, JsonObject, Reader
 from muxkit.runtime import background
@@ -214,7 +213,7 @@ class StateFile:
         """Replace the file durably; an interruption leaves the old file as it was."""
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            with open(beside, "wb", opener=_only_ours) as file:
+            with open(beside, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
                 file.write(msgspec.json.encode(snapshot) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -243,10 +242,6 @@ class Saver:
             await trio.to_thread.run_sync(self._state.save, snapshot)
             if id > self._reader.acknowledged:
                 self._reader.acknowledge(id)
-
-
-def _only_ours(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _sync_folder(folder: Path) -> None:

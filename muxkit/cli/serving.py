@@ -16,8 +16,7 @@ import trio
 
 import muxkit
 from muxkit import Limits
-from muxkit.cli.outcome import CommandFailed, Exit
-from muxkit.cli.terminal import printable, say
+from muxkit.cli.terminal import CommandFailed, Exit, printable, say
 from muxkit.pipeline import Staging, StagingLimits, forward, open_staging, serve_staging, tokens
 from muxkit.protocols import restream
 from muxkit.protocols.restream.store import SessionStore, open_store

@@ -14,15 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeVar, cast
 
 from muxkit.runtime import protect_package
-from muxkit.storage.errors import (
-    StoreCorrupt,
-    StoreError,
-    StoreFailed,
-    StoreFull,
-    StoreLocked,
-    StoreReadOnly,
-    StoreVersion,
-)
+from muxkit.storage import errors
 from muxkit.storage.schema import Schema
 from muxkit.storage.worker import Job, Waiters, Worker, fail_jobs
 
@@ -172,7 +164,7 @@ class LockFile:
         except OSError as error:
             pid = _pid(_read(file))
             os.close(file)
-            raise StoreLocked(str(self._store), pid) from error
+            raise errors.StoreLocked(str(self._store), pid) from error
         self._file = file
         self.was_made = MADE in _read(file)
         try:
@@ -218,14 +210,16 @@ def _pid(text: str) -> int | None:
     return int(words[1]) if words[:1] == ["pid"] and len(words) > 1 and words[1].isdecimal() else None
 
 
-def _unwritable(path: Path, error: OSError) -> StoreError:
+def _unwritable(path: Path, error: OSError) -> errors.StoreError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return StoreReadOnly(f"{path} cannot be written: {error.strerror}; the store needs to write in {path.parent}")
+        return errors.StoreReadOnly(
+            f"{path} cannot be written: {error.strerror}; the store needs to write in {path.parent}"
+        )
     if error.errno == errno.ENOSPC:
-        return StoreFull(f"{path} cannot be written: {error.strerror}; make room on its disk")
+        return errors.StoreFull(f"{path} cannot be written: {error.strerror}; make room on its disk")
     if not path.parent.is_dir():
-        return StoreFailed(f"{path.parent} is no directory; make it first")
-    return StoreFailed(f"{path} cannot be used: {error.strerror}")
+        return errors.StoreFailed(f"{path.parent} is no directory; make it first")
+    return errors.StoreFailed(f"{path} cannot be used: {error.strerror}")
 
 
 # ---------------------------------------------------------------------------- the file
@@ -289,7 +283,7 @@ class SqliteFile:
     def connection(self) -> Connection:
         """Return the connection; a new one after `lose`."""
         if self._corrupt is not None:
-            raise StoreCorrupt(self._corrupt[0], aside=self._corrupt[1])
+            raise errors.StoreCorrupt(self._corrupt[0], aside=self._corrupt[1])
         return self._reconnect(thoroughly=False) if self._connection is None else self._connection
 
     def lose(self) -> None:
@@ -304,11 +298,11 @@ class SqliteFile:
         self.lose()
         self._lock.release()
 
-    def quarantine(self, what: str) -> StoreCorrupt:
+    def quarantine(self, what: str) -> errors.StoreCorrupt:
         """Move the file aside, if it ever was a store; from now on `connection` raises."""
         self.lose()
         if self._corrupt is not None:
-            return StoreCorrupt(self._corrupt[0], aside=self._corrupt[1])
+            return errors.StoreCorrupt(self._corrupt[0], aside=self._corrupt[1])
         aside = self._move_aside() if self._lock.was_made else None
         where = f"it was moved to {aside}" if aside else "it was left as it is"
         self._corrupt = (
@@ -317,22 +311,24 @@ class SqliteFile:
             aside,
         )
         _log.error("%s", self._corrupt[0])
-        return StoreCorrupt(self._corrupt[0], aside=aside)
+        return errors.StoreCorrupt(self._corrupt[0], aside=aside)
 
-    def judge(self, fault: SqliteFault) -> StoreError:
+    def judge(self, fault: SqliteFault) -> errors.StoreError:
         """Return the fault as an error that says what to do."""
         if fault.code in (CORRUPT, NOTADB):
             return self.quarantine(fault.text)
         if fault.code == FULL:
-            return StoreFull(
+            return errors.StoreFull(
                 f"{self.path}: {fault.text}; make room on its disk, or raise "
                 f"{self._limit_name}(bytes={self._most_bytes})"
             )
         if fault.code in (READONLY, PERM):
-            return StoreReadOnly(f"{self.path}: {fault.text}; the store needs to write it and in {self.path.parent}")
+            return errors.StoreReadOnly(
+                f"{self.path}: {fault.text}; the store needs to write it and in {self.path.parent}"
+            )
         if fault.code in (BUSY, LOCKED):
-            return StoreLocked(str(self.path), None)
-        return StoreFailed(
+            return errors.StoreLocked(str(self.path), None)
+        return errors.StoreFailed(
             f"{self.path}: {fault.text} (SQLite code {fault.code}); what was under way may have been stored or not"
         )
 
@@ -351,7 +347,7 @@ class SqliteFile:
             error = self.quarantine(fault.text) if is_damaged else self.judge(fault)
             self.lose()
             raise error from fault
-        except StoreError:
+        except errors.StoreError:
             self.lose()
             raise
         return connection
@@ -390,7 +386,7 @@ class SqliteFile:
                 raise SqliteFault(CORRUPT, "it is missing or empty, though a store was made here")
             return 0
         if application != self._schema.number or type(version) is not int or version < 1:
-            raise StoreVersion(f"{self.path} is a database of something else; choose another file")
+            raise errors.StoreVersion(f"{self.path} is a database of something else; choose another file")
         self._schema.refuse_newer(version, f"{self.path} is")
         return version
 
@@ -440,7 +436,7 @@ class SqliteFile:
 def _set(connection: Connection, name: str, value: str, answer: Value) -> None:
     connection.run(f"PRAGMA {name} = {value}")
     if (got := _answer(connection, name)) != answer:
-        raise StoreFailed(f"SQLite answered {got!r} to PRAGMA {name} = {value}; the store would not be safe")
+        raise errors.StoreFailed(f"SQLite answered {got!r} to PRAGMA {name} = {value}; the store would not be safe")
 
 
 def _answer(connection: Connection, name: str) -> Value:
@@ -500,7 +496,7 @@ class SqliteBackend(Worker[RowsT]):
                 connection.run("BEGIN IMMEDIATE")
                 first(rows)
                 connection.run("COMMIT")
-        except (SqliteFault, StoreCorrupt) as error:
+        except (SqliteFault, errors.StoreCorrupt) as error:
             judged = self._file.judge(error) if isinstance(error, SqliteFault) else self._file.quarantine(str(error))
             self._file.close()
             raise judged from (error if isinstance(error, SqliteFault) else None)
@@ -523,21 +519,21 @@ class SqliteBackend(Worker[RowsT]):
         except SqliteFault as fault:
             self._undo()
             error = self._file.judge(fault)
-            if not isinstance(error, StoreFull):
+            if not isinstance(error, errors.StoreFull):
                 self._lose()
             elif len(jobs) > 1:
                 # The whole group was undone, though some of its jobs may fit on the full disk: each is tried alone.
                 for job in jobs:
                     self._run_jobs([job])
                 return
-            self.is_failed = isinstance(error, StoreCorrupt)
+            self.is_failed = isinstance(error, errors.StoreCorrupt)
             fail_jobs(jobs, error)
-        except StoreCorrupt as corrupt:
+        except errors.StoreCorrupt as corrupt:
             self._undo()
             self._rows = None
             self.is_failed = True
             fail_jobs(jobs, self._file.quarantine(str(corrupt)))
-        except StoreError as error:  # there is no connection
+        except errors.StoreError as error:  # there is no connection
             fail_jobs(jobs, error)
 
     def _undo(self) -> None:
@@ -547,7 +543,7 @@ class SqliteBackend(Worker[RowsT]):
             connection = self._file.connection()
             if connection.in_transaction:
                 connection.run("ROLLBACK")
-        except (SqliteFault, StoreError):
+        except (SqliteFault, errors.StoreError):
             self._lose()
 
     def _lose(self) -> None:
@@ -562,7 +558,7 @@ def _run_job(job: Job[RowsT], connection: Connection, rows: RowsT) -> None:
         connection.run("SAVEPOINT job")
     try:
         job.result = job.act(rows)
-    except (SqliteFault, StoreCorrupt):
+    except (SqliteFault, errors.StoreCorrupt):
         raise  # these are about the file, so all jobs of the group fail
     except BaseException as error:  # the rules, or a function of the application
         job.error = error

@@ -92,7 +92,8 @@ class ChaosRelay(Chaos):
     async def _connection(self, client: trio.SocketStream) -> None:
         fate = self._next_fate()
         try:
-            target = await _connect(self._target)
+            at = self._target
+            target = await trio.open_unix_socket(at) if isinstance(at, str) else await trio.open_tcp_stream(*at)
         except OSError:
             self._stats.unreachable += 1
             make_abrupt(client)
@@ -137,10 +138,6 @@ def parse_place(address: str) -> Place:
     if not (host and colon and digits.isascii() and digits.isdigit() and int(digits) <= 65_535):
         raise ValueError(f"address {address!r}: {FORM}")
     return host, int(digits)
-
-
-async def _connect(place: Place) -> trio.SocketStream:
-    return await trio.open_unix_socket(place) if isinstance(place, str) else await trio.open_tcp_stream(*place)
 
 
 class _Door:

@@ -12,7 +12,7 @@ import msgspec
 import trio
 
 import muxkit
-from muxkit.cli.outcome import Exit
+from muxkit.cli.terminal import Exit
 from muxkit_bench.demo.processes import PROBLEMS_MOST, End, Failed, Payloads, Plan, Server, measure, understand
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 import muxkit
-from muxkit.cli.outcome import CommandFailed, Exit, failure_of
+from muxkit.cli.terminal import CommandFailed, Exit, failure_of
 
 
 def lost(cause: BaseException | None = None) -> muxkit.LinkLost:

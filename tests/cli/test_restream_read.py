@@ -16,8 +16,8 @@ import click
 import pytest
 import trio
 
-from muxkit.cli.outcome import CommandFailed, Exit
 from muxkit.cli.reading import read
+from muxkit.cli.terminal import CommandFailed, Exit
 from muxkit.protocols import restream
 from muxkit.protocols.restream.applications import next_value
 from muxkit.protocols.restream.store import open_store

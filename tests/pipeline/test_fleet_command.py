@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from muxkit.cli.commands import fleet
-from muxkit.cli.outcome import CommandFailed, Exit
+from muxkit.cli.terminal import CommandFailed, Exit
 from muxkit.pipeline import simulate
 from muxkit.pipeline.fleet import named_simulations
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from muxkit.cli.commands import capture
-from muxkit.cli.outcome import CommandFailed, Exit
+from muxkit.cli.terminal import CommandFailed, Exit
 from tests.pipeline._captures import record_sessions
 
 if TYPE_CHECKING:

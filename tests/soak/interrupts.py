@@ -453,6 +453,7 @@ def main() -> None:
     arguments.add_argument("--show", type=int, default=8, help="places of each unclean kind")
     arguments.add_argument("--trace", action="store_true", help="print the errors")
     options = arguments.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a program in the background begins with it ignored
     bad = 0
     for protocol in options.protocol or PROTOCOLS:
         begun = process_time()

@@ -201,25 +201,21 @@ class PeerLink(UdpLink):
         self._waiting_bytes = 0
         self._came = trio.lowlevel.ParkingLot()
         self._allowance_grew = trio.lowlevel.ParkingLot()
-        self._is_validated = False
-        self._heard_at = trio.current_time()
-
-    @property
-    def is_validated(self) -> bool:
+        self.is_validated = False
         """True once the address has proved itself; until then it is sent at most three times what came from it."""
-        return self._is_validated
+        self._heard_at = trio.current_time()
 
     def validate(self) -> None:
         """Take the address as proved: the peer has answered something that it could not have guessed."""
-        if not self._is_validated:
-            self._is_validated = True
+        if not self.is_validated:
+            self.is_validated = True
             self._listener.peers.establish(self)
             self._allowance_grew.unpark_all()
 
     @property
     def expires(self) -> float:
         options = self._listener.options
-        return self._heard_at + (options.idle if self._is_validated else min(options.idle, options.limits.handshake))
+        return self._heard_at + (options.idle if self.is_validated else min(options.idle, options.limits.handshake))
 
     def arrived(self, packets: list[bytes]) -> None:
         """Take in packets of the peer; called by the listener."""
@@ -228,7 +224,7 @@ class PeerLink(UdpLink):
         size = sum(map(len, packets))
         self._received += len(packets)
         self._received_bytes += size
-        if not self._is_validated:
+        if not self.is_validated:
             if self._sent and self._listener.validation == "answer":
                 self.validate()
             else:
@@ -249,7 +245,7 @@ class PeerLink(UdpLink):
 
     def refused(self, error: OSError) -> bool:
         # Without proof, the packets received so far may have come from another machine with a forged address.
-        self._refusals.was_heard = self._is_validated
+        self._refusals.was_heard = self.is_validated
         return super().refused(error)
 
     async def aclose(self) -> None:
@@ -264,7 +260,7 @@ class PeerLink(UdpLink):
         self._allowance_grew.unpark_all()
 
     def _inbox_limits(self) -> tuple[int, int]:
-        if self._is_validated:
+        if self.is_validated:
             return INBOX_PACKETS, self._listener.options.limits.channel_bytes
         return FIRST_PACKETS, FIRST_BYTES
 
@@ -285,7 +281,7 @@ class PeerLink(UdpLink):
         await self._came.park()
 
     def _allowed(self, packets: Sequence[bytes]) -> int:
-        if self._is_validated:
+        if self.is_validated:
             return len(packets)
         room = AMPLIFICATION * self._received_bytes - self._sent_bytes
         on_wire = AMPLIFICATION * (self._received_bytes + HEADER * self._received)

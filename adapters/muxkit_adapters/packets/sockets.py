@@ -55,7 +55,8 @@ class PacketSocket:
         self._refused = refused
         self._runs = kernel.prepare(sock, reports=peer is None)
         self._sources: OrderedDict[Address, kernel.Note] | None = None
-        if peer is None and _is_wildcard(sock) and kernel.ask_for_destinations(sock):
+        is_wildcard = sock.getsockname()[0] in ("0.0.0.0", "::")
+        if peer is None and is_wildcard and kernel.ask_for_destinations(sock):
             self._sources = OrderedDict()
         self._is_waiting = False
         self._writable = trio.lowlevel.ParkingLot()
@@ -305,10 +306,6 @@ async def resolve(kind: str, host: str, port: int, flags: int = 0) -> list[tuple
         raise OSError(error.errno, f"{kind} {join_host_port(host, port)}: {error.strerror or error}") from error
     # The third form in the annotation is for Pythons without IPv6.
     return [(family, cast("Address", address)) for family, _, _, _, address in found]
-
-
-def _is_wildcard(sock: socket.socket) -> bool:
-    return sock.getsockname()[0] in ("0.0.0.0", "::")
 
 
 def _ask_for_buffers(sock: socket.socket, receive: int, send: int) -> Buffers:

@@ -9,7 +9,7 @@ import trio.testing
 
 from muxkit import Limits
 from muxkit import _plugins as plugins
-from muxkit.cli.outcome import CommandFailed, Exit
+from muxkit.cli.terminal import CommandFailed, Exit
 from muxkit.runtime import ResumingPlugin, Unsupported
 from muxkit_bench.contestants.contestant import CERTIFIED, Contestant, make_certificate, ours, raw
 

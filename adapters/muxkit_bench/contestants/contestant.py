@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from muxkit.cli.outcome import CommandFailed
+from muxkit.cli.terminal import CommandFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from muxkit.cli.outcome import CommandFailed, Exit
+from muxkit.cli.terminal import CommandFailed, Exit
 from muxkit_bench.contestants.contestant import Contestant
 
 LIST = "peers.toml"

@@ -16,8 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from muxkit.cli.outcome import CommandFailed, Exit
-from muxkit.cli.terminal import console, failure_as_fields, is_live, printable
+from muxkit.cli.terminal import CommandFailed, Exit, console, failure_as_fields, is_live, printable
 from muxkit_bench.children import Child, child
 from muxkit_bench.demo.processes import Event, Failed, Plan, Progress, Ready, Totals, understand
 

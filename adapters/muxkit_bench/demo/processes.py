@@ -21,7 +21,7 @@ import msgspec
 import trio
 
 import muxkit
-from muxkit.cli.outcome import CommandFailed, Exit, failure_of
+from muxkit.cli.terminal import CommandFailed, Exit, failure_of
 
 BATCH = 16  # bulk messages that are sent together
 ECHO_PAUSE = 0.01  # s, between two echoes of a channel

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from muxkit.cli.outcome import CommandFailed, Exit
+from muxkit.cli.terminal import CommandFailed, Exit
 from muxkit_bench.report.page import page
 from muxkit_bench.report.results import dump
 

@@ -12,7 +12,7 @@ import attrs
 import msgspec
 import trio
 
-from muxkit.cli.outcome import CommandFailed, Exit
+from muxkit.cli.terminal import CommandFailed, Exit
 from muxkit_bench.bench_work.tasks import Measured
 from muxkit_bench.children import Child
 

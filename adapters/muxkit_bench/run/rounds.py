@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from muxkit.cli.outcome import CommandFailed
+from muxkit.cli.terminal import CommandFailed
 from muxkit_bench.report.results import Failure, Pass
 from muxkit_bench.run.awake import awake
 from muxkit_bench.run.processes import Ends, both_ends

@@ -22,21 +22,7 @@ from muxkit import Limits, LocalProtocolError, RemoteProtocolError
 from muxkit._observer import Direction
 from muxkit.core import Cursor, NeedMore
 from muxkit.pipeline.capture.files import FRAMES, FRAMES_DDL, Found, FramesRow, row, to_batch
-from muxkit.protocols import relink
-from muxkit.protocols.bpmux import (
-    Chunk,
-    Config,
-    Engine,
-    Entity,
-    Failed,
-    Kind,
-    Message,
-    Opened,
-    Partial,
-    Responded,
-    Type,
-    parse_chunk,
-)
+from muxkit.protocols import bpmux, relink
 from muxkit.protocols.relink import Ack, AckPacket, General, MessagePacket, OperationPacket
 
 if TYPE_CHECKING:
@@ -141,19 +127,19 @@ class Decoder(ABC):
 
 # The recorder's name for what the peer names: the peer's sink is a stream here.
 OURS: Final = {
-    Type.OUT_REQUEST: Type.IN_REQUEST.label,
-    Type.IN_REQUEST: Type.OUT_REQUEST.label,
-    Type.OUT_SINK: Type.IN_STREAM.label,
-    Type.IN_SINK: Type.OUT_STREAM.label,
-    Type.OUT_STREAM: Type.IN_SINK.label,
-    Type.IN_STREAM: Type.OUT_SINK.label,
-    Type.DUPLEX: Type.IN_SINK.label,
+    bpmux.Type.OUT_REQUEST: bpmux.Type.IN_REQUEST.label,
+    bpmux.Type.IN_REQUEST: bpmux.Type.OUT_REQUEST.label,
+    bpmux.Type.OUT_SINK: bpmux.Type.IN_STREAM.label,
+    bpmux.Type.IN_SINK: bpmux.Type.OUT_STREAM.label,
+    bpmux.Type.OUT_STREAM: bpmux.Type.IN_SINK.label,
+    bpmux.Type.IN_STREAM: bpmux.Type.OUT_SINK.label,
+    bpmux.Type.DUPLEX: bpmux.Type.IN_SINK.label,
 }
 TOP: Final = {
-    ("in", Type.IN_SINK): f"top-level {Type.IN_STREAM.label}",
-    ("in", Type.IN_STREAM): f"top-level {Type.IN_SINK.label}",
-    ("out", Type.IN_SINK): f"top-level {Type.IN_SINK.label}",
-    ("out", Type.IN_STREAM): f"top-level {Type.IN_STREAM.label}",
+    ("in", bpmux.Type.IN_SINK): f"top-level {bpmux.Type.IN_STREAM.label}",
+    ("in", bpmux.Type.IN_STREAM): f"top-level {bpmux.Type.IN_SINK.label}",
+    ("out", bpmux.Type.IN_SINK): f"top-level {bpmux.Type.IN_SINK.label}",
+    ("out", bpmux.Type.IN_STREAM): f"top-level {bpmux.Type.IN_STREAM.label}",
 }
 
 
@@ -163,16 +149,16 @@ class BpmuxDecoder(Decoder):
 
     def parse(self, direction: Direction, found: list[Found], cursor: Cursor) -> None:
         half = self.halves[direction]
-        chunk = parse_chunk(cursor)
-        if isinstance(chunk, Partial):
+        chunk = bpmux.parse_chunk(cursor)
+        if isinstance(chunk, bpmux.Partial):
             half.announced = chunk.total_size
         else:
             total, half.announced = half.announced, 0
             self.on_chunk(chunk, total, direction, found)
 
-    def on_chunk(self, chunk: Chunk, total: int, direction: Direction, found: list[Found]) -> None:
+    def on_chunk(self, chunk: bpmux.Chunk, total: int, direction: Direction, found: list[Found]) -> None:
         """Add a row for each part of a chunk; `total` is the size of the message whose first part it is, or 0."""
-        if chunk.id == 0 and chunk.type in (Type.IN_SINK, Type.IN_STREAM):
+        if chunk.id == 0 and chunk.type in (bpmux.Type.IN_SINK, bpmux.Type.IN_STREAM):
             channel = TOP[direction, chunk.type]
         else:
             channel = f"{OURS[chunk.type] if direction == 'in' else chunk.type.label} {chunk.id}"
@@ -209,8 +195,10 @@ class EngineDecoder(BpmuxDecoder):
         super().__init__()
         self._found: list[Found] = []
         # Grants and pongs follow the recording, so the engine sends none by itself.
-        self._engine = Engine(Config(grants=False, pongs=False, keepalive=None), limits=GENEROUS, observer=self)
-        self._parts: dict[tuple[Type, int], int] = {}  # bytes that are left of messages written in parts
+        self._engine = bpmux.Engine(
+            bpmux.Config(grants=False, pongs=False, keepalive=None), limits=GENEROUS, observer=self
+        )
+        self._parts: dict[tuple[bpmux.Type, int], int] = {}  # bytes that are left of messages written in parts
         self._follows = True  # until the engine cannot repeat what was recorded
 
     def feed(self, direction: Direction, data: bytes, *, segment: int = 0, offset: int | None = None) -> list[Found]:
@@ -236,11 +224,11 @@ class EngineDecoder(BpmuxDecoder):
         while events := engine.events():
             for event in events:
                 match event:
-                    case Message(entity, payload) | Responded(entity, payload):
+                    case bpmux.Message(entity, payload) | bpmux.Responded(entity, payload):
                         engine.consumed(entity, len(payload))
-                    case Opened(payload=payload):
+                    case bpmux.Opened(payload=payload):
                         engine.consumed_opening(len(payload))
-                    case Failed():
+                    case bpmux.Failed():
                         self.halves["in"].lost = True
                     case _:
                         pass
@@ -252,7 +240,7 @@ class EngineDecoder(BpmuxDecoder):
 
     # --- sent
 
-    def on_chunk(self, chunk: Chunk, total: int, direction: Direction, found: list[Found]) -> None:
+    def on_chunk(self, chunk: bpmux.Chunk, total: int, direction: Direction, found: list[Found]) -> None:
         """Report a chunk of the recorder, and make the engine do the same."""
         super().on_chunk(chunk, total, direction, found)
         if self._engine.over or not self._follows:
@@ -263,7 +251,7 @@ class EngineDecoder(BpmuxDecoder):
         except LocalProtocolError as error:
             self._give_up(error)
 
-    def _do(self, chunk: Chunk, total: int) -> None:
+    def _do(self, chunk: bpmux.Chunk, total: int) -> None:
         key = (chunk.type, chunk.id)
         size = len(chunk.payload if chunk.payload is not None else chunk.end or b"")
         entity = self._entity(chunk)
@@ -290,26 +278,26 @@ class EngineDecoder(BpmuxDecoder):
                 self._engine.end(entity, bytes(whole if chunk.payload is None else len(chunk.end)))
         self._drain()
 
-    def _entity(self, chunk: Chunk) -> Entity | None:
+    def _entity(self, chunk: bpmux.Chunk) -> bpmux.Entity | None:
         engine = self._engine
-        if chunk.id == 0 and chunk.type is Type.IN_SINK:
+        if chunk.id == 0 and chunk.type is bpmux.Type.IN_SINK:
             return engine.top_sink
-        if chunk.id == 0 and chunk.type is Type.IN_STREAM:
+        if chunk.id == 0 and chunk.type is bpmux.Type.IN_STREAM:
             return engine.top_stream
-        if chunk.type is Type.DUPLEX:
+        if chunk.type is bpmux.Type.DUPLEX:
             return None
-        return engine.entities(Kind(chunk.type)).get(chunk.id)
+        return engine.entities(bpmux.Kind(chunk.type)).get(chunk.id)
 
-    def _open(self, chunk: Chunk, size: int) -> None:
+    def _open(self, chunk: bpmux.Chunk, size: int) -> None:
         engine, payload, id, credit = self._engine, bytes(size), chunk.id, chunk.credit or 0
         match chunk.type:
-            case Type.OUT_SINK:
+            case bpmux.Type.OUT_SINK:
                 engine.open_sink(payload, id=id)
-            case Type.OUT_STREAM:
+            case bpmux.Type.OUT_STREAM:
                 engine.open_stream(payload, id=id, credit=credit)
-            case Type.DUPLEX:
+            case bpmux.Type.DUPLEX:
                 engine.open_duplex(payload, id=id, credit=credit)
-            case Type.OUT_REQUEST:
+            case bpmux.Type.OUT_REQUEST:
                 engine.open_request(payload, id=id, credit=credit)
             case _:
                 raise LocalProtocolError(f"{chunk.type.label} {id} is not open")

@@ -8,19 +8,7 @@ from typing import cast
 
 import attrs
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql import datasource
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
@@ -48,7 +36,7 @@ def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
     return FilteredReader(parsed, schema) if parsed.filter_pushdown else BatchReader(parsed, schema)
 
 
-class Spans(InputPartition):
+class Spans(datasource.InputPartition):
     """What one task reads; no two tasks share a stream."""
 
     def __init__(self, spans: tuple[Span, ...]) -> None:
@@ -78,13 +66,13 @@ class _Reading:
     def _partitions(self, spans: Sequence[Span]) -> Sequence[Spans]:
         return [Spans(each) for each in group(spans, self._options.most_partitions)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         spans = cast("Spans", partition).spans  # this reader has made it
         rows = Rows(to_arrow_schema(self._schema, timezone="UTC"))
         return read(Client(self._options), rows, spans, self._options.batch_rows)
 
 
-class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(_Reading, datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("muxkit")`."""
 
     def initialOffset(self) -> dict[str, object]:
@@ -103,21 +91,21 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     def reportLatestOffset(self) -> dict[str, object] | None:
         return self._planner.report()
 
-    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[datasource.InputPartition]:
         return self._partitions(run_bare(partial(self._planner.spans, start, end)))
 
     def commit(self, end: dict[str, object]) -> None:
         run_bare(partial(self._planner.commit, end))
 
 
-class BatchReader(_Reading, DataSourceReader):
+class BatchReader(_Reading, datasource.DataSourceReader):
     """`spark.read.format("muxkit")`: the messages that servers hold now; nothing is acknowledged."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._bounds = Bounds()
 
-    def partitions(self) -> Sequence[InputPartition]:
+    def partitions(self) -> Sequence[datasource.InputPartition]:
         spans = run_bare(partial(self._planner.everything, self._bounds.streams))
         # At least one partition: without any, Spark would call `read` once with none.
         return self._partitions(self._bounds.narrow(spans)) or [Spans(())]
@@ -126,7 +114,7 @@ class BatchReader(_Reading, DataSourceReader):
 class FilteredReader(BatchReader):
     """A batch reader that takes filters, for option `filterPushdown`."""
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+    def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:
         self._bounds = Bounds()  # a data frame may be used again with other filters
         return [each for each in filters if not self._bounds.cover(each)]
 
@@ -148,24 +136,24 @@ class Bounds:
                 narrowed.append(Span(span.uuid, span.server, begin, end))
         return narrowed
 
-    def cover(self, each: Filter) -> bool:
+    def cover(self, each: datasource.Filter) -> bool:
         """Narrow the bounds by a filter on `stream` or `id`; return False for one that is left to Spark."""
         match each:
-            case EqualTo(("stream",), str() as value):
+            case datasource.EqualTo(("stream",), str() as value):
                 self._only({value})
-            case In(("stream",), values):
+            case datasource.In(("stream",), values):
                 self._only({value for value in values if isinstance(value, str)})
-            case EqualTo(("id",), int() as value):
+            case datasource.EqualTo(("id",), int() as value):
                 self._between(value - 1, value)
-            case GreaterThan(("id",), int() as value):
+            case datasource.GreaterThan(("id",), int() as value):
                 self._between(value, MOST_ID)
-            case GreaterThanOrEqual(("id",), int() as value):
+            case datasource.GreaterThanOrEqual(("id",), int() as value):
                 self._between(value - 1, MOST_ID)
-            case LessThan(("id",), int() as value):
+            case datasource.LessThan(("id",), int() as value):
                 self._between(0, value - 1)
-            case LessThanOrEqual(("id",), int() as value):
+            case datasource.LessThanOrEqual(("id",), int() as value):
                 self._between(0, value)
-            case IsNotNull(("stream",) | ("id",) | ("value",)):
+            case datasource.IsNotNull(("stream",) | ("id",) | ("value",)):
                 pass
             case _:
                 return False

@@ -15,30 +15,11 @@ import trio
 
 import muxkit
 from muxkit.pipeline.errors import StagingError, StagingRequestInvalid, StagingUnavailable
-from muxkit.pipeline.staging.records import (
-    Abort,
-    Aborted,
-    Answer,
-    AnyQuestion,
-    Ask,
-    BatchProgress,
-    Begin,
-    Begun,
-    Block,
-    Committed,
-    Committing,
-    Encoding,
-    Key,
-    Prepare,
-    Stored,
-    answer,
-    encode,
-    encode_block,
-)
+from muxkit.pipeline.staging import records
 from muxkit.runtime import Backoff, background, can_heal
 
 T = TypeVar("T")
-AnswerT = TypeVar("AnswerT", Begun, Committed, Aborted, BatchProgress)
+AnswerT = TypeVar("AnswerT", records.Begun, records.Committed, records.Aborted, records.BatchProgress)
 
 OUTAGE_LIMIT: Final = 60.0  # s
 ANSWER_TIMEOUT: Final = 30.0  # s for one answer, and for one block to be sent
@@ -101,11 +82,11 @@ class StagingClient:
     async def write(
         self,
         txn: str,
-        key: Key,
+        key: records.Key,
         batch: int,
-        blocks: AsyncIterator[Block],
+        blocks: AsyncIterator[records.Block],
         *,
-        encoding: Encoding,
+        encoding: records.Encoding,
         ttl: float = TTL,
         once: bool = False,
     ) -> Written:
@@ -113,7 +94,7 @@ class StagingClient:
 
         If the batch is already committed, the rest of `blocks` is taken and dropped.
         """
-        begin = Begin(
+        begin = records.Begin(
             stream=key.stream,
             app=key.app,
             token=self.token,
@@ -125,34 +106,38 @@ class StagingClient:
         )
         return await _Writing(self, begin, blocks).run()
 
-    async def commit(self, key: Key, batch: int, parts: Mapping[str, int]) -> Committed:
+    async def commit(self, key: records.Key, batch: int, parts: Mapping[str, int]) -> records.Committed:
         """Commit transactions, each with its number of rows, as one batch: all in this order, or none.
 
         A batch that was committed before is answered as a `duplicate`.
         """
-        asked = Committing(stream=key.stream, app=key.app, token=self.token, batch=batch, parts=list(parts.items()))
-        return await self._ask(asked, Committed, f"{key}, batch {batch}")
+        asked = records.Committing(
+            stream=key.stream, app=key.app, token=self.token, batch=batch, parts=list(parts.items())
+        )
+        return await self._ask(asked, records.Committed, f"{key}, batch {batch}")
 
-    async def abort(self, key: Key, batch: int, txns: Sequence[str]) -> int:
+    async def abort(self, key: records.Key, batch: int, txns: Sequence[str]) -> int:
         """Drop transactions of a batch and return their number. A committed batch is left as it is."""
-        asked = Abort(stream=key.stream, app=key.app, token=self.token, batch=batch, txns=list(txns))
-        return (await self._ask(asked, Aborted, f"{key}, batch {batch}")).dropped
+        asked = records.Abort(stream=key.stream, app=key.app, token=self.token, batch=batch, txns=list(txns))
+        return (await self._ask(asked, records.Aborted, f"{key}, batch {batch}")).dropped
 
-    async def standing(self, key: Key) -> BatchProgress:
+    async def standing(self, key: records.Key) -> records.BatchProgress:
         """Ask how far the application is."""
-        return await self._ask(Ask(stream=key.stream, app=key.app, token=self.token), BatchProgress, str(key))
+        return await self._ask(
+            records.Ask(stream=key.stream, app=key.app, token=self.token), records.BatchProgress, str(key)
+        )
 
     # ------------------------------------------------------------------------ one question
 
-    async def _ask(self, asked: AnyQuestion, expected: type[AnswerT], about: str) -> AnswerT:
+    async def _ask(self, asked: records.AnyQuestion, expected: type[AnswerT], about: str) -> AnswerT:
         return await self.persist(lambda session: self.exchange(session, asked, expected), about)
 
-    async def exchange(self, session: muxkit.Session, asked: AnyQuestion, expected: type[AnswerT]) -> AnswerT:
+    async def exchange(self, session: muxkit.Session, asked: records.AnyQuestion, expected: type[AnswerT]) -> AnswerT:
         """Ask one question on a new channel."""
         with trio.fail_after(self.answer_within):
             async with session.open() as channel:
-                await channel.send(encode(asked))
-                got = answer(await channel.receive())
+                await channel.send(records.encode(asked))
+                got = records.answer(await channel.receive())
         if not isinstance(got, expected):
             raise _strange(got)
         return got
@@ -203,12 +188,12 @@ class StagingClient:
 class _Writing:
     """Writes one transaction to the server."""
 
-    def __init__(self, client: StagingClient, begin: Begin, blocks: AsyncIterator[Block]) -> None:
+    def __init__(self, client: StagingClient, begin: records.Begin, blocks: AsyncIterator[records.Block]) -> None:
         self._client = client
         self._begin = begin
         self._blocks = blocks
         self._room = client.window * client.channels
-        self._waiting: deque[Block] = deque()
+        self._waiting: deque[records.Block] = deque()
         self._under_way = 0  # bytes of blocks that the server has not stored
         self._rows = 0
         self._wanted = True
@@ -260,14 +245,14 @@ class _Writing:
             raise self._trouble
         if self._wanted:
             begin = self._begin
-            asked = Prepare(
+            asked = records.Prepare(
                 stream=begin.stream, app=begin.app, token=begin.token, txn=begin.txn, batch=begin.batch, rows=self._rows
             )
-            self._wanted = (await self._client.exchange(session, asked, Begun)).wanted
+            self._wanted = (await self._client.exchange(session, asked, records.Begun)).wanted
 
     async def _run_channel(self, session: muxkit.Session) -> None:
         """Write on one channel until everything is stored; what is left goes back to the queue."""
-        flying: deque[Block] = deque()
+        flying: deque[records.Block] = deque()
         try:
             await self._write(session, flying)
         except Exception as error:
@@ -277,10 +262,10 @@ class _Writing:
         finally:
             self._waiting.extendleft(reversed(flying))
 
-    async def _write(self, session: muxkit.Session, flying: deque[Block]) -> None:
+    async def _write(self, session: muxkit.Session, flying: deque[records.Block]) -> None:
         async with session.open() as channel:
             with trio.fail_after(self._client.answer_within):
-                await channel.send(encode(self._begin))
+                await channel.send(records.encode(self._begin))
             await self._read_answer(channel, flying)
             while self._wanted:
                 if self._waiting:
@@ -293,28 +278,28 @@ class _Writing:
                 else:
                     await self._moved.park()
 
-    async def _send(self, channel: muxkit.Channel, flying: deque[Block]) -> None:
+    async def _send(self, channel: muxkit.Channel, flying: deque[records.Block]) -> None:
         try:
             with trio.fail_after(self._client.answer_within):
-                await channel.send(encode_block(flying[-1]))
+                await channel.send(records.encode_block(flying[-1]))
         except muxkit.ChannelStopped:
             # The server wants no more rows; its answers say why.
             while self._wanted:
                 await self._read_answer(channel, flying)
 
-    async def _read_answer(self, channel: muxkit.Channel, flying: deque[Block]) -> None:
+    async def _read_answer(self, channel: muxkit.Channel, flying: deque[records.Block]) -> None:
         with trio.fail_after(self._client.answer_within):
-            got = answer(await channel.receive())
+            got = records.answer(await channel.receive())
         self._client.progress()
         match got:
-            case Begun(wanted=True):
+            case records.Begun(wanted=True):
                 return
-            case Begun():
+            case records.Begun():
                 self._wanted = False
                 flying.clear()
                 self._waiting.clear()
                 self._under_way = 0
-            case Stored(blocks=count) if count <= len(flying):
+            case records.Stored(blocks=count) if count <= len(flying):
                 for _ in range(count):
                     self._under_way -= len(flying.popleft().body)
             case _:
@@ -322,5 +307,5 @@ class _Writing:
         self._moved.unpark_all()
 
 
-def _strange(got: Answer) -> StagingError:
+def _strange(got: records.Answer) -> StagingError:
     return StagingRequestInvalid(f"the server answered with {type(got).__name__}, which answers nothing that was asked")

@@ -11,32 +11,8 @@ import attrs
 import trio
 
 import muxkit
-from muxkit.pipeline.errors import (
-    StagingError,
-    StagingFull,
-    StagingRefused,
-    StagingRequestInvalid,
-    StagingUnavailable,
-    first_error,
-)
-from muxkit.pipeline.staging.records import (
-    Abort,
-    Aborted,
-    Answer,
-    AnyQuestion,
-    Ask,
-    Begin,
-    Begun,
-    Block,
-    Committing,
-    Failed,
-    Prepare,
-    Stored,
-    decode_block,
-    encode,
-    is_block,
-    question,
-)
+from muxkit.pipeline import errors
+from muxkit.pipeline.staging import records
 from muxkit.pipeline.staging.store import Staging
 from muxkit.runtime import background
 from muxkit.storage import StoreError, StoreFull
@@ -100,7 +76,7 @@ async def serve_staging(
                 service.handle, url, limits=limits, observer=observer, task_status=task_status, **options
             )
         except ExceptionGroup as group:  # with one error, about the address
-            raise first_error(group) from None
+            raise errors.first_error(group) from None
 
 
 class StagingService:
@@ -116,10 +92,10 @@ class StagingService:
         async def serve_channel(channel: muxkit.Channel) -> None:
             try:
                 await self._serve_channel(channel, session.info.peer)
-            except (StagingError, StoreError) as error:
+            except (errors.StagingError, StoreError) as error:
                 _log.debug("staging: %s refused: %s", session.info.peer or "a peer", error)
                 # The end of this handler closes the channel: a client that is still sending is stopped, and reads this.
-                await channel.send(encode(_failed(error)))
+                await channel.send(records.encode(_failed(error)))
 
         await muxkit.each_channel(serve_channel)(session)
 
@@ -136,68 +112,76 @@ class StagingService:
 
     async def _serve_channel(self, channel: muxkit.Channel, peer: str) -> None:
         async for message in channel:
-            asked = question(message)
+            asked = records.question(message)
             await self._admit(asked, peer)
-            if isinstance(asked, Begin):
+            if isinstance(asked, records.Begin):
                 await self._take_rows(asked, channel)
                 return
-            await channel.send(encode(await self._answer(asked)))
+            await channel.send(records.encode(await self._answer(asked)))
 
-    async def _admit(self, asked: AnyQuestion, peer: str) -> None:
+    async def _admit(self, asked: records.AnyQuestion, peer: str) -> None:
         if self._authorize is None:
             return
         asks = str(asked.__struct_config__.tag)
         claim = Claim(peer=peer, token=asked.token, stream=asked.stream, app=asked.app, asks=asks)
         if not await self._authorize(claim):
-            raise StagingRefused(f"{asked.key}: this server does not allow {asks!r} here; is the option token right?")
+            raise errors.StagingRefused(
+                f"{asked.key}: this server does not allow {asks!r} here; is the option token right?"
+            )
 
-    async def _answer(self, asked: Prepare | Committing | Abort | Ask) -> Answer:
+    async def _answer(
+        self, asked: records.Prepare | records.Committing | records.Abort | records.Ask
+    ) -> records.Answer:
         match asked:
-            case Prepare():
+            case records.Prepare():
                 wanted = await self._store.prepare(asked.txn, asked.key, asked.batch, asked.rows)
-                return Begun(wanted=wanted)
-            case Committing():
+                return records.Begun(wanted=wanted)
+            case records.Committing():
                 parts = dict(asked.parts)
                 if len(parts) != len(asked.parts):
-                    raise StagingRequestInvalid(f"{asked.key}, batch {asked.batch}: a transaction is named twice")
+                    raise errors.StagingRequestInvalid(
+                        f"{asked.key}, batch {asked.batch}: a transaction is named twice"
+                    )
                 done = await self._store.commit(asked.key, asked.batch, parts)
                 if done.duplicate:
                     _log.info("staging: %s, batch %d was committed before", asked.key, asked.batch)
                 return done
-            case Abort():
-                return Aborted(dropped=await self._store.abort(asked.key, asked.batch, asked.txns))
-            case Ask():
+            case records.Abort():
+                return records.Aborted(dropped=await self._store.abort(asked.key, asked.batch, asked.txns))
+            case records.Ask():
                 return await self._store.progress(asked.key)
             case _:
                 assert_never(asked)
 
-    async def _take_rows(self, asked: Begin, channel: muxkit.Channel) -> None:
+    async def _take_rows(self, asked: records.Begin, channel: muxkit.Channel) -> None:
         """Store blocks as they come. The channel's window bounds those that wait."""
         limits = self._store.limits
         wanted = await self._store.begin(asked.txn, asked.key, asked.batch, asked.encoding, asked.ttl, once=asked.once)
-        await channel.send(encode(Begun(wanted=wanted)))
+        await channel.send(records.encode(records.Begun(wanted=wanted)))
         while wanted:
             try:
                 messages = await channel.receive_many()
             except trio.EndOfChannel:
                 return
-            blocks: list[Block] = []
+            blocks: list[records.Block] = []
             for message in messages:
-                if not is_block(message):
-                    raise StagingRequestInvalid(
+                if not records.is_block(message):
+                    raise errors.StagingRequestInvalid(
                         f"{asked.key}, batch {asked.batch}: a question came where rows were expected"
                     )
-                blocks.append(decode_block(message, limits))
+                blocks.append(records.decode_block(message, limits))
             wanted = await self._store.put(asked.txn, asked.key, asked.batch, blocks)
-            await channel.send(encode(Stored(blocks=len(blocks)) if wanted else Begun(wanted=False)))
+            await channel.send(
+                records.encode(records.Stored(blocks=len(blocks)) if wanted else records.Begun(wanted=False))
+            )
 
 
-def _failed(error: StagingError | StoreError) -> Failed:
+def _failed(error: errors.StagingError | StoreError) -> records.Failed:
     match error:
-        case StagingError():
-            return Failed(kind=error.kind, text=str(error))
+        case errors.StagingError():
+            return records.Failed(kind=error.kind, text=str(error))
         case StoreFull():
-            return Failed(kind=StagingFull.kind, text=error.for_client)
+            return records.Failed(kind=errors.StagingFull.kind, text=error.for_client)
         case _:
             _log.warning("staging: %s", error)
-            return Failed(kind=StagingUnavailable.kind, text=error.for_client)
+            return records.Failed(kind=errors.StagingUnavailable.kind, text=error.for_client)

@@ -14,20 +14,7 @@ import attrs
 import trio
 
 from muxkit.pipeline.errors import NotCommitted, RowsGone, StagingFull, TransactionConflict, TransactionGone
-from muxkit.pipeline.staging.records import (
-    NO_BATCH,
-    Application,
-    BatchProgress,
-    Block,
-    Committed,
-    Encoding,
-    Key,
-    Published,
-    StagingLimits,
-    Stream,
-    Transaction,
-    rows_of,
-)
+from muxkit.pipeline.staging import records
 from muxkit.pipeline.staging.rows import RecordT, Rows
 from muxkit.storage import StoreCorrupt, Waiters
 
@@ -78,7 +65,7 @@ class Staging:
 
     _backend: Backend
     _waiters: Waiters
-    limits: StagingLimits
+    limits: records.StagingLimits
     _now: Now
     _poll_interval: float | None = attrs.field(default=None, kw_only=True)
 
@@ -86,7 +73,15 @@ class Staging:
 
     @unit_of_work
     def begin(
-        self, rows: Rows, id: str, key: Key, batch: int, encoding: Encoding, ttl: float, *, once: bool = False
+        self,
+        rows: Rows,
+        id: str,
+        key: records.Key,
+        batch: int,
+        encoding: records.Encoding,
+        ttl: float,
+        *,
+        once: bool = False,
     ) -> bool:
         """Begin a transaction, or continue it. False: the batch is committed, and there is nothing to write.
 
@@ -95,7 +90,7 @@ class Staging:
         application = self._application(rows, key)
         if batch <= application.batch:
             return False
-        found = rows.get(Transaction, id)
+        found = rows.get(records.Transaction, id)
         if found is not None and not self._is_over(found):
             if (found.key, found.batch, found.encoding) != (key, batch, encoding):
                 raise TransactionConflict(
@@ -116,14 +111,14 @@ class Staging:
         rows.reclaim(id)
         ttl = min(ttl, self.limits.ttl)
         due = self._now() + ttl
-        rows.save(Transaction(id, *key, batch, encoding, ttl, due))
+        rows.save(records.Transaction(id, *key, batch, encoding, ttl, due))
         application.transactions += 1
         application.due = due if once else None
         rows.save(application)
         return True
 
     @unit_of_work
-    def put(self, rows: Rows, id: str, key: Key, batch: int, blocks: Sequence[Block]) -> bool:
+    def put(self, rows: Rows, id: str, key: records.Key, batch: int, blocks: Sequence[records.Block]) -> bool:
         """Add the blocks that a transaction does not have yet; those that it has stay as they are.
 
         False: its batch is committed. Raises `TransactionGone`, `TransactionConflict` and `StagingFull`.
@@ -152,7 +147,7 @@ class Staging:
         return True
 
     @unit_of_work
-    def prepare(self, rows: Rows, id: str, key: Key, batch: int, count: int) -> bool:
+    def prepare(self, rows: Rows, id: str, key: records.Key, batch: int, count: int) -> bool:
         """Check that a transaction has exactly `count` rows, and promise them. False: its batch is committed."""
         application = self._application(rows, key)
         if batch <= application.batch:
@@ -176,7 +171,7 @@ class Staging:
     # ------------------------------------------------------------------------ the second phase
 
     @unit_of_work
-    def commit(self, rows: Rows, key: Key, batch: int, parts: Mapping[str, int]) -> Committed:
+    def commit(self, rows: Rows, key: records.Key, batch: int, parts: Mapping[str, int]) -> records.Committed:
         """Add these transactions to the stream, in this order, all or none; `parts`: the number of rows of each.
 
         Raises `NotCommitted` when one is not staged, prepared and as long as it should be. A batch that is not above
@@ -184,11 +179,11 @@ class Staging:
         """
         application = self._application(rows, key)
         if batch <= application.batch:
-            stream = rows.get(Stream, key.stream) or Stream(key.stream)
+            stream = rows.get(records.Stream, key.stream) or records.Stream(key.stream)
             count = application.rows if batch == application.batch else 0
-            return Committed(duplicate=True, rows=count, head=stream.head)
+            return records.Committed(duplicate=True, rows=count, head=stream.head)
         found = [self._committable(rows, id, key, batch, count) for id, count in parts.items()]
-        stream = rows.get(Stream, key.stream, locked=True) or Stream(key.stream)
+        stream = rows.get(records.Stream, key.stream, locked=True) or records.Stream(key.stream)
         if application.due is not None:  # long enough for a client that missed the answer to ask again
             application.due = self._now() + max((each.ttl for each in found), default=0.0)
         for each in found:
@@ -200,24 +195,24 @@ class Staging:
         application.batch = batch
         application.rows = sum(each.rows for each in found)
         # The transactions of failed attempts can never be committed.
-        for each in rows.find(Transaction, STAGED, *key, batch):
+        for each in rows.find(records.Transaction, STAGED, *key, batch):
             if each.id not in parts:
                 _drop(rows, application, each)
         rows.save(application)
         rows.save(stream)
         rows.changed(key.stream)
-        return Committed(duplicate=False, rows=application.rows, head=stream.head)
+        return records.Committed(duplicate=False, rows=application.rows, head=stream.head)
 
-    async def abort(self, key: Key, batch: int, ids: Iterable[str]) -> int:
+    async def abort(self, key: records.Key, batch: int, ids: Iterable[str]) -> int:
         """Delete these transactions of a batch; return how many there were. Once it is committed nothing happens."""
         return await self._abort(key, batch, tuple(ids))
 
     @unit_of_work
-    def _abort(self, rows: Rows, key: Key, batch: int, ids: tuple[str, ...]) -> int:
+    def _abort(self, rows: Rows, key: records.Key, batch: int, ids: tuple[str, ...]) -> int:
         application = self._application(rows, key)
         dropped = 0
         for id in ids:
-            found = rows.get(Transaction, id)
+            found = rows.get(records.Transaction, id)
             if found is not None and found.base is None and (found.key, found.batch) == (key, batch):
                 _drop(rows, application, found)
                 dropped += 1
@@ -235,10 +230,10 @@ class Staging:
             return await self._backend.work("", lambda rows: rows.find(kind, condition, self._now(), SWEPT_AT_ONCE))
 
         dropped = 0
-        while transactions := await overdue(Transaction):
+        while transactions := await overdue(records.Transaction):
             for transaction in transactions:
                 dropped += await self._sweep(transaction.id, transaction.key)
-        while applications := await overdue(Application, " AND transactions = 0"):
+        while applications := await overdue(records.Application, " AND transactions = 0"):
             for application in applications:
                 await self._forget(application.key)
         # In small portions, so that a commit does not wait for long.
@@ -249,10 +244,10 @@ class Staging:
         return dropped
 
     @unit_of_work
-    def _sweep(self, rows: Rows, id: str, key: Key) -> bool:
+    def _sweep(self, rows: Rows, id: str, key: records.Key) -> bool:
         """Delete a transaction if it is expired; return True if it was."""
         application = self._application(rows, key)
-        found = rows.get(Transaction, id)
+        found = rows.get(records.Transaction, id)
         if found is None or not self._is_over(found):
             return False
         _drop(rows, application, found)
@@ -260,21 +255,21 @@ class Staging:
         return True
 
     @unit_of_work
-    def _forget(self, rows: Rows, key: Key) -> None:
+    def _forget(self, rows: Rows, key: records.Key) -> None:
         """Delete an application that was for one batch only, if it is still expired."""
-        found = rows.get(Application, *key, locked=True)
+        found = rows.get(records.Application, *key, locked=True)
         if found is not None and found.due is not None and not found.transactions and found.due <= self._now():
-            rows.remove(Application, *key)
+            rows.remove(records.Application, *key)
 
     # ------------------------------------------------------------------------ the stream
 
     @unit_of_work
-    def read(self, rows: Rows, stream: str, after: int, *, most_bytes: int = READ_BYTES) -> Published | None:
+    def read(self, rows: Rows, stream: str, after: int, *, most_bytes: int = READ_BYTES) -> records.Published | None:
         """Return rows after the id `after` (0: from the beginning), or None if there are none yet.
 
         It returns at least one row if there is one. Raises `RowsGone` below what was trimmed and above the end.
         """
-        known = rows.get(Stream, stream) or Stream(stream)
+        known = rows.get(records.Stream, stream) or records.Stream(stream)
         if not known.trimmed <= after <= known.head:
             raise RowsGone(
                 f"stream {stream!a}: rows behind {after} were asked for; those that there are begin behind "
@@ -282,7 +277,7 @@ class Staging:
             )
         if after == known.head:
             return None
-        found = next(iter(rows.find(Transaction, PUBLISHED, stream, after + 1)), None)
+        found = next(iter(rows.find(records.Transaction, PUBLISHED, stream, after + 1)), None)
         if found is None or found.base is None:
             raise StoreCorrupt(
                 f"stream {stream!a}: row {after + 1} is missing, though {known.head} were committed and only "
@@ -293,8 +288,8 @@ class Staging:
         for block in rows.blocks(found.id, row, most_bytes):
             if not block.first <= row + len(got) < block.first + block.rows:
                 raise StoreCorrupt(f"stream {stream!a}: rows behind {after + len(got)} are missing")
-            got.extend(rows_of(block)[row + len(got) - block.first :])
-        return Published(after + 1, found.encoding, got)
+            got.extend(records.rows_of(block)[row + len(got) - block.first :])
+        return records.Published(after + 1, found.encoding, got)
 
     async def wait(self, stream: str, after: int) -> None:
         """Sleep until there may be a row after `after`."""
@@ -313,10 +308,10 @@ class Staging:
     @unit_of_work
     def _trim(self, rows: Rows, name: str, upto: int) -> bool:
         """Delete some of the rows up to this id; return True if there are more to delete."""
-        stream = rows.get(Stream, name, locked=True) or Stream(name)
+        stream = rows.get(records.Stream, name, locked=True) or records.Stream(name)
         if upto > stream.head:
             raise RowsGone(f"stream {name!a}: rows up to {upto} were to go, and it ends with {stream.head}")
-        gone = rows.find(Transaction, PASSED, name, max(upto, stream.trimmed), SWEPT_AT_ONCE)
+        gone = rows.find(records.Transaction, PASSED, name, max(upto, stream.trimmed), SWEPT_AT_ONCE)
         for each in gone:
             rows.remove_transaction(each.id)
         if upto > stream.trimmed:
@@ -327,16 +322,16 @@ class Staging:
     @unit_of_work
     def head(self, rows: Rows, stream: str) -> int:
         """Return the last id of a stream; 0 before the first row."""
-        found = rows.get(Stream, stream)
+        found = rows.get(records.Stream, stream)
         return 0 if found is None else found.head
 
     @unit_of_work
-    def progress(self, rows: Rows, key: Key) -> BatchProgress:
+    def progress(self, rows: Rows, key: records.Key) -> records.BatchProgress:
         """Return the progress of an application in a stream."""
-        application = rows.get(Application, *key, locked=True) or Application(*key)
-        stream = rows.get(Stream, key.stream) or Stream(key.stream)
-        return BatchProgress(
-            batch=None if application.batch == NO_BATCH else application.batch,
+        application = rows.get(records.Application, *key, locked=True) or records.Application(*key)
+        stream = rows.get(records.Stream, key.stream) or records.Stream(key.stream)
+        return records.BatchProgress(
+            batch=None if application.batch == records.NO_BATCH else application.batch,
             rows=application.rows,
             staged=application.staged,
             transactions=application.transactions,
@@ -346,8 +341,8 @@ class Staging:
 
     # ------------------------------------------------------------------------ helpers
 
-    def _application(self, rows: Rows, key: Key) -> Application:
-        found = rows.get(Application, *key, locked=True)
+    def _application(self, rows: Rows, key: records.Key) -> records.Application:
+        found = rows.get(records.Application, *key, locked=True)
         if found is not None:
             return found
         if (count := rows.applications()) >= self.limits.applications:
@@ -355,10 +350,10 @@ class Staging:
                 f"{key}: {count:,} applications are all that StagingLimits(applications={self.limits.applications}) "
                 "allows; use one txnAppId for what is one application, or raise it"
             )
-        return Application(*key)
+        return records.Application(*key)
 
-    def _staged(self, rows: Rows, id: str, key: Key, batch: int) -> Transaction:
-        found = rows.get(Transaction, id)
+    def _staged(self, rows: Rows, id: str, key: records.Key, batch: int) -> records.Transaction:
+        found = rows.get(records.Transaction, id)
         if found is None or found.base is not None or self._is_over(found):
             raise TransactionGone(
                 f"{key}, batch {batch}: transaction {id} is not staged any more: it was aborted, or untouched for its "
@@ -370,10 +365,10 @@ class Staging:
             )
         return found
 
-    def _new(self, rows: Rows, found: Transaction, blocks: Sequence[Block]) -> list[Block]:
+    def _new(self, rows: Rows, found: records.Transaction, blocks: Sequence[records.Block]) -> list[records.Block]:
         lowest, highest = min(block.first for block in blocks), max(block.first for block in blocks)
         present = {span[0]: span for span in rows.spans(found.id, lowest, highest)}
-        new: dict[int, Block] = {}
+        new: dict[int, records.Block] = {}
         for block in blocks:
             known = present.get(block.first)
             if known is None:
@@ -383,7 +378,7 @@ class Staging:
                 raise TransactionConflict(f"{found}: other rows came for row {block.first} than before")
         return list(new.values())
 
-    def _committable(self, rows: Rows, id: str, key: Key, batch: int, count: int) -> Transaction:
+    def _committable(self, rows: Rows, id: str, key: records.Key, batch: int, count: int) -> records.Transaction:
         try:
             found = self._staged(rows, id, key, batch)
         except (TransactionGone, TransactionConflict) as error:
@@ -396,11 +391,11 @@ class Staging:
             )
         return found
 
-    def _is_over(self, found: Transaction) -> bool:
+    def _is_over(self, found: records.Transaction) -> bool:
         return found.due is not None and found.due <= self._now()
 
 
-def _drop(rows: Rows, application: Application, found: Transaction) -> None:
+def _drop(rows: Rows, application: records.Application, found: records.Transaction) -> None:
     rows.remove_transaction(found.id)
     application.staged -= found.size
     application.transactions -= 1

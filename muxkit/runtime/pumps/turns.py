@@ -131,7 +131,7 @@ def turns() -> Turns:
     try:
         return _TURNS.get()
     except LookupError:
-        made = Turns(_stands_still if _replays else perf_counter)
+        made = Turns((lambda: 0.0) if _replays else perf_counter)
         _TURNS.set(made)
         return made
 
@@ -145,10 +145,6 @@ def untimed() -> Iterator[None]:
         yield
     finally:
         _replays -= 1
-
-
-def _stands_still() -> float:
-    return 0.0
 
 
 def share_turns(made: Turns) -> None:

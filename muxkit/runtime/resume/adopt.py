@@ -97,10 +97,6 @@ class Registry(Generic[KeyT, SessionT]):
         entry = self._entries.get(key)
         return entry.session if entry is not None and entry.is_known else None
 
-    def has_connection(self, key: KeyT) -> bool:
-        entry = self._entries.get(key)
-        return entry is not None and entry.is_known and entry.scope is not None
-
     def __iter__(self) -> Iterator[SessionT]:
         """Iterate over a copy of all sessions, so the registry may change meanwhile."""
         return iter([entry.session for entry in self._entries.values() if entry.is_known])

@@ -195,7 +195,10 @@ async def redial(
             if short > BRIEF_CONNECTIONS and breath:
                 await trio.sleep(policy.random.uniform(0.0, min(policy.first, breath)))
             continue
-        failure = ended if isinstance(ended, Exception) else _short_lived(lived)
+        if isinstance(ended, Exception):
+            failure = ended
+        else:
+            failure = ConnectionError(f"the connection was lost {lived:.2f} s after it began")
         if not heals(failure):
             raise failure
         trouble.failures += 1
@@ -229,7 +232,3 @@ async def _attempt(dial: Dial, run: Run) -> tuple[bool, Ended | Exception, float
     if ended is None:
         raise RuntimeError("dial swallowed an error that ended a connection")
     return True, ended, over - began
-
-
-def _short_lived(lived: float) -> ConnectionError:
-    return ConnectionError(f"the connection was lost {lived:.2f} s after it began")

@@ -326,7 +326,7 @@ class World:
                         self.engines[1 - side].give_credit(other, 3000)
         self._consume_everything()
         for engine in self.engines:
-            assert engine.is_quiet, [entity for kind in Kind for entity in engine.entities(kind).values()]
+            assert engine.live == 0, [entity for kind in Kind for entity in engine.entities(kind).values()]
             assert engine.channels == 0
             assert engine.outbox == 0
             state = engine._state

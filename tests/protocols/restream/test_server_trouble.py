@@ -131,14 +131,9 @@ async def test_data_that_json_cannot_hold_ends_the_stream_and_is_not_quoted(
 async def test_nothing_that_a_terminal_would_obey_gets_into_the_log(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Named(memory.MemoryStream):
-        @property
-        def peer(self) -> str:
-            return "tcp \x1b[31mred\u202e"
-
     async with place() as there:
         ours, theirs = memory.pair()
-        theirs.__class__ = Named
+        theirs.peer = "tcp \x1b[31mred\u202e"
         there.nursery.start_soon(there.service.handle, theirs)
         client = Client(ours)
         await client.say(b'{"\x1b[2J\xc2\x9b": \x07\n')

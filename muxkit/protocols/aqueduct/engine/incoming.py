@@ -11,15 +11,8 @@ from typing import Final
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Consumed, Cursor, Lent, NeedMore, Pieces, Reassembly, StallWatch, Stop, StreamControl, StreamId
 from muxkit.protocols.aqueduct import frames
+from muxkit.protocols.aqueduct.engine import halves
 from muxkit.protocols.aqueduct.engine.events import Arrived, Attachment, Connected
-from muxkit.protocols.aqueduct.engine.halves import (
-    DATAGRAM_COST,
-    Half,
-    Outcome,
-    ReceiverMachine,
-    SenderMachine,
-    SingleMessage,
-)
 from muxkit.protocols.aqueduct.engine.registry import Registry, Timer
 from muxkit.protocols.aqueduct.engine.streams import OutStream
 from muxkit.protocols.aqueduct.frames import label
@@ -60,7 +53,7 @@ class IncomingStream:
     def __init__(self, id: StreamId, incoming: Incoming) -> None:
         self.id = id
         self.channel = 0
-        self.half: Half | None = None  # our half of the channel, once a frame has needed it
+        self.half: halves.Half | None = None  # our half of the channel, once a frame has needed it
         self.last_word: type[object] | None = None  # FINISH_SENDER or CANCEL_SENDER, once it came in this stream
         self.phase = Phase.START
         self.frames = 0  # of channels
@@ -186,7 +179,7 @@ class IncomingStream:
             try:
                 frame = frames.parse_frame(cursor, self._incoming.bounds)
                 half = self.half if isinstance(frame, frames.MessageFrame) and self.last_word is None else None
-                if isinstance(half, ReceiverMachine) and self._incoming.unread_limit.is_full(half):
+                if isinstance(half, halves.ReceiverMachine) and self._incoming.unread_limit.is_full(half):
                     self._incoming.unread_limit.hold_back(half, self.id, self.resume)
                     self._held_back = data, position
                     return
@@ -398,9 +391,9 @@ class Incoming:
         self.registry.check_stream_churn("a stream was stopped")
         source = out.source
         streams.drop(out)
-        if isinstance(source, SingleMessage):
+        if isinstance(source, halves.SingleMessage):
             source = source.sender
-        if isinstance(source, SenderMachine):
+        if isinstance(source, halves.SenderMachine):
             self.registry.sender_stopped(source)
 
     def release(self, incoming: IncomingStream) -> None:
@@ -537,7 +530,7 @@ class Incoming:
             raise RemoteProtocolError(f"{type(frame).__name__} in a datagram", rule=rule)
         assert isinstance(frame, frames.MessageFrame)  # nothing else is left
         receiver = self.half_of(channel)
-        if not isinstance(receiver, ReceiverMachine):
+        if not isinstance(receiver, halves.ReceiverMachine):
             return False
         receiver.check_message(frame.number, unreliable=True)
         if frame.attachments:
@@ -545,7 +538,7 @@ class Incoming:
         if channel not in self.registry.table:
             self.adopt(receiver)
             self.registry.add_stray(receiver)
-        cost = size + DATAGRAM_COST
+        cost = size + halves.DATAGRAM_COST
         is_beyond = receiver.reliable.total is not None and frame.number >= receiver.unreliable.known
         # A repeated datagram may bring back a channel that has long ended; its attachments must not come back as well.
         is_doubtful = bool(frame.attachments) and not receiver.attached
@@ -558,7 +551,7 @@ class Incoming:
         return True
 
     def _keep_early(self, data: bytes) -> None:
-        cost = len(data) + DATAGRAM_COST
+        cost = len(data) + halves.DATAGRAM_COST
         if self._early_bytes + cost > self.registry.config.early_bytes:
             self.dropped_datagrams += 1
             return
@@ -606,7 +599,7 @@ class Incoming:
         if type(frame) in CHANNEL_FRAMES:
             raise RemoteProtocolError(f"{type(frame).__name__} without a ROUTE_TO before it", rule="aqueduct-F05")
 
-    def route(self, channel: int) -> tuple[bool, Half | None]:
+    def route(self, channel: int) -> tuple[bool, halves.Half | None]:
         """Tell whether the frames for a channel are to be parsed, and give its half if there is one."""
         registry = self.registry
         half = registry.table.get(channel)
@@ -621,7 +614,7 @@ class Incoming:
             return False, None
         return True, None
 
-    def half_of(self, channel: int) -> Half | None:
+    def half_of(self, channel: int) -> halves.Half | None:
         """Give the half that a frame is for, or None if it has ended; to be asked for each frame.
 
         A new one is not in the table: `adopt` puts it there once its first frame has passed all checks.
@@ -635,7 +628,7 @@ class Incoming:
             half = registry.make_theirs(channel)
         return half
 
-    def adopt(self, half: Half) -> None:
+    def adopt(self, half: halves.Half) -> None:
         """Put a half of which a frame was accepted into the table, unless it is there."""
         if half.id is not None and half.id not in self.registry.table:
             self.registry.add_theirs(half.id, half)
@@ -672,7 +665,7 @@ class Incoming:
         if stream.last_word is not None or frames.sender_of(stream.channel) == self.registry.role:
             self._check_sequence(stream, frame)
         half = self._half_for(stream)
-        if not isinstance(half, ReceiverMachine):
+        if not isinstance(half, halves.ReceiverMachine):
             return False
         half.check_message(frame.number, unreliable=False)
         if frame.attachments:
@@ -683,7 +676,7 @@ class Incoming:
         self.registry.unread_limit.add(half)
         self.deliver(half, frame, cost, loan, stream.id)
         if half.is_complete:
-            self.registry.close(half, Outcome.FINISHED)
+            self.registry.close(half, halves.Outcome.FINISHED)
         return True
 
     def channel_frame(self, frame: object, stream: IncomingStream) -> None:
@@ -696,12 +689,12 @@ class Incoming:
             self.registry.forgotten(stream.channel)
             return
         half = self._half_for(stream)
-        if isinstance(half, ReceiverMachine):
+        if isinstance(half, halves.ReceiverMachine):
             self._to_receiver(half, frame, stream)
-        elif isinstance(half, SenderMachine):
+        elif isinstance(half, halves.SenderMachine):
             self._to_sender(half, frame)
 
-    def _half_for(self, stream: IncomingStream) -> Half | None:
+    def _half_for(self, stream: IncomingStream) -> halves.Half | None:
         if stream.half is None:
             stream.half = self.half_of(stream.channel)
         if stream.half is not None:
@@ -715,7 +708,7 @@ class Incoming:
             said = stream.last_word.__name__
             raise RemoteProtocolError(f"{label(stream.channel)}: {type(frame).__name__} after {said}", rule=rule)
 
-    def _to_receiver(self, receiver: ReceiverMachine, frame: object, stream: IncomingStream) -> None:
+    def _to_receiver(self, receiver: halves.ReceiverMachine, frame: object, stream: IncomingStream) -> None:
         finished = receiver.reliable.total is not None
         match frame:
             case frames.SentUnreliable(count):
@@ -732,16 +725,16 @@ class Incoming:
                 stream.last_word = frames.FinishSender
                 receiver.reliable.total = sent_reliable
                 if receiver.is_complete:
-                    self.registry.close(receiver, Outcome.FINISHED)
+                    self.registry.close(receiver, halves.Outcome.FINISHED)
             case frames.CancelSender():
                 if finished:
                     raise RemoteProtocolError("CANCEL_SENDER after FINISH_SENDER", rule="aqueduct-S12")
                 self.registry.check_churn("a channel was cancelled")
                 self.adopt(receiver)
                 stream.last_word = frames.CancelSender
-                self.registry.close(receiver, Outcome.CANCELLED)
+                self.registry.close(receiver, halves.Outcome.CANCELLED)
 
-    def _to_sender(self, sender: SenderMachine, frame: object) -> None:
+    def _to_sender(self, sender: halves.SenderMachine, frame: object) -> None:
         registry = self.registry
         match frame:
             case frames.AckReliable(ranges):
@@ -757,7 +750,7 @@ class Incoming:
                 self.adopt(sender)
                 registry.end(sender, sender.outcome_of_close())
 
-    def check_attachments(self, receiver: ReceiverMachine, frame: frames.MessageFrame) -> None:
+    def check_attachments(self, receiver: halves.ReceiverMachine, frame: frames.MessageFrame) -> None:
         ids = [id for id, _ in frame.attachments]
         for id in ids:
             if id == frames.ENTRYPOINT:
@@ -769,7 +762,12 @@ class Incoming:
         self.registry.check_room(sum(map(self.registry.is_new, [*ids, receiver.id or frames.ENTRYPOINT])))
 
     def deliver(
-        self, receiver: ReceiverMachine, frame: frames.MessageFrame, cost: int, loan: int, stream: StreamId | None
+        self,
+        receiver: halves.ReceiverMachine,
+        frame: frames.MessageFrame,
+        cost: int,
+        loan: int,
+        stream: StreamId | None,
     ) -> None:
         """Report a message as arrived, with those of its attachments that are new to the application."""
         registry = self.registry

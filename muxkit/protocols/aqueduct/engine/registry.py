@@ -15,19 +15,8 @@ from muxkit._observer import Observer
 from muxkit.core import Buffer, ChannelTable, Deadlines, Ids, StreamId, TokenBucket, queue_of
 from muxkit.protocols.aqueduct import frames
 from muxkit.protocols.aqueduct.config import Config
+from muxkit.protocols.aqueduct.engine import halves
 from muxkit.protocols.aqueduct.engine.events import Acked, Ended, Event, Nacked, Unclaimed, Writable
-from muxkit.protocols.aqueduct.engine.halves import (
-    ConnectionState,
-    Fate,
-    Half,
-    Outcome,
-    Outgoing,
-    ReceiverMachine,
-    SenderMachine,
-    Ticket,
-    Transit,
-    lose,
-)
 from muxkit.protocols.aqueduct.engine.streams import OutStream, StreamScheduler
 
 MESSAGE_COST: Final = 256  # bytes that a message takes beside its own, about
@@ -59,33 +48,33 @@ class UnreadLimit:
         self.most = max(1, limits.connection_bytes // MESSAGE_COST)
         self.most_of_one = max(1, limits.channel_bytes // MESSAGE_COST)
         # Streams that are not parsed on, with what resumes each.
-        self._held: dict[ReceiverMachine, OrderedDict[StreamId, Callable[[], None]]] = {}
+        self._held: dict[halves.ReceiverMachine, OrderedDict[StreamId, Callable[[], None]]] = {}
         # Receivers whose streams wait because of messages of other receivers.
-        self._waiting: OrderedDict[ReceiverMachine, None] = OrderedDict()
+        self._waiting: OrderedDict[halves.ReceiverMachine, None] = OrderedDict()
 
-    def add(self, receiver: ReceiverMachine) -> None:
+    def add(self, receiver: halves.ReceiverMachine) -> None:
         """Count one more unread message."""
         receiver.unread_messages += 1
         self.unread += 1
 
-    def remove(self, receiver: ReceiverMachine) -> bool:
+    def remove(self, receiver: halves.ReceiverMachine) -> bool:
         """Count one message less; True if `resume` is to follow, since a stream may wait for it."""
         receiver.unread_messages -= 1
         self.unread -= 1
         return bool(self._waiting) or receiver in self._held
 
-    def is_full(self, receiver: ReceiverMachine) -> bool:
+    def is_full(self, receiver: halves.ReceiverMachine) -> bool:
         """Whether the receiver may have no more messages now; then `hold_back` is to follow."""
         unread = receiver.unread_messages
         return unread > 0 and (unread >= self.most_of_one or self.unread >= self.most)
 
-    def hold_back(self, receiver: ReceiverMachine, stream: StreamId, resume: Callable[[], None]) -> None:
+    def hold_back(self, receiver: halves.ReceiverMachine, stream: StreamId, resume: Callable[[], None]) -> None:
         """Call `resume` when the receiver may have one more message."""
         self._held.setdefault(receiver, OrderedDict())[stream] = resume
         if receiver.unread_messages < self.most_of_one:
             self._waiting.setdefault(receiver)
 
-    def resume(self, receiver: ReceiverMachine) -> None:
+    def resume(self, receiver: halves.ReceiverMachine) -> None:
         """Resume the streams that may go on: those of this receiver, then those of others that waited for it."""
         if 2 * receiver.unread_messages <= self.most_of_one:
             self._resume(receiver)
@@ -93,13 +82,13 @@ class UnreadLimit:
             first, _ = self._waiting.popitem(last=False)
             self._resume(first)
 
-    def drop(self, receiver: ReceiverMachine) -> None:
+    def drop(self, receiver: halves.ReceiverMachine) -> None:
         """Resume all streams of a receiver that has ended: what they bring is ignored."""
         self._waiting.pop(receiver, None)
         for resume in self._held.pop(receiver, {}).values():
             resume()
 
-    def _resume(self, receiver: ReceiverMachine) -> None:
+    def _resume(self, receiver: halves.ReceiverMachine) -> None:
         while (held := self._held.get(receiver)) and not self.is_full(receiver):
             _, resume = held.popitem(last=False)
             if not held:
@@ -114,28 +103,28 @@ class Registry:
         self.role, self.config, self.limits, self.observer = role, config, limits, observer
         self.events: list[Event] = []
         self.streams = StreamScheduler(2 + role, frames.VERSION)
-        self.connection = ConnectionState(
+        self.connection = halves.ConnectionState(
             config, limits, observer, self.streams, lambda sender: self.events.append(Writable(sender))
         )
-        self.table: ChannelTable[Half] = ChannelTable(limits, Ids(0, 0))
+        self.table: ChannelTable[halves.Half] = ChannelTable(limits, Ids(0, 0))
         self.closing: dict[int, OutStream] = {}  # receivers that are gone, whose CLOSE_RECEIVER is not written
         self.unread_limit = UnreadLimit(limits)
         self.deadlines: Deadlines[Timer] = Deadlines()
         self._counters = frames.id_counters(role)
-        self._ended: OrderedDict[int, Half] = OrderedDict()  # made by the peer, gone before they were attached
+        self._ended: OrderedDict[int, halves.Half] = OrderedDict()  # made by the peer, gone before they were attached
         self._forgets: dict[int, OutStream] = {}  # FORGET_CHANNEL to be written
         self._churn = TokenBucket(limits.resets_per_second, limits.resets_burst)
         self._stream_churn = TokenBucket(limits.resets_per_second, limits.resets_burst)
-        self.datagram_senders: OrderedDict[SenderMachine, None] = OrderedDict()  # in turn
-        self._flushing: dict[Half, None] = {}
-        self._reports: list[tuple[float, int, ReceiverMachine]] = []
+        self.datagram_senders: OrderedDict[halves.SenderMachine, None] = OrderedDict()  # in turn
+        self._flushing: dict[halves.Half, None] = {}
+        self._reports: list[tuple[float, int, halves.ReceiverMachine]] = []
         self._report_order = count()
         # A late datagram may bring back a channel that has long ended, and no frame would ever end it again.
-        self._strays: OrderedDict[ReceiverMachine, float] = OrderedDict()
+        self._strays: OrderedDict[halves.ReceiverMachine, float] = OrderedDict()
         self.entrypoint = self._make_entrypoint()
 
-    def _make_entrypoint(self) -> Half:
-        transit = Transit(frames.ENTRYPOINT, ours=self.role is frames.Role.CLIENT, fate=Fate.ACCESSIBLE)
+    def _make_entrypoint(self) -> halves.Half:
+        transit = halves.Transit(frames.ENTRYPOINT, ours=self.role is frames.Role.CLIENT, fate=halves.Fate.ACCESSIBLE)
         entrypoint = self._make(
             frames.ENTRYPOINT, oneshot=False, sends=self.role is frames.Role.CLIENT, transit=transit
         )
@@ -147,16 +136,18 @@ class Registry:
             self.table.accept(frames.ENTRYPOINT)
         return entrypoint
 
-    def _make(self, id: int | None, *, oneshot: bool, sends: bool, transit: Transit) -> Half:
-        kind = SenderMachine if sends else ReceiverMachine
+    def _make(self, id: int | None, *, oneshot: bool, sends: bool, transit: halves.Transit) -> halves.Half:
+        kind = halves.SenderMachine if sends else halves.ReceiverMachine
         return kind(self.connection, oneshot=oneshot, id=id, transit=transit)
 
     # --- making
 
-    def make_ticket(self, *, sends: bool, oneshot: bool, headers: bytes) -> Ticket:
-        return Ticket(self._make(None, oneshot=oneshot, sends=sends, transit=Transit(None, ours=True)), headers)
+    def make_ticket(self, *, sends: bool, oneshot: bool, headers: bytes) -> halves.Ticket:
+        return halves.Ticket(
+            self._make(None, oneshot=oneshot, sends=sends, transit=halves.Transit(None, ours=True)), headers
+        )
 
-    def check_tickets(self, tickets: Sequence[Ticket]) -> None:
+    def check_tickets(self, tickets: Sequence[halves.Ticket]) -> None:
         if any(ticket.half.connection is not self.connection for ticket in tickets):
             raise LocalProtocolError("a channel can be sent on the connection that it was made for")
         if any(ticket.spent for ticket in tickets) or len(set(map(id, tickets))) != len(tickets):
@@ -165,12 +156,12 @@ class Registry:
         if len(tickets) > most:
             raise LocalProtocolError(f"{len(tickets)} channels attached where {most} more are allowed")
 
-    def hand_over(self, tickets: Iterable[Ticket]) -> list[tuple[int, bytes]]:
+    def hand_over(self, tickets: Iterable[halves.Ticket]) -> list[tuple[int, bytes]]:
         """Open the channels whose other halves go with a message; give their ids and encoded headers."""
         attached: list[tuple[int, bytes]] = []
         for ticket in tickets:
             half, ticket.spent = ticket.half, True
-            sender = self.role if isinstance(half, SenderMachine) else self.role.peer
+            sender = self.role if isinstance(half, halves.SenderMachine) else self.role.peer
             id = self._counters[half.oneshot << 2 | sender << 1 | self.role].allocate(())
             half.id = half.transit.channel = id
             half.attached = True
@@ -193,17 +184,17 @@ class Registry:
                 f"{new} channels made beside {census.waiting} that wait, {limits.backlog} are allowed", limit="backlog"
             )
 
-    def make_theirs(self, id: int) -> Half:
+    def make_theirs(self, id: int) -> halves.Half:
         """Make our half of a channel that the peer made; it is not in the table yet."""
         sends = frames.sender_of(id) == self.role
-        return self._make(id, oneshot=frames.is_oneshot(id), sends=sends, transit=Transit(id, ours=False))
+        return self._make(id, oneshot=frames.is_oneshot(id), sends=sends, transit=halves.Transit(id, ours=False))
 
-    def add_theirs(self, id: int, half: Half) -> None:
+    def add_theirs(self, id: int, half: halves.Half) -> None:
         """Add a half for which there is room."""
         self.table.add_theirs(id, half)
         self._state_changed(id, "open")
 
-    def attach(self, id: int, carrier: Transit) -> Half | None:
+    def attach(self, id: int, carrier: halves.Transit) -> halves.Half | None:
         """Give the half that a message on `carrier` brings; None if an earlier message brought it."""
         half = self.table.get(id) or self._ended.get(id)
         if half is None and not self.table.is_buried(id, self.connection.now):
@@ -212,7 +203,7 @@ class Registry:
         if half is None or half.attached:
             return None
         half.attached = True
-        if isinstance(half, ReceiverMachine):
+        if isinstance(half, halves.ReceiverMachine):
             self._strays.pop(half, None)
         self.forget_lost(half.transit.carried_by(carrier))
         return half
@@ -227,27 +218,27 @@ class Registry:
 
     # --- ending
 
-    def end(self, half: Half, outcome: Outcome, *, bury: bool = True) -> None:
+    def end(self, half: halves.Half, outcome: halves.Outcome, *, bury: bool = True) -> None:
         """End a half, and lose the channels that were on their way over it."""
         self.forget_lost(self._end(half, outcome, bury=bury))
 
-    def _end(self, half: Half, outcome: Outcome, *, bury: bool) -> list[Transit]:
+    def _end(self, half: halves.Half, outcome: halves.Outcome, *, bury: bool) -> list[halves.Transit]:
         """End a half; give what else is lost because of it."""
         assert half.id is not None  # only what was handed over is known to the connection
         half.outcome = outcome
-        lost: list[Transit] = []
-        if isinstance(half, SenderMachine):
+        lost: list[halves.Transit] = []
+        if isinstance(half, halves.SenderMachine):
             half.drop_streams()
             self.datagram_senders.pop(half, None)
             unanswered = [*half.reliable.clear(), *half.unreliable.clear(), *half.take_unsent()]
             lost += self._nacked(unanswered)
         else:
-            if outcome in (Outcome.LOST_IN_TRANSIT, Outcome.FORGOTTEN) and half.main is not None:
+            if outcome in (halves.Outcome.LOST_IN_TRANSIT, halves.Outcome.FORGOTTEN) and half.main is not None:
                 self.streams.drop(half.main)
             self.unread_limit.drop(half)
         self._stop_timers(half)
-        if outcome is Outcome.FORGOTTEN and bury:
-            lost += lose([half.transit])
+        if outcome is halves.Outcome.FORGOTTEN and bury:
+            lost += halves.lose([half.transit])
         half.transit.ended()
         self.table.remove(half.id)
         if bury:
@@ -255,8 +246,8 @@ class Registry:
             if frames.creator_of(half.id) != self.role and not half.attached:
                 self._remember_ended(half.id, half)
         self._state_changed(half.id, outcome.value)
-        if isinstance(half, ReceiverMachine):
-            is_news = outcome is not Outcome.NO_RECEIVER  # the application closed that one itself
+        if isinstance(half, halves.ReceiverMachine):
+            is_news = outcome is not halves.Outcome.NO_RECEIVER  # the application closed that one itself
         else:
             is_news = half.attached and half.outcome_told is None
         if is_news:
@@ -269,15 +260,15 @@ class Registry:
     def _bury(self, id: int) -> None:
         self.table.bury(id, self.connection.now, self.config.tombstone)
 
-    def _remember_ended(self, id: int, half: Half) -> None:
+    def _remember_ended(self, id: int, half: halves.Half) -> None:
         """Keep a half whose attachment may still come, so that the application can see how it ended."""
         self._ended[id] = half
         if len(self._ended) > self.limits.tombstones:
             _, oldest = self._ended.popitem(last=False)
-            if isinstance(oldest, ReceiverMachine) and (oldest.unread_messages or oldest.unread):
+            if isinstance(oldest, halves.ReceiverMachine) and (oldest.unread_messages or oldest.unread):
                 self.events.append(Unclaimed(oldest))
 
-    def cancel(self, sender: SenderMachine, outcome: Outcome | None = None) -> None:
+    def cancel(self, sender: halves.SenderMachine, outcome: halves.Outcome | None = None) -> None:
         """Cancel a sender; with an outcome the application is told before the peer has confirmed."""
         sender.outcome_told = outcome
         sender.cancel()
@@ -285,20 +276,20 @@ class Registry:
         self._stop_timers(sender)
         # What was written may have arrived: only the peer can say. What was not written is lost.
         self.nack(sender.take_unsent())
-        if outcome is Outcome.NO_RECEIVER:
+        if outcome is halves.Outcome.NO_RECEIVER:
             sender.is_told = True
             self.events.append(Ended(sender, outcome))
 
-    def sender_stopped(self, sender: SenderMachine) -> None:
+    def sender_stopped(self, sender: halves.SenderMachine) -> None:
         """End a sender of which the peer stopped a stream: to the application its receiver is gone."""
         if sender.gone or sender.cancelling:
             return
         if sender.finish_written:  # no CANCEL_SENDER may follow
-            self.end(sender, Outcome.NO_RECEIVER)
+            self.end(sender, halves.Outcome.NO_RECEIVER)
         else:
-            self.cancel(sender, Outcome.NO_RECEIVER)
+            self.cancel(sender, halves.Outcome.NO_RECEIVER)
 
-    def close(self, receiver: ReceiverMachine, outcome: Outcome) -> None:
+    def close(self, receiver: halves.ReceiverMachine, outcome: halves.Outcome) -> None:
         """Write CLOSE_RECEIVER and end the receiver."""
         assert receiver.id is not None  # only what was handed over can be closed
         id, stream = receiver.id, receiver.close()
@@ -315,20 +306,20 @@ class Registry:
             self.streams.drop(stream)
         half = self.table.get(id)
         if half is not None:
-            self.end(half, Outcome.FORGOTTEN)
+            self.end(half, halves.Outcome.FORGOTTEN)
             return
         self._bury(id)
         if id not in self._ended:
             # If the attachment comes after this, the application gets a half that has ended.
             half = self.make_theirs(id)
-            half.outcome = Outcome.FORGOTTEN
+            half.outcome = halves.Outcome.FORGOTTEN
             self._remember_ended(id, half)
 
     # --- answers, and channels lost in transit
 
-    def messages_acked(self, outgoings: Iterable[Outgoing], carrier: Transit) -> None:
+    def messages_acked(self, outgoings: Iterable[halves.Outgoing], carrier: halves.Transit) -> None:
         """Report messages as acked; the channels attached to them have arrived on `carrier`."""
-        lost: list[Transit] = []
+        lost: list[halves.Transit] = []
         for outgoing in outgoings:
             if outgoing.receipt is not None:
                 outgoing.receipt.arrived = True
@@ -337,27 +328,27 @@ class Registry:
                 lost += node.carried_by(carrier)
         self.forget_lost(lost)
 
-    def nack(self, outgoings: Iterable[Outgoing]) -> None:
+    def nack(self, outgoings: Iterable[halves.Outgoing]) -> None:
         """Report messages as nacked; the channels attached to them are lost."""
         self.forget_lost(self._nacked(outgoings))
 
-    def _nacked(self, outgoings: Iterable[Outgoing]) -> list[Transit]:
-        lost: list[Transit] = []
+    def _nacked(self, outgoings: Iterable[halves.Outgoing]) -> list[halves.Transit]:
+        lost: list[halves.Transit] = []
         for outgoing in outgoings:
             if outgoing.receipt is not None:
                 outgoing.receipt.arrived = False
                 self.events.append(Nacked(outgoing.receipt))
-            lost += lose(outgoing.nodes)
+            lost += halves.lose(outgoing.nodes)
         return lost
 
-    def forget_lost(self, lost: list[Transit]) -> None:
+    def forget_lost(self, lost: list[halves.Transit]) -> None:
         """End channels of ours that did not arrive, tell the peer, and go on with the channels sent on them."""
         for node in lost:  # grows while it is read
             id = node.channel
             assert id is not None  # it was attached, so it has one
             half = self.table.get(id)
             if half is not None and half.transit is node:
-                lost += self._end(half, Outcome.LOST_IN_TRANSIT, bury=True)
+                lost += self._end(half, halves.Outcome.LOST_IN_TRANSIT, bury=True)
             self.send_forget(id)
 
     def forget_unknown(self, id: int) -> None:
@@ -398,7 +389,7 @@ class Registry:
 
     # --- datagrams to send
 
-    def queue_datagram(self, sender: SenderMachine, outgoing: Outgoing) -> None:
+    def queue_datagram(self, sender: halves.SenderMachine, outgoing: halves.Outgoing) -> None:
         """Queue an unreliable message; in a full queue the oldest, which has no number yet, is nacked."""
         queue = sender.datagrams = queue_of(sender.datagrams)
         sender.datagram_bytes += outgoing.size
@@ -410,7 +401,7 @@ class Registry:
         queue.append(outgoing)
         self.schedule_datagrams(sender)
 
-    def schedule_datagrams(self, sender: SenderMachine) -> None:
+    def schedule_datagrams(self, sender: halves.SenderMachine) -> None:
         """Give the sender a turn if it has a datagram to send, and none otherwise."""
         if sender.has_datagram:
             self.datagram_senders.setdefault(sender)
@@ -440,11 +431,11 @@ class Registry:
 
     # --- timers
 
-    def _stop_timers(self, half: Half) -> None:
+    def _stop_timers(self, half: halves.Half) -> None:
         self._flushing.pop(half, None)
         self.confirm(half)
 
-    def flush_soon(self, half: Half) -> None:
+    def flush_soon(self, half: halves.Half) -> None:
         """Write acks or counts of this half after `Config.flush_delay`."""
         self._flushing.setdefault(half)
         if Timer.FLUSH not in self.deadlines:
@@ -456,7 +447,7 @@ class Registry:
             half.flush = True
             self.streams.add(half.stream())
 
-    def report_at(self, due: float, receiver: ReceiverMachine) -> None:
+    def report_at(self, due: float, receiver: halves.ReceiverMachine) -> None:
         """Report on the datagrams of a receiver without an earlier report; `report` schedules the later ones."""
         heapq.heappush(self._reports, (due, next(self._report_order), receiver))
         self.deadlines.set(Timer.REPORT, self._reports[0][0])
@@ -472,21 +463,21 @@ class Registry:
             if not is_due:
                 continue
             if receiver.is_complete:
-                self.close(receiver, Outcome.FINISHED)
+                self.close(receiver, halves.Outcome.FINISHED)
             else:
                 self.streams.add(receiver.stream())
         if self._reports:
             self.deadlines.set(Timer.REPORT, self._reports[0][0])
 
-    def add_stray(self, receiver: ReceiverMachine) -> None:
+    def add_stray(self, receiver: halves.ReceiverMachine) -> None:
         """Drop the receiver unless a stream mentions it within `receipt_deadline`."""
         self._strays[receiver] = self.connection.now + self.connection.receipt_deadline
         if Timer.STRAY not in self.deadlines:
             self.deadlines.set(Timer.STRAY, self._strays[receiver])
 
-    def confirm(self, half: Half) -> None:
+    def confirm(self, half: halves.Half) -> None:
         """Keep a half that a stream has mentioned."""
-        if self._strays and isinstance(half, ReceiverMachine):
+        if self._strays and isinstance(half, halves.ReceiverMachine):
             self._strays.pop(half, None)
 
     def drop_strays(self, now: float) -> None:
@@ -497,7 +488,7 @@ class Registry:
                 return
             del self._strays[receiver]
             # Not buried: if the channel is alive after all, its streams must find a new machine.
-            self.end(receiver, Outcome.FORGOTTEN, bury=False)
+            self.end(receiver, halves.Outcome.FORGOTTEN, bury=False)
 
     # --- observation
 

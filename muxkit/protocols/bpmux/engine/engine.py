@@ -118,11 +118,6 @@ class Engine:
         """Number of live entities, with those of the top level and both halves of duplexes."""
         return sum(map(len, self._state.maps))
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether no entity is alive, not even the top level."""
-        return self.live == 0
-
     # --- the stream
 
     def receive_bytes(self, data: bytes, now: float) -> None:

@@ -406,7 +406,7 @@ class Sender(SendHalf):
 
     def abort(self) -> None:
         super().abort()
-        self._fail(_aborted)
+        self._fail(partial(trio.ClosedResourceError, "this side gave the channel up"))
 
     def _raise_if_failed(self) -> None:
         """Raise why nothing more will be confirmed."""
@@ -442,10 +442,6 @@ class Sender(SendHalf):
     def _abort(self) -> None:
         self._connection.update_time()
         self._engine.err(self.channel, "given up")
-
-
-def _aborted() -> Exception:
-    return trio.ClosedResourceError("this side gave the channel up")
 
 
 class Inbox(ReceiveHalf[bytes]):

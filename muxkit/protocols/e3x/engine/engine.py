@@ -14,23 +14,11 @@ from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import queue_of
+from muxkit.protocols.e3x import packets
 from muxkit.protocols.e3x.config import LEAST_PACKET, Config
 from muxkit.protocols.e3x.engine.channel import EngineChannel, Incoming, Piece
 from muxkit.protocols.e3x.engine.events import Cause, Event, Writable
 from muxkit.protocols.e3x.engine.state import State, too_long
-from muxkit.protocols.e3x.packets import (
-    ID_MOST,
-    SEQ_MOST,
-    TYPE_MOST,
-    Packet,
-    ack_part,
-    cut,
-    encode_packet,
-    head_of,
-    join_packet,
-    pieces_after,
-    quoted,
-)
 
 PACKETS_AT_ONCE = 256  # packets that one call of `pull` returns at most
 ACK_SIZE = len(b',"ack":4294967295')
@@ -166,7 +154,7 @@ class Engine(State):
 
     def parting(self, type: str, body: bytes) -> bytes:
         """Return a packet that opens and ends a channel, past all queues; it is not sent again if it is lost."""
-        return encode_packet(Packet(self.table.allocate(), type, seq=1, end=True, body=body))
+        return packets.encode_packet(packets.Packet(self.table.allocate(), type, seq=1, end=True, body=body))
 
     def final_acks(self) -> list[tuple[int, int]]:
         """Return the last processed seq of each channel, with those that ended lately, to tell a peer when leaving."""
@@ -178,7 +166,7 @@ class Engine(State):
         """Apply the last ack of a channel by a peer that leaves."""
         channel = self.table.get(id)
         if channel is not None and channel.outgoing is not None and channel.outgoing.acked < ack:
-            self.receive(encode_packet(Packet(id, ack=ack)))
+            self.receive(packets.encode_packet(packets.Packet(id, ack=ack)))
 
     # --- time
 
@@ -236,20 +224,20 @@ class Engine(State):
         """Open a channel; its first packet, which carries `body`, is queued at once. With `end` it is also the last."""
         if not type:
             raise LocalProtocolError("a channel needs a type")
-        if len(type) > TYPE_MOST:
+        if len(type) > packets.TYPE_MOST:
             raise LocalProtocolError(too_long(type))
         if reliable and type in self.config.unreliable_types:
             raise LocalProtocolError(f"channels of type {type!r} are unreliable")
         try:
-            quoted(type)
+            packets.quoted(type)
         except UnicodeEncodeError:
             raise LocalProtocolError(f"type {type!r} is no text that can be sent") from None
         if id is None:
             self.table.census.check_ours()
             id = self.table.allocate()
-        elif not 1 <= id <= ID_MOST or not self.is_ours(id):
+        elif not 1 <= id <= packets.ID_MOST or not self.is_ours(id):
             side = "odd" if self.odd else "even"
-            raise LocalProtocolError(f"channel {id}: ours are {side}, from {1 if self.odd else 2} to {ID_MOST}")
+            raise LocalProtocolError(f"channel {id}: ours are {side}, from {1 if self.odd else 2} to {packets.ID_MOST}")
         elif id in self.tombstones:
             raise LocalProtocolError(f"channel {id} was used a moment ago")
         channel = self.new_channel(id, type, ours=True, reliable=reliable)
@@ -296,7 +284,7 @@ class Engine(State):
     def end(self, channel: EngineChannel) -> int:
         """End this side of a channel, after what is queued; return a receipt, as `send` does."""
         self._check_sending(channel)
-        if channel.outgoing is not None and channel.outgoing.next_seq > SEQ_MOST:
+        if channel.outgoing is not None and channel.outgoing.next_seq > packets.SEQ_MOST:
             raise LocalProtocolError(f"channel {channel.id}: no seq is left for an end; break it with err")
         return self._queue(channel, b"", True, self._body_sizes(channel, 0))
 
@@ -355,10 +343,10 @@ class Engine(State):
         first, other = self._body_sizes(channel, size)
         if first < 1:
             raise LocalProtocolError(f"a packet of {self.packet} bytes has no room beside type {channel.type[:64]!r}")
-        seq = channel.outgoing.next_seq + pieces_after(size, first, other)
-        if seq > SEQ_MOST:
+        seq = channel.outgoing.next_seq + packets.pieces_after(size, first, other)
+        if seq > packets.SEQ_MOST:
             raise LocalProtocolError(
-                f"channel {channel.id}: seq {seq} would be needed, {SEQ_MOST} is the last; break it with err"
+                f"channel {channel.id}: seq {seq} would be needed, {packets.SEQ_MOST} is the last; break it with err"
             )
         return first, other
 
@@ -369,7 +357,7 @@ class Engine(State):
         if size <= whole:
             return whole, whole
         # Numbers are counted with as many digits as they can have in this message.
-        frag, last = size, min(SEQ_MOST, seq + size)
+        frag, last = size, min(packets.SEQ_MOST, seq + size)
         first = packet - overhead(channel, seq, frag=frag, end=True)
         return first, packet - overhead(channel, max(2, last), frag=frag, end=True)
 
@@ -391,7 +379,7 @@ class Engine(State):
                 channel.dies_at = self.now + self.linger
                 self.arm(channel)
             return 0
-        for frag, piece in cut(body, *sizes):
+        for frag, piece in packets.cut(body, *sizes):
             type = channel.type if channel.ours and outgoing.next_seq == 1 else None
             outgoing.push(Piece(outgoing.next_seq, piece, type=type, end=end and frag == 0, frag=frag))
         self.unsent += len(body)
@@ -455,14 +443,14 @@ class Engine(State):
         self.unsent -= len(body)
         type = channel.type if channel.ours and not channel.announced else None
         self._observe(channel, "end" if end else "data", len(body))
-        return join_packet(b"{%b}" % head_of(channel.id, type, None, end, 0), body)
+        return packets.join_packet(b"{%b}" % packets.head_of(channel.id, type, None, end, 0), body)
 
     def _encode(self, channel: EngineChannel, piece: Piece, now: float) -> bytes:
         outgoing, incoming = channel.outgoing, channel.incoming
         assert outgoing is not None
         assert incoming is not None
         outgoing.mark_sent(piece, now)
-        head = head_of(channel.id, piece.type, piece.seq, piece.end, piece.frag)
+        head = packets.head_of(channel.id, piece.type, piece.seq, piece.end, piece.frag)
         pace = self.congestion
         wants = outgoing.wants_ack(piece, now, pace.ask_pause, pace.round_trip)
         # An opening carries no ack: nothing was received on its channel.
@@ -475,7 +463,7 @@ class Engine(State):
                 outgoing.mark_asked(piece, now)
         self.arm(channel)
         self._observe(channel, "end" if piece.end else "open" if piece.type else "data", len(piece.body))
-        return join_packet(b"{%b}" % head, piece.body)
+        return packets.join_packet(b"{%b}" % head, piece.body)
 
     # --- packets without a body
 
@@ -483,16 +471,16 @@ class Engine(State):
         errs = self.errs
         while errs and len(out) < PACKETS_AT_ONCE:
             id = next(iter(errs))
-            out.append(join_packet(b'{"c":%d,"err":%b}' % (id, quoted(errs.pop(id)))))
+            out.append(packets.join_packet(b'{"c":%d,"err":%b}' % (id, packets.quoted(errs.pop(id)))))
 
     def _write_acks(self, out: list[bytes], now: float) -> None:
         """Write acks at any rate: they are small, and the peer waits for them."""
         while self.acking and len(out) < PACKETS_AT_ONCE:
             channel = self.acking.pop(next(iter(self.acking)))
             assert channel.incoming is not None
-            head = head_of(channel.id, None, None, False, 0)
+            head = packets.head_of(channel.id, None, None, False, 0)
             part = self._ack(channel.incoming, now, self.packet - 4 - len(head), wants_miss=True)
-            out.append(join_packet(b"{%b%b}" % (head, part)))
+            out.append(packets.join_packet(b"{%b%b}" % (head, part)))
             self._observe(channel, "ack", 0)
             self.arm(channel)
         while self.answers and len(out) < PACKETS_AT_ONCE:
@@ -500,7 +488,11 @@ class Engine(State):
             del self.answers[id]
             tombstone = self.tombstone(id)
             if tombstone is not None:
-                out.append(join_packet(b"{%b%b}" % (head_of(id, None, None, False, 0), ack_part(tombstone.ack, None))))
+                out.append(
+                    packets.join_packet(
+                        b"{%b%b}" % (packets.head_of(id, None, None, False, 0), packets.ack_part(tombstone.ack, None))
+                    )
+                )
 
     def _ack(self, incoming: Incoming, now: float, room: int, *, wants_miss: bool) -> bytes:
         """Encode `ack` and, if needed, `miss` in at most `room` bytes; empty if they do not fit."""
@@ -508,7 +500,7 @@ class Engine(State):
         # The first and the last delta may be long, the others are short: try a long list, then shorter ones.
         for most in ((left - 2 * DELTA_SIZE) // LISTED_SIZE, left // DELTA_SIZE, 2, 1):
             fields = incoming.ack(most, wants_miss=wants_miss) if most > 0 else None
-            if fields is not None and len(part := ack_part(*fields)) <= room:
+            if fields is not None and len(part := packets.ack_part(*fields)) <= room:
                 incoming.mark_acked(now)
                 return part
         return b""
@@ -529,4 +521,4 @@ def overhead(channel: EngineChannel, seq: int | None, *, frag: int = 0, end: boo
     """Return the bytes of a packet of this channel beside its body."""
     # An unreliable channel tells its type until the peer answers on it: the first packet may be lost.
     type = channel.type if channel.ours and (seq is None or seq == 1) else None
-    return 4 + len(head_of(channel.id, type, seq, end, frag)) + (0 if seq is None else ASK_SIZE)
+    return 4 + len(packets.head_of(channel.id, type, seq, end, frag)) + (0 if seq is None else ASK_SIZE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import get_args
 
 import trio
@@ -14,25 +15,8 @@ from muxkit._limits import Limits
 from muxkit.protocols.relink._session.common import Channel, CommonChannels
 from muxkit.protocols.relink._session.core import Core, In, LinkChanged, LinkRefused, Out
 from muxkit.protocols.relink._session.native import Receipt, Receiver, Sender, as_parts
+from muxkit.protocols.relink.engine import events
 from muxkit.protocols.relink.engine.engine import LinkEngine
-from muxkit.protocols.relink.engine.events import (
-    Acknowledged,
-    Arrived,
-    ChannelClosed,
-    Ended,
-    EpochChanged,
-    Event,
-    Failed,
-    Finished,
-    LinkReplaced,
-    Opened,
-    PeerShutDown,
-    Ponged,
-    Resumed,
-    RolledBack,
-    Silent,
-    Writable,
-)
 from muxkit.runtime import (
     ErrorMaker,
     LinkLost,
@@ -49,7 +33,7 @@ from muxkit.runtime import (
 )
 from muxkit.runtime import Session as CommonSession
 
-OnChanged = Callable[[LinkReplaced], None]
+OnChanged = Callable[[events.LinkReplaced], None]
 
 
 LEAVE_TIMEOUT = 5.0  # s, for taking leave
@@ -59,7 +43,17 @@ SHORT_CONNECTION = 1.0  # s; a connection that ends sooner and brought nothing f
 MOST_REFUSALS = 50  # such connections in a row; bad weather alone makes dozens
 
 # Events that bring the application's work forward.
-PROGRESS = frozenset((Opened, Arrived, Ended, *get_args(Acknowledged), RolledBack, ChannelClosed, PeerShutDown))
+PROGRESS = frozenset(
+    (
+        events.Opened,
+        events.Arrived,
+        events.Ended,
+        *get_args(events.Acknowledged),
+        events.RolledBack,
+        events.ChannelClosed,
+        events.PeerShutDown,
+    )
+)
 
 _log = logging.getLogger("muxkit")
 
@@ -94,7 +88,8 @@ class Link(CommonSession):
         self._outage = outage
         self._pings: Pings[None] = Pings()
         self._peer = ""
-        self._connections = 0
+        self.connections = 0
+        """How many connections it has had."""
         self._bytes_received = 0  # on connections that are over
         self._bytes_sent = 0
         # The end.
@@ -105,7 +100,7 @@ class Link(CommonSession):
         self._was_unheard = False  # when the link was over
         self._unreported: ErrorMaker | None = None  # a change of the link that lost messages, and was raised nowhere
         # What connections were good for.
-        self.last_loss: ErrorMaker = _never  # why the last one is over
+        self.last_loss: ErrorMaker = partial(LinkLost, "there was no connection", by="local")  # of the last one
         self.progress = 0
         """Grows with everything that brings the application's work forward."""
         self.refusals = 0
@@ -114,19 +109,19 @@ class Link(CommonSession):
         self._progress_before = 0
         self._arrivals_before = 0
         self._actions: dict[type, Callable[..., None]] = {
-            Opened: self._on_opened,
-            Ended: self._on_ended,
-            **dict.fromkeys(get_args(Acknowledged), self._on_acknowledged),
-            ChannelClosed: self._on_closed,
-            Writable: self._on_writable,
-            Ponged: lambda event: self._pings.answered(None),
-            Resumed: lambda event: self.core.budget.wake_waiting(),
-            LinkReplaced: self._on_changed_link,
-            EpochChanged: self._on_changed_link,
-            Silent: self._on_silent,
-            PeerShutDown: lambda event: self._common.peer_shut_down(),
-            Finished: self._on_finished,
-            Failed: self._on_failed,
+            events.Opened: self._on_opened,
+            events.Ended: self._on_ended,
+            **dict.fromkeys(get_args(events.Acknowledged), self._on_acknowledged),
+            events.ChannelClosed: self._on_closed,
+            events.Writable: self._on_writable,
+            events.Ponged: lambda event: self._pings.answered(None),
+            events.Resumed: lambda event: self.core.budget.wake_waiting(),
+            events.LinkReplaced: self._on_changed_link,
+            events.EpochChanged: self._on_changed_link,
+            events.Silent: self._on_silent,
+            events.PeerShutDown: lambda event: self._common.peer_shut_down(),
+            events.Finished: self._on_finished,
+            events.Failed: self._on_failed,
         }
 
     # --- messages
@@ -207,11 +202,6 @@ class Link(CommonSession):
     @property
     def is_connected(self) -> bool:
         return self.core.pump is not None
-
-    @property
-    def connections(self) -> int:
-        """How many connections it has had."""
-        return self._connections
 
     @property
     def unanswered(self) -> int:
@@ -313,7 +303,7 @@ class Link(CommonSession):
         core, engine = self.core, self._engine
         if core.pump is not None:
             raise RuntimeError("the link has a connection; it has to be over first")
-        pump: StreamPump[Event] = StreamPump(
+        pump: StreamPump[events.Event] = StreamPump(
             stream,
             engine,
             on_events=self._dispatch,
@@ -327,7 +317,7 @@ class Link(CommonSession):
         core.pump = pump
         core.deadline = None
         self._peer = pump.peer or self._peer
-        self._connections += 1
+        self.connections += 1
         self._began, self._progress_before = trio.current_time(), self.progress
         self._arrivals_before = engine.arrivals
         try:
@@ -375,7 +365,7 @@ class Link(CommonSession):
         _log.warning("%s", error())
         self._lose(error)
 
-    async def _end_connection(self, pump: StreamPump[Event]) -> None:
+    async def _end_connection(self, pump: StreamPump[events.Event]) -> None:
         """End the connection once the link is over, with a flush if the link finished in order."""
         await self._over.wait()
         if self._is_finished:
@@ -431,12 +421,12 @@ class Link(CommonSession):
 
     # --- events
 
-    def _dispatch(self, events: Sequence[Event]) -> None:
+    def _dispatch(self, happened: Sequence[events.Event]) -> None:
         core, actions = self.core, self._actions
-        for event in events:
+        for event in happened:
             kind = type(event)
             self.progress += kind in PROGRESS
-            if isinstance(event, Arrived):
+            if isinstance(event, events.Arrived):
                 taker = core.ins.get(event.channel)
                 if taker is not None:  # else it comes again when one asks for the channel
                     taker.arrived(event)
@@ -445,7 +435,7 @@ class Link(CommonSession):
         if core.moved:
             core.moved.unpark_all()
 
-    def _on_opened(self, event: Opened) -> None:
+    def _on_opened(self, event: events.Opened) -> None:
         core, channel = self.core, event.channel
         core.peer_channels[channel] = False
         taker = core.ins.get(channel)
@@ -456,18 +446,18 @@ class Link(CommonSession):
         if self._is_leaving or self._engine.is_shutting_down:
             self._common.refuse_unclaimed()
 
-    def _on_ended(self, event: Ended) -> None:
+    def _on_ended(self, event: events.Ended) -> None:
         self.core.peer_channels[event.channel] = True
         taker = self.core.ins.get(event.channel)
         if taker is not None:
             taker.peer_closed()
 
-    def _on_acknowledged(self, event: Acknowledged) -> None:
+    def _on_acknowledged(self, event: events.Acknowledged) -> None:
         sender = self.core.outs.get(event.channel)
         if sender is not None:
             sender.acknowledged(event)
 
-    def _on_closed(self, event: ChannelClosed) -> None:
+    def _on_closed(self, event: events.ChannelClosed) -> None:
         core = self.core
         sender = core.outs.pop(event.channel, None)
         successor = core.successors.pop(event.channel, None)
@@ -477,12 +467,12 @@ class Link(CommonSession):
             sender.closed()
         core.budget.wake_waiting()
 
-    def _on_writable(self, event: Writable) -> None:
+    def _on_writable(self, event: events.Writable) -> None:
         sender = self.core.successors.get(event.channel) or self.core.outs.get(event.channel)
         if sender is not None:
             sender.window_changed()
 
-    def _on_changed_link(self, event: LinkReplaced) -> None:
+    def _on_changed_link(self, event: events.LinkReplaced) -> None:
         peer = self._peer
 
         def error() -> LinkChanged:
@@ -502,16 +492,16 @@ class Link(CommonSession):
         if not event.link_id:
             self._lose(error)
 
-    def _on_silent(self, event: Silent) -> None:
+    def _on_silent(self, event: events.Silent) -> None:
         if self.core.pump is not None:
             what = "a packet made no progress" if event.stalled else "nothing was heard"
             self.core.pump.lose(f"{what} for {event.seconds:.0f} s", by="network")
 
-    def _on_finished(self, _event: Finished) -> None:
+    def _on_finished(self, _event: events.Finished) -> None:
         self._is_finished = True
         self.lose_because("the link was shut down by both sides", by="peer")
 
-    def _on_failed(self, event: Failed) -> None:
+    def _on_failed(self, event: events.Failed) -> None:
         # The protocol has no error packet: the peer sees a closed connection, and only this log can say why.
         _log.warning("%s broke a rule, the link was given up: %s", self._peer or "a peer", event.error)
         self._is_violated = self.core.error is None
@@ -563,7 +553,3 @@ class Link(CommonSession):
     def _owes_the_application(self) -> bool:
         """True if received messages wait for our application."""
         return bool(self._engine.owed_answers if self.core.engine.in_transactions else self._engine.held_bytes)
-
-
-def _never() -> Exception:
-    return LinkLost("there was no connection", by="local")

@@ -14,25 +14,14 @@ from typing import Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import NO_QUEUE, Buffer, Ranges
+from muxkit.protocols.relink import frames
 from muxkit.protocols.relink.engine.events import Arrived, Ended, Opened, RolledBack
 from muxkit.protocols.relink.engine.link import LinkState, Run, Timer, advance, counts_of, extend, resolve
-from muxkit.protocols.relink.frames import (
-    SMALL_MOST,
-    Ack,
-    General,
-    MessageHead,
-    Operation,
-    OperationPacket,
-    Parts,
-    encode_general,
-    encode_notice,
-    message_cost,
-)
 
-RESUME: Final = encode_general(General.RESUME)
+RESUME: Final = frames.encode_general(frames.General.RESUME)
 COUNTED_ACKS: Final = 4  # a window of messages
 SIZED_ACKS: Final = 2  # a window of bytes
-LARGE_LEAST: Final = SMALL_MOST + 1  # bytes of a part whose size takes eight bytes
+LARGE_LEAST: Final = frames.SMALL_MOST + 1  # bytes of a part whose size takes eight bytes
 
 
 NO_SPANS: Final = Ranges(0)  # of channels without transactions; nothing is ever added
@@ -84,12 +73,12 @@ class Incoming:
         self.told_received = none
         self.told_consumed = none
         self.told_answer = none
-        self._told_last: Operation | Ack | None = None
+        self._told_last: frames.Operation | frames.Ack | None = None
         self._again = False  # the next answer is told with its number
         # Messages from `consumed` + 1 on: those that were given to the application, with the window bytes of one that
         # was rolled back in its place, then those on which the peer has not decided.
-        self.kept: deque[Parts | int] = deque()
-        self.held: deque[Parts] = deque() if link.in_transactions else NO_QUEUE
+        self.kept: deque[frames.Parts | int] = deque()
+        self.held: deque[frames.Parts] = deque() if link.in_transactions else NO_QUEUE
         self.room = link.config.window
         self.bytes = 0
         self.unacked = 0  # bytes consumed that the peer was not told of
@@ -110,7 +99,7 @@ class Incoming:
 
     # --- arriving
 
-    def came(self, messages: list[Parts], weight: int) -> None:
+    def came(self, messages: list[frames.Parts], weight: int) -> None:
         """Store complete messages, which cost `weight` bytes of window together, and owe an ack for them."""
         theirs, count = self.theirs, len(messages)
         over = self.bytes + weight - theirs.floor
@@ -131,7 +120,7 @@ class Incoming:
         elif not self.owing:
             theirs.owe(self)
 
-    def give(self, first: int, messages: list[Parts]) -> None:
+    def give(self, first: int, messages: list[frames.Parts]) -> None:
         """Report messages; what comes before the event is fetched is added to it."""
         event = self.theirs.fresh.get(self.channel)
         if event is not None:
@@ -153,7 +142,7 @@ class Incoming:
 
     # --- what the sender decides: find out what is meant, which may raise, and later take it
 
-    def meant(self, operation: Operation, sequence: int | None, count: int) -> int | None:
+    def meant(self, operation: frames.Operation, sequence: int | None, count: int) -> int | None:
         """Return the number that a decision stands for; None if it repeats a known one."""
         what = f"{operation.name.lower()} on channel {self.channel}"
         if not self.link.in_transactions:
@@ -170,13 +159,13 @@ class Incoming:
             return None
         return number
 
-    def decide(self, operation: Operation, through: int) -> None:
+    def decide(self, operation: frames.Operation, through: int) -> None:
         """Apply a decision through the number that `meant` gave: give held messages, or drop them."""
         first = self.decided + 1
         self.decided = through
         self.replaying = False
         messages = [self.held.popleft() for _ in range(through + 1 - first)]
-        if operation is Operation.ROLLBACK:
+        if operation is frames.Operation.ROLLBACK:
             self.theirs.fresh.pop(self.channel, None)  # what follows is reported apart
             self.kept.extend(map(self.weigh, messages))
             self.link.happened.append(RolledBack(self.channel, through))
@@ -207,12 +196,12 @@ class Incoming:
 
     # --- what the application does
 
-    def weigh(self, parts: Parts) -> int:
+    def weigh(self, parts: frames.Parts) -> int:
         """Return the window bytes of a message, as its sender counts them."""
         if len(parts) == 1:
             size = len(parts[0])
-            return (self.theirs.small if size <= SMALL_MOST else self.theirs.large) + (size + 7 & -8)
-        return message_cost(tuple(map(len, parts)), self.link.in_id_size)
+            return (self.theirs.small if size <= frames.SMALL_MOST else self.theirs.large) + (size + 7 & -8)
+        return frames.message_cost(tuple(map(len, parts)), self.link.in_id_size)
 
     def check_given(self, through: int) -> None:
         last = self.consumed + len(self.kept)
@@ -264,7 +253,7 @@ class Incoming:
         if through not in self.spans:
             raise LocalProtocolError(f"channel {self.channel}: no message {through} waits for an answer")
 
-    def answer(self, ack: Ack, through: int) -> None:
+    def answer(self, ack: frames.Ack, through: int) -> None:
         """Answer the messages through this one; they count as consumed."""
         link = self.link
         self.spans.discard_below(through + 1)
@@ -313,16 +302,18 @@ class Incoming:
             self.due = False
             self.unacked = 0
             if self.arrived > max(self.told_received, self.consumed):
-                written += self._write(Ack.RECEIVED, self.arrived, out, is_next=self.arrived == self.told_received + 1)
+                written += self._write(
+                    frames.Ack.RECEIVED, self.arrived, out, is_next=self.arrived == self.told_received + 1
+                )
                 self.told_received = self.arrived
             if self.consumed > self.told_consumed:
                 is_next = self.consumed == self.told_consumed + 1
-                written += self._write(Ack.CONSUMED, self.consumed, out, is_next=is_next)
+                written += self._write(frames.Ack.CONSUMED, self.consumed, out, is_next=is_next)
                 self.told_consumed = self.consumed
         if self.done:
             self.known = False
             self.theirs.forget(self)
-            written += self._write(Ack.CLOSED, 0, out, is_next=True)
+            written += self._write(frames.Ack.CLOSED, 0, out, is_next=True)
         return written
 
     def _write_answers(self, out: list[Buffer]) -> int:
@@ -334,15 +325,15 @@ class Incoming:
             self.told_answer, self._told_last, self._again = run.through, run.kind, False
         return written
 
-    def _write(self, ack: Operation | Ack, number: int, out: list[Buffer], *, is_next: bool) -> int:
-        packet = encode_notice(ack, (self.channel,), self.link.in_id_size, None if is_next else number)
+    def _write(self, ack: frames.Operation | frames.Ack, number: int, out: list[Buffer], *, is_next: bool) -> int:
+        packet = frames.encode_notice(ack, (self.channel,), self.link.in_id_size, None if is_next else number)
         out.append(packet)
         return len(packet)
 
     def write_resumption(self, out: list[Buffer]) -> int:
         """Write the channel's part of our resume: all acks, with numbers."""
-        written = self._write(Ack.RECEIVED, self.arrived, out, is_next=False)
-        written += self._write(Ack.CONSUMED, self.consumed, out, is_next=False)
+        written = self._write(frames.Ack.RECEIVED, self.arrived, out, is_next=False)
+        written += self._write(frames.Ack.CONSUMED, self.consumed, out, is_next=False)
         self.told_received, self.told_consumed = self.arrived, self.consumed
         self.due, self.unacked = False, 0
         self._again = True
@@ -388,8 +379,8 @@ class PeerChannels:
         self.link = link
         self.floor = link.floor
         # What messages of one part weigh without their payload.
-        self.small = message_cost((0,), link.in_id_size)
-        self.large = message_cost((LARGE_LEAST,), link.in_id_size) - LARGE_LEAST
+        self.small = frames.message_cost((0,), link.in_id_size)
+        self.large = frames.message_cost((LARGE_LEAST,), link.in_id_size) - LARGE_LEAST
         self.ack_count = max(1, link.config.window // COUNTED_ACKS)
         self.ack_bytes = max(1, link.limits.channel_bytes // SIZED_ACKS)
         self.arrivals = 0
@@ -446,13 +437,13 @@ class PeerChannels:
 
     def committed(self, channel: int, *, through: int, now: float) -> None:
         """Answer the messages up to this one with `committed`; they count as consumed."""
-        self._answer(Ack.COMMITTED, channel, through, now)
+        self._answer(frames.Ack.COMMITTED, channel, through, now)
 
     def uncommitted(self, channel: int, *, through: int, now: float) -> None:
         """Answer the messages up to this one with `uncommitted`; they count as consumed."""
-        self._answer(Ack.UNCOMMITTED, channel, through, now)
+        self._answer(frames.Ack.UNCOMMITTED, channel, through, now)
 
-    def _answer(self, ack: Ack, channel: int, through: int, now: float) -> None:
+    def _answer(self, ack: frames.Ack, channel: int, through: int, now: float) -> None:
         incoming = self.live.get(channel)
         if incoming is None:
             raise LocalProtocolError(f"the peer has no channel {channel}")
@@ -462,10 +453,10 @@ class PeerChannels:
 
     # --- messages
 
-    def check(self, head: MessageHead) -> int:
+    def check(self, head: frames.MessageHead) -> int:
         """Check the head of a message; returns its cost in each of its channels."""
         link = self.link
-        weight = message_cost(head.sizes, link.in_id_size, head.padding)
+        weight = frames.message_cost(head.sizes, link.in_id_size, head.padding)
         new = 0
         over = self.held_over
         for channel, count in counts_of(head.channels).items():
@@ -507,7 +498,7 @@ class PeerChannels:
         if live >= link.limits.channels:
             raise RemoteProtocolError(f"{what} beside {live} live ones", limit=link.limits.bound_of_channels)
 
-    def deliver(self, channels: Sequence[int], parts: Parts, weight: int) -> None:
+    def deliver(self, channels: Sequence[int], parts: frames.Parts, weight: int) -> None:
         """Store a complete message that `check` admitted."""
         link = self.link
         for channel in channels:
@@ -523,10 +514,10 @@ class PeerChannels:
 
     # --- operations
 
-    def operate(self, packet: OperationPacket) -> None:
+    def operate(self, packet: frames.OperationPacket) -> None:
         """Apply a commit, a rollback or a close."""
         link, operation = self.link, packet.operation
-        if operation is not Operation.CLOSE and link.outcomes > link.outcomes_most:
+        if operation is not frames.Operation.CLOSE and link.outcomes > link.outcomes_most:
             raise RemoteProtocolError(f"{link.outcomes} answers, and no sign that the peer has read them")
         plans: list[tuple[Incoming, int | None]] = []
         unopened: dict[int, None] = {}
@@ -534,12 +525,12 @@ class PeerChannels:
             what = f"{operation.name.lower()} on channel {channel}"
             incoming = self.live.get(channel)
             if incoming is None:
-                if operation is not Operation.CLOSE:
+                if operation is not frames.Operation.CLOSE:
                     raise RemoteProtocolError(f"{what}, which is not open", rule="relink-O12")
                 unopened[channel] = None  # a close is tied to no message: there may never have been one
             elif not incoming.known:
                 raise RemoteProtocolError(f"{what} before it was resumed", rule="relink-H35")
-            elif operation is Operation.CLOSE:
+            elif operation is frames.Operation.CLOSE:
                 incoming.check_close(count)
                 plans.append((incoming, None))
             else:
@@ -550,7 +541,7 @@ class PeerChannels:
             raise RemoteProtocolError(what, limit="channels")
         self.unopened.update(unopened)
         for incoming, number in plans:
-            if operation is Operation.CLOSE:
+            if operation is frames.Operation.CLOSE:
                 incoming.close()
             elif number is not None:
                 incoming.decide(operation, number)
@@ -601,7 +592,7 @@ class PeerChannels:
             written += incoming.write_acks(out)
         if written < limit:
             for channel in self.unopened:
-                packet = encode_notice(Ack.CLOSED, (channel,), self.link.in_id_size)
+                packet = frames.encode_notice(frames.Ack.CLOSED, (channel,), self.link.in_id_size)
                 out.append(packet)
                 written += len(packet)
             self.unopened.clear()

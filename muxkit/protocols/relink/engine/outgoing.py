@@ -11,22 +11,9 @@ import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit.core import NO_QUEUE, Buffer, Outbox, Scheduler
-from muxkit.protocols.relink.engine.events import ChannelClosed, Committed, Consumed, Received, Uncommitted, Writable
+from muxkit.protocols.relink import frames
+from muxkit.protocols.relink.engine import events
 from muxkit.protocols.relink.engine.link import LinkState, Run, advance, counts_of, extend, resolve
-from muxkit.protocols.relink.frames import (
-    OVERHEAD,
-    PADDING,
-    PART_OVERHEAD,
-    SMALL_MOST,
-    Ack,
-    AckPacket,
-    Operation,
-    encode_notice,
-    message_buffers,
-    message_cost,
-    message_head,
-    message_size,
-)
 
 JOIN_MOST: Final = 2048  # bytes of payload up to which a packet is put together when it is queued
 
@@ -129,7 +116,7 @@ class Outgoing:
         self.told = none  # the same, and told to the peer
         self.received_told = none  # as named by the peer's acks of just this kind
         self.consumed_told = none
-        self.last_answer: Ack | None = None
+        self.last_answer: frames.Ack | None = None
         self.bytes = 0  # in the window
         self.unsent: deque[Item] = deque()
         self.kept: deque[Item] = deque()  # `released` + 1 to `sent`
@@ -137,7 +124,7 @@ class Outgoing:
         # Not answered yet, and the rollbacks before.
         self.journal: deque[Run] = deque() if link.out_transactions else NO_QUEUE
         self.decisions: deque[Run] = deque() if link.out_transactions else NO_QUEUE  # to be written
-        self._told_last: Operation | Ack | None = None
+        self._told_last: frames.Operation | frames.Ack | None = None
         self._again = False  # the next decision is told with its number, since the peer may have missed one
         # Life.
         self.free = link.is_resumed  # messages may go out on this connection
@@ -161,24 +148,24 @@ class Outgoing:
 
     def shape_head(self, size: int) -> None:
         """Encode the head of a message of this size; kept, since most messages are as long as the one before."""
-        self.head_size, self.head = size, message_head((self.channel,), (size,), self.link.out_id_size)
+        self.head_size, self.head = size, frames.message_head((self.channel,), (size,), self.link.out_id_size)
 
     def pack(self, parts: Sequence[bytes]) -> Item:
         """Encode a message for the queue, copying only small payloads."""
         if len(parts) != 1:
-            buffers = message_buffers((self.channel,), parts, self.link.out_id_size)
+            buffers = frames.message_buffers((self.channel,), parts, self.link.out_id_size)
             size = sum(map(len, buffers))
-            cost = size + OVERHEAD + PART_OVERHEAD * max(0, len(parts) - 1)
+            cost = size + frames.OVERHEAD + frames.PART_OVERHEAD * max(0, len(parts) - 1)
             return Large(buffers if cost > JOIN_MOST else [b"".join(buffers)], size, cost)
         payload = parts[0]
         size = len(payload)
         if size != self.head_size:
             self.shape_head(size)
-        padding = PADDING[size & 7]
+        padding = frames.PADDING[size & 7]
         if size <= JOIN_MOST:
             return self.head + payload + padding
         size += len(self.head) + len(padding)
-        return Large([self.head, payload, padding] if padding else [self.head, payload], size, size + OVERHEAD)
+        return Large([self.head, payload, padding] if padding else [self.head, payload], size, size + frames.OVERHEAD)
 
     def push(self, items: Sequence[Item], cost: int, *, grown: bool) -> int:
         """Queue admitted messages, which cost so much together, and return the number of the last.
@@ -204,7 +191,7 @@ class Outgoing:
         """Return how many of `cost` bytes more, behind `before` others, count for the link's budget."""
         return max(0, min(self.bytes + before + cost - self.link.floor, cost))
 
-    def decide(self, operation: Operation, through: int) -> None:
+    def decide(self, operation: frames.Operation, through: int) -> None:
         self.decided = through
         for decisions in (self.journal, self.decisions):
             extend(decisions, operation, through)
@@ -289,7 +276,7 @@ class Outgoing:
             elif isinstance(item, Large):
                 out.extend(item.buffers)
             elif item.written:
-                out.extend(message_buffers((self.channel,), item.parts, self.link.out_id_size))
+                out.extend(frames.message_buffers((self.channel,), item.parts, self.link.out_id_size))
             elif count:
                 break
             else:
@@ -315,7 +302,7 @@ class Outgoing:
         if item.waiting:
             return 0
         channels = [one.channel for one, count in item.counts.items() for _ in range(count)]
-        buffers = message_buffers(channels, item.parts, self.link.out_id_size, multicast=True)
+        buffers = frames.message_buffers(channels, item.parts, self.link.out_id_size, multicast=True)
         out.extend(buffers)
         item.written = True
         for one, count in item.counts.items():
@@ -332,7 +319,7 @@ class Outgoing:
         decision = self.decisions.popleft()
         operation, through = decision.kind, decision.through
         is_next = not self._again and through == self.told + 1 and self._told_last in (None, operation)
-        packet = encode_notice(operation, (self.channel,), self.link.out_id_size, None if is_next else through)
+        packet = frames.encode_notice(operation, (self.channel,), self.link.out_id_size, None if is_next else through)
         self.told, self._told_last, self._again = max(self.told, through), operation, False
         out.append(packet)
         if self.closing:
@@ -340,7 +327,7 @@ class Outgoing:
         return len(packet)
 
     def _write_close(self, out: list[Buffer]) -> int:
-        packet = encode_notice(Operation.CLOSE, (self.channel,), self.link.out_id_size)
+        packet = frames.encode_notice(frames.Operation.CLOSE, (self.channel,), self.link.out_id_size)
         self.close_written = self.close_told = True
         out.append(packet)
         return len(packet)
@@ -361,7 +348,7 @@ class Outgoing:
 
     @property
     def has_unanswered_commits(self) -> bool:
-        return any(run.kind is Operation.COMMIT for run in self.journal)
+        return any(run.kind is frames.Operation.COMMIT for run in self.journal)
 
     def release_to_write(self) -> None:
         """Queue again what the peer lacks behind `received`, with the decisions that it may have missed."""
@@ -383,16 +370,16 @@ class Outgoing:
 
     # --- what the peer acknowledges: find out what is meant, which may raise, and later take it
 
-    def meant(self, ack: Ack, sequence: int | None, count: int) -> int | None:
+    def meant(self, ack: frames.Ack, sequence: int | None, count: int) -> int | None:
         """Return the number that an ack stands for; None if it repeats known facts, as in a resume."""
         link = self.link
         what = f"{ack.name.lower()} on channel {self.channel}"
-        if ack is Ack.RECEIVED or ack is Ack.CONSUMED:
-            done = self.received_told if ack is Ack.RECEIVED else self.consumed_told
+        if ack is frames.Ack.RECEIVED or ack is frames.Ack.CONSUMED:
+            done = self.received_told if ack is frames.Ack.RECEIVED else self.consumed_told
             if sequence is None:
                 return advance(what, count, done=done, last=self.sent)
             number = resolve(what, sequence, done=done, last=self.sent)
-            if ack is Ack.RECEIVED and number is not None and not self.free and number < self.received:
+            if ack is frames.Ack.RECEIVED and number is not None and not self.free and number < self.received:
                 known = f"{self.received} was acknowledged before"
                 raise RemoteProtocolError(f"{what}: {number}, though {known}", rule="relink-R03")
             return number
@@ -411,35 +398,35 @@ class Outgoing:
                     return None
                 raise RemoteProtocolError(f"{what}: {sequence} was answered otherwise before", rule="relink-Q11")
         run = next(run for run in self.journal if run.through >= number)
-        if run.kind is not Operation.COMMIT:
+        if run.kind is not frames.Operation.COMMIT:
             rule = "relink-T04" if sequence is None else "relink-T03"
             raise RemoteProtocolError(f"{what}: message {number} was rolled back", rule=rule)
         return number
 
-    def take(self, ack: Ack, number: int) -> None:
+    def take(self, ack: frames.Ack, number: int) -> None:
         """Apply an ack of all messages through this number."""
-        events = self.link.happened
+        happened = self.link.happened
         if number >= self.first:
             self.confirmed = True
         self.ours.unannounced.pop(self, None)
-        if ack is Ack.RECEIVED:
+        if ack is frames.Ack.RECEIVED:
             self.received_told = number
             if number > self.received:
                 self.received = number
-                events.append(Received(self.channel, number))
+                happened.append(events.Received(self.channel, number))
             if not self.free:
                 self.release_to_write()
-        elif ack is Ack.CONSUMED:
+        elif ack is frames.Ack.CONSUMED:
             self.consumed_told = number
             if number > self.consumed:
                 self.consumed = number
-                events.append(Consumed(self.channel, number))
+                happened.append(events.Consumed(self.channel, number))
                 self.received = max(self.received, number)
                 self._release(self._resolved() if self.link.out_transactions else number)
         else:
             first, self.answered, self.last_answer = self.answered + 1, number, ack
-            event = Committed if ack is Ack.COMMITTED else Uncommitted
-            events.append(event(self.channel, first, number))
+            event = events.Committed if ack is frames.Ack.COMMITTED else events.Uncommitted
+            happened.append(event(self.channel, first, number))
             self.received = max(self.received, number)
             while self.journal and self.journal[0].through <= number:
                 self.journal.popleft()
@@ -449,7 +436,7 @@ class Outgoing:
     def _resolved(self) -> int:
         """Return the last message that was answered, or rolled back and consumed."""
         resolved = max(self.answered, self.released)
-        if self.journal and self.journal[0].kind is Operation.ROLLBACK:
+        if self.journal and self.journal[0].kind is frames.Operation.ROLLBACK:
             resolved = max(resolved, min(self.journal[0].through, self.consumed))
         return resolved
 
@@ -459,10 +446,10 @@ class Outgoing:
             return
         self.released = through
         kept = self.kept
-        size = sum(map(len, islice(kept, count))) + count * OVERHEAD
+        size = sum(map(len, islice(kept, count))) + count * frames.OVERHEAD
         if self.grown:
             left = [item for item in islice(kept, count) if not isinstance(item, bytes)]
-            size += sum(item.cost - len(item) - OVERHEAD for item in left)
+            size += sum(item.cost - len(item) - frames.OVERHEAD for item in left)
             self.grown -= len(left)
         if count == len(kept):
             kept.clear()
@@ -489,9 +476,9 @@ class Outgoing:
         """Finish the channel after `closed`, which stands for all acks that are missing."""
         if self.consumed < self.next - 1:
             self.consumed = self.next - 1
-            self.link.happened.append(Consumed(self.channel, self.consumed))
+            self.link.happened.append(events.Consumed(self.channel, self.consumed))
         self._release(self.next - 1)
-        self.link.happened.append(ChannelClosed(self.channel))
+        self.link.happened.append(events.ChannelClosed(self.channel))
         self.free = False
         self.ours.forget(self)
 
@@ -507,7 +494,7 @@ class OurChannels:
 
     def __init__(self, link: LinkState) -> None:
         self.link = link
-        self._small = message_cost((0,), link.out_id_size)  # weight of a small message without payload
+        self._small = frames.message_cost((0,), link.out_id_size)  # weight of a small message without payload
         # Looked up for each message.
         self._floor = link.floor
         self._largest = link.limits.message
@@ -572,12 +559,16 @@ class OurChannels:
     def _cost(self, size: int, parts: int) -> int:
         """Upper bound of the window bytes that such a message takes."""
         if parts == 1:
-            return self._small + (size + 7 & -8) if size <= SMALL_MOST else message_cost((size,), self.link.out_id_size)
-        return 32 + 16 * parts + size + OVERHEAD + PART_OVERHEAD * parts
+            return (
+                self._small + (size + 7 & -8)
+                if size <= frames.SMALL_MOST
+                else frames.message_cost((size,), self.link.out_id_size)
+            )
+        return 32 + 16 * parts + size + frames.OVERHEAD + frames.PART_OVERHEAD * parts
 
     def fits(self, channels: Sequence[int], parts: Sequence[bytes]) -> bool:
         """Return True if all windows and the link's budget have room for such a multicast."""
-        cost = message_cost([len(part) for part in parts], self.link.out_id_size)
+        cost = frames.message_cost([len(part) for part in parts], self.link.out_id_size)
         targets = {self.live.get(channel) or Outgoing(channel, self): n for channel, n in counts_of(channels).items()}
         return self._find_full(targets, cost) is None
 
@@ -602,7 +593,7 @@ class OurChannels:
         cost = self.watchers.get(channel)
         if cost is not None and self._has_room(self.live.get(channel), cost):
             del self.watchers[channel]
-            self.link.happened.append(Writable(channel))
+            self.link.happened.append(events.Writable(channel))
 
     def freed(self, channel: int, size: int, over: int) -> None:
         """Return bytes to the budget, `over` of them from above the floor, and wake watchers."""
@@ -628,7 +619,7 @@ class OurChannels:
         outgoing = self._check_sending(channel)
         self._check_parts(parts)
         item = outgoing.pack(parts)
-        cost = len(item) + OVERHEAD if isinstance(item, bytes) else item.cost
+        cost = len(item) + frames.OVERHEAD if isinstance(item, bytes) else item.cost
         if not self._has_room(outgoing, cost, overdraw=overdraw):
             raise self._full(outgoing, parts, cost)
         return outgoing.push((item,), cost, grown=not isinstance(item, bytes))
@@ -645,9 +636,9 @@ class OurChannels:
         # From here on `pack`, `_has_room` and `push` without their calls, since this runs for each message.
         if size != outgoing.head_size:
             outgoing.shape_head(size)
-        item = outgoing.head + payload + PADDING[size & 7] if size <= JOIN_MOST else outgoing.pack((payload,))
+        item = outgoing.head + payload + frames.PADDING[size & 7] if size <= JOIN_MOST else outgoing.pack((payload,))
         length = len(item)
-        cost = length + OVERHEAD
+        cost = length + frames.OVERHEAD
         number, kept = outgoing.next, outgoing.bytes
         if (
             kept + cost + reserve > self._channel_bytes
@@ -677,7 +668,7 @@ class OurChannels:
         if outgoing is None or outgoing.closing or self.link.over or not count or max(map(len, payloads)) > JOIN_MOST:
             return None
         items = [outgoing.pack((payload,)) for payload in payloads]
-        cost = sum(map(len, items)) + count * OVERHEAD
+        cost = sum(map(len, items)) + count * frames.OVERHEAD
         if (
             outgoing.bytes + cost + reserve > self._channel_bytes
             or outgoing.outstanding + count > self._window
@@ -692,14 +683,14 @@ class OurChannels:
         self._check_parts(parts)
         kept = tuple(map(bytes, parts))
         sizes = [len(part) for part in kept]
-        cost = message_cost(sizes, self.link.out_id_size)
+        cost = frames.message_cost(sizes, self.link.out_id_size)
         targets: dict[Outgoing, int] = {}
         for channel, count in counts_of(channels).items():
             targets[self._check_sending(channel, sum(one.next == one.first for one in targets))] = count
         full = self._find_full(targets, cost)
         if full is not None:
             raise self._full(full[0], kept, cost, full[1])
-        item = Multicast(targets, kept, message_size(sizes, self.link.out_id_size), cost, len(targets))
+        item = Multicast(targets, kept, frames.message_size(sizes, self.link.out_id_size), cost, len(targets))
         by_number = {outgoing.channel: outgoing for outgoing in targets}
         return [by_number[channel].push((item,), cost, grown=True) for channel in channels]
 
@@ -710,13 +701,13 @@ class OurChannels:
 
     def commit(self, channel: int, *, through: int | None = None) -> None:
         """Have the peer process the messages up to this one (None: all) that are not decided yet."""
-        self._decide(Operation.COMMIT, channel, through)
+        self._decide(frames.Operation.COMMIT, channel, through)
 
     def rollback(self, channel: int, *, through: int | None = None) -> None:
         """Have the peer ignore the messages up to this one (None: all) that are not decided yet."""
-        self._decide(Operation.ROLLBACK, channel, through)
+        self._decide(frames.Operation.ROLLBACK, channel, through)
 
-    def _decide(self, operation: Operation, channel: int, through: int | None) -> None:
+    def _decide(self, operation: frames.Operation, channel: int, through: int | None) -> None:
         outgoing = self._check_open(channel)
         if not self.link.out_transactions:
             raise LocalProtocolError(f"channel {channel} has no transactions")
@@ -802,11 +793,11 @@ class OurChannels:
 
     # --- what the peer acknowledges
 
-    def acknowledge(self, packet: AckPacket) -> None:
+    def acknowledge(self, packet: frames.AckPacket) -> None:
         """Check an ack against the state of its channels, then apply it: all of it or, with an error, nothing."""
         name = packet.ack.name.lower()
         plans: list[tuple[Outgoing, int | None]] = []
-        is_end = packet.ack is Ack.CLOSED
+        is_end = packet.ack is frames.Ack.CLOSED
         for channel, count in counts_of(packet.channels).items():
             outgoing = self.live.get(channel)
             if outgoing is None:

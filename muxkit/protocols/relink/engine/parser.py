@@ -9,31 +9,18 @@ from typing import Final, assert_never
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import Cursor, NeedMore, Pieces
+from muxkit.protocols.relink import frames
 from muxkit.protocols.relink.engine.events import PeerShutDown, Ponged, Resumed
 from muxkit.protocols.relink.engine.incoming import PeerChannels
 from muxkit.protocols.relink.engine.link import LinkState, Purpose
 from muxkit.protocols.relink.engine.outgoing import OurChannels
-from muxkit.protocols.relink.frames import (
-    CHANNEL,
-    LARGE,
-    OVERHEAD,
-    SMALL_MOST,
-    AckPacket,
-    Bounds,
-    Format,
-    General,
-    MessageHead,
-    OperationPacket,
-    Parts,
-    parse_head,
-)
 
 # The head of a message of one small part to one channel: the header as a number, the id, the size.
 HEADS: Final = {0: "<HH", 1: "<HBxH", 2: "<HHH", 4: "<HIH", 8: "<HQH"}
-ONE_PART: Final = CHANNEL | Format.MESSAGE << 2 | 1 << 8
-LARGE_PART: Final = ONE_PART | LARGE
+ONE_PART: Final = frames.CHANNEL | frames.Format.MESSAGE << 2 | 1 << 8
+LARGE_PART: Final = ONE_PART | frames.LARGE
 PARTS_A_FRAME: Final = 16  # so many parts of a message take as long as one packet
-MOST_WEIGHT: Final = (8 + OVERHEAD) // 8  # of a message for each byte of its packet; the smallest has 8
+MOST_WEIGHT: Final = (8 + frames.OVERHEAD) // 8  # of a message for each byte of its packet; the smallest has 8
 
 
 class Body:
@@ -41,7 +28,7 @@ class Body:
 
     __slots__ = ("_filled", "_left", "_parts", "_pieces", "_skip", "head", "weight")
 
-    def __init__(self, head: MessageHead, weight: int) -> None:
+    def __init__(self, head: frames.MessageHead, weight: int) -> None:
         self.head = head
         self.weight = weight
         self._parts: list[bytes] = []
@@ -109,12 +96,12 @@ class Parser:
     A packet is checked against the state of the link, then applied: all of it or, with an error, nothing.
     """
 
-    def __init__(self, link: LinkState, ours: OurChannels, theirs: PeerChannels, bounds: Bounds) -> None:
+    def __init__(self, link: LinkState, ours: OurChannels, theirs: PeerChannels, bounds: frames.Bounds) -> None:
         self._link = link
         self._ours = ours
         self._theirs = theirs
         self._bounds = bounds
-        code = HEADS.get(bounds.id_size) if bounds.message >= SMALL_MOST else None
+        code = HEADS.get(bounds.id_size) if bounds.message >= frames.SMALL_MOST else None
         self._head = struct.Struct(code) if code else None
         self._payload_at = 0 if self._head is None else (self._head.size + 7) // 8 * 8
         self._left = 0  # packets that this call may still parse
@@ -134,7 +121,7 @@ class Parser:
         """Received bytes that the last call left, and 1 for a multicast that not all of its channels have."""
         self.is_mid_packet = False
 
-    def feed(self, data: bytes, frames: int) -> RemoteProtocolError | None:
+    def feed(self, data: bytes, most: int) -> RemoteProtocolError | None:
         """Parse up to so many packets more; returns the violation, if any, after which no more may be fed."""
         if self._link.observer is not None and data:
             self._link.observer.transport("in", data)
@@ -145,7 +132,7 @@ class Parser:
             else:  # a position is kept, or each step of a turn would copy what is left
                 data, start = self._data, self._at
             self._data = b""
-        self._left = frames
+        self._left = most
         base = self.offset - start
         position = start
         try:
@@ -215,8 +202,8 @@ class Parser:
                 continue
             cursor = Cursor(data, position)
             try:
-                packet = parse_head(cursor, self._bounds)
-                if isinstance(packet, MessageHead):
+                packet = frames.parse_head(cursor, self._bounds)
+                if isinstance(packet, frames.MessageHead):
                     weight = self._theirs.check(packet)
                     self._body = Body(packet, weight)
                     self._left -= len(packet.sizes) // PARTS_A_FRAME
@@ -230,7 +217,7 @@ class Parser:
             except RemoteProtocolError as error:
                 error.offset = base + position
                 raise
-            self._left -= 1 if isinstance(packet, General) else max(1, len(packet.channels))
+            self._left -= 1 if isinstance(packet, frames.General) else max(1, len(packet.channels))
             position = cursor.position
         return position
 
@@ -245,12 +232,12 @@ class Parser:
         )
         size = int.from_bytes(data[at : at + 8], "little")
         incoming = self._theirs.live.get(channel)
-        if header != LARGE_PART or size <= SMALL_MOST or size > link.limits.message:
+        if header != LARGE_PART or size <= frames.SMALL_MOST or size > link.limits.message:
             return False
         if incoming is None or not incoming.direct or not incoming.room:
             return False
-        weight = self._payload_at + 8 + (size + 7 & -8) + OVERHEAD
-        self._body = Body(MessageHead((channel,), False, (size,), -size & 7), weight)
+        weight = self._payload_at + 8 + (size + 7 & -8) + frames.OVERHEAD
+        self._body = Body(frames.MessageHead((channel,), False, (size,), -size & 7), weight)
         return True
 
     def _parse_messages(self, data: bytes, position: int, head: struct.Struct) -> int:
@@ -272,7 +259,7 @@ class Parser:
             incoming = channels.get(channel)
             if incoming is None or not incoming.direct:
                 break
-            messages: list[Parts] = []
+            messages: list[frames.Parts] = []
             start, count, same, room = position, 0, channel, min(incoming.room, self._left)
             while count < room and same == channel and header == ONE_PART:
                 begin = position + payload_at
@@ -288,15 +275,15 @@ class Parser:
             if not count:
                 break
             self._left -= count
-            incoming.came(messages, position - start + count * OVERHEAD)
+            incoming.came(messages, position - start + count * frames.OVERHEAD)
         return position
 
-    def _apply(self, packet: General | OperationPacket | AckPacket) -> None:
+    def _apply(self, packet: frames.General | frames.OperationPacket | frames.AckPacket) -> None:
         """Apply a packet without payload; raises and changes nothing if it breaks a rule."""
-        if isinstance(packet, General):
+        if isinstance(packet, frames.General):
             self._apply_general(packet)
             return
-        if isinstance(packet, OperationPacket):
+        if isinstance(packet, frames.OperationPacket):
             self._theirs.operate(packet)
             side, name = "in", packet.operation.name
         else:
@@ -306,25 +293,25 @@ class Parser:
             for channel in packet.channels:
                 self._link.observer.frame("in", f"{side} {channel}", name.lower(), 0)
 
-    def _apply_general(self, packet: General) -> None:
+    def _apply_general(self, packet: frames.General) -> None:
         link = self._link
         match packet:
-            case General.NOP:
+            case frames.General.NOP:
                 return
-            case General.PING:
+            case frames.General.PING:
                 if link.probes.pongs >= link.limits.pongs:
                     what = f"{link.probes.pongs} pings not answered yet because the peer does not read"
                     raise RemoteProtocolError(what, limit="pongs")
                 link.probes.pongs += 1
-            case General.PONG:
+            case frames.General.PONG:
                 if link.probes.pong_came() is Purpose.ASKED:
                     link.happened.append(Ponged())
-            case General.RESUME:
+            case frames.General.RESUME:
                 if not link.is_resuming:
                     raise RemoteProtocolError("a resume on a connection that has none to come", rule="relink-R04")
                 self._ours.resume()
                 link.happened.append(Resumed())
-            case General.SHUTDOWN:
+            case frames.General.SHUTDOWN:
                 if not link.has_peer_shut_down:
                     link.has_peer_shut_down = True
                     link.happened.append(PeerShutDown())

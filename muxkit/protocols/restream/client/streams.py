@@ -73,7 +73,8 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         self._arrived = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()  # the driver, while `ahead` items wait
         self._taken = trio.lowlevel.ParkingLot()  # the task that acknowledges in time, while there is nothing to
-        self._last_taken = engine.last_id
+        self.last_id = engine.last_id
+        """The id of the last message that was received here; 0 before the first."""
         self._end: Callable[[], Exception] | None = trio.EndOfChannel if engine.over else None
         self._is_closed = False
         self._life = trio.CancelScope()
@@ -95,11 +96,6 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
     def uuid(self) -> str:
         """The uuid of the session; empty for a stateless stream."""
         return self._engine.uuid
-
-    @property
-    def last_id(self) -> int:
-        """The id of the last message that was received here; 0 before the first."""
-        return self._last_taken
 
     @property
     def acknowledged(self) -> int:
@@ -144,9 +140,9 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
     def acknowledge(self, id: int | None = None) -> None:
         """Let the server delete all messages up to this id, or all that were received here; does not wait."""
         if id is None:
-            if self._engine.mode is Mode.STATEFUL and self._last_taken <= self._engine.acknowledged:
+            if self._engine.mode is Mode.STATEFUL and self.last_id <= self._engine.acknowledged:
                 return
-            id = self._last_taken
+            id = self.last_id
         self._engine.acknowledge(id)
         self._driver.ring()
 
@@ -188,12 +184,12 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         after, every = self._policy.ack_after, self._engine.config.ack_every
         if after is None or every is None or self._engine.mode is not Mode.STATEFUL:
             return
-        told = self._last_taken
+        told = self.last_id
         while True:
-            while self._last_taken == told:
+            while self.last_id == told:
                 await self._taken.park()
             await trio.sleep(after)
-            told = self._last_taken
+            told = self.last_id
             if not self._engine.over:
                 self.acknowledge()
 
@@ -232,7 +228,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         if not isinstance(item, StatusReceived):
             self._engine.taken(item)
         if isinstance(item, Received):
-            self._last_taken = item.id
+            self.last_id = item.id
             self._taken.unpark_all()
         if self._room and len(self._waiting) < self._policy.ahead:
             self._room.unpark_all()

@@ -22,28 +22,11 @@ from muxkit.protocols.restream.engine.line_engine import (
     Silent,
     check_sizes,
 )
-from muxkit.protocols.restream.wire import Json, JsonObject
+from muxkit.protocols.restream.wire import Json, JsonObject, messages
 from muxkit.protocols.restream.wire.integers import is_canonical
 from muxkit.protocols.restream.wire.json import encode_line
-from muxkit.protocols.restream.wire.messages import (
-    U32_MAX,
-    Acknowledged,
-    Refused,
-    Registered,
-    Request,
-    Resumed,
-    StatelessRequested,
-    Status,
-    StatusRequested,
-    encode_ack,
-    encode_request,
-    parse_message,
-    parse_status,
-    parse_value,
-    read_uuid,
-)
 
-NEVER: Final = U32_MAX + 1  # above every id
+NEVER: Final = messages.U32_MAX + 1  # above every id
 SNAPSHOT_VERSION: Final = 1
 
 # ---------------------------------------------------------------------------- settings, events and states
@@ -100,10 +83,10 @@ class Finished:
 class StatusReceived:
     """The progress of the session. Nothing follows: close."""
 
-    status: Status
+    status: messages.Status
 
 
-ClientEvent = ReceivedValue | Received | Finished | Refused | StatusReceived | HungUp | Silent | Failed
+ClientEvent = ReceivedValue | Received | Finished | messages.Refused | StatusReceived | HungUp | Silent | Failed
 
 
 class Mode(Enum):
@@ -180,9 +163,11 @@ class ClientEngine(LineEngine[ClientEvent]):
         self._verifier = verifier or NumbersVerifier()
         self._taken = position
         # The last received message, after which another connection continues.
-        self._last_id = position.id
+        self.last_id = position.id
+        """The highest received id; 0 before the first."""
         self._last_check = position.check
-        self._last_value = position.value
+        self.last_value = position.value
+        """The last received value of a stateless stream."""
         self._request: bytes | None = None  # not written yet
         # The highest id to acknowledge; it is written only on a connection that allows it.
         self._owed = position.acknowledged
@@ -279,16 +264,6 @@ class ClientEngine(LineEngine[ClientEvent]):
         """True if there may be another connection after this one."""
         return not self.over
 
-    @property
-    def last_id(self) -> int:
-        """The highest received id; 0 before the first."""
-        return self._last_id
-
-    @property
-    def last_value(self) -> str | None:
-        """The last received value of a stateless stream."""
-        return self._last_value
-
     def snapshot(self) -> dict[str, Json]:
         """Return all that `restore` needs, as JSON. It continues after the last message that was `taken`.
 
@@ -319,7 +294,7 @@ class ClientEngine(LineEngine[ClientEvent]):
             raise LocalProtocolError(f"this stream is {self.state.value}, there is nothing to connect for")
         if self.state is StreamState.CONNECTED:
             raise LocalProtocolError("this stream has a connection already")
-        self._request = encode_request(self._first_message())
+        self._request = messages.encode_request(self._first_message())
         self._start_acknowledging()
         self._lines.restart()
         self.state = StreamState.CONNECTED
@@ -339,8 +314,8 @@ class ClientEngine(LineEngine[ClientEvent]):
             return
         if event.id <= taken.id:
             return
-        if event.id > self._last_id:
-            raise LocalProtocolError(f"message {event.id} was not received, the last one is {self._last_id}")
+        if event.id > self.last_id:
+            raise LocalProtocolError(f"message {event.id} was not received, the last one is {self.last_id}")
         taken.id, taken.check, taken.finished = event.id, event.check, event.final
         if event.id >= self._ack_at or (event.final and self.config.ack_every is not None):
             self._owed, self._ack_at = event.id, self._following(event.id)
@@ -365,7 +340,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         if self.state is not StreamState.DISCONNECTED:
             raise LocalProtocolError(f"this stream is {self.state.value}, only a disconnected one can be rewound")
         taken = self._taken
-        self._last_id, self._last_check, self._last_value = taken.id, taken.check, taken.value
+        self.last_id, self._last_check, self.last_value = taken.id, taken.check, taken.value
         self._events = [event for event in self._events if not isinstance(event, (Received, ReceivedValue))]
 
     # --- the stream engine
@@ -385,7 +360,7 @@ class ClientEngine(LineEngine[ClientEvent]):
             buffers.append(self._request)
             self._request = None
         if self._owed >= self._least_ack:
-            buffers.append(encode_ack(Acknowledged(self.uuid, self._owed)))
+            buffers.append(messages.encode_ack(messages.Acknowledged(self.uuid, self._owed)))
             self.acknowledged = self._taken.acknowledged = self._owed
             self._least_ack = self._owed + 1
         if self._observer is not None:
@@ -396,11 +371,11 @@ class ClientEngine(LineEngine[ClientEvent]):
     # --- the lines of the server
 
     def _take_message(self, line: bytes) -> None:
-        message = parse_message(line)
-        if isinstance(message, Refused):
+        message = messages.parse_message(line)
+        if isinstance(message, messages.Refused):
             self._refuse(message)
             return
-        id, data, last = message.id, message.data, self._last_id
+        id, data, last = message.id, message.data, self.last_id
         if id <= last:
             raise RemoteProtocolError(f"message {id} after message {last}: ids have to ascend", rule="restream-S08")
         if id != last + 1 and self.config.consecutive:
@@ -410,7 +385,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         verifier = self._verifier
         check = verifier.follow(self._last_check, data)
         final = verifier.is_final(data)
-        self._last_id, self._last_check = id, check
+        self.last_id, self._last_check = id, check
         self._events.append(Received(id, data, message.time, final, check))
         if self._observer is not None:
             self._observer.frame("in", "restream", "message", len(line))
@@ -419,18 +394,18 @@ class ClientEngine(LineEngine[ClientEvent]):
             self._events.append(Finished())
 
     def _take_value(self, line: bytes) -> None:
-        value = parse_value(line, digits=self.config.digits)
-        if isinstance(value, Refused):
+        value = messages.parse_value(line, digits=self.config.digits)
+        if isinstance(value, messages.Refused):
             self._refuse(value)
             return
-        self._last_value = value
+        self.last_value = value
         self._events.append(ReceivedValue(value))
         if self._observer is not None:
             self._observer.frame("in", "restream", "value", len(line))
 
     def _take_status(self, line: bytes) -> None:
-        status = parse_status(line)
-        if isinstance(status, Refused):
+        status = messages.parse_status(line)
+        if isinstance(status, messages.Refused):
             self._refuse(status)
             return
         self._end(StreamState.FINISHED)
@@ -452,7 +427,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         below this connection's `state` is written. An ack of an earlier connection may be lost, and the server could
         wait for it with its store full, so one is owed again as soon as the application has taken all up to `state`.
         """
-        state = self._last_id
+        state = self.last_id
         self._least_ack = max(state, 1)
         if self.config.ack_every is None:
             return
@@ -468,7 +443,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         self._request = None
         self._least_ack = NEVER
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: messages.Refused) -> None:
         self._end(StreamState.REFUSED)
         self._drop_output()
         self._events.append(refused)
@@ -486,15 +461,15 @@ class ClientEngine(LineEngine[ClientEvent]):
         self.state = state
         self._stop_reading()
 
-    def _first_message(self) -> Request:
+    def _first_message(self) -> messages.Request:
         """Return the first message of a connection that continues after what was received."""
         if self.mode is Mode.STATELESS:
-            return StatelessRequested(self._last_value)
+            return messages.StatelessRequested(self.last_value)
         if self.mode is Mode.STATUS:
-            return StatusRequested(self.uuid)
-        if self._last_id or self.params is None:
-            return Resumed(self.uuid, self._last_id)
-        return Registered(self.uuid, self.params)
+            return messages.StatusRequested(self.uuid)
+        if self.last_id or self.params is None:
+            return messages.Resumed(self.uuid, self.last_id)
+        return messages.Registered(self.uuid, self.params)
 
 
 # ---------------------------------------------------------------------------- checks of what the application gives
@@ -531,7 +506,7 @@ def _position_of_value(value: str | None) -> Position:
 
 def _checked_uuid(uuid: str) -> str:
     try:
-        return read_uuid(uuid)
+        return messages.read_uuid(uuid)
     except RemoteProtocolError as error:
         raise LocalProtocolError(error.message) from None
 
@@ -546,6 +521,8 @@ def _verifier_for(params: JsonObject | None) -> Verifier:
 
 def _saved_id(saved: JsonObject, name: str) -> int:
     value = saved.get(name)
-    if type(value) is not int or not 0 <= value <= U32_MAX:
-        raise LocalProtocolError(f"the saved state of a session lacks its {name}, a number within 0 and {U32_MAX}")
+    if type(value) is not int or not 0 <= value <= messages.U32_MAX:
+        raise LocalProtocolError(
+            f"the saved state of a session lacks its {name}, a number within 0 and {messages.U32_MAX}"
+        )
     return value

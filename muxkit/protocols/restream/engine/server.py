@@ -22,24 +22,19 @@ from muxkit.protocols.restream.engine.line_engine import (
     Timer,
     check_sizes,
 )
-from muxkit.protocols.restream.wire import Json
+from muxkit.protocols.restream.wire import Json, messages
 from muxkit.protocols.restream.wire.integers import count_digits, format_integer, is_canonical
-from muxkit.protocols.restream.wire.messages import (
-    Acknowledged,
-    Registered,
-    Resumed,
-    StatelessRequested,
-    Status,
-    StatusRequested,
-    encode_error,
-    encode_message,
-    encode_status,
-    encode_value,
-    parse_later,
-    parse_request,
-)
 
-ServerEvent = StatelessRequested | Registered | Resumed | Acknowledged | StatusRequested | HungUp | Silent | Failed
+ServerEvent = (
+    messages.StatelessRequested
+    | messages.Registered
+    | messages.Resumed
+    | messages.Acknowledged
+    | messages.StatusRequested
+    | HungUp
+    | Silent
+    | Failed
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -148,7 +143,7 @@ class ServerEngine(LineEngine[ServerEvent]):
         self.acknowledged, self.sent = acknowledged, head
         if self._early > acknowledged:
             self.acknowledged = self._early
-            self._events.append(Acknowledged(self.uuid, self._early))
+            self._events.append(messages.Acknowledged(self.uuid, self._early))
         return True
 
     def send_value(self, value: int | str) -> None:
@@ -162,7 +157,7 @@ class ServerEngine(LineEngine[ServerEvent]):
             raise LocalProtocolError(
                 f"a value of {count_digits(text)} digits; ServerConfig(digits={self.config.digits}) allows no more"
             )
-        self._push(encode_value(text))
+        self._push(messages.encode_value(text))
 
     def send_message(self, id: int, data: Json, time: float | None = None, *, final: bool = False) -> None:
         """Queue a message of the session, which must be durable. After the final one the connection is closing."""
@@ -170,7 +165,7 @@ class ServerEngine(LineEngine[ServerEvent]):
             raise self._wrong_phase("a message")
         if id <= self._queued:
             raise LocalProtocolError(f"message {id} after message {self._queued}: ids have to ascend")
-        line = encode_message(id, data, time)
+        line = messages.encode_message(id, data, time)
         self._queued = id
         self._queue.append((id, line))
         self.outbox += len(line)
@@ -179,17 +174,17 @@ class ServerEngine(LineEngine[ServerEvent]):
         if final:
             self.finish()
 
-    def send_status(self, status: Status) -> None:
+    def send_status(self, status: messages.Status) -> None:
         """Answer a status request; the connection is closing then."""
         if self.phase is not Phase.STATUS:
             raise self._wrong_phase("a status")
-        self._push(encode_status(status))
+        self._push(messages.encode_status(status))
         self.finish()
 
     def fail(self, text: str) -> None:
         """Queue an error line and close. Harmless if the connection is ending already."""
         if self.phase is not Phase.CLOSING and self.phase is not Phase.OVER:
-            self._push(encode_error(text))
+            self._push(messages.encode_error(text))
             self.phase = Phase.CLOSING
             self._stop_reading()
 
@@ -242,7 +237,7 @@ class ServerEngine(LineEngine[ServerEvent]):
             return
         if self._observer is not None:
             self._observer.frame("in", "restream", self.phase.value, len(line))
-        ack = parse_later(line, stateful=bool(self.uuid), status=self.config.status)
+        ack = messages.parse_later(line, stateful=bool(self.uuid), status=self.config.status)
         if ack is None:
             return
         id = ack.id
@@ -265,23 +260,25 @@ class ServerEngine(LineEngine[ServerEvent]):
     def _take_request(self, line: bytes) -> None:
         if self._observer is not None:
             self._observer.frame("in", "restream", self.phase.value, len(line))
-        request = parse_request(line, digits=self.config.digits, status=self.config.status)
+        request = messages.parse_request(line, digits=self.config.digits, status=self.config.status)
         self._lines.limit = self.config.line
         self._lines.limit_name = f"ServerConfig(line={self.config.line})"
         self._deadlines.stop(Timer.FIRST_LINE)
-        if type(request) is Registered and len(line) > self.config.opening:  # its params are stored with the session
+        if (
+            type(request) is messages.Registered and len(line) > self.config.opening
+        ):  # its params are stored with the session
             raise RemoteProtocolError(
                 f"a request of {len(line)} bytes for a session against {self.config.opening} allowed",
                 rule="restream-S01",
             )
         match request:
-            case StatelessRequested():
+            case messages.StatelessRequested():
                 self.phase = Phase.VALUES
-            case Registered(uuid):
+            case messages.Registered(uuid):
                 self.phase, self.uuid = Phase.OPENING, uuid
-            case Resumed(uuid, state):
+            case messages.Resumed(uuid, state):
                 self.phase, self.uuid, self._queued, self._state = Phase.OPENING, uuid, state, state
-            case StatusRequested(uuid):
+            case messages.StatusRequested(uuid):
                 self.phase, self.uuid = Phase.STATUS, uuid
         self._events.append(request)
 
@@ -318,7 +315,7 @@ class ServerEngine(LineEngine[ServerEvent]):
     def _fail_with(self, why: str, last: Failed | Silent) -> None:
         """Queue the last event, and the error line unless the last line is written and the transport perhaps closed."""
         if self.phase is not Phase.CLOSING or self._queue:
-            self._push(encode_error(why))
+            self._push(messages.encode_error(why))
         self.phase = Phase.CLOSING
         self._failed = True
         self._stop_reading()

@@ -10,6 +10,7 @@ import random
 import re
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -50,7 +51,6 @@ from muxkit.runtime import StreamPump, background, close_at_once, protect_packag
 
 Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
 Handler = Callable[[trio.abc.Stream], Awaitable[None]]
-Started = Callable[[list[str]], None]
 
 
 ArgumentT = TypeVar("ArgumentT")
@@ -266,18 +266,21 @@ async def serve(
         random32=random32,
     )
 
-    def started(urls: list[str]) -> None:
-        task_status.started(Served(service, urls, scope))
-
     with trio.CancelScope() as scope:
         async with background() as nursery:
             nursery.start_soon(service.sweep)
             if isinstance(listen, str):
-                await _listen_at(listen, service.handle, limits=service.limits, started=started, options=options)
+                transport, address = transport_of(listen)
+                accepting = partial(transport.serve, service.handle, address, limits=service.limits, **options)
+                scheme = listen.partition("://")[0]
+                urls = [f"{scheme}://{each}" for each in await nursery.start(accepting)]
             elif options:
                 raise TypeError(f"listeners take no options of a transport: {', '.join(options)}")
             else:
-                await _listen_on(listen, service.handle, limits=service.limits, started=started)
+                urls = [_url(listener) for listener in listen]
+                nursery.start_soon(_listen_on, listen, service.handle, service.limits)
+            task_status.started(Served(service, urls, scope))
+            await trio.sleep_forever()
 
 
 # ---------------------------------------------------------------------------- one connection
@@ -643,22 +646,13 @@ def traceback_of(error: BaseException) -> str:
 # ---------------------------------------------------------------------------- listeners
 
 
-async def _listen_at(url: str, handler: Handler, *, limits: Limits, started: Started, options: dict[str, Any]) -> None:
-    """Run `handler` for each connection to `url`, until cancelled."""
-    transport, address = transport_of(url)
-    scheme = url.partition("://")[0]
-    status = _Started(lambda addresses: started([f"{scheme}://{each}" for each in addresses]))
-    await transport.serve(handler, address, limits=limits, task_status=status, **options)
-
-
-async def _listen_on(listeners: Listeners, handler: Handler, *, limits: Limits, started: Started) -> None:
+async def _listen_on(listeners: Listeners, handler: Handler, limits: Limits) -> None:
     """Run `handler` for each connection to bound listeners, which are closed at the end."""
     slots = trio.Semaphore(limits.connections)
     try:
         async with background() as nursery:
             for listener in listeners:
                 nursery.start_soon(_accept, listener, handler, slots, nursery)
-            started([_url(listener) for listener in listeners])
             await trio.sleep_forever()
     finally:
         for listener in listeners:
@@ -702,14 +696,6 @@ def _url(listener: trio.abc.Listener[trio.abc.Stream]) -> str:
         return f"{PROTOCOL}+unix://{os.fsdecode(name)}"
     host = f"[{name[0]}]" if ":" in name[0] else name[0]
     return f"{PROTOCOL}+tcp://{host}:{name[1]}"
-
-
-class _Started(trio.TaskStatus[list[str]]):
-    def __init__(self, started: Started) -> None:
-        self._started = started
-
-    def started(self, value: list[str] | None = None) -> None:
-        self._started(value or [])
 
 
 protect_package("muxkit.protocols.restream")

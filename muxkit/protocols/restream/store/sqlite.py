@@ -15,17 +15,7 @@ from zlib import crc32
 from muxkit.protocols.restream.store.rules import Data, Row, Rules, Session, State, Wanted
 from muxkit.protocols.restream.store.store import SessionStore
 from muxkit.runtime import protect_package, protected_manager
-from muxkit.storage import Schema, StoreCorrupt, Waiters
-from muxkit.storage.sqlite import (
-    Connect,
-    Connection,
-    Journal,
-    SqliteBackend,
-    SqliteFile,
-    StandardConnection,
-    Value,
-    give_back_pages,
-)
+from muxkit.storage import Schema, StoreCorrupt, Waiters, sqlite
 
 COLUMNS = "uuid, params, state, head, acknowledged, final, fed, epoch, keep, due"
 MIN_UNUSED_PAGES = 8  # fewer are not given back
@@ -44,15 +34,21 @@ SCHEMA = Schema(0x6D787273, "a store", MIGRATIONS)  # "mxrs"
 
 @protected_manager
 async def open_sqlite(
-    path: Path, rules: Rules[State, Data], *, connect: Connect = StandardConnection, journal: Journal = "auto"
+    path: Path,
+    rules: Rules[State, Data],
+    *,
+    connect: sqlite.Connect = sqlite.StandardConnection,
+    journal: sqlite.Journal = "auto",
 ) -> AsyncIterator[SessionStore[State, Data]]:
     """Open a store in this file, which is made if there is none.
 
     The absence of sessions whose clients were connected when the last process ended begins now.
     """
     waiters = Waiters()
-    file = SqliteFile(path, SCHEMA, connect, journal=journal, most_bytes=rules.limits.bytes, limit_name="StoreLimits")
-    backend = SqliteBackend(file, _Rows, waiters, thread_name=f"muxkit store {path.name}")
+    file = sqlite.SqliteFile(
+        path, SCHEMA, connect, journal=journal, most_bytes=rules.limits.bytes, limit_name="StoreLimits"
+    )
+    backend = sqlite.SqliteBackend(file, _Rows, waiters, thread_name=f"muxkit store {path.name}")
 
     def detach_all(rows: _Rows) -> None:
         for session in rows.attached():
@@ -68,7 +64,7 @@ async def open_sqlite(
 class _Rows:
     """The rows behind one connection. Reading a row checks its seal."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: sqlite.Connection) -> None:
         self._connection = connection
         self._run = connection.run
         self._run_many = connection.run_many
@@ -167,9 +163,9 @@ class _Rows:
         return changed
 
     def shrink(self) -> bool:
-        return give_back_pages(self._connection, least=MIN_UNUSED_PAGES)
+        return sqlite.give_back_pages(self._connection, least=MIN_UNUSED_PAGES)
 
-    def _session(self, row: tuple[Value, ...]) -> Session:
+    def _session(self, row: tuple[sqlite.Value, ...]) -> Session:
         sid, seal, *columns = row
         if seal != crc32(repr(tuple(columns)).encode()) or type(sid) is not int:
             raise StoreCorrupt("a session is not what was written")
@@ -180,7 +176,7 @@ class _Rows:
         return session
 
 
-def _columns(session: Session) -> tuple[Value, ...]:
+def _columns(session: Session) -> tuple[sqlite.Value, ...]:
     return (
         session.uuid,
         session.params,
@@ -195,7 +191,7 @@ def _columns(session: Session) -> tuple[Value, ...]:
     )
 
 
-def _seal(key: int, time: Value, data: bytes) -> int:
+def _seal(key: int, time: sqlite.Value, data: bytes) -> int:
     return crc32(data, crc32(repr((key, time)).encode()))
 
 
