@@ -14,6 +14,7 @@ import trio
 
 from muxkit._authorize import Authorize
 from muxkit._door import LINGER_SECONDS, Door
+from muxkit._errors import Refused
 from muxkit._handlers import ChannelHandler, SessionHandler, is_loss, log_failure, session_handler
 from muxkit._limits import Limits
 from muxkit._observer import Observer
@@ -279,6 +280,8 @@ class _Connections:
         except Exception as error:
             if is_loss(error):
                 _log.debug("session lost: %s", error)
+            elif isinstance(error, Refused):
+                _log.info("a client was sent away: %s", error)
             else:
                 log_failure("the handler of a session failed, the session was closed", error)
         finally:

@@ -136,6 +136,9 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     def __len__(self) -> int:
         return len(self._items)
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._items
+
     def put(self, item: ItemT, key: Hashable = None) -> None:
         """Add an item; `drop` finds it by `key`, by default itself."""
         self._items[item if key is None else key] = item

@@ -161,8 +161,14 @@ class Sink(SendHalf):
     def peer_ended(self, payload: bytes) -> None:
         """Called by the session when the peer receives no more on it."""
         # An abort of the whole channel tells the reason to the half that receives.
-        told = payload or (b"" if self.channel is None else self.channel.source.end_payload)
-        self.stopped(lambda: ChannelStopped("the peer does not receive on this channel any more", payload=told))
+        # An end of the other half may come later, since it waits for what was sent before it.
+        source = None if self.channel is None else self.channel.source
+
+        def stopped() -> Exception:
+            told = payload or (b"" if source is None else source.end_payload)
+            return ChannelStopped("the peer does not receive on this channel any more", payload=told)
+
+        self.stopped(stopped)
 
     def __repr__(self) -> str:
         return f"<bpmux.Sink {self.entity.label} {self.state.value}>"

@@ -299,9 +299,9 @@ class Session(CommonSession):
             case Opened():
                 self._on_opened(event)
             case Ended():
-                half = _detach_half(event.entity)
-                if half is not None:
+                if isinstance(half := event.entity.half, Half):
                     half.peer_ended(event.payload)
+                _detach_half(event.entity)
                 if event.entity is self._engine.top_stream:
                     if event.payload:
                         pump.told(Reason.decode(event.payload))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
 from muxkit._errors import MuxError
+from muxkit.core import Reason
 from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import Acknowledged, Arrived, EpochChanged, Event, LinkReplaced
 from muxkit.runtime import ChannelCancelled, ChannelStopped, ErrorMaker, LinkLost, OutboxBudget, Reading, StreamPump
+from muxkit.runtime import Session as CommonSession
 
 
 class Out(Protocol):
@@ -45,8 +47,11 @@ class In(Protocol):
 class Core:
     """The engine of a link, the connection that it has at the moment, if any, and who uses its channels."""
 
-    def __init__(self, engine: LinkEngine, on_events: Callable[[Sequence[Event]], None]) -> None:
+    def __init__(
+        self, engine: LinkEngine, on_events: Callable[[Sequence[Event]], None], session: CommonSession
+    ) -> None:
         self.engine = engine
+        self.session = session
         self.limits = engine.limits
         self.budget = OutboxBudget(engine.limits.outbox, engine.waiting)
         self.outs: dict[int, Out] = {}
@@ -57,6 +62,7 @@ class Core:
         self.error: ErrorMaker | None = None  # why the link is over
         self.moved = trio.lowlevel.ParkingLot()  # tasks that wait for any change
         self.on_weight: Callable[[], None] = lambda: None  # while absent: more is held, or less
+        self.on_cancelled: Callable[[Any], None] = lambda channel: None  # the peer gave up a channel
         self.messages_received = 0
         self.messages_sent = 0
         self.deadline: float | None = None  # of the engine, when the pump's clock was last set
@@ -175,12 +181,12 @@ class RolledBackError(MuxError):
 # Of the common channels
 
 
-def cancelled() -> Exception:
-    return ChannelCancelled("the peer gave up on this channel before it was done")
+def cancelled(told: Reason) -> Exception:
+    return ChannelCancelled("the peer gave up on this channel before it was done", told=told)
 
 
-def stopped() -> Exception:
-    return ChannelStopped("the peer does not receive on this channel any more")
+def stopped(told: Reason) -> Exception:
+    return ChannelStopped("the peer does not receive on this channel any more", told=told)
 
 
 def refused() -> Exception:

@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.core import Receiving, Sending
+from muxkit.core import Reason, Receiving, Sending
 from muxkit.protocols.relink._session.core import Core, NotCommitted, RolledBackError
 from muxkit.protocols.relink.engine.events import Acknowledged, Arrived, Committed, Consumed, Received
 from muxkit.protocols.relink.frames import Parts
@@ -212,8 +212,11 @@ class Sender(SendTurn, trio.abc.AsyncResource):
             self._forget()
             self.confirmed()
 
-    def abort(self) -> None:
-        """The same as `close`: what was sent cannot be taken back, but for what is not decided."""
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        """The same as `close`: what was sent cannot be taken back, but for what is not decided.
+
+        The protocol has no place for the reason; the common channels have one.
+        """
         self.close()
 
     @property
@@ -317,7 +320,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
         self._engine.close(self.channel)
         self._core.after_command()
 
-    def _abort(self) -> None:
+    def _abort(self, reason: Reason) -> None:
         """Do nothing: `abort` closes."""
 
     # --- inside

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 import trio
 
-from muxkit._errors import RemoteProtocolError
+from muxkit._errors import Refused, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, for_connection
 from muxkit._plugins import load_transport
@@ -309,6 +309,8 @@ class Listener:
                 await run_interruptible(endpoint.handler, link)
         except LinkLost as error:
             _log.debug("link lost: %s", error)
+        except Refused as error:
+            _log.info("a client was sent away: %s", error)
         except Exception as error:
             # Its text may hold what a peer sent, so that is for debugging only.
             _log.error("the handler of a link failed with %s, the link was given up", type(error).__name__)

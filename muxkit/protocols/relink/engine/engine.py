@@ -116,6 +116,11 @@ class LinkEngine(LinkState):
         """Channels of both directions that take memory."""
         return len(self._ours.live) + len(self._theirs.live)
 
+    def queued(self, channel: int) -> int:
+        """Return how many messages of a channel of ours are queued and not written yet."""
+        outgoing = self._ours.live.get(channel)
+        return 0 if outgoing is None else len(outgoing.unsent)
+
     @property
     def owed_answers(self) -> int:
         """Channels of the peer with committed messages that we have not answered."""
