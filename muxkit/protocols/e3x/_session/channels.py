@@ -167,7 +167,7 @@ class Connection:
         is_stream = isinstance(self.pump, StreamPump)
         body = told.encode(min(REASON_MOST, self.engine.packet_size - BYE_HEAD)) if told else WITHOUT_REASON
         packets: list[bytes] = []
-        if told if is_stream else self.engine.counters["packets_sent"]:
+        if told if is_stream else self.was_heard or self.engine.counters["packets_sent"]:
             with suppress(LocalProtocolError):  # no id is left
                 packet = self.engine.parting(BYE, IN_ORDER if in_order else body)
                 packets.append(encode_chunks(packet) if is_stream else packet)

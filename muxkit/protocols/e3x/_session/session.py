@@ -313,7 +313,9 @@ class Session(CommonSession):
     def _on_lost(self) -> None:
         connection = self.connection
         loss, peer_left = connection.pump.loss, self.liveness.peer_left
-        is_orderly = peer_left or (not self._live and loss().by == "peer")
+        lost = loss()
+        has_reason = bool(lost.peer_reason or lost.code)
+        is_orderly = peer_left or (not self._live and lost.by == "peer" and not has_reason)
         with turns().spreading():
             for channel in [*self._live.values()]:
                 if peer_left and not channel.is_reliable:

@@ -181,17 +181,19 @@ class State:
             self.used.add(id)
         self.tombstones[id] = tombstone
         self.tombstones.move_to_end(id)
-        while len(self.tombstones) > self.limits.tombstones or self._oldest.until <= self.now:
-            if self._oldest.is_ordered and next(iter(self.tombstones)) in self.errs and self.now < self._oldest.until:
-                if len(self.tombstones) <= self.limits.tombstones + self.limits.channels:
-                    break  # many channels were aborted at once, and their errs are still to be sent
+        while self._has_to_forget():
             forgotten, _ = self.tombstones.popitem(last=False)
             self.errs.pop(forgotten, None)  # they may be unsent, if the link takes nothing
             self.answers.pop(forgotten, None)
 
-    @property
-    def _oldest(self) -> Tombstone:
-        return next(iter(self.tombstones.values()))
+    def _has_to_forget(self) -> bool:
+        """Whether the oldest tombstone has expired, or there are too many."""
+        id, oldest = next(iter(self.tombstones.items()))
+        if oldest.until <= self.now:
+            return True
+        # When many channels are aborted at once, their errs wait to be sent: those tombstones are kept beside the limit.
+        beside = self.limits.channels if oldest.is_ordered and id in self.errs else 0
+        return len(self.tombstones) > self.limits.tombstones + beside
 
     def tombstone(self, id: int) -> Tombstone | None:
         """Return the tombstone of a channel, unless it has expired."""
