@@ -191,7 +191,7 @@ class State:
         id, oldest = next(iter(self.tombstones.items()))
         if oldest.until <= self.now:
             return True
-        # When many channels are aborted at once, their errs wait to be sent: those tombstones are kept beside the limit.
+        # When many channels are aborted at once, their errs wait: those tombstones are kept beside the limit.
         beside = self.limits.channels if oldest.is_ordered and id in self.errs else 0
         return len(self.tombstones) > self.limits.tombstones + beside
 
