@@ -310,6 +310,9 @@ class Reassembly(Generic[KeyT]):
         self._waiting.pop(borrower, None)
 
 
+LEAST_PAUSE = 1e-3  # s; a much shorter one may be too short for the clock to move
+
+
 class TokenBucket:
     """Allows `burst` at once and `rate` a second after that. A clock that goes back gives nothing."""
 
@@ -332,7 +335,7 @@ class TokenBucket:
 
     def pause(self, now: float) -> float:
         """Return the seconds until there is a token, 0 if there is one."""
-        return 0.0 if self.has_token(now) else (1 - self.tokens) / self.rate
+        return 0.0 if self.has_token(now) else max((1 - self.tokens) / self.rate, LEAST_PAUSE)
 
     def take(self, now: float) -> bool:
         """Take one token; return False if there is none."""

@@ -95,6 +95,8 @@ class Tombstone:
     """The err that this side broke it with."""
     repeats: int = 0
     """How often the err will be sent again: it may be lost, and is not acked."""
+    is_ordered: bool = False
+    """The application broke the channel: its err is not dropped for the sake of newer ones."""
 
 
 # --- sending
