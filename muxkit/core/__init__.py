@@ -42,6 +42,7 @@ from muxkit.core._queues import Queued as Queued
 from muxkit.core._queues import Scheduler as Scheduler
 from muxkit.core._queues import Source as Source
 from muxkit.core._queues import queue_of as queue_of
+from muxkit.core._texts import CODE_MOST as CODE_MOST
 from muxkit.core._texts import Reason as Reason
 from muxkit.core._texts import decode_name as decode_name
 from muxkit.core._texts import encode_name as encode_name

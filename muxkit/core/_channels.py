@@ -29,6 +29,10 @@ class Ids:
         self._next = first if start is None else start
         self._wraps = wraps
 
+    def was_allocated(self, id: int) -> bool:
+        """Return True if this id, which is one of the sequence, was given out; not for sequences that wrap."""
+        return self._first <= id < self._next
+
     def allocate(self, used: Collection[int]) -> int:
         """Return the next id that is not in use; it comes again only after the sequence started over."""
         # One more try than there are ids in use, or one for each id that exists, must meet a free one.

@@ -230,8 +230,8 @@ class MultistreamLink(trio.abc.AsyncResource):
         await trio.lowlevel.checkpoint()
 
     @abstractmethod
-    def close(self, *, error: str = "") -> None:
-        """Close now: orderly, or with `error` as the reason. `aclose` waits until it has been sent."""
+    def close(self, *, error: str = "", code: int | None = None) -> None:
+        """Close now: orderly, or with `error` and `code` as the reason. `aclose` waits until it has been sent."""
 
 
 Link = ByteLink | PacketLink | MultistreamLink

@@ -19,6 +19,7 @@ from muxkit.core import (
     Cursor,
     Lent,
     NeedMore,
+    Reason,
     ReceiveBudget,
     ReceiveWindow,
     Reset,
@@ -36,10 +37,12 @@ STOP: Final = 3
 CREDIT: Final = 4
 STREAMS: Final = 5
 DATAGRAM: Final = 6
+GOODBYE: Final = 7
 
 FIRST_CREDIT: Final = 4096  # bytes that may be sent on each stream before any CREDIT
 FIRST_STREAMS: Final = 16  # streams that may be opened before any STREAMS
 LARGEST_DATAGRAM: Final = 65_536  # bytes
+LARGEST_GOODBYE: Final = 4096  # bytes
 LARGEST_CHUNK: Final = 64 * 1024  # bytes of one stream at a time
 # Bytes handed to the engine at once while parsing is bounded, unless a frame is known to be longer.
 SLICE: Final = 1024
@@ -169,6 +172,12 @@ class Carrier:
             size += self._write(stream, min(LARGEST_CHUNK, limit - size), out)
         return out
 
+    def farewell(self, reason: Reason) -> bytes:
+        """Return the last bytes to write on a connection that ends early, which say why."""
+        told = reason.encode()
+        goodbye = _frame(GOODBYE, len(told)) + told
+        return goodbye if self._hello_sent else HELLO + goodbye
+
     # --- writing
 
     def _write(self, stream: StreamId, room: int, out: list[Buffer]) -> int:
@@ -269,6 +278,11 @@ class Carrier:
             if size > LARGEST_DATAGRAM:
                 raise RemoteProtocolError(f"a datagram of {size} bytes against {LARGEST_DATAGRAM}")
             self.engine.receive_datagram(cursor.exact(size), self._now)
+        elif tag == GOODBYE:
+            size = cursor.varint()
+            if size > LARGEST_GOODBYE:
+                raise RemoteProtocolError(f"a goodbye of {size} bytes against {LARGEST_GOODBYE}")
+            self.engine.receive_reason(Reason.decode(bytes(cursor.exact(size))))
         elif tag == STREAMS:
             more = cursor.varint()
             if self._may_open + more > MOST_STREAMS:

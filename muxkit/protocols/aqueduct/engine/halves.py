@@ -22,6 +22,7 @@ from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine.streams import OutStream, StreamScheduler
 
 DATAGRAM_COST = 256  # bytes that a message from a datagram counts beside its own
+EMPTY_FIELD = frames.encode_headers(())  # no headers, or no attachments
 
 
 class Mode(Enum):
@@ -423,12 +424,22 @@ class SenderMachine(_Machine):
         self.state = advance(self.state, Step.FINISH)
         self.connection.streams.add(self.stream())
 
-    def cancel(self) -> None:
-        """Write CANCEL_SENDER instead of the rest; the machine stays until the peer has closed the receiver."""
+    def cancel(self, reason: bytes = b"") -> None:
+        """Write CANCEL_SENDER instead of the rest; the machine stays until the peer has closed the receiver.
+
+        CANCEL_SENDER has no room for a reason: it goes in the headers of a last message, where one more may be sent.
+        """
         self.state = Sending.CLOSED
         self.cancelling = True
         self.drop_streams()
-        routed: list[Buffer] = [self.route(), frames.encode_frame(frames.CancelSender())]
+        routed: list[Buffer] = [self.route()]
+        if reason and not self.oneshot:
+            headers = frames.encode_headers([(frames.REASON_HEADER, reason)])
+            routed.append(frames.message_head(self.sent_reliable, headers, EMPTY_FIELD, 0))
+            self.connection.frame_written("MESSAGE", self.id)
+            self.reliable.add(self.sent_reliable, None)
+            self.sent_reliable += 1
+        routed.append(frames.encode_frame(frames.CancelSender()))
         self.connection.streams.add(OutStream(routed, urgent=True))
         self.connection.frame_written("CANCEL_SENDER", self.id)
 

@@ -132,12 +132,12 @@ class IncomingStream:
             error.offset = self.offset
             raise error
         if self.frames == 0 and self.phase in (Phase.START, Phase.ROUTED):
-            self._incoming.registry.check_stream_churn("a stream was opened for nothing")
+            self._incoming.registry.check_empty_stream()
 
     def reset(self) -> None:
         """End the stream and drop its unfinished frame."""
         if self.frames == 0:
-            self._incoming.registry.check_stream_churn("a stream was reset before it brought a frame")
+            self._incoming.registry.count_reset()
         self.ignore()
         self.fin = True
 
@@ -179,6 +179,12 @@ class IncomingStream:
             try:
                 frame = frames.parse_frame(cursor, self._incoming.bounds)
                 half = self.half if isinstance(frame, frames.MessageFrame) and self.last_word is None else None
+                if (
+                    isinstance(frame, frames.MessageFrame)
+                    and frame.headers
+                    and frames.reason_in(frame.headers) is not None
+                ):
+                    half = None  # it is not kept, and a cancellation follows
                 if isinstance(half, halves.ReceiverMachine) and self._incoming.unread_limit.is_full(half):
                     self._incoming.unread_limit.hold_back(half, self.id, self.resume)
                     self._held_back = data, position
@@ -388,7 +394,7 @@ class Incoming:
         out = streams.streams.get(stream)
         if out is None:
             return
-        self.registry.check_stream_churn("a stream was stopped")
+        self.registry.count_reset()
         source = out.source
         streams.drop(out)
         if isinstance(source, halves.SingleMessage):
@@ -685,7 +691,7 @@ class Incoming:
         self._observe(label(stream.channel), frame)
         if isinstance(frame, frames.ForgetChannel):
             if self.registry.table.get(stream.channel) is not None:
-                self.registry.check_churn("a channel was forgotten")
+                self.registry.count_reset()
             self.registry.forgotten(stream.channel)
             return
         half = self._half_for(stream)
@@ -729,7 +735,7 @@ class Incoming:
             case frames.CancelSender():
                 if finished:
                     raise RemoteProtocolError("CANCEL_SENDER after FINISH_SENDER", rule="aqueduct-S12")
-                self.registry.check_churn("a channel was cancelled")
+                self.registry.count_reset()
                 self.adopt(receiver)
                 stream.last_word = frames.CancelSender
                 self.registry.close(receiver, halves.Outcome.CANCELLED)

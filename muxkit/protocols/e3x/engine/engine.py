@@ -337,7 +337,7 @@ class Engine(State):
     def _short(self, text: str) -> str:
         """Return as much of the text of an err as fits into a packet, and not more than `ERR_MOST` bytes."""
         short = text.encode(errors="replace")[:ERR_MOST].decode(errors="ignore")
-        while (over := len(quoted(short)) + ERR_HEAD - self.packet) > 0:
+        while (over := len(packets.quoted(short)) + ERR_HEAD - self.packet) > 0:
             short = short[: -max(1, over // 6)]  # a character may take six bytes
         return short
 
