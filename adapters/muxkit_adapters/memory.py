@@ -61,6 +61,11 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         """The other end, for people: `mem name`."""
         return self._peer
 
+    @property
+    def local(self) -> str:
+        """This end, which has the same name."""
+        return self._peer
+
     def __repr__(self) -> str:
         return f"<MemoryStream {self._peer}{', closed' if self._closed else ''}>"
 

@@ -9,11 +9,12 @@ from contextlib import AbstractAsyncContextManager
 
 import trio
 
-from muxkit import Limits
+from muxkit import Identity, Limits
 from muxkit.runtime import close_at_once, protect_package, protected_manager
 
 from ._addresses import Transport, join_host_port, one_place, several_places
 from ._errors import HandshakeFailed
+from ._identity import of_certificate
 from ._listen import serve_handshakes
 from ._sockets import SocketStream
 from .tcp import CONNECT_TIMEOUT, UNSENT, Hosts, dial, each_host, listen
@@ -32,6 +33,7 @@ class TLSStream(trio.abc.Stream):
         self._peer = peer
         self._close_timeout = close_timeout
         self._closed = False
+        self._identity: Identity | None = None
 
     @property
     def peer(self) -> str:
@@ -45,12 +47,17 @@ class TLSStream(trio.abc.Stream):
         return chosen
 
     @property
-    def identity(self) -> bytes | None:
-        """The peer's certificate in DER if it was verified; None if the peer showed none, or was not asked."""
-        if self._tls.context.verify_mode is ssl.CERT_NONE:
-            return None
-        proved: bytes | None = self._tls.getpeercert(binary_form=True)
-        return proved
+    def local(self) -> str:
+        """This end, in the same form."""
+        return self._tls.transport_stream.local
+
+    @property
+    def identity(self) -> Identity | None:
+        """The peer by its certificate, if it was verified; None if the peer showed none, or was not asked."""
+        if self._identity is None and self._tls.context.verify_mode is not ssl.CERT_NONE:
+            proved: bytes | None = self._tls.getpeercert(binary_form=True)
+            self._identity = None if proved is None else of_certificate(proved, self._tls.getpeercert())
+        return self._identity
 
     def __repr__(self) -> str:
         return f"<TLSStream {self._peer} {self._tls.version()}{', closed' if self._closed else ''}>"

@@ -65,10 +65,12 @@ async def serve(
     elsewhere, whose files are left to their makers.
     """
     name = _checked(path)
+
+    def accepted(sock: socket.socket) -> SocketStream:
+        return SocketStream(sock, f"unix {name}", local=f"unix {name}")
+
     if listeners:
-        open_to = [
-            SocketListener(adopted(each), lambda taken: SocketStream(taken, f"unix {name}")) for each in listeners
-        ]
+        open_to = [SocketListener(adopted(each), accepted) for each in listeners]
         await serve_connections(open_to, handler, limits=limits, started=lambda: task_status.started([name]))
         return
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -78,7 +80,7 @@ async def serve(
         sock.close()
         raise
     bound = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
-    listener = SocketListener(bound, lambda accepted: SocketStream(accepted, f"unix {name}"))
+    listener = SocketListener(bound, accepted)
     try:
         await serve_connections([listener], handler, limits=limits, started=lambda: task_status.started([name]))
     finally:

@@ -21,7 +21,7 @@ from trio_websocket import (
 )
 from wsproto.utilities import ProtocolError
 
-from muxkit import Limits
+from muxkit import Identity, Limits
 from muxkit.runtime import background, close_at_once, protect_package, protected_manager, turns
 
 from . import tcp, tls
@@ -245,12 +245,18 @@ class WebSocketStream(trio.abc.Stream):
     """A byte stream in binary messages; its end is only clean after a close frame."""
 
     def __init__(
-        self, websocket: WebSocketConnection, wire: GuardedStream, upgrade: _Upgrade, identity: bytes | None
+        self,
+        websocket: WebSocketConnection,
+        wire: GuardedStream,
+        upgrade: _Upgrade,
+        identity: Identity | None,
+        local: str,
     ) -> None:
         self._websocket = websocket
         self._wire = wire
         self._peer = upgrade.peer
         self._identity = identity
+        self._local = local
         self._close_timeout = upgrade.close_timeout
         self._rest = memoryview(b"")
         self._closed = False
@@ -263,8 +269,13 @@ class WebSocketStream(trio.abc.Stream):
         return self._peer
 
     @property
-    def identity(self) -> bytes | None:
-        """The identity that the stream below gives: over TLS the certificate that was verified, in DER."""
+    def local(self) -> str:
+        """This end, in the same form and without a path."""
+        return self._local
+
+    @property
+    def identity(self) -> Identity | None:
+        """The identity that the stream below gives: over TLS by the certificate that was verified."""
         return self._identity
 
     def __repr__(self) -> str:
@@ -394,8 +405,10 @@ async def websocket_over(wire: trio.abc.Stream, upgrade: _Upgrade) -> AsyncItera
         guarded = GuardedStream(wire, message_most=upgrade.message_most)
         try:
             websocket = await _upgrade(nursery, guarded, upgrade)
-            identity: bytes | None = getattr(wire, "identity", None)
-            stream = WebSocketStream(websocket, guarded, upgrade, identity)
+            identity: Identity | None = getattr(wire, "identity", None)
+            place = getattr(wire, "local", "").partition(" ")[2]
+            local = f"{upgrade.peer.partition(' ')[0]} {place}" if place else ""
+            stream = WebSocketStream(websocket, guarded, upgrade, identity, local)
             yield stream
             await stream.aclose()
         finally:

@@ -14,6 +14,9 @@ try:
 except ImportError as error:
     raise ImportError("dtls needs pyOpenSSL and service-identity: install muxkit[dtls]") from error
 
+from muxkit import Identity
+
+from .._identity import of_x509
 
 Path = str | os.PathLike[str]
 
@@ -153,10 +156,10 @@ class Verdict:
             verify_certificate_ip_address(certificate.to_cryptography(), name)
 
 
-def identity_of(connection: SSL.Connection) -> bytes | None:
-    """Return the peer's certificate in DER."""
+def identity_of(connection: SSL.Connection) -> Identity | None:
+    """Return the peer by its certificate; None if it showed none."""
     certificate = connection.get_peer_certificate()
-    return None if certificate is None else crypto.dump_certificate(crypto.FILETYPE_ASN1, certificate)
+    return None if certificate is None else of_x509(certificate.to_cryptography())
 
 
 def reason_of(error: SSL.Error) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import trio
 
+from muxkit import Identity
 from muxkit.runtime import turns
 
 from .._addresses import join_host_port
@@ -51,7 +52,7 @@ class DtlsLink(PacketLink):
         self._heard_at = trio.current_time()
         self._verdict = Verdict(hostname)
         self._handshake = trio.CancelScope()
-        self._identity: bytes | None = None
+        self._identity: Identity | None = None
         self._is_over = False
         channel.set_ciphertext_mtu(self._room())
 
@@ -102,8 +103,8 @@ class DtlsLink(PacketLink):
         return self._heard_at + self._idle
 
     @property
-    def identity(self) -> bytes | None:
-        """The peer's certificate in DER if it was verified; None if the peer showed none, or was not asked."""
+    def identity(self) -> Identity | None:
+        """The peer by its certificate, if it was verified; None if the peer showed none, or was not asked."""
         return self._identity
 
     def _fit_path(self) -> None:

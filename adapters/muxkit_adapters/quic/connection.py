@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import ssl
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLoggerTrace
     from aioquic.quic.recovery import QuicPacketSpace
     from aioquic.tls import CipherSuite, Direction, SessionTicketFetcher, SessionTicketHandler
+    from cryptography import x509
 
 CRYPTO_MOST = 128 * 1024  # bytes of handshake that a peer may send in each of its three parts
 GAPS_MOST = 1024  # between the pieces of one stream that arrived out of order
@@ -100,6 +102,11 @@ class LimitedConnection(QuicConnection):
     @property
     def is_timed_out(self) -> bool:
         return self.is_terminated and self._is_ended_by_us is None
+
+    @property
+    def certificate(self) -> x509.Certificate | None:
+        """The peer's certificate, if it was verified."""
+        return None if self.configuration.verify_mode is ssl.CERT_NONE else self.tls._peer_certificate
 
     @property
     def is_terminated(self) -> bool:
