@@ -20,6 +20,7 @@ LinkT = TypeVar("LinkT")
 
 _warned: set[str] = set()  # kinds of transports that have warned in this process
 
+CERTIFICATE_NEEDED = "a server needs its certificate and key: tls=muxkit.TLS(cert='cert.pem', key='key.pem')"
 FORM = "expected host:port, such as 127.0.0.1:7000, [::1]:7000 or localhost:7000"
 
 
@@ -36,8 +37,8 @@ class Transport(Generic[LinkT]):
     client: Callable[[str], dict[str, object]]
     server: Callable[[str], dict[str, object]]
     link: LinkKind = "stream"
-    needed: str | None = None
-    """A keyword that `serve` cannot do without, as `name=` and what it is."""
+    needed: tuple[str, ...] = ()
+    """Keywords with the certificate of a server, which needs one of them."""
 
     def connect(self, address: str, **options: Any) -> AbstractAsyncContextManager[LinkT]:
         return self._connect(**self.client(address), **options)
@@ -51,9 +52,16 @@ class Transport(Generic[LinkT]):
         task_status: trio.TaskStatus[list[str]],
         **options: Any,
     ) -> None:
-        if self.needed is not None and options.get(self.needed.partition("=")[0]) is None:
-            raise ValueError(f"{self.scheme}://{address}: a server needs {self.needed}")
+        if self.needed and all(options.get(name) is None for name in self.needed):
+            raise ValueError(f"{self.scheme}://{address}: {CERTIFICATE_NEEDED}")
         await self._serve(handler, limits=limits, task_status=task_status, **self.server(address), **options)
+
+
+def one_of(**options: object) -> None:
+    """Raise ValueError if more than one of these keywords was given."""
+    given = [f"{name}=" for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} say the same thing: give one of them")
 
 
 def one_place(address: str) -> dict[str, object]:

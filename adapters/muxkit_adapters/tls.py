@@ -9,10 +9,10 @@ from contextlib import AbstractAsyncContextManager
 
 import trio
 
-from muxkit import Identity, Limits
+from muxkit import TLS, Identity, Limits
 from muxkit.runtime import close_at_once, protect_package, protected_manager
 
-from ._addresses import Transport, join_host_port, one_place, several_places
+from ._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, one_place, several_places
 from ._errors import HandshakeFailed
 from ._identity import of_certificate
 from ._listen import serve_handshakes
@@ -103,6 +103,7 @@ async def connect(
     host: Hosts,
     port: int | None = None,
     *,
+    tls: TLS | None = None,
     ssl_context: ssl.SSLContext | None = None,
     server_hostname: str | None = None,
     alpn: Sequence[str] = (),
@@ -114,19 +115,17 @@ async def connect(
 ) -> AsyncIterator[TLSStream]:
     """Open a TLS connection to a peer whose certificate is valid for `server_hostname`, by default the host.
 
-    `alpn` is set on the context; when it is given, a peer that agrees to none of it is refused. Raises
+    `tls`, or a context of your own in its place, says whom to trust and what to show; without either the authorities of
+    the system are trusted. With `alpn`, a peer that agrees to none of these protocols is refused. Raises
     `HandshakeFailed` with the reason when the peer cannot be trusted. `insecure=True` admits a context that
     does not verify.
     """
-    context = ssl_context or ssl.create_default_context()
-    check_context(context, verifies=not insecure)
-    if alpn:
-        context.set_alpn_protocols(list(alpn))
+    context, verifies = client_context(tls, ssl_context, alpn=alpn, insecure=insecure)
     wire, (found, at) = await dial("tls", each_host(host, port), connect_timeout=connect_timeout, unsent=unsent)
-    where = f"tls {join_host_port(found, at)}{' (not verified, insecure)' if insecure else ''}"
-    tls = trio.SSLStream(wire, context, server_hostname=server_hostname or found, https_compatible=False)
-    stream = TLSStream(tls, where, close_timeout=close_timeout)
-    async with _trusted(stream, tls, handshake_timeout, alpn):
+    where = f"tls {join_host_port(found, at)}{'' if verifies else ' (not verified, insecure)'}"
+    wrapped = trio.SSLStream(wire, context, server_hostname=server_hostname or found, https_compatible=False)
+    stream = TLSStream(wrapped, where, close_timeout=close_timeout)
+    async with _trusted(stream, wrapped, handshake_timeout, alpn):
         yield stream
 
 
@@ -134,7 +133,8 @@ async def serve(
     handler: Callable[[TLSStream], Awaitable[None]],
     port: int = 0,
     *,
-    ssl_context: ssl.SSLContext,
+    tls: TLS | None = None,
+    ssl_context: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
     alpn: Sequence[str] = (),
     limits: Limits | None = None,
@@ -143,33 +143,67 @@ async def serve(
     listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run `handler(stream)` for each connection whose handshake succeeds, until cancelled."""
+    """Run `handler(stream)` for each connection whose handshake succeeds, until cancelled.
+
+    `tls`, or a context of your own in its place, has the certificate and its key.
+    """
     limits = limits or Limits()
-    accept = acceptor(ssl_context, alpn=alpn, limits=limits, close_timeout=close_timeout)
+    accept = acceptor(tls, ssl_context, alpn=alpn, limits=limits, close_timeout=close_timeout)
     open_to, addresses = await listen("tls", host, port, unsent=unsent, listeners=listeners)
     await serve_handshakes(open_to, accept, handler, limits=limits, started=lambda: task_status.started(addresses))
 
 
-transport = Transport(
-    "tls", connect, serve, several_places, one_place, needed="ssl_context=, with its certificate and key loaded"
-)
+transport = Transport("tls", connect, serve, several_places, one_place, needed=("tls", "ssl_context"))
 
 
 # What WebSocket over TLS shares
 
 
+def client_context(
+    tls: TLS | None, context: ssl.SSLContext | None, *, insecure: bool, alpn: Sequence[str] = ()
+) -> tuple[ssl.SSLContext, bool]:
+    """Return the context for a client's next connection, and whether it verifies the server."""
+    one_of(tls=tls, ssl_context=context)
+    if tls is not None:
+        verifies = tls.verify and not insecure
+        if tls.verify and insecure:
+            raise ValueError("insecure=True and tls=TLS(verify=True) contradict each other: leave insecure= out")
+        context = tls.client_context(alpn)
+    else:
+        verifies = not insecure
+        context = context or ssl.create_default_context()
+        if alpn:
+            context.set_alpn_protocols(list(alpn))
+    check_context(context, verifies=verifies)
+    return context, verifies
+
+
 def acceptor(
-    context: ssl.SSLContext, *, limits: Limits, alpn: Sequence[str] = (), close_timeout: float = CLOSE_TIMEOUT
+    tls: TLS | None,
+    context: ssl.SSLContext | None,
+    *,
+    limits: Limits,
+    alpn: Sequence[str] = (),
+    close_timeout: float = CLOSE_TIMEOUT,
 ) -> Callable[[SocketStream], AbstractAsyncContextManager[TLSStream]]:
     """Return a function that does the server's handshake over one accepted socket."""
-    check_context(context, verifies=False)
-    if alpn:
+    one_of(tls=tls, ssl_context=context)
+
+    def current() -> ssl.SSLContext:
+        found = context if tls is None else tls.server_context(alpn)  # another one after a reload
+        if found is None:
+            raise ValueError(CERTIFICATE_NEEDED)
+        check_context(found, verifies=False)
+        return found
+
+    current()
+    if alpn and context is not None:
         context.set_alpn_protocols(list(alpn))
 
     def accept(wire: SocketStream) -> AbstractAsyncContextManager[TLSStream]:
-        tls = trio.SSLStream(wire, context, server_side=True, https_compatible=False)
-        stream = TLSStream(tls, wire.peer, close_timeout=close_timeout)
-        return _trusted(stream, tls, limits.handshake, alpn)
+        wrapped = trio.SSLStream(wire, current(), server_side=True, https_compatible=False)
+        stream = TLSStream(wrapped, wire.peer, close_timeout=close_timeout)
+        return _trusted(stream, wrapped, limits.handshake, alpn)
 
     return accept
 

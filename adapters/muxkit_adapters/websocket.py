@@ -21,14 +21,16 @@ from trio_websocket import (
 )
 from wsproto.utilities import ProtocolError
 
-from muxkit import Identity, Limits
+from muxkit import TLS, Identity, Limits
 from muxkit.runtime import background, close_at_once, protect_package, protected_manager, turns
 
-from . import tcp, tls
+from . import tcp
 from ._addresses import Transport, exposed, join_host_port, parse_host_port
 from ._errors import HandshakeFailed, PlaintextWarning
 from ._listen import serve_handshakes
 from ._sockets import OneAtATime, SocketStream
+from .tls import acceptor
+from .tls import connect as tls_connect
 
 __all__ = [
     "HandshakeFailed",
@@ -53,6 +55,7 @@ FRAGMENTS_MOST = 1024  # frames per message
 TOGETHER = 4096  # bytes of one frame that are handed on at once, unless it ends before
 SLICE = 128  # bytes that are handed on at once, unless a frame is known to be longer: no more than 64 frames
 HEAD_END = b"\r\n\r\n"
+_FOR_WSS = "tls= and ssl_context= are for wss"
 TEXT, CONTROL = 1, 8  # opcodes
 
 
@@ -60,6 +63,7 @@ TEXT, CONTROL = 1, 8  # opcodes
 async def connect(
     url: str,
     *,
+    tls: TLS | None = None,
     ssl_context: ssl.SSLContext | None = None,
     connect_timeout: float = tcp.CONNECT_TIMEOUT,
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
@@ -74,22 +78,24 @@ async def connect(
     """
     place = _parse_url(url)
     wire: AbstractAsyncContextManager[trio.abc.Stream]
-    unprotected = False
+    unprotected, verifies = False, True
     if place.secure:
-        wire = tls.connect(
+        verifies = tls.verify if tls is not None else not insecure
+        wire = tls_connect(
             place.host,
             place.port,
+            tls=tls,
             ssl_context=ssl_context,
             connect_timeout=connect_timeout,
             close_timeout=close_timeout,
             insecure=insecure,
         )
-    elif ssl_context is not None:
-        raise ValueError(f"{url}: ssl_context is for wss")
+    elif tls is not None or ssl_context is not None:
+        raise ValueError(f"{place}: {_FOR_WSS}")
     else:
         unprotected = await exposed("ws", place.host, place.port, insecure=insecure, secure="wss")
         wire = _plain(place, connect_timeout)
-    peer = f"{place}{' (plaintext, insecure)' if unprotected else ''}"
+    peer = f"{place}{' (plaintext, insecure)' if unprotected else '' if verifies else ' (not verified, insecure)'}"
 
     async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, **sizes: Any) -> WebSocketConnection:
         stream: Any = guarded  # annotated as a socket, used as any stream
@@ -107,6 +113,7 @@ async def serve(
     host: str = "127.0.0.1",
     path: str | None = None,
     origins: Collection[str] = (),
+    tls: TLS | None = None,
     ssl_context: ssl.SSLContext | None = None,
     limits: Limits | None = None,
     close_timeout: float = CLOSE_TIMEOUT,
@@ -115,19 +122,19 @@ async def serve(
     listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run `handler(stream)` for each WebSocket, until cancelled; with `ssl_context` it is `wss`.
+    """Run `handler(stream)` for each WebSocket, until cancelled; with `tls` it is `wss`.
 
     With `path`, any other path is answered with 404. A request of a web page (it has an Origin) is answered with 403
     unless that origin is in `origins`, since pages of any site can reach 127.0.0.1.
     """
     limits = limits or Limits()
-    kind = "ws" if ssl_context is None else "wss"
+    kind = "ws" if tls is None and ssl_context is None else "wss"
     unprotected = False
     secure: Callable[[SocketStream], AbstractAsyncContextManager[trio.abc.Stream]] = nullcontext
-    if ssl_context is None:
+    if kind == "ws":
         unprotected = await exposed("ws", host, port, insecure=insecure, secure="wss")
     else:
-        secure = tls.acceptor(ssl_context, limits=limits, close_timeout=close_timeout)
+        secure = acceptor(tls, ssl_context, limits=limits, close_timeout=close_timeout)
 
     async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, **sizes: Any) -> WebSocketConnection:
         request = await wrap_server_stream(nursery, guarded, **sizes)
@@ -219,11 +226,12 @@ async def _serve_plain(
     port: int,
     *,
     host: str,
+    tls: object = None,
     ssl_context: object = None,
     **options: Any,
 ) -> None:
-    if ssl_context is not None:
-        raise ValueError(f"ws://{join_host_port(host, port)}: ssl_context is for wss")
+    if tls is not None or ssl_context is not None:
+        raise ValueError(f"ws {join_host_port(host, port)}: {_FOR_WSS}")
     await serve(handler, port, host=host, **options)
 
 
@@ -234,7 +242,7 @@ secure_transport = Transport(
     serve,
     partial(_client_url, "wss"),
     partial(_server_place, "wss"),
-    needed=tls.transport.needed,
+    needed=("tls", "ssl_context"),
 )
 
 

@@ -209,7 +209,7 @@ async def test_an_unverified_connection_must_be_asked_for_and_shows_it() -> None
 
 
 async def test_a_server_without_a_certificate_says_what_it_needs() -> None:
-    with pytest.raises(ValueError, match="needs ssl_context="):
+    with pytest.raises(ValueError, match="a server needs its certificate and key: tls="):
         await tls.transport.serve(echo, "127.0.0.1:0", limits=LIMITS, task_status=trio.TASK_STATUS_IGNORED)
 
 

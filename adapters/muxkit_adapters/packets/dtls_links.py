@@ -56,9 +56,9 @@ class DtlsLink(PacketLink):
         self._is_over = False
         channel.set_ciphertext_mtu(self._room())
 
-    async def shake_hands(self, context: Context, *, within: float, retransmit: float) -> None:
+    async def shake_hands(self, *, within: float, retransmit: float) -> None:
         """Do the handshake; raises `HandshakeFailed` with the reason, or ConnectionError if the peer is unreachable."""
-        verdict, peer = self._verdict, self._peer
+        verdict, peer, context = self._verdict, self._peer, self._ssl.get_context()
         verdict.watch(self._ssl, context.get_verify_mode())
         self._handshake.deadline = trio.current_time() + within
         failure: Exception | None = None
@@ -261,7 +261,7 @@ class DtlsListener(PacketListener[DtlsLink]):
         self,
         sock: socket.socket,
         handler: Callable[[DtlsLink], Awaitable[None]],
-        context: Context,
+        context: Callable[[], Context],
         options: ListenerOptions,
         *,
         retransmit: float,
@@ -273,9 +273,20 @@ class DtlsListener(PacketListener[DtlsLink]):
     async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Do the handshakes of new peers and run their handlers, until cancelled."""
         self.peers = peers
-        wire = EndpointSocket(self.packets, self._links.get)
+        context = self._context()
+
+        def renew() -> None:
+            nonlocal context
+            if (found := self._context()) is not context:
+                context = found
+                # As Trio does with the first; it has no other way to go on with another context.
+                context.set_cookie_verify_callback(lambda *_: True)
+                context.set_options(SSL.OP_NO_QUERY_MTU | SSL.OP_NO_RENEGOTIATION)
+                endpoint._listening_context = context
+
+        wire = EndpointSocket(self.packets, self._links.get, on_packets=renew)
         with trio.DTLSEndpoint(wire, incoming_packets_buffer=INBOX) as endpoint:
-            await endpoint.serve(self._context, self._peer, task_status=task_status)
+            await endpoint.serve(context, self._peer, task_status=task_status)
 
     async def _peer(self, channel: trio.DTLSChannel) -> None:
         """Serve one peer after it has returned its cookie; Trio closes the channel afterwards."""
@@ -299,7 +310,7 @@ class DtlsListener(PacketListener[DtlsLink]):
                 del self._links[address]
 
     async def _shake_hands_and_handle(self, link: DtlsLink) -> None:
-        await link.shake_hands(self._context, within=self.options.limits.handshake, retransmit=self._retransmit)
+        await link.shake_hands(within=self.options.limits.handshake, retransmit=self._retransmit)
         self.peers.establish(link)
         await self._handle(link)
 
@@ -310,8 +321,15 @@ class EndpointSocket(trio.socket.SocketType):
     `link_of` finds the link of an address.
     """
 
-    def __init__(self, packets: PacketSocket, link_of: Callable[[Address], DtlsLink | None]) -> None:
+    def __init__(
+        self,
+        packets: PacketSocket,
+        link_of: Callable[[Address], DtlsLink | None],
+        *,
+        on_packets: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
+        self._on_packets = on_packets
         self.packets = packets
         self._link_of = link_of
         self._queue: deque[tuple[bytes, Address]] = deque()
@@ -339,6 +357,7 @@ class EndpointSocket(trio.socket.SocketType):
                 await trio.lowlevel.checkpoint()
             else:
                 await packets.wait_readable()
+            self._on_packets()
             for address, burst in packets.receive():
                 link = self._link_of(address)
                 if link is not None:
