@@ -11,6 +11,7 @@ from muxkit.runtime._links import Arrival as Arrival
 from muxkit.runtime._links import ByteLink as ByteLink
 from muxkit.runtime._links import Datagram as Datagram
 from muxkit.runtime._links import Described as Described
+from muxkit.runtime._links import Explaining as Explaining
 from muxkit.runtime._links import Link as Link
 from muxkit.runtime._links import LinkKind as LinkKind
 from muxkit.runtime._links import Listening as Listening

@@ -12,7 +12,7 @@ import trio
 
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import StreamId
+from muxkit.core import Reason, StreamId
 from muxkit.runtime._session import Session
 
 LinkKind = Literal["stream", "packets", "multistream"]
@@ -75,6 +75,21 @@ class Described(Protocol):
     @property
     def peer(self) -> str:
         """The other end, as text: `tcp 127.0.0.1:7000`."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A link whose end can carry a reason, as the close frame of a WebSocket does.
+
+    `peer_reason` may also be had without `close_with`, by a link that can only read reasons.
+    """
+
+    @property
+    def peer_reason(self) -> Reason | None:
+        """Why the peer ended the link; None before that, or if it did not say."""
+
+    async def close_with(self, reason: Reason) -> None:
+        """Close, and tell the peer why."""
 
 
 def peer_of(link: object) -> str:
