@@ -20,6 +20,7 @@ from ._sockets import SocketListener, SocketStream, adopted, take_socket
 __all__ = ["PlaintextWarning", "SocketStream", "connect", "serve", "transport"]
 
 CONNECT_TIMEOUT = 30.0  # s, for each host
+TLS_PORT = "Is this a TLS port? Then the URL begins with …+tls://"
 UNSENT = 128 * 1024  # bytes that the kernel holds beyond what it has sent
 NOTSENT_LOWAT: int | None = getattr(trio.socket, "TCP_NOTSENT_LOWAT", None)
 
@@ -43,6 +44,7 @@ async def connect(
     places = each_host(host, port)
     open_to_others = [await exposed("tcp", *place, insecure=insecure, secure="tls") for place in places]
     stream, _ = await dial("tcp", places, connect_timeout=connect_timeout, unsent=unsent, exposed=any(open_to_others))
+    stream.hint_if_silent = TLS_PORT
     async with stream:
         yield stream
 

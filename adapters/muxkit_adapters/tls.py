@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 
 import trio
 
 from muxkit import TLS, Identity, Limits
+from muxkit.core import Reason
 from muxkit.runtime import close_at_once, protect_package, protected_manager
 
 from ._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, one_place, several_places
@@ -22,17 +24,26 @@ from .tcp import CONNECT_TIMEOUT, UNSENT, Hosts, dial, each_host, listen
 __all__ = ["HandshakeFailed", "TLSStream", "connect", "serve", "transport"]
 
 CLOSE_TIMEOUT = 5.0  # s, for close_notify to leave when the peer does not read
+ALERT_TIMEOUT = 1.0  # s, for a peer to read why it was refused
+ALERT = re.compile(r"(?:SSLV3|TLSV1|TLSV13)_ALERT_(\w+)")  # as OpenSSL names what it received
+CLIENT_CERTIFICATE = "If the server wants a client certificate: tls=muxkit.TLS(cert=…, key=…)"
+FOREIGN = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"}
+NO_TLS = "; what the peer sends is not TLS: is this a plaintext port?"
 HANDSHAKE_TIMEOUT = 10.0  # s, on the connecting side; a listener has Limits.handshake
 
 
 class TLSStream(trio.abc.Stream):
     """An encrypted stream; its end is clean only after the peer's close_notify."""
 
-    def __init__(self, stream: trio.SSLStream[SocketStream], peer: str, *, close_timeout: float) -> None:
+    def __init__(
+        self, stream: trio.SSLStream[SocketStream], peer: str, *, close_timeout: float, shows_nothing: bool = False
+    ) -> None:
         self._tls = stream
         self._peer = peer
         self._close_timeout = close_timeout
         self._closed = False
+        self._told: Reason | None = None
+        self._shows_nothing = shows_nothing
         self._identity: Identity | None = None
 
     @property
@@ -58,6 +69,16 @@ class TLSStream(trio.abc.Stream):
             proved: bytes | None = self._tls.getpeercert(binary_form=True)
             self._identity = None if proved is None else of_certificate(proved, self._tls.getpeercert())
         return self._identity
+
+    @property
+    def hint_if_silent(self) -> str | None:
+        """What to try if the connection ends before a byte came: a client hears only then that it was refused."""
+        return CLIENT_CERTIFICATE if self._shows_nothing and self._tls.version() == "TLSv1.3" else None
+
+    @property
+    def peer_reason(self) -> Reason | None:
+        """What the peer says in an alert with which it ended the connection."""
+        return self._told
 
     def __repr__(self) -> str:
         return f"<TLSStream {self._peer} {self._tls.version()}{', closed' if self._closed else ''}>"
@@ -94,6 +115,8 @@ class TLSStream(trio.abc.Stream):
             return trio.ClosedResourceError("this TLS stream was closed on our side")
         cause = error.__cause__
         if isinstance(cause, ssl.SSLError):
+            alert = alert_of(cause)
+            self._told = self._told or (None if alert is None else Reason(f"TLS alert: {alert}"))
             return trio.BrokenResourceError(f"{self._peer}: {reason_of(cause)}")
         return trio.BrokenResourceError(str(error) or f"{self._peer}: a cancelled call left the stream unusable")
 
@@ -124,7 +147,8 @@ async def connect(
     wire, (found, at) = await dial("tls", each_host(host, port), connect_timeout=connect_timeout, unsent=unsent)
     where = f"tls {join_host_port(found, at)}{'' if verifies else ' (not verified, insecure)'}"
     wrapped = trio.SSLStream(wire, context, server_hostname=server_hostname or found, https_compatible=False)
-    stream = TLSStream(wrapped, where, close_timeout=close_timeout)
+    shows_nothing = ssl_context is None if tls is None else tls.cert is None
+    stream = TLSStream(wrapped, where, close_timeout=close_timeout, shows_nothing=shows_nothing)
     async with _trusted(stream, wrapped, handshake_timeout, alpn):
         yield stream
 
@@ -233,8 +257,20 @@ async def _shake_hands(tls: trio.SSLStream[SocketStream], peer: str, within: flo
     except trio.BrokenResourceError as error:
         cause = error.__cause__
         if isinstance(cause, ssl.SSLError) and not _is_cut_off(cause):
+            await _send_alert(tls)
             raise HandshakeFailed(f"{peer}: {reason_of(cause)}") from cause
         raise HandshakeFailed(f"{peer}: the peer hung up during the TLS handshake") from cause
+
+
+async def _send_alert(tls: trio.SSLStream[SocketStream]) -> None:
+    """Send the alert that says what is wrong, which Trio leaves in the buffer; then let the peer read it."""
+    wire, alert = tls.transport_stream, tls._outgoing.read()
+    with trio.move_on_after(ALERT_TIMEOUT), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        if alert:
+            await wire.send_all(alert)
+            await wire.send_eof()
+            while await wire.receive_some():  # what is not read would reset the connection, and the alert be lost
+                pass
 
 
 def check_context(context: ssl.SSLContext, *, verifies: bool) -> None:
@@ -264,7 +300,18 @@ def reason_of(error: ssl.SSLError) -> str:
         return f"the certificate was refused: {error.verify_message}"
     if _is_cut_off(error):
         return "cut off without close_notify, so data may be missing"
-    return f"TLS failed: {(error.reason or type(error).__name__).replace('_', ' ').lower()}"
+    alert = alert_of(error)
+    if alert is not None:
+        told = "give it one: tls=muxkit.TLS(cert=…, key=…)"
+        return f"the peer refused the connection: {alert}{f'; {told}' if alert == 'certificate required' else ''}"
+    reason = (error.reason or type(error).__name__).replace("_", " ").lower()
+    return f"TLS failed: {reason}{NO_TLS if error.reason in FOREIGN else ''}"
+
+
+def alert_of(error: ssl.SSLError) -> str | None:
+    """Return the alert that the peer sent: `certificate required`; None if the error is another one."""
+    found = ALERT.fullmatch(error.reason or "")
+    return None if found is None else found[1].replace("_", " ").lower()
 
 
 def _is_cut_off(error: ssl.SSLError) -> bool:

@@ -24,7 +24,7 @@ from wsproto.utilities import ProtocolError
 
 from muxkit import TLS, Identity, Limits, Request
 from muxkit.core import Reason
-from muxkit.runtime import background, close_at_once, protect_package, protected_manager, turns
+from muxkit.runtime import HEAD, background, close_at_once, looks_like, protect_package, protected_manager, turns
 
 from . import tcp
 from ._addresses import Transport, exposed, join_host_port, parse_host_port
@@ -224,6 +224,7 @@ def check_subprotocols(names: Sequence[str]) -> None:
 async def _plain(place: _Place, connect_timeout: float) -> AsyncIterator[SocketStream]:
     hosts = [(place.host, place.port)]
     stream, _ = await tcp.dial("ws", hosts, connect_timeout=connect_timeout, unsent=tcp.UNSENT)
+    stream.hint_if_silent = "Is this a TLS port? Then the URL begins with wss://, or …+wss://"
     async with stream:
         yield stream
 
@@ -533,6 +534,10 @@ async def _upgrade(nursery: trio.Nursery, wire: GuardedStream, upgrade: _Upgrade
         why = f"the upgrade was not over within {upgrade.handshake_timeout:g} s"
     else:
         why = "the peer hung up during the upgrade, or does not speak WebSocket"
+        if found := looks_like(wire.head):
+            why += f"; its bytes look like {found}"
+        elif hint := wire.hint_if_silent:
+            why += f". {hint}"
     raise HandshakeFailed(f"{upgrade.peer}: {why}") from tasks.failure
 
 
@@ -652,6 +657,13 @@ class GuardedStream(trio.abc.Stream):
         """True once a write was cut short, after which the peer cannot understand anything more."""
         self.failure: Exception | None = None
         """Why reading ended, unless by the end of the stream."""
+        self.head = b""
+        """The first bytes that came."""
+
+    @property
+    def hint_if_silent(self) -> str | None:
+        """What to try if the peer sent nothing."""
+        return None if self.head else getattr(self._wire, "hint_if_silent", None)
 
     @property
     def has_close_frame(self) -> bool:
@@ -680,6 +692,7 @@ class GuardedStream(trio.abc.Stream):
         """Return what came in small slices, since trio-websocket parses all frames of one before it reads again."""
         if not self._rest:
             data = await self._wire.receive_some(max_bytes)
+            self.head = self.head or bytes(data[:HEAD])
             if len(data) <= SLICE:
                 return data
             self._rest = memoryview(data)

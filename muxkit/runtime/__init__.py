@@ -1,12 +1,14 @@
 """The Trio half: pumps, halves and the common face of sessions; what adapters and protocol plugins build on."""
 
 from muxkit.core import TokenBucket as TokenBucket
+from muxkit.runtime._errors import HEAD as HEAD
 from muxkit.runtime._errors import ChannelCancelled as ChannelCancelled
 from muxkit.runtime._errors import ChannelStopped as ChannelStopped
 from muxkit.runtime._errors import LinkLost as LinkLost
 from muxkit.runtime._errors import Phase as Phase
 from muxkit.runtime._errors import Side as Side
 from muxkit.runtime._errors import Unsupported as Unsupported
+from muxkit.runtime._errors import looks_like as looks_like
 from muxkit.runtime._links import Arrival as Arrival
 from muxkit.runtime._links import ByteLink as ByteLink
 from muxkit.runtime._links import Datagram as Datagram
