@@ -52,6 +52,7 @@ async def connect(
     tls: TLS | None = None,
     ssl_context: Context | None = None,
     server_hostname: str | None = None,
+    connect_timeout: float | None = None,
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
     retransmit: float = RETRANSMIT,
     insecure: bool = False,
@@ -62,6 +63,7 @@ async def connect(
     `tls`, or a context made by `client_context` in its place, says whom to trust and what to show. A verify callback of
     `ssl_context` is not called. Raises `HandshakeFailed` with the reason when the peer cannot be trusted,
     ConnectionRefusedError when the network reports it as unreachable.
+    `connect_timeout` is another name for `handshake_timeout`.
     `insecure=True` admits a context that does not verify, and then no name is checked either. `PacketOptions`
     describes the other keywords.
     """
@@ -95,7 +97,8 @@ async def connect(
             packet_options,
             hostname=(server_hostname or host) if is_verified else None,
         )
-        await link.shake_hands(within=handshake_timeout, retransmit=retransmit)
+        within = handshake_timeout if connect_timeout is None else connect_timeout
+        await link.shake_hands(within=within, retransmit=retransmit)
         try:
             yield link
         finally:
@@ -140,6 +143,8 @@ async def serve(
     await serve_listeners(listeners, listener_options, task_status.started)
 
 
-transport = Transport("dtls", connect, serve, one_place, one_place, "packets", needed=("tls", "ssl_context"))
+transport = Transport(
+    "dtls", connect, serve, one_place, one_place, "packets", (PacketKeywords, ListenerKeywords), ("tls", "ssl_context")
+)
 
 protect_package("muxkit_adapters")

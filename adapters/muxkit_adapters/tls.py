@@ -253,7 +253,8 @@ async def _shake_hands(tls: trio.SSLStream[SocketStream], peer: str, within: flo
         with trio.fail_after(within):
             await tls.do_handshake()
     except trio.TooSlowError:
-        raise HandshakeFailed(f"{peer}: the TLS handshake was not over within {within:g} s") from None
+        text = f"the TLS handshake was not over within {within:g} s (handshake_timeout=)"
+        raise HandshakeFailed(f"{peer}: {text}") from None
     except trio.BrokenResourceError as error:
         cause = error.__cause__
         if isinstance(cause, ssl.SSLError) and not _is_cut_off(cause):

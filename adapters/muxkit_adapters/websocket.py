@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -276,6 +276,7 @@ def _server_place(scheme: str, address: str) -> dict[str, object]:
     return {"host": place.host, "port": place.port, "path": None if place.resource == "/" else place.resource}
 
 
+@wraps(serve)
 async def _serve_plain(
     handler: Callable[[WebSocketStream], Awaitable[None]],
     port: int,
@@ -531,7 +532,7 @@ async def _upgrade(nursery: trio.Nursery, wire: GuardedStream, upgrade: _Upgrade
     elif wire.failure is not None:
         why = str(wire.failure)
     elif trio.current_time() >= tasks.waiting.deadline:
-        why = f"the upgrade was not over within {upgrade.handshake_timeout:g} s"
+        why = f"the upgrade was not over within {upgrade.handshake_timeout:g} s (handshake_timeout=)"
     else:
         why = "the peer hung up during the upgrade, or does not speak WebSocket"
         if found := looks_like(wire.head):

@@ -29,6 +29,7 @@ from muxkit.runtime._links import StreamReset as StreamReset
 from muxkit.runtime._links import StreamStopped as StreamStopped
 from muxkit.runtime._links import Transport as Transport
 from muxkit.runtime._links import WaitableLink as WaitableLink
+from muxkit.runtime._links import check_options as check_options
 from muxkit.runtime._links import peer_of as peer_of
 from muxkit.runtime._scope import background as background
 from muxkit.runtime._scope import bare_nursery as bare_nursery

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from difflib import get_close_matches
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import attrs
@@ -273,6 +274,20 @@ class Transport(Protocol):
 
     @property
     def serve(self) -> Callable[..., Awaitable[None]]: ...
+
+
+def check_options(kind: str, given: Iterable[str], known: Collection[str], **also: Collection[str]) -> None:
+    """Raise TypeError for an option that there is not, with the nearest name.
+
+    `known` are the options of `kind`, a transport, and `also` those of others that the caller could have meant.
+    """
+    for name in given:
+        if name in known:
+            continue
+        near = get_close_matches(name, [*known, *(each for names in also.values() for each in names)], 1)
+        meant = f"; did you mean {near[0]!r}?" if near else "."
+        lists = (f"of {whose}: {', '.join(sorted(names)) or 'none'}" for whose, names in [(kind, known), *also.items()])
+        raise TypeError(f"{kind} has no option {name!r}{meant} Options {'; '.join(lists)}")
 
 
 class ProtocolPlugin(Protocol):

@@ -16,7 +16,7 @@ from muxkit import Identity
 from muxkit.runtime import turns
 
 from .._addresses import join_host_port
-from .._errors import HandshakeFailed
+from .._errors import HandshakeFailed, failed
 from .certificates import ALERTS, DTLS_1_2, SSL, Context, Verdict, identity_of, reason_of, verifies
 from .links import CLOSED, PacketLink
 from .listeners import PacketListener, Peers
@@ -68,11 +68,12 @@ class DtlsLink(PacketLink):
             except (SSL.Error, trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 failure = error
         if isinstance(self._broken, OSError):
-            raise type(self._broken)(self._broken.errno, f"{peer}: {self._broken.strerror}") from self._broken
+            raise failed(peer, self._broken) from self._broken
         if verdict.reason is not None:
             raise HandshakeFailed(f"{peer}: the certificate was refused: {verdict.reason}")
         if self._handshake.cancelled_caught:
             said = "" if verdict.alert is None else f"; the peer says: {ALERTS.get(verdict.alert, verdict.alert)}"
+            said = said or " (handshake_timeout=)"
             raise HandshakeFailed(f"{peer}: the DTLS handshake was not over within {within:g} s{said}")
         if failure is not None:
             reason = (

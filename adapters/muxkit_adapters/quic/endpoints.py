@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from typing import TYPE_CHECKING, Unpack
 
 import attrs
@@ -19,7 +17,7 @@ except ModuleNotFoundError as error:
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from .._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, one_place, several_places
-from .._errors import HandshakeFailed
+from .._errors import HandshakeFailed, failed
 from ..packets.options import Address, PacketOptions
 from ..packets.sockets import PacketSocket, bind_all, open_socket, resolve
 from ..tcp import Hosts, each_host
@@ -46,6 +44,7 @@ async def connect(
     server_hostname: str | None = None,
     insecure: bool = False,
     limits: Limits | None = None,
+    connect_timeout: float | None = None,
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
     tickets: Tickets | None = None,
     **options: Unpack[QuicKeywords],
@@ -54,7 +53,8 @@ async def connect(
 
     `tls` says whom to trust and what to show. `ca` in its place is a file of certificates, or PEM, to trust instead of
     the system's roots. The addresses are tried in turn,
-    each for `handshake_timeout` seconds. Raises `HandshakeFailed` with the reason when the peer cannot be trusted or
+    each for `handshake_timeout` seconds; `connect_timeout` is another name for it.
+    Raises `HandshakeFailed` with the reason when the peer cannot be trusted or
     does not answer. Leaving the block normally closes in order, leaving it by an error closes with an error.
     `QuicOptions` describes the other keywords.
     """
@@ -66,7 +66,7 @@ async def connect(
         ca if tls is None else tls.ca,
         server_hostname,
         insecure if tls is None else not tls.verify,
-        handshake_timeout,
+        handshake_timeout if connect_timeout is None else connect_timeout,
         tickets,
     )
     places = each_host(host, port)
@@ -154,6 +154,7 @@ transport = Transport(
     several_places,
     one_place,
     "multistream",
+    (QuicKeywords,),
     needed=("tls", "certificate"),
 )
 
@@ -239,7 +240,7 @@ class _Client:
             if self._refusal is not None:
                 raise self._refusal
             if handshake.cancelled_caught:
-                raise HandshakeFailed(f"{self._name}: no handshake within {within:g} s")
+                raise HandshakeFailed(f"{self._name}: no handshake within {within:g} s (handshake_timeout=)")
             if self._link.alpn is None:
                 raise HandshakeFailed(f"{self._name}: {self._reason()}")
         except BaseException:
@@ -269,7 +270,7 @@ class _Client:
     def _refused(self, _: Address, error: OSError) -> None:
         # After the handshake the report may be forged; before it, no peer is there to wait for.
         if isinstance(error, ConnectionRefusedError) and not self._link.established.is_set():
-            self._refusal = OSError(errno.ECONNREFUSED, f"{self._name}: {os.strerror(errno.ECONNREFUSED)}")
+            self._refusal = failed(self._name, error)
             self._refusal.__cause__ = error
             self._link.established.set()
 
@@ -304,7 +305,7 @@ def _connected(
         sock = open_socket(family, bind=None if host is None else (host, 0), connect=peer)
     except OSError as error:
         where = join_host_port(host, 0) if host is not None else join_host_port(*peer[:2])
-        raise OSError(error.errno, f"quic {where}: {os.strerror(error.errno or 0)}") from error
+        raise failed(f"quic {where}", error) from error
     return PacketSocket(sock, SOCKETS, refused=refused, peer=peer)
 
 
