@@ -24,6 +24,7 @@ from muxkit.runtime import (
     ProtocolPlugin,
     ResumingPlugin,
     Session,
+    check_options,
     peer_of,
     protect_package,
     protected_manager,
@@ -93,8 +94,16 @@ class Door:
             address = self.protocol.join(self._transport_name, address, self._endpoint)
         return f"{self.scheme}://{address}"
 
+    def _check_options(self, side: Literal["client", "server"]) -> None:
+        """Raise TypeError for options that neither the transport nor the protocol has."""
+        options = getattr(self.transport, "options", None)  # transports of others need not have it
+        if options is not None:
+            theirs = {self.protocol_name: self.protocol.options}
+            check_options(self._transport_name, self._link_options, options(side), **theirs)
+
     @protected_manager
     async def session_to(self) -> AsyncGenerator[Session, None]:
+        self._check_options("client")
         if isinstance(self.protocol, ResumingPlugin):
             observer = for_connection(self._observer, f"client {self.address}")
             async with self.protocol.link(
@@ -121,6 +130,7 @@ class Door:
         self, handle: Callable[[Link], Awaitable[None]], *, task_status: trio.TaskStatus[list[str]]
     ) -> None:
         """Accept connections until cancelled, and call `handle` with each that is let in."""
+        self._check_options("server")
         await self.transport.serve(
             handle if self._gatekeeper is None else partial(self._admit, self._gatekeeper, handle),
             self.address,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -17,6 +18,13 @@ def _readable(what: str, path: File) -> str:
             return os.fspath(path)
     except OSError as error:
         raise ValueError(f"TLS({what}={os.fspath(path)!r}): {os.strerror(error.errno or 0).lower()}") from error
+
+
+@attrs.frozen
+class _Contexts:
+    client: ssl.SSLContext
+    server: ssl.SSLContext | None
+    """None without a certificate."""
 
 
 @attrs.define
@@ -41,8 +49,8 @@ class TLS:
     """False accepts any server, so anybody on the path can read and change everything; for tests."""
     generation: int = attrs.field(default=0, init=False, eq=False, repr=False)
     """How many times the files were read again; a transport that keeps what it made of them compares this."""
-    _client: ssl.SSLContext | None = attrs.field(default=None, init=False, eq=False, repr=False)
-    _server: ssl.SSLContext | None = attrs.field(default=None, init=False, eq=False, repr=False)
+    _contexts: dict[tuple[str, ...], _Contexts] = attrs.field(factory=dict, init=False, eq=False, repr=False)
+    """By the protocols to agree on, since a context offers the same to all of its connections."""
 
     def __attrs_post_init__(self) -> None:
         if self.key is not None and self.cert is None:
@@ -51,25 +59,31 @@ class TLS:
             raise ValueError("TLS(client_ca=…): is for a server, which needs cert= and key=")
         if self.ca is not None and not self.verify:
             raise ValueError("TLS(ca=…, verify=False): what is not verified needs no authority")
-        self._client, self._server = self._load()
+        self._contexts[()] = self._load(())
 
     def reload(self) -> None:
         """Read the files again, for the handshakes from now on; if they are faulty, nothing changes."""
-        self._client, self._server = self._load()
+        self._contexts = {alpn: self._load(alpn) for alpn in self._contexts}
         self.generation += 1
 
-    def client_context(self) -> ssl.SSLContext:
-        """Return the context for the next connection of a client."""
-        assert self._client is not None
-        return self._client
+    def client_context(self, alpn: Sequence[str] = ()) -> ssl.SSLContext:
+        """Return the context for the next connection of a client; `alpn` are the protocols to agree on."""
+        return self._for(alpn).client
 
-    def server_context(self) -> ssl.SSLContext:
+    def server_context(self, alpn: Sequence[str] = ()) -> ssl.SSLContext:
         """Return the context for the next connection that a server accepts; raises ValueError without `cert`."""
-        if self._server is None:
+        server = self._for(alpn).server
+        if server is None:
             raise ValueError("a server needs its certificate and key: tls=muxkit.TLS(cert='cert.pem', key='key.pem')")
-        return self._server
+        return server
 
-    def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext | None]:
+    def _for(self, alpn: Sequence[str]) -> _Contexts:
+        found = self._contexts.get(tuple(alpn))
+        if found is None:
+            found = self._contexts[tuple(alpn)] = self._load(tuple(alpn))
+        return found
+
+    def _load(self, alpn: tuple[str, ...]) -> _Contexts:
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if not self.verify:
             client.check_hostname = False
@@ -78,15 +92,15 @@ class TLS:
             client.load_default_certs()
         else:
             self._trust(client, "ca", self.ca)
-        self._show(client)
+        self._show(client, alpn)
         if self.cert is None:
-            return client, None
+            return _Contexts(client, None)
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if self.client_ca is not None:
             self._trust(server, "client_ca", self.client_ca)
             server.verify_mode = ssl.CERT_REQUIRED
-        self._show(server)
-        return client, server
+        self._show(server, alpn)
+        return _Contexts(client, server)
 
     def _trust(self, context: ssl.SSLContext, what: str, authorities: File | bytes) -> None:
         try:
@@ -98,8 +112,10 @@ class TLS:
             shown = "…" if isinstance(authorities, bytes) else repr(os.fspath(authorities))
             raise ValueError(f"TLS({what}={shown}): there is no certificate in PEM in it") from error
 
-    def _show(self, context: ssl.SSLContext) -> None:
+    def _show(self, context: ssl.SSLContext, alpn: tuple[str, ...]) -> None:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if alpn:
+            context.set_alpn_protocols(alpn)
         if self.cert is None:
             return
         cert = _readable("cert", self.cert)

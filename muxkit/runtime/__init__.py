@@ -1,16 +1,19 @@
 """The Trio half: pumps, halves and the common face of sessions; what adapters and protocol plugins build on."""
 
 from muxkit.core import TokenBucket as TokenBucket
+from muxkit.runtime._errors import HEAD as HEAD
 from muxkit.runtime._errors import ChannelCancelled as ChannelCancelled
 from muxkit.runtime._errors import ChannelStopped as ChannelStopped
 from muxkit.runtime._errors import LinkLost as LinkLost
 from muxkit.runtime._errors import Phase as Phase
 from muxkit.runtime._errors import Side as Side
 from muxkit.runtime._errors import Unsupported as Unsupported
+from muxkit.runtime._errors import looks_like as looks_like
 from muxkit.runtime._links import Arrival as Arrival
 from muxkit.runtime._links import ByteLink as ByteLink
 from muxkit.runtime._links import Datagram as Datagram
 from muxkit.runtime._links import Described as Described
+from muxkit.runtime._links import Explaining as Explaining
 from muxkit.runtime._links import Link as Link
 from muxkit.runtime._links import LinkKind as LinkKind
 from muxkit.runtime._links import Listening as Listening
@@ -26,6 +29,7 @@ from muxkit.runtime._links import StreamReset as StreamReset
 from muxkit.runtime._links import StreamStopped as StreamStopped
 from muxkit.runtime._links import Transport as Transport
 from muxkit.runtime._links import WaitableLink as WaitableLink
+from muxkit.runtime._links import check_options as check_options
 from muxkit.runtime._links import peer_of as peer_of
 from muxkit.runtime._scope import background as background
 from muxkit.runtime._scope import bare_nursery as bare_nursery

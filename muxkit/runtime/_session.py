@@ -113,9 +113,12 @@ class Request:
     """The HTTP request that opened a WebSocket."""
 
     path: str
-    query: str
-    headers: tuple[tuple[str, str], ...]
-    """Names in lower case, in the order in which they came; without the token."""
+    query: str = attrs.field(repr=False)
+    headers: tuple[tuple[str, str], ...] = attrs.field(repr=False)
+    """Names in lower case, in the order in which they came, without those of the WebSocket handshake.
+
+    These and the query may hold what must not get into a log.
+    """
     subprotocol: str | None = None
 
 

@@ -13,6 +13,7 @@ from typing import cast
 import trio
 
 from .._addresses import join_host_port
+from .._errors import failed
 from .._sockets import CLOSED_HERE
 from . import kernel
 from .options import TURN_BYTES, TURN_PACKETS, UNREACHABLE, Address, Buffers, PacketOptions
@@ -287,10 +288,10 @@ async def bind_all(kind: str, host: str, port: int, *, one_port: bool = False) -
                 bound.append(open_socket(family, bind=address))
             except OSError as error:
                 if error.errno not in NOT_HERE:
-                    raise OSError(error.errno, f"{kind} {join_host_port(*address[:2])}: {error.strerror}") from error
+                    raise failed(f"{kind} {join_host_port(*address[:2])}", error) from error
                 reasons.append(error)
         if not bound:
-            raise reasons[0]
+            raise failed(f"{kind} {join_host_port(host, port)}", reasons[0]) from reasons[0]
     except BaseException:
         for sock in bound:
             sock.close()
@@ -303,7 +304,7 @@ async def resolve(kind: str, host: str, port: int, flags: int = 0) -> list[tuple
     try:
         found = await trio.socket.getaddrinfo(host or None, port, type=socket.SOCK_DGRAM, flags=flags)
     except OSError as error:
-        raise OSError(error.errno, f"{kind} {join_host_port(host, port)}: {error.strerror or error}") from error
+        raise failed(f"{kind} {join_host_port(host, port)}", error) from error
     # The third form in the annotation is for Pythons without IPv6.
     return [(family, cast("Address", address)) for family, _, _, _, address in found]
 

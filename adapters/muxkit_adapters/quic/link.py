@@ -14,10 +14,11 @@ import trio
 from aioquic.quic import events as quic_events
 from aioquic.quic.packet import QuicErrorCode
 
-from muxkit import RemoteProtocolError
+from muxkit import Identity, RemoteProtocolError
 from muxkit.runtime import Arrival, Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped, TokenBucket
 
-from .._sockets import OneAtATime
+from .._identity import of_x509
+from .._sockets import OneAtATime, local_name
 from ..packets.options import Address
 from ..packets.sockets import PacketSocket
 from .connection import LimitedConnection
@@ -102,6 +103,17 @@ class QuicLink(MultistreamLink):
     @property
     def peer(self) -> str:
         return self._name
+
+    @property
+    def local(self) -> str:
+        """This end, in the same form; "" once the socket is closed."""
+        return local_name(self._name, self.wire.socket)
+
+    @property
+    def identity(self) -> Identity | None:
+        """The peer by its certificate, if it was verified; None if the peer showed none, or was not asked."""
+        certificate = self._quic.certificate
+        return None if certificate is None else of_x509(certificate)
 
     @property
     def round_trip(self) -> float | None:

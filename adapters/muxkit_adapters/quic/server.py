@@ -42,14 +42,15 @@ class Server:
 
     def __init__(
         self,
-        configuration: QuicConfiguration,
+        configuration: Callable[[], QuicConfiguration],
         handler: Callable[[QuicLink], Awaitable[None]],
         *,
         options: QuicOptions,
         retry: bool,
         tickets: IssuedTickets | None,
     ) -> None:
-        self._configuration = configuration
+        self._configuration = configuration()
+        self._renewed = configuration
         self._handler = handler
         self._options = options
         self._limits = options.limits
@@ -173,6 +174,7 @@ class Server:
     def _open(
         self, original: bytes, token_id: bytes | None, first_id: bytes, address: Address, wire: PacketSocket
     ) -> QuicLink:
+        self._configuration = self._renewed()
         quic = LimitedConnection(
             self._configuration,
             streams=self._options.most_streams,

@@ -76,6 +76,8 @@ class Pump(ABC, Generic[EventT]):
         """When the connection is, for the error that says when it was lost."""
         self._hint_if_silent: str | None = getattr(link, "hint_if_silent", None)
         self._parting: Sequence[bytes] = ()  # to send before the connection is closed
+        self._farewell = Reason()  # for a link that can carry one
+        self._transport = link
 
     # --- the life of the connection
 
@@ -104,12 +106,29 @@ class Pump(ABC, Generic[EventT]):
 
     def _broke(self, doing: str, error: Exception) -> None:
         """The link says that it is gone."""
-        self.lose(f"the connection broke while {doing}", by="network", cause=error)
+        if getattr(self._transport, "peer_reason", None):
+            self.lose("the peer closed the connection", by="peer", cause=error)
+        else:
+            self.lose(f"the connection broke while {doing}", by="network", cause=error)
 
-    def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, parting: Sequence[bytes] = ()) -> None:
-        """The connection is over; the first reason counts. `parting` is sent to the peer if that can be done."""
+    def lose(
+        self,
+        reason: str,
+        *,
+        by: Side,
+        cause: BaseException | None = None,
+        parting: Sequence[bytes] = (),
+        farewell: Reason | None = None,
+    ) -> None:
+        """The connection is over; the first reason counts.
+
+        `parting` is sent to the peer if that can be done, and `farewell` by a link that can carry a reason.
+        """
         if self.is_lost:
             return
+        self._farewell = farewell or Reason()
+        if (told := getattr(self._transport, "peer_reason", None)) is not None:
+            self.told(told)
         if self._hanging_up and not isinstance(cause, RemoteProtocolError):
             reason, by, cause = "we hung up", "local", None
         self.is_lost = True

@@ -17,7 +17,7 @@ import trio
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import BoundedParsing, Buffer, Queued, SeparateTimers, StreamEngine
 from muxkit.runtime._errors import HEAD, Side, looks_like
-from muxkit.runtime._links import NowaitLink
+from muxkit.runtime._links import Explaining, NowaitLink
 from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring, keep_freed_memory
 from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.turns import LONG_TURN
@@ -84,6 +84,8 @@ class StreamPump(Pump[EventT]):
         await self.reading.run()
 
     async def _close_link(self) -> None:
+        if self._farewell and isinstance(self._stream, Explaining):
+            await self._stream.close_with(self._farewell)
         await trio.aclose_forcefully(self._stream)
 
     def _stop(self, cause: BaseException | None) -> None:
@@ -105,6 +107,8 @@ class StreamPump(Pump[EventT]):
         """Write the last bytes, then read on until the peer closes: else it may be told of a reset instead."""
         try:
             await self._stream.send_all(b"".join(self._parting))
+            if self._farewell and isinstance(self._stream, Explaining):
+                return  # closing it waits for the peer
             if isinstance(self._stream, trio.abc.HalfCloseableStream):
                 await self._stream.send_eof()
             while await self._stream.receive_some(PARTING_READ_BYTES):

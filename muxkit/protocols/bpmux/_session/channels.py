@@ -69,7 +69,7 @@ class Connection:
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, told: Reason) -> None:
         """End the connection, and tell the peer why."""
         farewell = self.engine.farewell(told)
-        self.pump.lose(reason, by=by, cause=cause, parting=[farewell] if farewell else ())
+        self.pump.lose(reason, by=by, cause=cause, parting=[farewell] if farewell else (), farewell=told)
 
     def _queued(self) -> int:
         """Return the bytes of messages that the engine holds, with those that wait for credit."""

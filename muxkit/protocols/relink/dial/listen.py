@@ -31,6 +31,7 @@ from muxkit.runtime import (
     Backoff,
     Forgotten,
     HandshakeQueue,
+    Identity,
     LinkLost,
     Registry,
     background,
@@ -99,13 +100,14 @@ class Identified(Protocol):
     """A stream with an authenticated peer: for TLS, the certificate whose private key the peer proved to own."""
 
     @property
-    def identity(self) -> bytes | None: ...
+    def identity(self) -> Identity | bytes | None: ...
 
 
 def identity_of(stream: trio.abc.Stream) -> bytes | None:
-    """`identity` of the stream, if it has that; of a `trio.SSLStream` the peer's certificate, if it was verified."""
+    """The certificate of the stream's `identity`; of a `trio.SSLStream` the peer's certificate, if it was verified."""
     if isinstance(stream, Identified):
-        return stream.identity
+        identity = stream.identity
+        return identity.certificate if isinstance(identity, Identity) else identity
     certificate = getattr(stream, "getpeercert", None)  # these two are passed on by it
     context = getattr(stream, "context", None)
     if certificate is None or context is None or context.verify_mode is ssl.CERT_NONE:
