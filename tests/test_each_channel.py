@@ -26,7 +26,7 @@ async def test_no_more_handlers_run_than_were_asked_for_even_when_their_channels
         running -= 1
 
     async with trio.open_nursery() as nursery:
-        served: muxkit.Server = await nursery.start(muxkit.serve, muxkit.each_channel(slow, most=3), URL)
+        served: muxkit.Server = await nursery.start(muxkit.serve, muxkit.each_channel(slow, max_concurrent=3), URL)
         async with muxkit.connect(served.url) as session:
             for _ in range(20):
                 async with session.open() as channel:

@@ -53,8 +53,26 @@ class LyingChannel(muxkit.Channel):
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-    def abort(self) -> None:
-        self._inner.abort()
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        self._inner.abort(reason, code=code)
+
+    @property
+    def session(self) -> muxkit.Session:
+        return self._inner.session
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def opening(self) -> bytes:
+        return self._inner.opening
+
+    def as_stream(self) -> trio.abc.HalfCloseableStream:
+        return self._inner.as_stream()
+
+    def stats(self) -> muxkit.ChannelStats:
+        return self._inner.stats()
 
 
 async def problems_with(handler: Callable[[muxkit.Channel], Awaitable[object]], plan: Plan = PLAN) -> list[str]:
