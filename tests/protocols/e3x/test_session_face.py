@@ -367,8 +367,12 @@ async def test_a_peer_that_opens_and_cancels_waits_for_its_allowance(autojump_cl
 
 async def test_what_the_peer_cancelled_before_it_was_taken_is_not_handed_out(autojump_clock: MockClock) -> None:
     async with on_packets() as pair:
-        (await pair.one.open("cancelled", payload=b"x" * 100)).abort()
-        (await session_of(pair, "one").open("cancelled", payload=b"x", reliable=False)).abort()
+        cancelled = [await session_of(pair, "one").open(payload=b"x", reliable=reliable) for reliable in (True, False)]
+        await trio.sleep(1)
+        assert len(session_of(pair, "other")._backlog) == 2
+        for channel in cancelled:
+            channel.abort()
+        await trio.sleep(1)
         async with pair.one.open("kept"):
             await trio.sleep(1)
             assert (await next_channel(session_of(pair, "other"))).name == "kept"

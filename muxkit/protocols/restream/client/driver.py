@@ -209,6 +209,7 @@ class _Connection:
         self._began = trio.current_time()
         self._paused = 0.0  # s without reading, during which no line can be late
         self._reading = trio.CancelScope()
+        self._was_heard = False
         self._is_leaving = False
         self._is_writing = False
         self._cannot_write = False
@@ -277,6 +278,7 @@ class _Connection:
             with trio.CancelScope(deadline=min(late, silent)):
                 data = await self._stream.receive_some(self._driver.read_bytes)
                 if data:
+                    self._was_heard = True
                     engine.receive_bytes(bytes(data), self._now())
                     return None
                 engine.receive_eof(self._now())
@@ -347,5 +349,13 @@ class _Connection:
 
     def _lose(self, reason: str, *, by: Literal["peer", "network"], cause: BaseException | None = None) -> None:
         peer = self._stream.peer if isinstance(self._stream, Described) else ""
-        self.loss = LinkLost(reason, by=by, peer=peer, after=trio.current_time() - self._began)
+        hint: str | None = None if self._was_heard else getattr(self._stream, "hint_if_silent", None)
+        self.loss = LinkLost(
+            reason,
+            by=by,
+            peer=peer,
+            after=trio.current_time() - self._began,
+            phase="leave" if self._is_leaving else "open" if self._was_heard else "handshake",
+            hint=hint,
+        )
         self.loss.__cause__ = cause

@@ -249,7 +249,7 @@ def _copy_of(error: RemoteProtocolError) -> RemoteProtocolError:
 
 
 def _no_connection(cause: Exception) -> LinkLost:
-    error = LinkLost(f"there can be no connection: {cause}", by="network")
+    error = LinkLost(f"there can be no connection: {cause}", by="network", phase="connect")
     error.__cause__ = cause
     return error
 
