@@ -19,7 +19,9 @@ from tests.protocols.aqueduct._session_pairs import (
     over_memory,
     over_quic,
     over_tcp,
+    payloads,
     rough,
+    send_on,
 )
 
 if TYPE_CHECKING:
@@ -97,8 +99,7 @@ async def test_the_reason_and_the_code_of_an_abort_reach_both_halves_at_the_othe
             await other.receive()
         assert (cancelled.value.reason, cancelled.value.code) == ("disk full", 7)
         with pytest.raises(ChannelStopped) as stopped:
-            while True:
-                await other.send(b"x")
+            await send_on(other.sender, b"x")
         assert (stopped.value.reason, stopped.value.code) == ("disk full", 7)
 
 
@@ -108,8 +109,7 @@ async def test_a_sender_that_was_attached_says_why_it_gives_up(autojump_clock: M
         await sender.send(b"x")
         sender.cancel("no more", code=3)
         with pytest.raises(aqueduct.Cancelled) as cancelled:
-            while True:
-                await receiver.receive()
+            await payloads(receiver)
         assert (cancelled.value.reason, cancelled.value.code) == ("no more", 3)
 
 
@@ -128,12 +128,10 @@ async def test_a_reason_reaches_a_peer_that_does_not_read(autojump_clock: MockCl
         here = await pair.client.open()
         there = await anext(pair.server.incoming())
         with trio.move_on_after(1):
-            while True:
-                await here.send(bytes(100))
+            await send_on(here.sender, bytes(100))
         here.abort("full")
         with pytest.raises(ChannelCancelled) as cancelled:
-            while True:
-                await there.receive()
+            await payloads(there.receiver)
         assert cancelled.value.reason == "full"
 
 
@@ -147,10 +145,13 @@ async def test_an_error_in_the_block_is_the_reason_at_the_other_side(links: Make
                     async with aqueduct.connection(here):
                         raise KeyError
 
-            with pytest.raises(LinkLost) as caught:
+            async def hear() -> None:
                 async with aqueduct.connection(there, role="server") as server:
                     nursery.start_soon(fail)
                     await server.entrypoint.receive()
+
+            with pytest.raises(LinkLost) as caught:
+                await hear()
     assert caught.value.peer_reason == "the other side left the connection by an error"
     assert caught.value.code == 500
 
@@ -169,9 +170,13 @@ async def test_a_peer_that_broke_a_rule_reads_which(links: MakeLinks) -> None:
                         await server.entrypoint.receive()
 
             nursery.start_soon(serve)
-            with pytest.raises(LinkLost) as caught:
+
+            async def hear() -> None:
                 async with aqueduct.connection(here) as client:
                     await anext(client.incoming())
+
+            with pytest.raises(LinkLost) as caught:
+                await hear()
     assert caught.value.peer_reason is not None
     assert "too much of it" in caught.value.peer_reason
     assert caught.value.code == 400
