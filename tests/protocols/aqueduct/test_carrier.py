@@ -422,7 +422,7 @@ def test_a_goodbye_says_why_the_connection_ends() -> None:
     leaving, staying = carrier(), carrier()
     goodbye = leaving.farewell(Reason("disk full", 7))  # before anything else was written
     assert goodbye == bytes.fromhex(HELLO) + b"\x07\x0b7 disk full"
-    feed(staying, [goodbye])
+    staying.receive_bytes(goodbye, 0.0)
     (parted,) = staying.events()
     assert isinstance(parted, Parted)
     assert parted.reason == Reason("disk full", 7)

@@ -207,6 +207,8 @@ async def test_2000_cancelled_channels_end_no_connection(links: MakeLinks) -> No
             for _ in range(2):
                 channels = [await pair.client.open() for _ in range(1000)]
                 for channel in channels:
+                    await channel.send(b"a request")
+                for channel in channels:
                     channel.abort("timed out", code=408)
             async with pair.client.open("echo") as channel:
                 await channel.send(b"alive")
