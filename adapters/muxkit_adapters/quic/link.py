@@ -80,7 +80,9 @@ class QuicLink(MultistreamLink):
         self._alarm = trio.CancelScope()
         # received
         self._arrivals = ArrivalQueue()
-        self._resets = TokenBucket(options.limits.resets_per_second, options.limits.resets_burst)
+        # Whoever gives up all its channels at once resets as many streams.
+        most_resets = max(options.limits.resets_burst, options.limits.channels)
+        self._resets = TokenBucket(options.limits.resets_per_second, most_resets)
         self._stopped: set[int] = set()  # streams that this side asked the peer to reset
         self._last_heard = trio.current_time()
         # to be sent
@@ -435,7 +437,7 @@ class QuicLink(MultistreamLink):
                     if stream in self._stopped:
                         self._stopped.discard(stream)
                     elif not self._resets.take(now):  # each costs this side more than the peer
-                        what = f"more than {self._limits.resets_burst} streams were given up at once"
+                        what = f"more than {self._resets.burst:.0f} streams were given up at once"
                         self._fail(RemoteProtocolError(what, limit="resets_per_second"))
                     self._arrivals.add_reset(stream)
                 case quic_events.StopSendingReceived(stream_id=stream):

@@ -131,6 +131,11 @@ def reason_in(headers: Headers) -> bytes | None:
     return headers[0][1] if headers and headers[0][0] == REASON_HEADER else None
 
 
+def brings_reason(frame: object) -> bool:
+    """Return True for the message before CANCEL_SENDER that says why."""
+    return isinstance(frame, MessageFrame) and bool(frame.headers) and reason_in(frame.headers) is not None
+
+
 def decode_headers(content: bytes, most: int) -> Headers:
     """Decode header data without its length; order and repeated keys are kept (E14)."""
     cursor, items = Cursor(content), []

@@ -179,11 +179,7 @@ class IncomingStream:
             try:
                 frame = frames.parse_frame(cursor, self._incoming.bounds)
                 half = self.half if isinstance(frame, frames.MessageFrame) and self.last_word is None else None
-                if (
-                    isinstance(frame, frames.MessageFrame)
-                    and frame.headers
-                    and frames.reason_in(frame.headers) is not None
-                ):
+                if half is not None and frames.brings_reason(frame):
                     half = None  # it is not kept, and a cancellation follows
                 if isinstance(half, halves.ReceiverMachine) and self._incoming.unread_limit.is_full(half):
                     self._incoming.unread_limit.hold_back(half, self.id, self.resume)
