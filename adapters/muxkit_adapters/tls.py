@@ -11,8 +11,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 import trio
 
 from muxkit import TLS, Identity, Limits
-from muxkit.core import Reason
-from muxkit.runtime import close_at_once, protect_package, protected_manager
+from muxkit.runtime import Reason, close_at_once, protect_package, protected_manager
 
 from ._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, one_place, several_places
 from ._errors import HandshakeFailed

@@ -23,8 +23,16 @@ from trio_websocket import (
 from wsproto.utilities import ProtocolError
 
 from muxkit import TLS, Identity, Limits, Request
-from muxkit.core import Reason
-from muxkit.runtime import HEAD, background, close_at_once, looks_like, protect_package, protected_manager, turns
+from muxkit.runtime import (
+    HEAD,
+    Reason,
+    background,
+    close_at_once,
+    looks_like,
+    protect_package,
+    protected_manager,
+    turns,
+)
 
 from . import tcp
 from ._addresses import Transport, exposed, join_host_port, parse_host_port

@@ -1,5 +1,7 @@
 """The Trio half: pumps, halves and the common face of sessions; what adapters and protocol plugins build on."""
 
+from muxkit._errors import ExtraNeeded as ExtraNeeded
+from muxkit.core import Reason as Reason
 from muxkit.core import TokenBucket as TokenBucket
 from muxkit.runtime._errors import HEAD as HEAD
 from muxkit.runtime._errors import ChannelCancelled as ChannelCancelled

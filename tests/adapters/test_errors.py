@@ -208,3 +208,11 @@ def test_the_options_of_each_side() -> None:
     assert udp.transport.options("server") > {"idle", "counters", "validation", "largest"}
     assert "path" not in websocket.transport.options("server")
     assert {"origins", "subprotocols"} < websocket.transport.options("server")
+
+
+def test_the_errors_of_transports_have_a_place_to_be_imported_from() -> None:
+    """F22: `from muxkit_adapters import …` failed for names that are documented."""
+    from muxkit_adapters import HandshakeFailed, PlaintextWarning
+
+    assert HandshakeFailed is tls.HandshakeFailed is quic.HandshakeFailed
+    assert PlaintextWarning is tcp.PlaintextWarning

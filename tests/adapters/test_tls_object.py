@@ -169,7 +169,7 @@ async def test_files_that_are_read_again_count_for_new_handshakes_and_end_no_ses
             await ask(old)
             world.issue("cert", "127.0.0.1", "renewed.test")
             async with connect(world.nobody) as link:
-                assert link.identity.names == ("127.0.0.1",), "nobody has told the server"
+                assert link.identity.names == ("127.0.0.1",), "the server has not read them again"
                 await ask(link)
             server.reload()
             async with connect(world.nobody) as new:

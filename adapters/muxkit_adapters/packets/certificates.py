@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path as FilePath
 
+from muxkit.runtime import ExtraNeeded
+
 try:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -16,7 +18,7 @@ try:
     from service_identity import CertificateError, VerificationError
     from service_identity.cryptography import verify_certificate_hostname, verify_certificate_ip_address
 except ImportError as error:
-    raise ImportError("dtls needs pyOpenSSL and service-identity: install muxkit[dtls]") from error
+    raise ExtraNeeded("dtls", "dtls", link="packets") from error
 
 from muxkit import TLS, Identity
 

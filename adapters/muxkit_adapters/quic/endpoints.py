@@ -8,12 +8,12 @@ import attrs
 import trio
 
 from muxkit import TLS, Limits
-from muxkit.runtime import background, bare_nursery, protect_package, protected_manager
+from muxkit.runtime import ExtraNeeded, background, bare_nursery, protect_package, protected_manager
 
 try:
     from .connection import LimitedConnection
 except ModuleNotFoundError as error:
-    raise ImportError("quic needs aioquic: install muxkit[quic]") from error
+    raise ExtraNeeded("quic", "quic", link="multistream") from error
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from .._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, one_place, several_places
