@@ -880,6 +880,8 @@ class Core:
 
     def _on_written(self) -> None:
         self.pump.rearm()  # what was written may have to be announced to the peer after a delay
+        if self.changed:  # among it may be the end of channels, which makes room for others
+            self.changed.unpark_all()
 
     def _on_lost(self) -> None:
         loss = self.pump.loss
