@@ -708,6 +708,7 @@ class Core:
         self.messages_sent = 0
         self.messages_received = 0
         self.is_leaving = False
+        self.unconfirmed: set[Half] = set()  # senders of the common channels that we opened
         self.is_told = False  # the peer said why it ends the connection
         self.on_end: Callable[[ErrorMaker | None], None] = lambda error: None
         self.on_cancelled: Callable[[Receiver], None] = lambda receiver: None
@@ -944,6 +945,7 @@ class Core:
                 self.lose(str(error), by="peer", cause=error, told=Reason(str(error), PEER_BROKE_A_RULE))
 
     def _on_ended(self, machine: Half, outcome: Outcome) -> None:
+        self.unconfirmed.discard(machine)
         half = self.half_of(machine)
         half.machine_ended(outcome)
         # A receiver whose attachment did not come, of a channel that is forgotten, will never be taken.
