@@ -353,6 +353,7 @@ class CommonChannels:
             sender, to_sender = core.new_sender()
             receiver, to_receiver = core.new_receiver()
             opener.push(payload, [to_sender, to_receiver], headers)
+            core.unconfirmed.add(sender.machine)
         finally:
             opener.end_turn()
         core.after_command()
@@ -380,7 +381,9 @@ class CommonChannels:
     def _has_room(self) -> bool:
         """Leave an eighth of what the peer allows: it may not have heard of the end of the latest channels."""
         most = self._core.limits.channels
-        return self._core.engine.ours + 2 <= most - most // 8
+        # Receivers that we close are gone at once; the peer has them until it hears of it, as it does of their senders.
+        ours = max(self._core.engine.ours, 2 * len(self._core.unconfirmed))
+        return ours + 2 <= most - most // 8
 
     def _closed(self) -> Exception | None:
         """Give the reason why no channel can be opened any more, or None."""

@@ -698,6 +698,7 @@ class Core:
         self.messages_sent = 0
         self.messages_received = 0
         self.is_leaving = False
+        self.unconfirmed: set[Half] = set()  # senders of the common channels that we opened
         self.is_told = False  # the peer said why it ends the connection
         self.on_end: Callable[[ErrorMaker | None], None] = lambda error: None
         self.on_cancelled: Callable[[Receiver], None] = lambda receiver: None
@@ -870,6 +871,8 @@ class Core:
 
     def _on_written(self) -> None:
         self.pump.rearm()  # what was written may have to be announced to the peer after a delay
+        if self.changed:  # among it may be the end of channels, which makes room for others
+            self.changed.unpark_all()
 
     def _on_lost(self) -> None:
         loss = self.pump.loss
@@ -932,6 +935,7 @@ class Core:
                 self.lose(str(error), by="peer", cause=error, told=Reason(str(error), PEER_BROKE_A_RULE))
 
     def _on_ended(self, machine: Half, outcome: Outcome) -> None:
+        self.unconfirmed.discard(machine)
         half = self.half_of(machine)
         half.machine_ended(outcome)
         # A receiver whose attachment did not come, of a channel that is forgotten, will never be taken.

@@ -105,8 +105,8 @@ class Engine:
 
     @property
     def ours(self) -> int:
-        """How many of the halves are of channels that we made."""
-        return self._registry.table.census.ours
+        """How many of the halves are of channels that we made, with those whose end is not written yet."""
+        return self._registry.table.census.ours + len(self._registry.closing)
 
     @property
     def outbox(self) -> int:
