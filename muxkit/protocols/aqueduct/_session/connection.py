@@ -14,7 +14,7 @@ from typing import Final, Literal, overload
 
 import trio
 
-from muxkit._errors import LocalProtocolError
+from muxkit._errors import LocalProtocolError, Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import Reason, Receiving, Sending, decode_name, encode_name
@@ -103,8 +103,9 @@ async def _run(
         nursery.start_soon(core.pump.run)
         try:
             yield connection
-        except Exception:
-            core.lose("the connection was left by an error", by="local", told=LEFT_BY_ERROR)
+        except Exception as error:
+            told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+            core.lose("the connection was left by an error", by="local", told=told)
             raise
         except BaseException:
             core.pump.lose("the connection was left by an error", by="local")

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import attrs
 import trio
 
-from muxkit._errors import LocalProtocolError
+from muxkit._errors import LocalProtocolError, Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import Reason, encode_name
@@ -84,8 +84,9 @@ async def session(
         nursery.start_soon(mux._run_liveness)
         try:
             yield mux
-        except Exception:
-            connection.lose("the session was left by an error", by="local", told=LEFT_BY_ERROR)
+        except Exception as error:
+            told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+            connection.lose("the session was left by an error", by="local", told=told)
             raise
         except BaseException:
             connection.lose("the session was left by an error", by="local")
