@@ -32,6 +32,7 @@ from muxkit.runtime import (
 
 _log = logging.getLogger("muxkit")
 
+REFUSAL_SECONDS = 1.0  # to wait for what a client wants that is sent away
 LINGER_SECONDS = 5.0  # for taking leave
 FORM = "protocol+transport://address, such as bpmux+tcp://127.0.0.1:7000"
 
@@ -150,7 +151,11 @@ class Door:
         _log.info("a client was not let in: %s: %s", peer_of(link) or self.address, refused)
         if link is not None and not isinstance(self.protocol, ResumingPlugin):
             with suppress(Refused, LinkLost):
-                async with self.session_on(link, "server"):
+                async with self.session_on(link, "server") as session:
+                    # A client is told within what it allows to be sent, which it says at the begin.
+                    with trio.move_on_after(REFUSAL_SECONDS):
+                        async for _ in session.incoming():
+                            break
                     raise refused  # the session tells its peer why it ends
 
 

@@ -11,6 +11,7 @@ import trio.testing
 import muxkit
 
 URL = "bpmux+mem://handlers"
+SECRET = "tea for two"
 
 
 async def shout(channel: muxkit.Channel) -> None:
@@ -66,7 +67,7 @@ async def test_a_failure_is_logged_with_the_way_to_its_text(caplog: pytest.LogCa
     """Was: "its text is left out, it may hold payload", without a word on how to see it."""
 
     async def fail(channel: muxkit.Channel) -> None:
-        raise ValueError("secret")
+        raise ValueError(SECRET)
 
     async with muxkit.open_server(fail, URL) as server, muxkit.connect(server.url) as session:
         with pytest.raises(muxkit.ChannelCancelled):
@@ -74,7 +75,7 @@ async def test_a_failure_is_logged_with_the_way_to_its_text(caplog: pytest.LogCa
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "ValueError" in record.getMessage()
     assert "set the logger 'muxkit' to DEBUG to see it" in record.getMessage()
-    assert "secret" not in record.getMessage()
+    assert SECRET not in record.getMessage()
 
 
 async def test_a_peer_that_leaves_a_handler_with_a_nursery_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import aclosing
 
 import pytest
 import trio
@@ -100,10 +99,9 @@ async def test_what_the_body_raises_ends_the_loop_and_the_session() -> None:
 
 async def test_a_loop_that_is_left_closes_its_session() -> None:
     async with muxkit.open_server(echo, MEM) as server:
-        async with aclosing(muxkit.reconnecting(server.url)) as sessions:
-            async for session in sessions:
-                await session.ping()
-                break
+        async for session in muxkit.reconnecting(server.url):
+            await session.ping()
+            break
         await trio.testing.wait_all_tasks_blocked()
         assert server.sessions() == []
 

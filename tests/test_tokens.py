@@ -29,18 +29,21 @@ async def whoami(channel: muxkit.Channel) -> None:
 async def test_a_token_says_who_it_is(url: str) -> None:
     async with muxkit.open_server(whoami, url, authorize=muxkit.tokens(USERS)) as server:
         for name, token in USERS.items():
-            async with muxkit.connect(server.url, token=token) as session, session.open() as channel:
+            async with muxkit.connect(server.url, token=token) as session, session.open("whoami") as channel:
                 assert await channel.receive() == name.encode()
 
 
-@pytest.mark.parametrize("url", URLS)
-@pytest.mark.parametrize("token", ["wrong", None])
-async def test_who_is_not_let_in_reads_why(url: str, token: str | None) -> None:
+@pytest.mark.parametrize(
+    ("url", "token"),
+    # Relink has no word for a refusal, and the line of a token is not spoken without one.
+    [(url, token) for url in URLS for token in ("wrong", None) if token or not url.startswith("relink")],
+)
+async def test_a_client_that_is_not_let_in_reads_why(url: str, token: str | None) -> None:
     async with muxkit.open_server(whoami, url, authorize=muxkit.tokens(USERS)) as server:
         with pytest.raises(
             (muxkit.Refused, muxkit.LinkLost), match="does not know the token" if token else "wants a token"
         ):
-            async with muxkit.connect(server.url, token=token) as session, session.open() as channel:
+            async with muxkit.connect(server.url, token=token) as session, session.open("whoami") as channel:
                 await channel.receive()
 
 
