@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from muxkit.runtime import SessionInfo
+from muxkit._info import SessionInfo
 
 Direction = Literal["in", "out"]
 

@@ -1,6 +1,9 @@
 """The Trio half: pumps, halves and the common face of sessions; what adapters and protocol plugins build on."""
 
 from muxkit._errors import ExtraNeeded as ExtraNeeded
+from muxkit._info import Identity as Identity
+from muxkit._info import Request as Request
+from muxkit._info import SessionInfo as SessionInfo
 from muxkit.core import Reason as Reason
 from muxkit.core import TokenBucket as TokenBucket
 from muxkit.runtime._errors import HEAD as HEAD
@@ -43,12 +46,9 @@ from muxkit.runtime._scope import protected_manager as protected_manager
 from muxkit.runtime._scope import run_interruptible as run_interruptible
 from muxkit.runtime._session import Channel as Channel
 from muxkit.runtime._session import ChannelStats as ChannelStats
-from muxkit.runtime._session import Identity as Identity
 from muxkit.runtime._session import Ping as Ping
 from muxkit.runtime._session import Pings as Pings
-from muxkit.runtime._session import Request as Request
 from muxkit.runtime._session import Session as Session
-from muxkit.runtime._session import SessionInfo as SessionInfo
 from muxkit.runtime._session import SessionStats as SessionStats
 from muxkit.runtime._session import describe as describe
 from muxkit.runtime.halves.bytestream import ByteStream as ByteStream

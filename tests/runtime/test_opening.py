@@ -58,7 +58,7 @@ async def test_it_opens_once() -> None:
     opening = Opening(Door().open)
     async with opening:
         pass
-    with pytest.raises(RuntimeError, match="entered before"):
+    with pytest.raises(RuntimeError, match="opened before"):
         async with opening:
             raise AssertionError
 

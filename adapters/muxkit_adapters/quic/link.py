@@ -80,7 +80,7 @@ class QuicLink(MultistreamLink):
         self._alarm = trio.CancelScope()
         # received
         self._arrivals = ArrivalQueue()
-        # Whoever gives up all its channels at once resets as many streams.
+        # A peer that gives up all its channels at once resets as many streams.
         most_resets = max(options.limits.resets_burst, options.limits.channels)
         self._resets = TokenBucket(options.limits.resets_per_second, most_resets)
         self._stopped: set[int] = set()  # streams that this side asked the peer to reset

@@ -99,7 +99,7 @@ class StreamPump(Pump[EventT]):
         return self._hint_if_silent if self.phase == "handshake" and by != "local" else None
 
     def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
-        # A write under way will be cancelled: nobody knows then how much of it has left.
+        # A write under way will be cancelled: how much of it has left is unknown then.
         can_write = parting and not (self._is_writing or self._hanging_up)
         return [*map(bytes, self._carry), *parting] if can_write else ()
 

@@ -319,7 +319,7 @@ class CommonChannels:
                 core.dispose(arrived)
 
     def _drop_waiting(self, receiver: Receiver) -> None:
-        """Forget a channel that the peer cancelled before the application took it: nobody will work on it."""
+        """Forget a channel that the peer cancelled before the application took it: it needs no work."""
         channel = receiver.channel
         if channel is not None and channel in self._opened:
             self._drop(channel)

@@ -248,7 +248,7 @@ class Session(CommonSession):
             self._requests.put(IncomingRequest(connection, entity, event.payload), entity)
 
     def _drop_waiting(self, entity: Entity) -> None:
-        """Forget a channel that the peer cancelled before the application took it: nobody will work on it."""
+        """Forget a channel that the peer cancelled before the application took it: it needs no work."""
         if (duplex := self._duplexes.drop(entity)) is not None:
             duplex.source.close()
             self._engine.consumed_opening(len(duplex.sent_with_opening))

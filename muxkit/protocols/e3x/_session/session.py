@@ -286,7 +286,7 @@ class Session(CommonSession):
             self.liveness.broken(event.channel.id, is_answer=is_answer)
         elif is_answer:
             channel.broken(event.text)
-            if self._backlog.drop(channel) is not None:  # nobody will work on it
+            if self._backlog.drop(channel) is not None:  # it needs no work
                 channel.inbox.drop()
         elif not channel.is_reliable:  # only its end can be lost
             channel.sender.confirmed()

@@ -276,6 +276,13 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         self._told = Reason(reason, code)
         self._leave(partial(self.sink.abort, reason, code=code))
 
+    def say_goodbye(self, reason: Reason) -> None:
+        """Tell the peer why both directions end, before the link does."""
+        if not self.sink.is_finished:
+            self.sink.send_marker(_with_reason(CANCEL, reason))
+        if not self._peer_is_done and not self._sent_stop:
+            self.sink.send_marker(_with_reason(STOP, reason))
+
     def _leave(self, end_sending: Callable[[], None]) -> None:
         with self._core.written_together():
             self.sink.is_unannounced = self._is_idle

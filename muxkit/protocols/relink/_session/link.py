@@ -406,7 +406,7 @@ class Link(CommonSession):
             return
         with self.core.written_together():
             for channel in self._common.taken():
-                channel.abort(told.text, code=told.code)
+                channel.say_goodbye(told)
         parting = [bytes(each) for each in engine.buffers_to_send(LAST_WORDS)]
         pump.lose("the link was left by an error", by="local", parting=parting)
 
