@@ -119,17 +119,19 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     """What the peer opened and the application has not taken yet, to iterate over; the protocol bounds it.
 
     `taken` is called with each item that the application gets. `pause` returns the seconds until the next one may be
-    taken: a peer that cancels channels as fast as it opens them starts no more work than its allowance. Iterating ends
-    when the backlog has been ended and is empty, or raises what `ended` was given.
+    taken: a peer that cancels channels as fast as it opens them starts no more work than its allowance; what is left
+    when the backlog is ended comes without a pause. Iterating ends when the backlog has been ended and is empty, or
+    raises what `ended` was given.
     """
 
-    __slots__ = ("_error", "_is_over", "_items", "_lot", "_pause", "_taken")
+    __slots__ = ("_error", "_is_over", "_items", "_lot", "_pause", "_paused", "_taken")
 
     def __init__(self, taken: Callable[[ItemT], None], pause: Callable[[], float] = no_pause) -> None:
         self._taken = taken
         self._pause = pause
         self._items: OrderedDict[Hashable, ItemT] = OrderedDict()
         self._lot = trio.lowlevel.ParkingLot()
+        self._paused = trio.lowlevel.ParkingLot()
         self._is_over = False
         self._error: ErrorMaker | None = None
 
@@ -154,6 +156,7 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
             self._is_over = True
             self._error = error
             self._lot.unpark_all()
+            self._paused.unpark_all()
 
     async def __anext__(self) -> ItemT:
         if self._items or self._is_over:
@@ -165,9 +168,10 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
                 if self._is_over:
                     raise StopAsyncIteration
                 await self._lot.park()
-            if (seconds := self._pause()) <= 0:
+            if self._is_over or (seconds := self._pause()) <= 0:
                 break
-            await trio.sleep(seconds)
+            with trio.move_on_after(seconds):
+                await self._paused.park()
         _, item = self._items.popitem(last=False)
         self._taken(item)
         return item

@@ -14,7 +14,15 @@ from muxkit._errors import Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import Reason, Receiving, Sending, with_name
-from muxkit.protocols.bpmux._session.channels import Connection, Duplex, IncomingRequest, Request, Sink, Source
+from muxkit.protocols.bpmux._session.channels import (
+    REASON_MOST,
+    Connection,
+    Duplex,
+    IncomingRequest,
+    Request,
+    Sink,
+    Source,
+)
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import Entity, Kind
 from muxkit.protocols.bpmux.engine.events import (
@@ -36,6 +44,7 @@ from muxkit.runtime import (
     Backlog,
     ChannelStopped,
     ErrorMaker,
+    LinkLost,
     Opening,
     SessionInfo,
     SessionStats,
@@ -108,7 +117,7 @@ class Session(CommonSession):
             stream, config, limits, observer, session=self, on_events=self._dispatch, on_lost=self._on_lost
         )
         self._engine = self.connection.engine
-        self.messages = Source(self.connection, self._engine.top_stream)
+        self.messages: Source = _TopSource(self.connection, self._engine.top_stream)
         """The half that receives the peer's top-level messages."""
         self.top = _TopSink(self.connection, self._engine.top_sink, self._openers)
         """The half that sends top-level messages."""
@@ -460,6 +469,26 @@ class Session(CommonSession):
     def __repr__(self) -> str:
         state = "lost" if self.connection.pump.is_lost else f"{self._engine.channels} channels"
         return f"<bpmux.Session {self.connection.pump.peer or 'on a stream'}: {state}>"
+
+
+class _TopSource(Source):
+    """The half that receives top-level messages: an end with a payload is the reason why the connection ends."""
+
+    __slots__ = ()
+
+    def peer_ended(self, payload: bytes) -> None:
+        if not payload:
+            super().peer_ended(payload)
+            return
+        told = Reason.decode(payload)
+        self.end_payload = payload[:REASON_MOST]
+        peer = self._connection.pump.peer
+
+        def left() -> Exception:
+            reason, code = told.text or None, told.code or None
+            return LinkLost("the peer ends the connection", by="peer", peer=peer, peer_reason=reason, code=code)
+
+        self.ended(left)
 
 
 class _TopSink(Sink):
