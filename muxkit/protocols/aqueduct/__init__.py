@@ -52,8 +52,11 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct._session.connection import Client as Client
     from muxkit.protocols.aqueduct._session.connection import Connection as Connection
     from muxkit.protocols.aqueduct._session.connection import Server as Server
+    from muxkit.protocols.aqueduct._session.connection import connect as connect
     from muxkit.protocols.aqueduct._session.connection import connection as connection
+    from muxkit.protocols.aqueduct._session.connection import open_server as open_server
     from muxkit.protocols.aqueduct._session.connection import protocol as protocol
+    from muxkit.protocols.aqueduct._session.connection import reconnecting as reconnecting
     from muxkit.protocols.aqueduct._session.core import Cancelled as Cancelled
     from muxkit.protocols.aqueduct._session.core import Channel as Channel
     from muxkit.protocols.aqueduct._session.core import Finished as Finished
@@ -68,5 +71,6 @@ if TYPE_CHECKING:
 _LAZY = dict.fromkeys(("Client", "Connection", "Server", "connection", "protocol"), "_session.connection")
 _LAZY |= dict.fromkeys(("Cancelled", "Finished", "LostInTransit", "Message", "NoReceiver"), "_session.core")
 _LAZY |= dict.fromkeys(("Channel", "Receipt", "Receiver", "Sender"), "_session.core")
+_LAZY |= dict.fromkeys(("connect", "open_server", "reconnecting"), "_session.connection")
 
 __getattr__, __dir__ = lazily(globals(), _LAZY)

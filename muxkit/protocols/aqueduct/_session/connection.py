@@ -17,6 +17,7 @@ import trio
 from muxkit._errors import LocalProtocolError, Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
+from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.core import Reason, Receiving, Sending, decode_name, encode_name
 from muxkit.protocols.aqueduct._session.core import BROKEN_OFF, Channel, Core, Receiver, Sender, closed, refused
 from muxkit.protocols.aqueduct.config import Config
@@ -443,6 +444,8 @@ class _Protocol:
 
 
 protocol = _Protocol()
-
+connect: Connect[Connection] = Connect("aqueduct")
+open_server: OpenServer[Connection, Channel] = OpenServer("aqueduct")
+reconnecting: Reconnecting[Connection] = Reconnecting("aqueduct")
 
 protect_package("muxkit.protocols.aqueduct")

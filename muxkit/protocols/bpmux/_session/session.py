@@ -13,6 +13,7 @@ import trio
 from muxkit._errors import Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
+from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.core import Reason, Receiving, Sending, with_name
 from muxkit.protocols.bpmux._session.channels import (
     REASON_MOST,
@@ -542,6 +543,8 @@ class _Protocol:
 
 
 protocol = _Protocol()
-
+connect: Connect[Session] = Connect("bpmux")
+open_server: OpenServer[Session, Duplex] = OpenServer("bpmux")
+reconnecting: Reconnecting[Session] = Reconnecting("bpmux")
 
 protect_package("muxkit.protocols.bpmux")

@@ -16,6 +16,7 @@ import trio
 from muxkit._errors import LocalProtocolError, Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
+from muxkit._typed import Connect, OpenServer, Reconnecting
 from muxkit.core import Reason, encode_name
 from muxkit.protocols.e3x._session.channels import BYE, IN_ORDER, TYPE, Channel, Connection
 from muxkit.protocols.e3x.config import Config
@@ -604,6 +605,8 @@ class _Protocol:
 
 
 protocol = _Protocol()
-
+connect: Connect[Session] = Connect("e3x")
+open_server: OpenServer[Session, Channel] = OpenServer("e3x")
+reconnecting: Reconnecting[Session] = Reconnecting("e3x")
 
 protect_package("muxkit.protocols.e3x")

@@ -12,6 +12,8 @@ import trio
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
+from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit.protocols.relink._session.common import Channel
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, OnChanged, living
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.dial.listen import (
@@ -290,6 +292,8 @@ class _Protocol:
 
 
 protocol = _Protocol()
-
+connect: Connect[Link] = Connect("relink")
+open_server: OpenServer[Link, Channel] = OpenServer("relink")
+reconnecting: Reconnecting[Link] = Reconnecting("relink")
 
 protect_package("muxkit.protocols.relink")
