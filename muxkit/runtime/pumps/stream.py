@@ -18,7 +18,7 @@ from muxkit._errors import RemoteProtocolError
 from muxkit.core import BoundedParsing, Buffer, Queued, SeparateTimers, StreamEngine
 from muxkit.runtime._errors import HEAD, Side, looks_like
 from muxkit.runtime._links import Explaining, NowaitLink
-from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring, keep_freed_memory
+from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, PARTING_TIMEOUT, EventT, Pump, Wiring, keep_freed_memory
 from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.turns import LONG_TURN
 
@@ -56,6 +56,7 @@ class StreamPump(Pump[EventT]):
         self._outbox = outbox
         self._nowait = stream if isinstance(stream, NowaitLink) else None
         self._is_writing = False
+        self._under_way: trio.CancelScope | None = None  # around a write that waits for the transport
         self._was_requested = False  # to write, during a write
         self._is_burst = False  # the last read woke several tasks: their replies are written together
         self._pulled = 0  # bytes that left the engine the last time
@@ -99,9 +100,16 @@ class StreamPump(Pump[EventT]):
         return self._hint_if_silent if self.phase == "handshake" and by != "local" else None
 
     def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
-        # A write under way will be cancelled: how much of it has left is unknown then.
-        can_write = parting and not (self._is_writing or self._hanging_up)
-        return [*map(bytes, self._carry), *parting] if can_write else ()
+        if self._hanging_up or not (parting or self._farewell):
+            return ()
+        if self._is_writing:
+            if self._under_way is None:
+                return ()
+            # It is finished first: nothing can follow a write that was cut somewhere.
+            self._under_way.shield = True
+            self._under_way.deadline = trio.current_time() + PARTING_TIMEOUT
+            return parting
+        return [*map(bytes, self._carry), *parting] if parting else ()
 
     async def _part(self) -> None:
         """Write the last bytes, then read on until the peer closes: else it may be told of a reset instead."""
@@ -199,7 +207,13 @@ class StreamPump(Pump[EventT]):
             self._was_requested = False
             if self._carry:
                 self._is_writing = True
-                await self._hand_over(self._carry)
+                with trio.CancelScope() as self._under_way:
+                    await self._hand_over(self._carry)
+                if self.is_lost:
+                    if self._under_way.cancelled_caught:
+                        self._parting = ()
+                    return
+                self._under_way = None
                 self._is_writing = False
                 self._carry = []
                 self._wrote_at = perf_counter()
