@@ -42,7 +42,7 @@ class Server:
     """A running server."""
 
     def __init__(self, urls: Sequence[str], listening: Sequence[Listening], tls: TLS | None) -> None:
-        self.urls = tuple(urls)
+        self.urls: tuple[str, ...] = tuple(urls)
         """What clients connect to, one URL for each address."""
         self._listening = listening
         self._tls = tls

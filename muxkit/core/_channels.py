@@ -73,9 +73,9 @@ class Census:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.ours = 0
-        self.theirs = 0
-        self.waiting = 0
+        self.ours: int = 0
+        self.theirs: int = 0
+        self.waiting: int = 0
 
     @property
     def places(self) -> int:
@@ -108,7 +108,7 @@ class ChannelTable(Generic[ChannelT]):
     __slots__ = ("_ids", "_live", "_theirs", "_tombstone_limit", "_tombstones", "census")
 
     def __init__(self, limits: Limits, ids: Ids, census: Census | None = None) -> None:
-        self.census = Census(limits) if census is None else census
+        self.census: Census = Census(limits) if census is None else census
         self._ids = ids
         self._live: dict[int, ChannelT] = {}
         self._theirs: dict[int, bool] = {}  # id of a channel that the peer opened: True until it is taken

@@ -65,8 +65,8 @@ class _EndedByPeer(MuxError, trio.BrokenResourceError):
         super().__init__(reason)
         self.payload = payload
         given = Reason.decode(payload) if told is None else told
-        self.reason = given.text
-        self.code = given.code
+        self.reason: str = given.text
+        self.code: int = given.code
 
     def __str__(self) -> str:
         told = Reason(self.reason, self.code)

@@ -371,7 +371,7 @@ class OneAtATime:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self.is_busy = False
+        self.is_busy: bool = False
 
     def check(self) -> None:
         """Raise if a task is inside; for calls that do not wait."""

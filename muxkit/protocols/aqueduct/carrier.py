@@ -64,8 +64,8 @@ class Carrier:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         engine.keeps_order()
-        self.frames_at_once = sys.maxsize
-        self.offset = 0  # bytes received and understood
+        self.frames_at_once: int = sys.maxsize
+        self.offset: int = 0  # bytes received and understood
         limits = engine.limits
         self._budget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
         self._now = 0.0
@@ -92,8 +92,8 @@ class Carrier:
         self._chunk_stream: StreamId = 0
         self._chunk_is_last = False
         # Parts of a `StreamEngine` that the engine itself does
-        self.events = engine.events
-        self.next_deadline = engine.next_deadline
+        self.events: Final = engine.events
+        self.next_deadline: Final = engine.next_deadline
 
     # --- the stream
 

@@ -131,7 +131,7 @@ class ItemQueue(Generic[ItemT]):
 
     def __init__(self) -> None:
         self._items: deque[ItemT] = deque()
-        self.count = 0
+        self.count: int = 0
 
     def __iter__(self) -> Iterator[ItemT]:
         return iter(self._items)
@@ -164,7 +164,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._items: list[bytes | _Empties | _Pack] = []
         self._oldest = 0
-        self.count = 0
+        self.count: int = 0
         self._packed = 0  # items that are not messages themselves
 
     def put(self, message: bytes) -> None:

@@ -66,7 +66,7 @@ class Inbox(ABC, Generic[ItemT]):
         self._waiters: list[_Waiter[ItemT]] = NO_WAITERS
         self._error: ErrorMaker = trio.EndOfChannel
         self._since_yield = 0  # bytes
-        self.state = Receiving.OPEN
+        self.state: Receiving = Receiving.OPEN
 
     # --- for the application
 

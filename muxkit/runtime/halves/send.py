@@ -49,7 +49,7 @@ class OutboxBudget:
         self._limit = limit
         self._largest_share = limit // LARGEST_SHARE
         self._outbox = Outbox() if outbox is None else outbox
-        self.reserved = 0
+        self.reserved: int = 0
         """Bytes that are kept for senders which were woken and have not run yet."""
         self._line: OrderedDict[SendTurn, None] = OrderedDict()
         self._bypasses = 0  # times that the first half found too little free
@@ -131,7 +131,7 @@ class SendTurn(ABC):
         self._over: trio.Event | None = None
         self._since_yield = 0  # bytes
         self._outcome = _Outcome.USUAL
-        self.state = Sending.OPEN
+        self.state: Sending = Sending.OPEN
 
     # --- turns
 
@@ -503,7 +503,7 @@ class Watermark:
     def __init__(self, value: int = -1) -> None:
         self._numbers: list[int] = []  # a heap
         self._events: dict[int, trio.Event] = {}
-        self.value = value
+        self.value: int = value
 
     async def reached(self, number: int, raise_if_lost: Callable[[], None]) -> None:
         """Wait until it is at least `number`; `raise_if_lost` raises why it will not grow any more."""

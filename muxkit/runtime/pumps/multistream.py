@@ -45,7 +45,7 @@ class MultistreamPump(Pump[EventT]):
         self._is_heavy = False  # the last turn was long, so the next one waits for its place
         self._parked: set[StreamId] = set()  # streams that wait for room
         self._next: StreamId = 2 if link.role == "client" else 3  # of ours, not opened yet
-        self.bytes_received = 0
+        self.bytes_received: int = 0
         self._goodbye = Reason()
 
     # --- the life of the connection

@@ -50,9 +50,9 @@ class DatagramPump(Pump[EventT]):
         self._nowait = link if isinstance(link, NowaitPackets) else None
         self._carry: list[bytes] = []  # pulled, and not taken by the link yet
         self._wrote_at = float("-inf")
-        self.too_large = 0
+        self.too_large: int = 0
         """Packets that were larger than the link takes."""
-        self.refused = 0
+        self.refused: int = 0
         """Errors of the link that cost a packet, or that told of one."""
 
     # --- the life of the link

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
-from typing import Generic, NoReturn, NotRequired, TypedDict, TypeVar
+from typing import Final, Generic, NoReturn, NotRequired, TypedDict, TypeVar
 
 import trio
 
@@ -64,12 +64,12 @@ class Pump(ABC, Generic[EventT]):
         self._next_deadline = next_deadline
         self._due = math.inf  # when the clock wakes
         self._alarm = trio.CancelScope()
-        self.peer = peer_of(link)
+        self.peer: str = peer_of(link)
         self._loss_record = LossRecord(self.peer)
-        self.is_lost = False
-        self.loss = self._loss_record.error
+        self.is_lost: bool = False
+        self.loss: Final = self._loss_record.error
         """Makes an error that says why the connection is over; each task that raises it needs one of its own."""
-        self.hung_up = trio.Event()
+        self.hung_up: trio.Event = trio.Event()
         """Set when the connection is over."""
         self.bytes_sent = 0
         self.phase: Phase = "open"

@@ -66,7 +66,7 @@ class StreamPump(Pump[EventT]):
         self._parser = engine if isinstance(engine, BoundedParsing) else None
         if self._parser is not None:
             self._parser.frames_at_once = STEP_FRAMES
-        self.reading = Reading(
+        self.reading: Reading = Reading(
             stream,
             self._parser,
             self._turns,

@@ -51,7 +51,7 @@ class HandshakeQueue:
         self._limits = limits or Limits()
         self._most = most
         self._waiting: dict[trio.CancelScope, None] = {}  # oldest first
-        self.dropped = 0
+        self.dropped: int = 0
         """Handshakes that were dropped for a newer one."""
 
     def __len__(self) -> int:

@@ -422,7 +422,7 @@ class CommonChannels:
 class _Protocol:
     """The plugin that `muxkit.connect` and `muxkit.serve` find under the name `aqueduct`."""
 
-    options = frozenset({"config", "headers"})
+    options: frozenset[str] = frozenset({"config", "headers"})
     links: frozenset[LinkKind] = frozenset({"stream", "multistream"})
 
     def session(
@@ -443,7 +443,7 @@ class _Protocol:
         )
 
 
-protocol = _Protocol()
+protocol: _Protocol = _Protocol()
 connect: Connect[Connection] = Connect("aqueduct")
 open_server: OpenServer[Connection, Channel] = OpenServer("aqueduct")
 reconnecting: Reconnecting[Connection] = Reconnecting("aqueduct")

@@ -38,6 +38,7 @@ from muxkit.runtime import (
     Reading,
     SendHalf,
     Session,
+    SessionInfo,
     Side,
     StreamPump,
     as_bytes,
@@ -161,10 +162,10 @@ class Sender(SendHalf):
         self._core = core
         self._engine = core.engine
         self._ticket = ticket  # of the other half, until it is sent
-        self.machine = machine
-        self.headers = headers
+        self.machine: SenderMachine = machine
+        self.headers: Headers = headers
         """Headers of the channel, set by the side that made it."""
-        self.sent = 0
+        self.sent: int = 0
         """Messages that the connection has taken."""
         self.channel: Channel | None = None
         """The common channel that it is a half of, until it has ended."""
@@ -293,7 +294,7 @@ class Sender(SendHalf):
         self.sent += 1
         self._core.messages_sent += 1
         if self.machine.oneshot:
-            self.state = advance(self.state, Step.FINISH)
+            self.state: Sending = advance(self.state, Step.FINISH)
             self._close_gate(closed)
 
     def _close(self, payload: bytes) -> None:
@@ -334,13 +335,13 @@ class Message:
     __slots__ = ("_taken", "attachments", "headers", "is_unreliable", "number", "payload")
 
     def __init__(self, arrived: Arrived, attachments: tuple[Sender | Receiver, ...]) -> None:
-        self.payload = arrived.payload
+        self.payload: bytes = arrived.payload
         self.headers: Headers = arrived.headers
-        self.number = arrived.number
+        self.number: int = arrived.number
         """Counted from 0, those in streams and those in datagrams each by themselves."""
-        self.is_unreliable = arrived.unreliable
+        self.is_unreliable: bool = arrived.unreliable
         """It came in a datagram."""
-        self.attachments = attachments
+        self.attachments: tuple[Sender | Receiver, ...] = attachments
         """To look at; to use one, take it."""
         self._taken: set[int] = set()
 
@@ -428,12 +429,12 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
         self._ticket = ticket  # of the other half, until it is sent
         self._redirect: Callable[[Arrived | None], None] | None = None
         self._consumed = 0  # bytes for which no grant was asked for
-        self.machine = machine
-        self.headers = headers
+        self.machine: ReceiverMachine = machine
+        self.headers: Headers = headers
         """Headers of the channel, set by the side that made it."""
-        self.taken = 0
+        self.taken: int = 0
         """Messages that the application has received."""
-        self.told = b""
+        self.told: bytes = b""
         """The reason with which the sender gave up, as it came."""
         self.channel: Channel | None = None
         """The common channel that it is a half of, until it has ended."""
@@ -590,8 +591,8 @@ class Channel(CommonChannel):
         self._is_ours = is_ours
         self._name = name
         self._opening = opening
-        self.sender = sender
-        self.receiver = receiver
+        self.sender: Sender = sender
+        self.receiver: Receiver = receiver
         for half in (sender, receiver):
             if not half.is_over:
                 half.channel = self
@@ -684,27 +685,31 @@ class Core:
         limits: Limits | None,
         observer: Observer | None,
     ) -> None:
-        self.engine = Engine(role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time())
-        self.limits = self.engine.limits
-        self.budget = OutboxBudget()
+        self.engine: Engine = Engine(
+            role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time()
+        )
+        self.limits: Limits = self.engine.limits
+        self.budget: OutboxBudget = OutboxBudget()
         self._carrier = None if isinstance(link, MultistreamLink) else Carrier(self.engine)
-        self.pump = self._make_pump(link, observer)
-        self.info = describe(link, "aqueduct")
+        self.pump: MultistreamPump[Event] | StreamPump[Event] = self._make_pump(link, observer)
+        self.info: SessionInfo = describe(link, "aqueduct")
         self.round_trip: Callable[[], float | None] | None = None
         if isinstance(link, MultistreamLink):
             self.round_trip = lambda: link.round_trip
-        self.changed = trio.lowlevel.ParkingLot()  # tasks that wait for channels to come or end
+        self.changed: trio.lowlevel.ParkingLot = (
+            trio.lowlevel.ParkingLot()
+        )  # tasks that wait for channels to come or end
         self.receipts: dict[Receipt, None] = {}  # those that tasks wait for
         self.messages_sent = 0
-        self.messages_received = 0
-        self.is_leaving = False
+        self.messages_received: int = 0
+        self.is_leaving: bool = False
         self.unconfirmed: set[Half] = set()  # senders of the common channels that we opened
-        self.is_told = False  # the peer said why it ends the connection
+        self.is_told: bool = False  # the peer said why it ends the connection
         self.on_end: Callable[[ErrorMaker | None], None] = lambda error: None
         self.on_cancelled: Callable[[Receiver], None] = lambda receiver: None
         self.reserved: set[Half] = {self.engine.entrypoint}  # halves that are not the application's
         self.peer_headers: Headers | None = None
-        self.connected = trio.Event()  # the peer's headers have come, or never will
+        self.connected: trio.Event = trio.Event()  # the peer's headers have come, or never will
         self._unsent: WeakSet[Sender | Receiver] = WeakSet()  # halves whose other half was not sent yet
         self._is_dispatching = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, overload
+from typing import Final, Literal, overload
 
 import attrs
 
@@ -66,22 +66,22 @@ class Engine:
         now: float | None = None,
     ) -> None:
         """With `now` the time for the handshake begins to run."""
-        self.config = config or Config()
-        self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
+        self.config: Config = config or Config()
+        self.limits: Limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self.role = role
-        self.over = False
+        self.over: bool = False
         handshake = frames.encode_frame(frames.ConnectionHeaders(tuple(headers)))
         self._check_headers(handshake, headers, self.config.connection_headers)
-        self.most_streams = 2 * self.limits.channels + self.config.streams
+        self.most_streams: int = 2 * self.limits.channels + self.config.streams
         self._observer = observer
         self._registry = Registry(role, self.config, self.limits, observer)
         self._connection = self._registry.connection
         self._streams = self._registry.streams
         self._incoming = Incoming(self._registry, handshake, self.most_streams)
         # Parts of what a pump needs that are called often
-        self.missing = self._incoming.missing
-        self.stream_to_send = self._streams.pull
-        self.stream_writable = self._streams.writable
+        self.missing: Final = self._incoming.missing
+        self.stream_to_send: Final = self._streams.pull
+        self.stream_writable: Final = self._streams.writable
         if now is not None:
             self._connection.now = now
             self._registry.deadlines.set(Timer.HANDSHAKE, now + self.limits.handshake)

@@ -116,9 +116,9 @@ class ReliableNumbers:
     __slots__ = ("got", "owed", "total")
 
     def __init__(self, gaps: int) -> None:
-        self.got = Ranges(gaps)
+        self.got: Ranges = Ranges(gaps)
         # An owed range ends at a number that was acked before or is missing, so there are at most twice as many.
-        self.owed = Ranges(2 * gaps + 2)
+        self.owed: Ranges = Ranges(2 * gaps + 2)
         self.total: int | None = None  # how many there are, once the sender has finished
 
     def check(self, number: int) -> None:
@@ -155,9 +155,9 @@ class UnreliableNumbers:
 
     def __init__(self, gaps: int) -> None:
         self._got = Ranges(gaps)
-        self.reported = 0  # all below were acked or nacked
-        self.due = 0  # all below may be reported now
-        self.known = 0  # all below have been sent
+        self.reported: int = 0  # all below were acked or nacked
+        self.due: int = 0  # all below may be reported now
+        self.known: int = 0  # all below have been sent
 
     @property
     def any(self) -> bool:

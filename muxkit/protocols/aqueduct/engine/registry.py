@@ -44,9 +44,9 @@ class UnreadLimit:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.unread = 0
-        self.most = max(1, limits.connection_bytes // MESSAGE_COST)
-        self.most_of_one = max(1, limits.channel_bytes // MESSAGE_COST)
+        self.unread: int = 0
+        self.most: int = max(1, limits.connection_bytes // MESSAGE_COST)
+        self.most_of_one: int = max(1, limits.channel_bytes // MESSAGE_COST)
         # Streams that are not parsed on, with what resumes each.
         self._held: dict[halves.ReceiverMachine, OrderedDict[StreamId, Callable[[], None]]] = {}
         # Receivers whose streams wait because of messages of other receivers.
@@ -100,20 +100,23 @@ class Registry:
     """All halves of one connection and what is due for them."""
 
     def __init__(self, role: frames.Role, config: Config, limits: Limits, observer: Observer | None) -> None:
-        self.role, self.config, self.limits, self.observer = role, config, limits, observer
+        self.role: frames.Role = role
+        self.config: Config = config
+        self.limits: Limits = limits
+        self.observer: Observer | None = observer
         self.events: list[Event] = []
-        self.streams = StreamScheduler(2 + role, frames.VERSION)
-        self.connection = halves.ConnectionState(
+        self.streams: StreamScheduler = StreamScheduler(2 + role, frames.VERSION)
+        self.connection: halves.ConnectionState = halves.ConnectionState(
             config, limits, observer, self.streams, lambda sender: self.events.append(Writable(sender))
         )
         self.table: ChannelTable[halves.Half] = ChannelTable(limits, Ids(0, 0))
         self.closing: dict[int, OutStream] = {}  # receivers that are gone, whose CLOSE_RECEIVER is not written
-        self.unread_limit = UnreadLimit(limits)
+        self.unread_limit: UnreadLimit = UnreadLimit(limits)
         self.deadlines: Deadlines[Timer] = Deadlines()
         self._counters = frames.id_counters(role)
         self._ended: OrderedDict[int, halves.Half] = OrderedDict()  # made by the peer, gone before they were attached
         self._forgets: dict[int, OutStream] = {}  # FORGET_CHANNEL to be written
-        self.resets = TokenBucket(limits.resets_per_second, limits.resets_burst)
+        self.resets: TokenBucket = TokenBucket(limits.resets_per_second, limits.resets_burst)
         """Paces what the peer opens by what it breaks off; being out of tokens ends nothing."""
         self._misses = TokenBucket(limits.resets_per_second, limits.resets_burst)
         self._empty_streams = TokenBucket(limits.resets_per_second, limits.resets_burst)
@@ -123,7 +126,7 @@ class Registry:
         self._report_order = count()
         # A late datagram may bring back a channel that has long ended, and no frame would ever end it again.
         self._strays: OrderedDict[halves.ReceiverMachine, float] = OrderedDict()
-        self.entrypoint = self._make_entrypoint()
+        self.entrypoint: halves.Half = self._make_entrypoint()
 
     def _make_entrypoint(self) -> halves.Half:
         transit = halves.Transit(frames.ENTRYPOINT, ours=self.role is frames.Role.CLIENT, fate=halves.Fate.ACCESSIBLE)

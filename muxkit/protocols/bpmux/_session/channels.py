@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Final
 
 import trio
 
@@ -50,8 +51,8 @@ class Connection:
         on_events: Callable[[Sequence[Event]], None],
         on_lost: Callable[[], None],
     ) -> None:
-        self.engine = Engine(config, limits=limits, observer=observer)
-        self.budget = OutboxBudget(limits.outbox, self.engine.waiting)
+        self.engine: Engine = Engine(config, limits=limits, observer=observer)
+        self.budget: OutboxBudget = OutboxBudget(limits.outbox, self.engine.waiting)
         self.pump: StreamPump[Event] = StreamPump(
             stream,
             self.engine,
@@ -63,7 +64,7 @@ class Connection:
             observer=observer,
         )
         self.session = session
-        self.request_write = self.pump.request_write
+        self.request_write: Final = self.pump.request_write
         self.pings: Pings[Entity] = Pings()
 
     def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, told: Reason) -> None:
@@ -98,7 +99,7 @@ class Sink(SendHalf):
     def __init__(self, connection: Connection, entity: Entity) -> None:
         super().__init__(connection.budget, connection.request_write)
         self._connection = connection
-        self.entity = entity
+        self.entity: Entity = entity
         self.channel: Duplex | None = None
         """What it is a half of, until it has ended."""
         entity.half = self
@@ -184,10 +185,10 @@ class Source(ReceiveHalf[bytes]):
     def __init__(self, connection: Connection, entity: Entity) -> None:
         super().__init__(connection.request_write)
         self._connection = connection
-        self.entity = entity
+        self.entity: Entity = entity
         self.channel: Duplex | None = None
         """What it is a half of, until it has ended."""
-        self.end_payload = b""
+        self.end_payload: bytes = b""
         """What the peer said at its end, an error by convention."""
         entity.half = self
 
@@ -241,8 +242,8 @@ class Duplex(Channel):
     __slots__ = ("_opening", "sink", "source")
 
     def __init__(self, sink: Sink, source: Source, opening: bytes = b"") -> None:
-        self.sink = sink
-        self.source = source
+        self.sink: Sink = sink
+        self.source: Source = source
         self._opening = opening
         sink.channel = source.channel = self
 
@@ -321,7 +322,7 @@ class Request:
         self._over = trio.Event()
         self._response: bytes | None = None
         self._error: ErrorMaker | None = None
-        self.entity = entity
+        self.entity: Entity = entity
         entity.half = self
 
     async def response(self) -> bytes:
@@ -409,8 +410,8 @@ class IncomingRequest:
 
     def __init__(self, connection: Connection, entity: Entity, payload: bytes) -> None:
         self._answer = _Answer(connection, entity)
-        self.entity = entity
-        self.payload = payload
+        self.entity: Entity = entity
+        self.payload: bytes = payload
 
     async def respond(self, payload: bytes) -> None:
         """Send the response; returns when the session has accepted it. Cancelled means not sent.

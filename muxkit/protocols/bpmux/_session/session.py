@@ -114,13 +114,13 @@ class Session(CommonSession):
         self._gone = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
         self._messages_received = 0
         self._info = describe(stream, "bpmux")
-        self.connection = Connection(
+        self.connection: Connection = Connection(
             stream, config, limits, observer, session=self, on_events=self._dispatch, on_lost=self._on_lost
         )
         self._engine = self.connection.engine
         self.messages: Source = _TopSource(self.connection, self._engine.top_stream)
         """The half that receives the peer's top-level messages."""
-        self.top = _TopSink(self.connection, self._engine.top_sink, self._openers)
+        self.top: _TopSink = _TopSink(self.connection, self._engine.top_sink, self._openers)
         """The half that sends top-level messages."""
 
     # --- the top level
@@ -526,7 +526,7 @@ def _ended_before_the_pong() -> Exception:
 class _Protocol:
     """The protocol plugin that `muxkit.connect` and `muxkit.serve` load under the name `bpmux`."""
 
-    options = frozenset({"config"})
+    options: frozenset[str] = frozenset({"config"})
 
     def session(
         self,
@@ -542,7 +542,7 @@ class _Protocol:
         return session(stream, config=config, limits=limits, observer=observer, linger=linger)
 
 
-protocol = _Protocol()
+protocol: _Protocol = _Protocol()
 connect: Connect[Session] = Connect("bpmux")
 open_server: OpenServer[Session, Duplex] = OpenServer("bpmux")
 reconnecting: Reconnecting[Session] = Reconnecting("bpmux")

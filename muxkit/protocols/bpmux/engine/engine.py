@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import chain
+from typing import Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import NO_QUEUE, U64_MAX, Buffer, Deadlines, Keepalive, Reason, StallWatch
+from muxkit.core import NO_QUEUE, U64_MAX, Buffer, Deadlines, Keepalive, Outbox, Reason, StallWatch
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, Entity, Kind
 from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp, Probed, Silent
@@ -43,8 +44,8 @@ class Engine:
     def __init__(
         self, config: Config | None = None, *, limits: Limits | None = None, observer: Observer | None = None
     ) -> None:
-        self.config = config or Config()
-        self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
+        self.config: Config = config or Config()
+        self.limits: Limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self._observer = observer
         self._state = State(self.config, self.limits, observer)
         self._reader = ChunkReader(self._state)
@@ -64,20 +65,20 @@ class Engine:
         self._is_unfinished = False  # a chunk or a message was, when bytes came the last time
         self._next_id = self.config.first_id
         self._largest = self.limits.message
-        self.frames_at_once = sys.maxsize
+        self.frames_at_once: int = sys.maxsize
         """The most chunks that one call of `receive_bytes` parses."""
-        self.unparsed = 0
+        self.unparsed: int = 0
         """Received bytes behind the first `frames_at_once` chunks; `receive_bytes(b"", now)` parses more of them."""
-        self.bytes_received = 0
-        self.over = False
-        self.hung_up_cleanly = False
-        self.top_sink = self._state.top_sink
+        self.bytes_received: int = 0
+        self.over: bool = False
+        self.hung_up_cleanly: bool = False
+        self.top_sink: Entity = self._state.top_sink
         """The entity for top-level messages to the peer."""
-        self.top_stream = self._state.top_stream
+        self.top_stream: Entity = self._state.top_stream
         """The entity for top-level messages of the peer."""
-        self.waiting = self._state.outbox
+        self.waiting: Outbox = self._state.outbox
         """The counter behind `outbox`, for frequent reads."""
-        self.consumed = self._state.consume
+        self.consumed: Final = self._state.consume
         """Count bytes of an entity's messages as taken by the application; harmless after the entity is gone.
 
         Returns whether there may be something to write because of it.

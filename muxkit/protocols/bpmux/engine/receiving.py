@@ -40,13 +40,13 @@ class ChunkReader:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self.rules = ChunkRules(state)
-        self.held = Pieces()  # the beginning of a chunk
+        self.rules: ChunkRules = ChunkRules(state)
+        self.held: Pieces = Pieces()  # the beginning of a chunk
         self._wanted = 0  # bytes to hold before parsing is tried again
         self.owner: Entity | None = None  # the entity of an incomplete payload whose chunk head was parsed
         self._missing = 0  # bytes missing of that payload
         self._pieces = Pieces()  # the beginning of that payload
-        self.left = 0  # frames that may still be parsed; events count as several
+        self.left: int = 0  # frames that may still be parsed; events count as several
 
     def resume(self, data: bytes, position: int, base: int) -> int:
         """Add to the incomplete chunk; return the position in `data` behind it. `base` is the offset of `data`."""
@@ -191,7 +191,7 @@ class ChunkRules(Checks):
     def __init__(self, state: State) -> None:
         self._state = state
         self._maps = state.maps
-        self.announced = 0  # total size in the Partial chunk before this one
+        self.announced: int = 0  # total size in the Partial chunk before this one
         # Notes about the chunk that is being parsed.
         self._entity: Entity | None = None
         self._payer = state.top_stream  # the entity whose credit its payload uses

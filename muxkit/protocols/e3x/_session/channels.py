@@ -76,10 +76,10 @@ class Connection:
         on_written: Callable[[], None],
     ) -> None:
         self.session = session
-        self.is_on_packets = not isinstance(link, trio.abc.Stream)
+        self.is_on_packets: bool = not isinstance(link, trio.abc.Stream)
         if not self.is_on_packets:
             config = attrs.evolve(config, congestion=False)  # the stream limits the rate itself
-        self.engine = Engine(odd, config, limits=limits, observer=observer)
+        self.engine: Engine = Engine(odd, config, limits=limits, observer=observer)
         make: partial[StreamPump[Event]] | partial[DatagramPump[Event]]
         if isinstance(link, trio.abc.Stream):
             make = partial(StreamPump, link, ChunkedEngine(self.engine, trio.current_time, observer=observer))
@@ -96,13 +96,17 @@ class Connection:
             observer=observer,
         )
         self.pump.phase = "handshake"  # a packet link has none: until something was heard
-        self.request_write = self.pump.request_write
-        self.budget = OutboxBudget()  # the engine itself limits what each channel queues
-        self.gone = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
-        self.acked = trio.lowlevel.ParkingLot()  # tasks that wait until something is confirmed
-        self.written = trio.lowlevel.ParkingLot()  # tasks that wait until something is written
-        self.heard_at = trio.current_time()
-        self.was_heard = False
+        self.request_write: Final = self.pump.request_write
+        self.budget: OutboxBudget = OutboxBudget()  # the engine itself limits what each channel queues
+        self.gone: Final = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
+        self.acked: trio.lowlevel.ParkingLot = (
+            trio.lowlevel.ParkingLot()
+        )  # tasks that wait until something is confirmed
+        self.written: trio.lowlevel.ParkingLot = (
+            trio.lowlevel.ParkingLot()
+        )  # tasks that wait until something is written
+        self.heard_at: float = trio.current_time()
+        self.was_heard: bool = False
         self.unread = 0  # bytes in the inboxes of all channels
         self.dropped = 0
         self.messages_received = 0
@@ -199,9 +203,9 @@ class Channel(CommonChannel):
     def __init__(self, connection: Connection, engine_channel: EngineChannel, opening: bytes = b"") -> None:
         self._connection = connection
         self._opening = opening if engine_channel.is_reliable else b""
-        self.engine_channel = engine_channel
-        self.sender = Sender(connection, engine_channel, spoke=engine_channel.ours and bool(opening))
-        self.inbox = Inbox(connection, engine_channel)
+        self.engine_channel: EngineChannel = engine_channel
+        self.sender: Sender = Sender(connection, engine_channel, spoke=engine_channel.ours and bool(opening))
+        self.inbox: Inbox = Inbox(connection, engine_channel)
         if opening and not engine_channel.ours and not engine_channel.is_reliable:
             self.inbox.deliver(opening)
 
@@ -397,11 +401,11 @@ class Sender(SendHalf):
         self._connection = connection
         self._engine = connection.engine
         self.channel = channel
-        self.last = 0
+        self.last: int = 0
         """The receipt of the last message."""
         self.end: int | None = None
         """The receipt of the end."""
-        self.delivery = Watermark(0)
+        self.delivery: Watermark = Watermark(0)
         """The receipt up to which the peer's application has processed everything."""
         self._failure: ErrorMaker | None = None
         self._is_broken = False  # by the peer, so it knows that messages are missing
@@ -524,9 +528,9 @@ class Inbox(ReceiveHalf[bytes]):
     def __init__(self, connection: Connection, channel: EngineChannel) -> None:
         super().__init__(connection.request_write)
         self._connection = connection
-        self.channel = channel
+        self.channel: EngineChannel = channel
         self._size = 0  # bytes that were not taken, with their overhead
-        self.dropped = 0
+        self.dropped: int = 0
 
     # --- for the application
 

@@ -130,7 +130,7 @@ class Session(CommonSession):
             events.Broken: self._on_broken,
             events.Faulted: self._on_faulted,
         }
-        self.connection = Connection(
+        self.connection: Connection = Connection(
             link,
             session=self,
             odd=role == "connector",
@@ -142,7 +142,7 @@ class Session(CommonSession):
             on_aborted=self._forget,
             on_written=self._openers.wake_waiters,
         )
-        self.liveness = Liveness(self.connection, config, odd=role == "connector")
+        self.liveness: Liveness = Liveness(self.connection, config, odd=role == "connector")
         self._engine = self.connection.engine
         self._limits = self._engine.limits
 
@@ -465,7 +465,7 @@ class Liveness:
         self._goodbyes: Pings[int] = Pings()  # apart, so that they do not count in the round trip
         self._bye: EngineChannel | None = None
         self._peer_said_bye = trio.Event()
-        self.peer_left = False
+        self.peer_left: bool = False
         """The peer has left in order."""
 
     @property
@@ -595,7 +595,7 @@ def _is_unacked(channel: EngineChannel) -> bool:
 class _Protocol:
     """The protocol plugin that `muxkit.connect` and `muxkit.serve` load under the name `e3x`."""
 
-    options = frozenset({"config"})
+    options: frozenset[str] = frozenset({"config"})
     links: frozenset[LinkKind] = frozenset({"stream", "packets"})
 
     def session(
@@ -604,7 +604,7 @@ class _Protocol:
         return session(link, role="connector" if role == "client" else "listener", **options)
 
 
-protocol = _Protocol()
+protocol: _Protocol = _Protocol()
 connect: Connect[Session] = Connect("e3x")
 open_server: OpenServer[Session, Channel] = OpenServer("e3x")
 reconnecting: Reconnecting[Session] = Reconnecting("e3x")

@@ -135,7 +135,7 @@ class Engine(State):
 
     def receive_datagram(self, data: bytes, now: float) -> None:
         """Parse and apply a received packet; never raises."""
-        self.now = max(self.now, now)
+        self.now: float = max(self.now, now)
         self.counters["packets_received"] += 1
         self.counters["bytes_received"] += len(data)
         self.receive(bytes(data))

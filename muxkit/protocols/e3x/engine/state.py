@@ -59,19 +59,19 @@ class State:
         self.config = config
         self.limits = limits
         self.observer = observer
-        self.now = 0.0
-        self.packet = config.packet
-        self.linger = max(LINGER, config.timeout)  # the peer sends again for as long
+        self.now: float = 0.0
+        self.packet: int = config.packet
+        self.linger: float = max(LINGER, config.timeout)  # the peer sends again for as long
         first = 1 if odd else 2
         self.table: ChannelTable[EngineChannel] = ChannelTable(limits, Ids(first, ID_MOST, step=2))
         self.tombstones: OrderedDict[int, Tombstone] = OrderedDict()
-        self.used = UsedIds()
+        self.used: UsedIds = UsedIds()
         self.unopened: OrderedDict[int, EngineChannel] = OrderedDict()  # the first packet was not received yet
-        self.congestion = Congestion(config.packet, is_on=config.congestion)
-        self.reassembly = Reassembly(limits)
-        self.refusals = TokenBucket(limits.resets_per_second, limits.resets_burst)
-        self.resets = TokenBucket(limits.resets_per_second, limits.resets_burst)  # of channels, by the peer
-        self.err_pace = TokenBucket(ERRS_PER_SECOND, ERRS_AT_ONCE)
+        self.congestion: Congestion = Congestion(config.packet, is_on=config.congestion)
+        self.reassembly: Reassembly = Reassembly(limits)
+        self.refusals: Final = TokenBucket(limits.resets_per_second, limits.resets_burst)
+        self.resets: Final = TokenBucket(limits.resets_per_second, limits.resets_burst)  # of channels, by the peer
+        self.err_pace: Final = TokenBucket(ERRS_PER_SECOND, ERRS_AT_ONCE)
         self.happened: list[events.Event] = []
         self.faults: Counter[Fault] = Counter()
         self.counters: Counter[str] = Counter()
@@ -83,9 +83,9 @@ class State:
         self.resends: deque[tuple[EngineChannel, Piece]] = deque()
         self.line: deque[EngineChannel] = deque()
         self.watching: dict[int, EngineChannel] = {}
-        self.held = 0  # bytes received and not processed
-        self.waiting = 0  # packets received and not processed
-        self.unsent = 0  # bytes queued, on all channels
+        self.held: int = 0  # bytes received and not processed
+        self.waiting: int = 0  # packets received and not processed
+        self.unsent: int = 0  # bytes queued, on all channels
         self._timers: list[tuple[float, int]] = []
 
     # --- channels

@@ -67,9 +67,9 @@ class Sink(SendHalf):
         self._id = id
         self._markers: deque[Parts] = NO_QUEUE  # markers for which there was no room yet
         self._end: int | None = None  # number of the message that holds END or CANCEL
-        self.has_sent = False
-        self.is_unannounced = False  # the peer never heard of the channel, and need not
-        self.is_finished = False  # END or CANCEL is queued, or the peer sent STOP
+        self.has_sent: bool = False
+        self.is_unannounced: bool = False  # the peer never heard of the channel, and need not
+        self.is_finished: bool = False  # END or CANCEL is queued, or the peer sent STOP
 
     @property
     def may_close(self) -> bool:
@@ -212,13 +212,13 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         self, core: Core, id: int, forgotten: Callable[[Channel], None], *, is_ours: bool, opening: bytes = b""
     ) -> None:
         super().__init__(core.request_write)
-        self.id = id
+        self.id: int = id
         self._opening = opening
         self._told: Reason | None = None  # why we abort it
-        self.sink = Sink(core, id)
+        self.sink: Sink = Sink(core, id)
         self._core = core
         self._forgotten = forgotten
-        self.is_open_there = not is_ours  # the peer's direction is in use
+        self.is_open_there: bool = not is_ours  # the peer's direction is in use
         self._came = -1  # the last message that the engine gave
         self._done = -1  # the last that was consumed
         self._taken_calls = 0  # since the engine was told

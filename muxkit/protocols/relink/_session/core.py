@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
 from muxkit._errors import MuxError
+from muxkit._limits import Limits
 from muxkit.core import Reason
 from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import Acknowledged, Arrived, EpochChanged, Event, LinkReplaced
@@ -52,15 +53,15 @@ class Core:
     ) -> None:
         self.engine = engine
         self.session = session
-        self.limits = engine.limits
-        self.budget = OutboxBudget(engine.limits.outbox, engine.waiting)
+        self.limits: Limits = engine.limits
+        self.budget: OutboxBudget = OutboxBudget(engine.limits.outbox, engine.waiting)
         self.outs: dict[int, Out] = {}
         self.successors: dict[int, Out] = {}  # senders that wait until the channel's present use is closed
         self.ins: dict[int, In] = {}
         self.peer_channels: dict[int, bool] = {}  # open on the peer's side; True once the peer has closed it
         self.pump: StreamPump[Event] | None = None
         self.error: ErrorMaker | None = None  # why the link is over
-        self.moved = trio.lowlevel.ParkingLot()  # tasks that wait for any change
+        self.moved: Final = trio.lowlevel.ParkingLot()  # tasks that wait for any change
         self.on_weight: Callable[[], None] = lambda: None  # while absent: more is held, or less
         self.on_cancelled: Callable[[Any], None] = lambda channel: None  # the peer gave up a channel
         self.messages_received = 0
@@ -143,7 +144,7 @@ class LinkChanged(LinkLost):
         )
         super().__init__(f"{what}; {change.lost} messages were not answered", by="peer", peer=peer)
         self.change = change
-        self.lost = change.lost
+        self.lost: int = change.lost
 
 
 class LinkRefused(LinkLost):

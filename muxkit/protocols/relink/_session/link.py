@@ -87,7 +87,7 @@ class Link(CommonSession):
     def __init__(
         self, engine: LinkEngine, *, on_changed: OnChanged | None = None, outage: Outage | None = None
     ) -> None:
-        self.core = Core(engine, self._dispatch, self)
+        self.core: Core = Core(engine, self._dispatch, self)
         self._engine = engine
         self._common = CommonChannels(self.core, self._shut_down_if_idle)
         self._on_changed = on_changed
@@ -95,7 +95,7 @@ class Link(CommonSession):
         self._pings: Pings[None] = Pings()
         self._peer = ""
         self._info = SessionInfo(protocol="relink", peer="")
-        self.connections = 0
+        self.connections: int = 0
         """How many connections it has had."""
         self._bytes_received = 0  # on connections that are over
         self._bytes_sent = 0
@@ -108,9 +108,9 @@ class Link(CommonSession):
         self._unreported: ErrorMaker | None = None  # a change of the link that lost messages, and was raised nowhere
         # What connections were good for.
         self.last_loss: ErrorMaker = partial(LinkLost, "there was no connection", by="local")  # of the last one
-        self.progress = 0
+        self.progress: int = 0
         """Grows with everything that brings the application's work forward."""
-        self.refusals = 0
+        self.refusals: int = 0
         """Connections in a row that were over at once and brought nothing forward."""
         self._began = 0.0  # the present connection
         self._progress_before = 0

@@ -129,10 +129,10 @@ class Sender(SendTurn, trio.abc.AsyncResource):
         super().__init__(core.budget, core.request_write)
         self._core = core
         self._engine = core.engine
-        self.channel = channel
-        self.has_transactions = core.engine.out_transactions
-        self.reception = Watermark()
-        self.consumption = Watermark()
+        self.channel: int = channel
+        self.has_transactions: bool = core.engine.out_transactions
+        self.reception: Watermark = Watermark()
+        self.consumption: Watermark = Watermark()
         self._unanswered: deque[Receipt] = deque()  # under transactions
         self._last: int | None = None
         self._decided = -1
@@ -426,8 +426,8 @@ class Receiver(ReceiveHalf[Message]):
     def __init__(self, core: Core, channel: int) -> None:
         super().__init__(core.request_write)
         self._core = core
-        self.channel = channel
-        self.has_transactions = core.engine.in_transactions
+        self.channel: int = channel
+        self.has_transactions: bool = core.engine.in_transactions
         self._is_open = channel in core.peer_channels
         self._has_ended = False
         self._came = -1  # the last message that the engine gave

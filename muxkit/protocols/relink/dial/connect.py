@@ -262,7 +262,9 @@ class _Protocol:
     them, `keep` and `identify` for who serves, as `listener` has them.
     """
 
-    options = frozenset({"backoff", "config", "identify", "keep", "on_changed", "on_failed", "patience"})
+    options: frozenset[str] = frozenset(
+        {"backoff", "config", "identify", "keep", "on_changed", "on_failed", "patience"}
+    )
 
     def session(
         self,
@@ -286,12 +288,12 @@ class _Protocol:
         settings = config_for(config, endpoint)
         return listener({settings.endpoint: Endpoint(handler, settings)}, **options)
 
-    link = staticmethod(link)  # for a door that gives a function that dials instead of one stream
-    split = staticmethod(split_endpoint)
-    join = staticmethod(join_endpoint)
+    link: Final = staticmethod(link)  # for a door that gives a function that dials instead of one stream
+    split: Final = staticmethod(split_endpoint)
+    join: Final = staticmethod(join_endpoint)
 
 
-protocol = _Protocol()
+protocol: _Protocol = _Protocol()
 connect: Connect[Link] = Connect("relink")
 open_server: OpenServer[Link, Channel] = OpenServer("relink")
 reconnecting: Reconnecting[Link] = Reconnecting("relink")

@@ -62,7 +62,7 @@ class RequestReader:
     """Reads a connector's request, for `HandshakeQueue.read_handshake`; decide on `handshake`, then `answer`."""
 
     def __init__(self, limits: Limits, versions: tuple[int, ...] = (0,)) -> None:
-        self.handshake = ListenerHandshake(now=trio.current_time(), versions=versions, limits=limits)
+        self.handshake: ListenerHandshake = ListenerHandshake(now=trio.current_time(), versions=versions, limits=limits)
         self._seconds = limits.handshake
 
     def receive_bytes(self, data: bytes) -> Requested | None:

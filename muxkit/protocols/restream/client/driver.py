@@ -74,7 +74,7 @@ class StreamRefused(MuxError, trio.BrokenResourceError):
     """
 
     def __init__(self, text: str) -> None:
-        self.text = escaped(text)
+        self.text: str = escaped(text)
         super().__init__(f"the server refused: {self.text}")
 
 
@@ -134,9 +134,9 @@ class ClientDriver:
         read_bytes: int = READ_BYTES,
         closing: Closing = Closing.ACKNOWLEDGED,
     ) -> None:
-        self.connections = 0
+        self.connections: int = 0
         """The number of connections so far, with the present one."""
-        self.outage = Outage()
+        self.outage: Outage = Outage()
         """The recent failures to connect."""
         self.loss: LinkLost | None = None
         """Why the last connection was lost, if it was."""
@@ -148,7 +148,7 @@ class ClientDriver:
         self._dial = dial
         self._on_failed = on_failed
         self._connection: _Connection | None = None
-        self.is_done = False
+        self.is_done: bool = False
         """There is no next connection."""
         self._is_leaving = False
         self._futile = 0  # connections in a row that brought nothing
