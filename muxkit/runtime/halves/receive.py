@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import trio
 
@@ -239,8 +239,16 @@ class ReceiveHalf(Inbox[ItemT], trio.abc.ReceiveChannel[ItemT]):
 
     __slots__ = ()
 
-    receive = Inbox._next_item
-    receive_many = Inbox._next_items
+    if TYPE_CHECKING:
+
+        async def receive(self) -> ItemT:
+            """Wait for the next item and take it."""
+
+        async def receive_many(self, limit: int | None = None) -> list[ItemT]:
+            """Wait for an item, and take what is there, at most `limit` items."""
+    else:  # not one more coroutine for each item
+        receive = Inbox._next_item
+        receive_many = Inbox._next_items
 
     async def aclose(self) -> None:
         """`close`, with a checkpoint."""

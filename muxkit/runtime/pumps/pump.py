@@ -76,6 +76,7 @@ class Pump(ABC, Generic[EventT]):
         """When the connection is, for the error that says when it was lost."""
         self._hint_if_silent: str | None = getattr(link, "hint_if_silent", None)
         self._parting: Sequence[bytes] = ()  # to send before the connection is closed
+        self._parting_until = -math.inf
         self._farewell = Reason()  # for a link that can carry one
         self._transport = link
 
@@ -93,7 +94,7 @@ class Pump(ABC, Generic[EventT]):
             self.lose("we hung up", by="local")
             # Shielded, though briefly: a cancellation from outside would take the place of an error.
             if self._parting:
-                with trio.move_on_after(PARTING_TIMEOUT, shield=True):
+                with trio.CancelScope(deadline=self._parting_until, shield=True):
                     await self._part()
             with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await self._close_link()
@@ -140,6 +141,7 @@ class Pump(ABC, Generic[EventT]):
             phase=self.phase,
             hint=self._hint(by, cause),
         )
+        self._parting_until = trio.current_time() + PARTING_TIMEOUT
         self._parting = self._last_words(parting)
         self._stop(cause)
         self._tasks.cancel()

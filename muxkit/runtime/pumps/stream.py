@@ -16,9 +16,9 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit.core import BoundedParsing, Buffer, Queued, SeparateTimers, StreamEngine
-from muxkit.runtime._errors import HEAD, Side, looks_like
+from muxkit.runtime._errors import HEAD, Phase, Side, looks_like
 from muxkit.runtime._links import Explaining, NowaitLink
-from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, PARTING_TIMEOUT, EventT, Pump, Wiring, keep_freed_memory
+from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring, keep_freed_memory
 from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.turns import LONG_TURN
 
@@ -76,7 +76,7 @@ class StreamPump(Pump[EventT]):
             on_broken=partial(self._broke, "reading"),
         )
         """The reader, in whose place a receiver may read."""
-        self.phase = "handshake"
+        self.phase: Phase = "handshake"
         self._head = b""  # what the peer sent first
 
     # --- the life of the connection
@@ -107,7 +107,7 @@ class StreamPump(Pump[EventT]):
                 return ()
             # It is finished first: nothing can follow a write that was cut somewhere.
             self._under_way.shield = True
-            self._under_way.deadline = trio.current_time() + PARTING_TIMEOUT
+            self._under_way.deadline = self._parting_until
             return parting
         return [*map(bytes, self._carry), *parting] if parting else ()
 

@@ -485,8 +485,8 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
         stored = self._stored
         return sum(len(arrived.payload) for arrived in stored) if isinstance(stored, ItemQueue) else 0
 
-    next_arrived = Inbox[Arrived]._next_item
-    next_all = Inbox[Arrived]._next_items
+    next_arrived: Final = Inbox[Arrived]._next_item
+    next_all: Final = Inbox[Arrived]._next_items
 
     def redirect(self, to: Callable[[Arrived | None], None]) -> None:
         """Pass messages to a function from now on, those that are stored first, and None at the end."""

@@ -524,7 +524,9 @@ class SenderMachine(_Machine):
     def stream(self) -> OutStream:
         """The stream of ordered messages, counts and FINISH_SENDER."""
         if self.main is None:
-            self.main = OutStream([self.route()], source=self)
+            main = OutStream([self.route()], source=self)
+            self.main: OutStream | None = main
+            return main
         return self.main
 
     @property
@@ -755,7 +757,9 @@ class ReceiverMachine(_Machine):
     def stream(self) -> OutStream:
         """The stream of acks, reports and CLOSE_RECEIVER."""
         if self.main is None:
-            self.main = OutStream([self.route()], source=self, urgent=True)
+            main = OutStream([self.route()], source=self, urgent=True)
+            self.main: OutStream | None = main
+            return main
         return self.main
 
     def has_frames(self) -> bool:

@@ -221,7 +221,9 @@ class Source(ReceiveHalf[bytes]):
 
         self.ended(gave_up if payload else trio.EndOfChannel)
 
-    stopped = lost = ReceiveHalf.ended  # what the session calls when nothing more will come, as for a sink
+    # What the session calls when nothing more will come, as for a sink.
+    stopped: Final = ReceiveHalf.ended
+    lost: Final = ReceiveHalf.ended
 
     def _taken(self, messages: Sequence[bytes], size: int) -> bool:
         return self._connection.engine.consumed(self.entity, size)

@@ -144,7 +144,8 @@ class Engine(State):
         """Take the events since the last call, oldest first."""
         if not self.happened:
             return ()
-        taken, self.happened = self.happened, []
+        taken = self.happened
+        self.happened: list[Event] = []
         self.reported.clear()
         return taken
 

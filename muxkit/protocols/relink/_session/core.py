@@ -158,7 +158,7 @@ class LinkRefused(LinkLost):
         what = f"{connections} connections in a row were ended at once and brought nothing forward: the peer may refuse"
         super().__init__(f"{what} to go on with the link; the last one: {last}", by="peer", peer=peer, unsent=unsent)
         self.connections = connections
-        self.__cause__ = last
+        self.__cause__: BaseException | None = last
 
 
 class NotCommitted(MuxError):

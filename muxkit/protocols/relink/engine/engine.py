@@ -249,7 +249,7 @@ class LinkEngine(LinkState):
         events = self.happened
         if not events:
             return ()
-        self.happened = []
+        self.happened: list[Event] = []
         self._theirs.fresh.clear()
         return events
 
