@@ -73,4 +73,5 @@ _LAZY |= dict.fromkeys(("Cancelled", "Finished", "LostInTransit", "Message", "No
 _LAZY |= dict.fromkeys(("Channel", "Receipt", "Receiver", "Sender"), "_session.core")
 _LAZY |= dict.fromkeys(("connect", "open_server", "reconnecting"), "_session.connection")
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -56,4 +56,5 @@ _LAZY = {
     "connect open_server reconnecting": "_session.session",
 }
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

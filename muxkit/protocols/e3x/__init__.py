@@ -50,4 +50,5 @@ _LAZY = dict.fromkeys(("Channel", "Receipt"), "_session.channels")
 _LAZY |= dict.fromkeys(("Session", "SessionStats", "protocol", "session"), "_session.session")
 _LAZY |= dict.fromkeys(("connect", "open_server", "reconnecting"), "_session.session")
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

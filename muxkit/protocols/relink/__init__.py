@@ -91,4 +91,5 @@ _LAZY = {
     "Endpoint Identified Keep Listener Listening identity_of listen listener": "dial.listen",
 }
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

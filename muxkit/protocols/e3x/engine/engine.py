@@ -73,6 +73,8 @@ class Engine(State):
     its work, or raises `LocalProtocolError` and changes nothing. No packet of a peer makes an engine raise or end.
     """
 
+    unsent: int  # what the state counts
+
     def __init__(
         self, odd: bool, config: Config | None = None, *, limits: Limits | None = None, observer: Observer | None = None
     ) -> None:
