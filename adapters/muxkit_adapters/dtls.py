@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Unpack, cast
+from typing import Final, Unpack, cast
 
 import trio
 
@@ -143,7 +143,7 @@ async def serve(
     await serve_listeners(listeners, listener_options, task_status.started)
 
 
-transport = Transport(
+transport: Final = Transport(
     "dtls", connect, serve, one_place, one_place, "packets", (PacketKeywords, ListenerKeywords), ("tls", "ssl_context")
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import operator
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final
 
 import trio
 
@@ -26,11 +27,11 @@ class _Pipe:
     """One direction: bytes sent and not received, at most `capacity`."""
 
     def __init__(self, capacity: int) -> None:
-        self.data = bytearray()
+        self.data: bytearray = bytearray()
         self.capacity = capacity
         self.ended = False  # the sender has finished or gone
         self.unwanted = False  # the receiver has gone
-        self.changed = trio.lowlevel.ParkingLot()
+        self.changed: Final = trio.lowlevel.ParkingLot()
 
     def put(self, view: memoryview) -> int:
         size = min(self.capacity - len(self.data), view.nbytes)
@@ -242,7 +243,7 @@ def _read_name(address: str) -> dict[str, object]:
     return {"name": address}
 
 
-transport = Transport("mem", connect, serve, _read_name, _read_name)
+transport: Final = Transport("mem", connect, serve, _read_name, _read_name)
 
 
 protect_package("muxkit_adapters")

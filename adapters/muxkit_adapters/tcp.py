@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 import trio
 
@@ -69,7 +70,7 @@ async def serve(
     await serve_connections(open_to, handler, limits=limits, started=lambda: task_status.started(addresses))
 
 
-transport = Transport("tcp", connect, serve, several_places, one_place)
+transport: Final = Transport("tcp", connect, serve, several_places, one_place)
 
 
 # What the transports above TCP share

@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from typing import Final
 
 import trio
 
@@ -172,7 +173,7 @@ async def serve(
     await serve_handshakes(open_to, accept, handler, limits=limits, started=lambda: task_status.started(addresses))
 
 
-transport = Transport("tls", connect, serve, several_places, one_place, needed=("tls", "ssl_context"))
+transport: Final = Transport("tls", connect, serve, several_places, one_place, needed=("tls", "ssl_context"))
 
 
 # What WebSocket over TLS shares

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Unpack
+from typing import Final, Unpack
 
 import trio
 
@@ -109,6 +109,6 @@ async def serve(
     await serve_listeners(listeners, listener_options, task_status.started)
 
 
-transport = Transport("udp", connect, serve, one_place, one_place, "packets", (PacketKeywords, ListenerKeywords))
+transport: Final = Transport("udp", connect, serve, one_place, one_place, "packets", (PacketKeywords, ListenerKeywords))
 
 protect_package("muxkit_adapters")

@@ -11,6 +11,7 @@ import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import trio
 
@@ -193,7 +194,7 @@ def _absolute(address: str) -> dict[str, object]:
     return {"path": _checked(address)}
 
 
-transport = Transport("unix", connect, serve, _absolute, _absolute)
+transport: Final = Transport("unix", connect, serve, _absolute, _absolute)
 
 
 protect_package("muxkit_adapters")

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial, wraps
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import attrs
@@ -299,8 +299,8 @@ async def _serve_plain(
     await serve(handler, port, host=host, **options)
 
 
-transport = Transport("ws", connect, _serve_plain, partial(_client_url, "ws"), partial(_server_place, "ws"))
-secure_transport = Transport(
+transport: Final = Transport("ws", connect, _serve_plain, partial(_client_url, "ws"), partial(_server_place, "ws"))
+secure_transport: Final = Transport(
     "wss", connect, serve, partial(_client_url, "wss"), partial(_server_place, "wss"), needed=("tls", "ssl_context")
 )
 
@@ -322,7 +322,7 @@ class WebSocketStream(trio.abc.Stream):
     ) -> None:
         self._websocket = websocket
         self._wire = wire
-        self.peer = upgrade.peer
+        self.peer: str = upgrade.peer
         """The other end, for people: `ws 127.0.0.1:7000/chat`."""
         self._request = request
         self._identity = identity
@@ -562,7 +562,7 @@ class FrameCount:
         self._payload_left = 0
         self._size = 0
         self._fragments = 0
-        self.has_close = False
+        self.has_close: bool = False
         """True once a close frame has begun."""
 
     @property
@@ -653,11 +653,11 @@ class GuardedStream(trio.abc.Stream):
         self._turns = turns()
         self._rest = memoryview(b"")  # received and not handed on yet
         self._began = 0.0  # when handing it on began
-        self.torn = False
+        self.torn: bool = False
         """True once a write was cut short, after which the peer cannot understand anything more."""
         self.failure: Exception | None = None
         """Why reading ended, unless by the end of the stream."""
-        self.head = b""
+        self.head: bytes = b""
         """The first bytes that came."""
 
     @property

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path as FilePath
+from typing import Final
 
 from muxkit.runtime import ExtraNeeded
 
@@ -17,15 +18,15 @@ try:
     from OpenSSL import crypto
     from service_identity import CertificateError, VerificationError
     from service_identity.cryptography import verify_certificate_hostname, verify_certificate_ip_address
-except ImportError as error:
-    raise ExtraNeeded("dtls", "dtls", link="packets") from error
+except ImportError as _error:
+    raise ExtraNeeded("dtls", "dtls", link="packets") from _error
 
 from muxkit import TLS, Identity
 
 from .._addresses import CERTIFICATE_NEEDED
 from .._identity import of_x509
 
-log = logging.getLogger("muxkit.adapters")
+log: Final = logging.getLogger("muxkit.adapters")
 
 Path = str | os.PathLike[str]
 

@@ -8,7 +8,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import cast
+from typing import Final, cast
 
 import trio
 
@@ -18,7 +18,7 @@ from .._sockets import CLOSED_HERE
 from . import kernel
 from .options import TURN_BYTES, TURN_PACKETS, UNREACHABLE, Address, Buffers, PacketOptions
 
-log = logging.getLogger("muxkit.adapters")
+log: Final = logging.getLogger("muxkit.adapters")
 
 RECEIVE_SIZE = 65_535  # bytes; no UDP packet is larger
 FULL = {errno.EAGAIN, errno.EWOULDBLOCK}
@@ -48,10 +48,10 @@ class PacketSocket:
         sock.setblocking(False)
         self.socket = sock
         self.peer = peer
-        self.headers = kernel.HEADERS.get(sock.family, 48)
-        self.lost = 0
-        self.dropped = 0
-        self.has_more = False
+        self.headers: int = kernel.HEADERS.get(sock.family, 48)
+        self.lost: int = 0
+        self.dropped: int = 0
+        self.has_more: bool = False
         """True if the last `receive` stopped before the socket was empty."""
         self._refused = refused
         self._runs = kernel.prepare(sock, reports=peer is None)
@@ -61,7 +61,7 @@ class PacketSocket:
             self._sources = OrderedDict()
         self._is_waiting = False
         self._writable = trio.lowlevel.ParkingLot()
-        self.buffers = _ask_for_buffers(sock, options.receive_buffer, options.send_buffer)
+        self.buffers: Buffers = _ask_for_buffers(sock, options.receive_buffer, options.send_buffer)
 
     @property
     def is_closed(self) -> bool:

@@ -74,7 +74,7 @@ class LimitedConnection(QuicConnection):
         self._local_max_data = self._data
         self._local_max_streams_uni = self._peer_streams
         self._local_max_streams_bidi = Granted(self._local_max_streams_bidi, 0)
-        self.incoming = Credit(
+        self.incoming: Credit = Credit(
             first=configuration.max_stream_data,
             most=window_most,
             data=self._data,
@@ -87,7 +87,7 @@ class LimitedConnection(QuicConnection):
         self._is_ended_by_us: bool | None = None  # None before the end, and after a timeout
         self._skipped: int | None = None
         self._skip_at = secrets.randbelow(SKIP_EVERY)
-        self.buffered = 0
+        self.buffered: int = 0
         """Bytes that were written and not acknowledged."""
 
     # --- state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 import attrs
 import trio
@@ -12,8 +12,8 @@ from muxkit.runtime import ExtraNeeded, background, bare_nursery, protect_packag
 
 try:
     from .connection import LimitedConnection
-except ModuleNotFoundError as error:
-    raise ExtraNeeded("quic", "quic", link="multistream") from error
+except ModuleNotFoundError as _error:
+    raise ExtraNeeded("quic", "quic", link="multistream") from _error
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from .._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, one_place, several_places
@@ -147,7 +147,7 @@ def rebind(link: QuicLink, *, host: str | None = None) -> None:
     link.replace_wire(_connected(link.wire.socket.family, peer, host=host)).close()
 
 
-transport = Transport(
+transport: Final = Transport(
     "quic", connect, serve, several_places, one_place, "multistream", (QuicKeywords,), needed=("tls", "certificate")
 )
 

@@ -64,12 +64,12 @@ class QuicLink(MultistreamLink):
         self._keep_alive = options.keep_alive
         self._trace = quic.trace if isinstance(quic.trace, Trace) else None
         self._on_id = on_id
-        self.established = trio.Event()
+        self.established: trio.Event = trio.Event()
         self.alpn: str | None = None
         """The protocol that both sides agreed on."""
-        self.is_resumed = False
+        self.is_resumed: bool = False
         """True if the handshake used a ticket of an earlier connection."""
-        self.had_early_data = False
+        self.had_early_data: bool = False
         """True if early data, which can be replayed, was accepted; it never is."""
         # parking lots
         self._doorbell = trio.lowlevel.ParkingLot()  # `run`
@@ -470,7 +470,7 @@ class ArrivalQueue:
         self._tails: dict[int, _Tail] = {}  # the last arrival of each stream, to which more is joined
         self._datagrams = 0
         self._datagram_bytes = 0
-        self.dropped = 0
+        self.dropped: int = 0
 
     def __bool__(self) -> bool:
         return bool(self._waiting)

@@ -8,7 +8,7 @@ import ssl
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
 
 import attrs
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
@@ -21,7 +21,7 @@ from .qlog import DirectoryLogger
 if TYPE_CHECKING:
     from aioquic.tls import SessionTicket
 
-log = logging.getLogger("muxkit.adapters")
+log: Final = logging.getLogger("muxkit.adapters")
 
 ALPN = "muxkit-aqueduct"
 IDLE_TIMEOUT = 30.0  # s without a packet after which the peer counts as gone
