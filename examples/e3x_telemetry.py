@@ -21,13 +21,13 @@ async def measure(session: muxkit.Session) -> None:
 
     async def obey() -> None:
         nonlocal pause
-        async with session.open(type="control") as control:
+        async with session.open("control") as control:
             async for command in control:  # asking for the next one tells the station that this one is done
                 pause = float(command.removeprefix(b"pause "))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(obey)
-        async with session.open(type="samples", reliable=False) as samples:
+        async with session.open("samples", reliable=False) as samples:
             for number in range(SAMPLES):
                 await samples.send(b"%d" % number)  # never waits
                 await trio.sleep(pause / 1000)
@@ -73,7 +73,7 @@ async def lose_some(port: int, link: udp.UdpLink) -> None:
 
 async def main() -> None:
     async with trio.open_nursery() as nursery:
-        served: muxkit.Served = await nursery.start(muxkit.serve, watch, "e3x+udp://127.0.0.1:0")
+        served: muxkit.Server = await nursery.start(muxkit.serve, watch, "e3x+udp://127.0.0.1:0")
         port = int(served.url.rpartition(":")[2])
         (address,) = await nursery.start(partial(udp.serve, partial(lose_some, port)))
         async with muxkit.connect(f"e3x+udp://{address}", linger=30) as session:

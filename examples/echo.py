@@ -11,12 +11,13 @@ async def echo(channel: muxkit.Channel) -> None:
 
 
 async def main() -> None:
-    async with trio.open_nursery() as nursery:
-        served = await nursery.start(muxkit.serve, muxkit.each_channel(echo), "bpmux+tcp://127.0.0.1:0")
-        async with muxkit.connect(served.url) as session, session.open() as channel:
-            await channel.send(b"hello")
-            print(await channel.receive())
-        nursery.cancel_scope.cancel()
+    async with (
+        muxkit.open_server(echo, "bpmux+tcp://127.0.0.1:0") as server,
+        muxkit.connect(server.url) as session,
+        session.open() as channel,
+    ):
+        await channel.send(b"hello")
+        print(await channel.receive())
 
 
 if __name__ == "__main__":

@@ -9,37 +9,87 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muxkit._errors import LocalProtocolError as LocalProtocolError
-from muxkit._errors import MuxError as MuxError
-from muxkit._errors import ProtocolError as ProtocolError
-from muxkit._errors import RemoteProtocolError as RemoteProtocolError
+from muxkit._errors import LocalProtocolError, MuxError, ProtocolError, Refused, RemoteProtocolError
 from muxkit._lazy import lazily
-from muxkit._limits import Limits as Limits
-from muxkit._observer import Observer as Observer
+from muxkit._limits import Limits
+from muxkit._observer import BaseObserver, ConnectionObserver, Observer
 
 if TYPE_CHECKING:
-    from muxkit._door import Served as Served
-    from muxkit._door import connect as connect
-    from muxkit._door import each_channel as each_channel
-    from muxkit._door import serve as serve
-    from muxkit._plugins import PluginError as PluginError
-    from muxkit.runtime import Channel as Channel
-    from muxkit.runtime import ChannelCancelled as ChannelCancelled
-    from muxkit.runtime import ChannelStopped as ChannelStopped
-    from muxkit.runtime import LinkLost as LinkLost
-    from muxkit.runtime import Session as Session
-    from muxkit.runtime import SessionInfo as SessionInfo
-    from muxkit.runtime import SessionStats as SessionStats
-    from muxkit.runtime import Unsupported as Unsupported
+    from muxkit._authorize import Authorize, tokens
+    from muxkit._door import connect
+    from muxkit._handlers import ChannelHandler, SessionHandler, by_name, each_channel
+    from muxkit._plugins import PluginError
+    from muxkit._reconnecting import reconnecting
+    from muxkit._server import Server, open_server, run_server, serve
+    from muxkit._tls import TLS
+    from muxkit.runtime import (
+        Backoff,
+        Channel,
+        ChannelCancelled,
+        ChannelStats,
+        ChannelStopped,
+        Identity,
+        LinkLost,
+        Request,
+        Session,
+        SessionInfo,
+        SessionStats,
+        Unsupported,
+    )
 
 __version__ = "0.2.0"
+
+__all__ = [
+    "TLS",
+    "Authorize",
+    "Backoff",
+    "BaseObserver",
+    "Channel",
+    "ChannelCancelled",
+    "ChannelHandler",
+    "ChannelStats",
+    "ChannelStopped",
+    "ConnectionObserver",
+    "Identity",
+    "Limits",
+    "LinkLost",
+    "LocalProtocolError",
+    "MuxError",
+    "Observer",
+    "PluginError",
+    "ProtocolError",
+    "Refused",
+    "RemoteProtocolError",
+    "Request",
+    "Server",
+    "Session",
+    "SessionHandler",
+    "SessionInfo",
+    "SessionStats",
+    "Unsupported",
+    "by_name",
+    "connect",
+    "each_channel",
+    "open_server",
+    "reconnecting",
+    "run_server",
+    "serve",
+    "tokens",
+]
 
 # The engines do not need Trio, and a program that uses only them should not import it: names that need it are
 # imported at the first access.
 _LAZY = {
+    "Authorize tokens": "_authorize",
+    "connect": "_door",
+    "ChannelHandler SessionHandler by_name each_channel": "_handlers",
     "PluginError": "_plugins",
-    "Served connect each_channel serve": "_door",
-    "Channel ChannelCancelled ChannelStopped LinkLost Session SessionInfo SessionStats Unsupported": "runtime",
+    "reconnecting": "_reconnecting",
+    "Server open_server run_server serve": "_server",
+    "TLS": "_tls",
+    "Backoff Channel ChannelCancelled ChannelStats ChannelStopped Identity LinkLost Request": "runtime",
+    "Session SessionInfo SessionStats Unsupported": "runtime",
 }
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -14,6 +14,28 @@ class ProtocolError(MuxError):
     """One side broke the rules of the protocol."""
 
 
+class Refused(MuxError):
+    """Raised by a server, in `authorize` or in the handler of a session, to send a client away; the text is the reason.
+
+    A client raises it too, when it was not let in with its token.
+    """
+
+    def __init__(self, reason: str = "this server does not let you in", *, code: int = 401) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = code
+
+
+class ExtraNeeded(ImportError):
+    """A part of muxkit needs packages that are not installed; `extra` of muxkit brings them."""
+
+    def __init__(self, name: str, extra: str, *, link: str = "stream") -> None:
+        super().__init__(f"{name} is not installed: pip install 'muxkit[{extra}]'")
+        self.extra = extra
+        self.link = link
+        """The kind of link that it would carry, if it is a transport."""
+
+
 class LocalProtocolError(ProtocolError):
     """The application asked for something that the protocol forbids; nothing was sent and nothing changed."""
 

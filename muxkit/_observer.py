@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, Protocol, runtime_checkable
 
+from muxkit._info import SessionInfo
+
 Direction = Literal["in", "out"]
 
 
@@ -31,6 +33,23 @@ class Observer(Protocol):
 
     def transport(self, direction: Direction, data: bytes | memoryview) -> None:
         """Raw bytes went over the transport; the data belongs to the observer only during the call."""
+
+
+class BaseObserver:
+    """An observer that ignores everything; a subclass has the methods that it needs."""
+
+    def frame(self, direction: Direction, channel: str, name: str, size: int) -> None: ...
+    def credit(self, direction: Direction, channel: str, amount: int) -> None: ...
+    def state(self, channel: str, state: str) -> None: ...
+    def timer(self, name: str) -> None: ...
+    def error(self, error: BaseException) -> None: ...
+    def transport(self, direction: Direction, data: bytes | memoryview) -> None: ...
+
+    def session_opened(self, info: SessionInfo) -> None:
+        """A session began."""
+
+    def session_closed(self, info: SessionInfo, error: BaseException | None) -> None:
+        """A session is over; `error` is None if that was in order."""
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import attrs
 
-from muxkit._errors import MuxError
+from muxkit._errors import ExtraNeeded, MuxError
 
 if TYPE_CHECKING:
     from muxkit.runtime import LinkKind, Transport
@@ -33,6 +33,8 @@ class Plugin:
     target: str
     problem: str | None
     """Why it cannot be used, or None."""
+    extra: str | None = None
+    """The extra of muxkit that would have to be installed, if that is the problem."""
 
 
 def load(group: Group, name: str) -> object:
@@ -46,7 +48,9 @@ def load(group: Group, name: str) -> object:
         )
     if len(found) > 1:
         raise PluginError(f"the {_kind(group)} {name!r} is offered by {_packages(found)}; uninstall all but one")
-    problem = _problem(group, found[0])
+    problem, missing = _problem(group, found[0])
+    if missing is not None:
+        raise PluginError(str(missing)) from missing
     if problem is not None:
         raise PluginError(f"the {_kind(group)} {name!r} of {_packages(found)} is broken: {problem}")
     loaded: object = found[0].load()
@@ -55,16 +59,23 @@ def load(group: Group, name: str) -> object:
 
 def load_transport(name: str, protocol: str, links: frozenset[LinkKind] = STREAMS) -> Transport:
     """Load the transport of that name, for a protocol that speaks over links of these kinds."""
-    # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
-    transport = cast("Transport", load(TRANSPORTS, name))
-    if link_kind(transport) not in links:
+    loaded: object = None
+    try:
+        loaded = load(TRANSPORTS, name)
+        kind = link_kind(loaded)
+    except PluginError as error:
+        # Before anything is installed that would not do either.
+        if not isinstance(error.__cause__, ExtraNeeded) or error.__cause__.link in links:
+            raise
+        kind = cast("LinkKind", error.__cause__.link)
+    if kind not in links:
         usable = [one.name for one in installed() if one.kind == "transport" and one.problem is None]
         fitting = [one for one in usable if link_kind(load(TRANSPORTS, one)) in links]
         raise PluginError(
-            f"{protocol} cannot speak over {name!r}, which carries {_CARRIED[link_kind(transport)]}; "
-            f"it can over: {', '.join(fitting)}"
+            f"{protocol} cannot speak over {name!r}, which carries {_CARRIED[kind]}; it can over: {', '.join(fitting)}"
         )
-    return transport
+    # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
+    return cast("Transport", loaded)
 
 
 def link_kind(transport: object) -> LinkKind:
@@ -86,8 +97,9 @@ def installed() -> list[Plugin]:
     for group in (PROTOCOLS, TRANSPORTS):
         for point in sorted(_distinct(entry_points(group=group)), key=lambda point: point.name):
             rivals = _named(group, point.name)
-            problem = f"offered by {_packages(rivals)}" if len(rivals) > 1 else _problem(group, point)
-            plugins.append(Plugin(_kind(group), point.name, _package(point), point.value, problem))
+            problem, missing = (f"offered by {_packages(rivals)}", None) if len(rivals) > 1 else _problem(group, point)
+            extra = None if missing is None else missing.extra
+            plugins.append(Plugin(_kind(group), point.name, _package(point), point.value, problem, extra))
     return plugins
 
 
@@ -100,14 +112,17 @@ def _distinct(points: Iterable[EntryPoint]) -> list[EntryPoint]:
     return list({(_package(point), point.name, point.value): point for point in points}.values())
 
 
-def _problem(group: Group, point: EntryPoint) -> str | None:
+def _problem(group: Group, point: EntryPoint) -> tuple[str | None, ExtraNeeded | None]:
+    """Say why a plugin cannot be used, and give the error if only an extra is missing."""
     wanted = ("session", "options") if group == PROTOCOLS else ("connect", "serve")
     try:
         loaded = point.load()
+    except ExtraNeeded as error:
+        return f"needs muxkit[{error.extra}]", error
     except Exception as error:  # importing runs the package's code, which may fail in any way
-        return f"{point.value} cannot be loaded: {type(error).__name__}: {error}"
+        return f"{point.value} cannot be loaded: {type(error).__name__}: {error}", None
     missing = [attribute for attribute in wanted if not hasattr(loaded, attribute)]
-    return f"{point.value} has no {' and no '.join(missing)}" if missing else None
+    return (f"{point.value} has no {' and no '.join(missing)}" if missing else None), None
 
 
 def _package(point: EntryPoint) -> str:

@@ -43,8 +43,8 @@ async def talk(session: Session, message: bytes = b"hello") -> None:
 
 async def serving(
     nursery: trio.Nursery, handler: Handler = ECHO, url: str = "bpmux+mem://door", **options: Any
-) -> muxkit.Served:
-    served: muxkit.Served = await nursery.start(partial(muxkit.serve, handler, url, **options))
+) -> muxkit.Server:
+    served: muxkit.Server = await nursery.start(partial(muxkit.serve, handler, url, **options))
     return served
 
 
@@ -58,10 +58,10 @@ async def test_a_url_is_served_and_connected_to(url: str, tmp_path: Path) -> Non
         assert served.urls == (served.url,)
         async with muxkit.connect(served.url) as session:
             await talk(session)
-            assert served.sessions == 1
+            assert len(served.sessions()) == 1
             assert session.info.protocol == "bpmux"
         await served.shutdown(grace=1)
-        assert served.sessions == 0
+        assert len(served.sessions()) == 0
 
 
 @pytest.mark.parametrize("url", ["", "bpmux", "tcp://x", "bpmux+://x", "+tcp://x", "bpmux+tcp:x", "bpmux+tcp"])
@@ -222,7 +222,7 @@ async def test_shutdown_waits_for_sessions_that_are_still_taking_leave(autojump_
         served = await serving(nursery, linger=5)
         async with muxkit.connect(served.url), memory.connect("door") as slow:
             await trio.testing.wait_all_tasks_blocked()
-            assert served.sessions == 2
+            assert len(served.sessions()) == 2
             start = trio.current_time()
             nursery.start_soon(partial(served.shutdown, grace=60))
             while await slow.receive_some():
@@ -253,7 +253,7 @@ async def test_a_server_that_shuts_down_takes_no_new_sessions(autojump_clock: Mo
             with pytest.raises((trio.BrokenResourceError, trio.EndOfChannel)):
                 async with muxkit.connect(served.url) as late:
                     await talk(late)
-            assert served.sessions == 1
+            assert len(served.sessions()) == 1
             await channel.aclose()
 
 
@@ -270,4 +270,4 @@ async def test_a_cancelled_server_closes_its_sessions() -> None:
 def test_the_names_of_the_package_come_when_they_are_asked_for() -> None:
     assert {"connect", "serve", "Session", "Channel", "LinkLost"} <= set(dir(muxkit))
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
-        muxkit.nope  # noqa: B018  # the question is the point
+        muxkit.nope  # type: ignore[attr-defined]  # noqa: B018 - the name is the point

@@ -26,7 +26,7 @@ async def test_no_more_handlers_run_than_were_asked_for_even_when_their_channels
         running -= 1
 
     async with trio.open_nursery() as nursery:
-        served: muxkit.Served = await nursery.start(muxkit.serve, muxkit.each_channel(slow, most=3), URL)
+        served: muxkit.Server = await nursery.start(muxkit.serve, muxkit.each_channel(slow, max_concurrent=3), URL)
         async with muxkit.connect(served.url) as session:
             for _ in range(20):
                 async with session.open() as channel:
@@ -49,7 +49,7 @@ async def test_a_handler_that_fails_aborts_its_own_channel_and_the_others_go_on(
             await channel.send(message)
 
     async with trio.open_nursery() as nursery:
-        served: muxkit.Served = await nursery.start(muxkit.serve, muxkit.each_channel(fail_on_bad), URL)
+        served: muxkit.Server = await nursery.start(muxkit.serve, muxkit.each_channel(fail_on_bad), URL)
         async with muxkit.connect(served.url) as session, session.open() as victim, session.open() as bystander:
             await victim.send(b"bad")
             with pytest.raises(muxkit.ChannelCancelled):
@@ -66,7 +66,7 @@ async def test_the_log_says_where_a_handler_failed_but_not_what_it_was_about(cap
 
     with caplog.at_level(logging.INFO):
         async with trio.open_nursery() as nursery:
-            served: muxkit.Served = await nursery.start(muxkit.serve, muxkit.each_channel(fail), URL)
+            served: muxkit.Server = await nursery.start(muxkit.serve, muxkit.each_channel(fail), URL)
             async with muxkit.connect(served.url) as session, session.open() as channel:
                 await channel.send(b"canary")
                 with pytest.raises(muxkit.ChannelCancelled):

@@ -134,16 +134,41 @@ async def test_the_door_compares_the_kinds_before_anything_is_dialled(install: I
             pass
 
 
-@pytest.mark.parametrize(("name", "missing"), [("quic", "aioquic"), ("dtls", "OpenSSL")])
-def test_a_transport_whose_extra_is_not_installed_names_it(name: str, missing: str) -> None:
+MISSING = pytest.mark.parametrize(("name", "missing"), [("quic", "aioquic"), ("dtls", "OpenSSL")])
+
+
+def said_without(missing: str, call: str) -> str:
+    """What a `PluginError` says in a process that cannot import a package."""
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"
-        "from muxkit._plugins import TRANSPORTS, PluginError, load\n"
-        f"try: load(TRANSPORTS, {name!r})\n"
+        "from muxkit._plugins import TRANSPORTS, PluginError, installed, load, load_transport\n"
+        f"try: print({call})\n"
         "except PluginError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert f"install muxkit[{name}]" in done.stdout
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@MISSING
+def test_a_transport_whose_extra_is_not_installed_says_how_it_is_installed(name: str, missing: str) -> None:
+    """F16: "the transport 'quic' of muxkit is broken: muxkit_adapters.quic:transport cannot be loaded: …"."""
+    text = f"{name} is not installed: pip install 'muxkit[{name}]'"
+    assert said_without(missing, f"load(TRANSPORTS, {name!r})") == text
+    links = "frozenset({'stream', 'packets', 'multistream'})"
+    assert said_without(missing, f"load_transport({name!r}, 'aqueduct', {links})") == text
+
+
+@MISSING
+def test_a_transport_that_would_not_do_is_not_recommended_to_be_installed(name: str, missing: str) -> None:
+    """F16: also for `bpmux+quic`, which can never work."""
+    text = said_without(missing, f"load_transport({name!r}, 'bpmux')")
+    assert text.startswith(f"bpmux cannot speak over {name!r}, which carries ")
+    assert "install" not in text
+
+
+@MISSING
+def test_the_list_of_plugins_tells_the_extra(name: str, missing: str) -> None:
+    call = f"[(one.problem, one.extra) for one in installed() if one.name == {name!r}]"
+    assert said_without(missing, call) == f"[('needs muxkit[{name}]', '{name}')]"
 
 
 def test_the_error_is_one_of_muxkits() -> None:

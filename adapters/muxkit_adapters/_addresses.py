@@ -6,20 +6,23 @@ import ipaddress
 import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Generic, TypeVar
+from inspect import signature
+from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 import trio
 
 from muxkit import Limits
-from muxkit.runtime import LinkKind
+from muxkit.runtime import LinkKind, check_options
 
-from ._errors import PlaintextWarning
+from ._errors import PlaintextWarning, failed
 
 LinkT = TypeVar("LinkT")
 
 _warned: set[str] = set()  # kinds of transports that have warned in this process
 
+NOT_OPTIONS = {"limits", "task_status", "host", "path"}  # they come by another way, or in the address
+CERTIFICATE_NEEDED = "a server needs its certificate and key: tls=muxkit.TLS(cert='cert.pem', key='key.pem')"
 FORM = "expected host:port, such as 127.0.0.1:7000, [::1]:7000 or localhost:7000"
 
 
@@ -36,10 +39,20 @@ class Transport(Generic[LinkT]):
     client: Callable[[str], dict[str, object]]
     server: Callable[[str], dict[str, object]]
     link: LinkKind = "stream"
-    needed: str | None = None
-    """A keyword that `serve` cannot do without, as `name=` and what it is."""
+    keywords: tuple[type, ...] = ()
+    """Typed dictionaries of the keywords that are passed on: the first by `connect`, all by `serve`."""
+    needed: tuple[str, ...] = ()
+    """Keywords with the certificate of a server, which needs one of them."""
+
+    def options(self, side: Literal["client", "server"]) -> frozenset[str]:
+        """Return the names of the options that one side takes."""
+        function, passed_on = (self._connect, self.keywords[:1]) if side == "client" else (self._serve, self.keywords)
+        named = signature(function).parameters.values()
+        names = {one.name for one in named if one.kind is one.KEYWORD_ONLY}
+        return frozenset(names.union(*(kind.__annotations__ for kind in passed_on)) - NOT_OPTIONS)
 
     def connect(self, address: str, **options: Any) -> AbstractAsyncContextManager[LinkT]:
+        check_options(self.scheme, options, self.options("client") | NOT_OPTIONS)
         return self._connect(**self.client(address), **options)
 
     async def serve(
@@ -51,9 +64,17 @@ class Transport(Generic[LinkT]):
         task_status: trio.TaskStatus[list[str]],
         **options: Any,
     ) -> None:
-        if self.needed is not None and options.get(self.needed.partition("=")[0]) is None:
-            raise ValueError(f"{self.scheme}://{address}: a server needs {self.needed}")
+        check_options(self.scheme, options, self.options("server"))
+        if self.needed and all(options.get(name) is None for name in self.needed):
+            raise ValueError(f"{self.scheme}://{address}: {CERTIFICATE_NEEDED}")
         await self._serve(handler, limits=limits, task_status=task_status, **self.server(address), **options)
+
+
+def one_of(**options: object) -> None:
+    """Raise ValueError if more than one of these keywords was given."""
+    given = [f"{name}=" for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} say the same thing: give one of them")
 
 
 def one_place(address: str) -> dict[str, object]:
@@ -97,7 +118,7 @@ async def exposed(kind: str, host: str, port: int, *, insecure: bool, secure: st
 
     Raises ValueError when it would and `insecure` is not set; `secure` names the transport to use instead.
     """
-    if await _all_loopback(host, port):
+    if await _all_loopback(kind, host, port):
         return False
     if not insecure:
         raise ValueError(
@@ -124,11 +145,11 @@ def is_loopback(address: str) -> bool:
     return (mapped or parsed).is_loopback
 
 
-async def _all_loopback(host: str, port: int) -> bool:
+async def _all_loopback(kind: str, host: str, port: int) -> bool:
     if not host:  # the wildcard
         return False
     try:
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
     except OSError as error:
-        raise OSError(error.errno, f"{host}: {error.strerror or error}") from error
+        raise failed(f"{kind} {join_host_port(host, port)}", error) from error
     return all(is_loopback(str(address[0])) for *_, address in found)

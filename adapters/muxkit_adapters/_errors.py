@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 
 class HandshakeFailed(ConnectionError):
     """The peer was reached, but one side refused the other; the text names the host and the reason."""
@@ -9,3 +12,22 @@ class HandshakeFailed(ConnectionError):
 
 class PlaintextWarning(UserWarning):
     """A connection without encryption leaves this machine, because `insecure=True` asked for it."""
+
+
+WHAT_TO_DO = {
+    errno.ECONNREFUSED: "nothing listens there",
+    errno.EADDRINUSE: "something else listens there",
+    errno.EADDRNOTAVAIL: "this machine has no such address",
+}
+
+
+def failed(where: str, error: OSError, *, what_to_do: dict[int, str] = WHAT_TO_DO) -> OSError:
+    """Return the error of a system call with the address in its text; its type and its number stay."""
+    # Trio's own text for a failed connection repeats the address.
+    number = error.errno or 0
+    is_trios = number > 0 and (error.strerror or "").startswith("Error connecting")
+    text = os.strerror(number) if is_trios else error.strerror or str(error)
+    advice = what_to_do.get(number)
+    made = type(error)(f"{where}: {text[:1].lower()}{text[1:]}{f' ({advice})' if advice else ''}")
+    made.errno = error.errno
+    return made

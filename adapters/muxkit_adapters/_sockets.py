@@ -11,8 +11,12 @@ from collections.abc import Callable, Sequence
 
 import trio
 
+from muxkit import Identity
 from muxkit.runtime import OneAtATime as OneAtATime
 from muxkit.runtime import turns
+
+from ._addresses import join_host_port
+from ._identity import of_socket
 
 RECEIVE_SIZE = 65_536  # bytes, what one receive asks for
 JOIN_BELOW = 4096  # bytes per buffer on average, below which one joined `send` is cheaper than `sendmsg`
@@ -30,16 +34,33 @@ Prepare = Callable[[socket.socket], "SocketStream"]
 class SocketStream(trio.abc.HalfCloseableStream):
     """A connected stream socket; it owns `sock` and reads and writes it without blocking."""
 
-    def __init__(self, sock: socket.socket, peer: str) -> None:
+    def __init__(
+        self, sock: socket.socket, peer: str, *, local: str | None = None, hint_if_silent: str | None = None
+    ) -> None:
         sock.setblocking(False)
         self.socket = sock
         """The socket underneath, for its options and addresses."""
         self.peer = peer
         """The other end, for people: `tcp 127.0.0.1:7000`."""
+        self._local = local
+        self.hint_if_silent = hint_if_silent
+        """What to try if the connection ends before a byte came."""
         self._sending = OneAtATime("sending on this socket")
         self._receiving = OneAtATime("receiving from this socket")
         self._finished = False
         self._more = False  # the last receive filled its buffer, so more is probably there
+
+    @property
+    def local(self) -> str:
+        """This end, in the same form; "" if it has no name, or is closed."""
+        if self._local is None:
+            self._local = local_name(self.peer, self.socket)
+        return self._local
+
+    @property
+    def identity(self) -> Identity | None:
+        """The process at the other end of a Unix socket; None for other sockets."""
+        return of_socket(self.socket)
 
     def __repr__(self) -> str:
         return f"<SocketStream {self.peer}{', closed' if self.socket.fileno() == -1 else ''}>"
@@ -271,6 +292,24 @@ def _is_gone(sock: socket.socket) -> bool:
         return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except OSError:
         return True
+
+
+def adopted(sock: socket.socket) -> trio.SocketListener:
+    """Listen on a stream socket that was bound elsewhere."""
+    if sock.type != socket.SOCK_STREAM:
+        raise ValueError(f"listeners=…: {sock!r} is no stream socket")
+    sock.setblocking(False)
+    sock.listen(socket.SOMAXCONN)  # it may do so already
+    return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+
+
+def local_name(peer: str, sock: socket.socket) -> str:
+    """Return the name of this end of an internet connection, `tcp 127.0.0.1:7000`, with the kind of its peer's name."""
+    try:
+        name = sock.getsockname()
+    except OSError:
+        return ""
+    return f"{peer.partition(' ')[0]} {join_host_port(*name[:2])}" if isinstance(name, tuple) else ""
 
 
 def take_socket(stream: trio.SocketStream) -> socket.socket:

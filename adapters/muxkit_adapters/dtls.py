@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Unpack, cast
+from typing import Final, Unpack, cast
 
 import trio
 
-from muxkit import Limits
+from muxkit import TLS, Limits
 from muxkit.runtime import close_at_once, protect_package, protected_manager
 
-from ._addresses import Transport, join_host_port, one_place
+from ._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, one_place
 from ._errors import HandshakeFailed
-from .packets.certificates import Context, check_context, client_context, server_context, verifies
+from .packets.certificates import Context, Renewed, check_context, client_context, context_of, server_context, verifies
 from .packets.dtls_links import INBOX, DtlsLink, DtlsListener, EndpointSocket
 from .packets.listeners import serve_listeners
 from .packets.options import (
@@ -49,8 +49,10 @@ async def connect(
     host: str,
     port: int,
     *,
+    tls: TLS | None = None,
     ssl_context: Context | None = None,
     server_hostname: str | None = None,
+    connect_timeout: float | None = None,
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
     retransmit: float = RETRANSMIT,
     insecure: bool = False,
@@ -58,17 +60,21 @@ async def connect(
 ) -> AsyncIterator[DtlsLink]:
     """Open an encrypted link to a peer whose certificate is valid for `server_hostname`, by default the host.
 
-    `client_context` makes contexts. A verify callback of `ssl_context` is not called. Raises `HandshakeFailed` with
-    the reason when the peer cannot be trusted, ConnectionRefusedError when the network reports it as unreachable.
+    `tls`, or a context made by `client_context` in its place, says whom to trust and what to show. A verify callback of
+    `ssl_context` is not called. Raises `HandshakeFailed` with the reason when the peer cannot be trusted,
+    ConnectionRefusedError when the network reports it as unreachable.
+    `connect_timeout` is another name for `handshake_timeout`.
     `insecure=True` admits a context that does not verify, and then no name is checked either. `PacketOptions`
     describes the other keywords.
     """
     packet_options = PacketOptions(**options)
     packet_options.check(least=LEAST)
-    context = ssl_context or client_context()
+    one_of(tls=tls, ssl_context=ssl_context)
+    one_of(tls=tls, insecure=insecure or None)
+    context = context_of(tls, is_client=True) if tls is not None else ssl_context or client_context()
     check_context(context)
     is_verified = verifies(context)
-    if not (is_verified or insecure):
+    if not (is_verified or insecure or tls is not None):
         raise ValueError(
             "ssl_context does not verify the server (VERIFY_PEER is not set): "
             "use dtls.client_context(), or pass insecure=True"
@@ -91,7 +97,8 @@ async def connect(
             packet_options,
             hostname=(server_hostname or host) if is_verified else None,
         )
-        await link.shake_hands(context, within=handshake_timeout, retransmit=retransmit)
+        within = handshake_timeout if connect_timeout is None else connect_timeout
+        await link.shake_hands(within=within, retransmit=retransmit)
         try:
             yield link
         finally:
@@ -102,7 +109,8 @@ async def serve(
     handler: Callable[[DtlsLink], Awaitable[None]],
     port: int = 0,
     *,
-    ssl_context: Context,
+    tls: TLS | None = None,
+    ssl_context: Context | None = None,
     host: str = "127.0.0.1",
     limits: Limits | None = None,
     retransmit: float = RETRANSMIT,
@@ -111,22 +119,32 @@ async def serve(
 ) -> None:
     """Run `handler(link)` after each handshake, until cancelled; reports its addresses to `task_status`.
 
-    `server_context` makes contexts. An address proves itself with a cookie before anything is kept for it. At most
+    `tls`, or a context made by `server_context` in its place, has the certificate and its key. An address proves itself
+    with a cookie before anything is kept for it. At most
     `Limits.half_open` handshakes go on at a time, each for `Limits.handshake` seconds; a peer that is silent for
     `idle` seconds is forgotten. `ListenerOptions` describes the other keywords.
     """
     listener_options = ListenerOptions(limits=limits or Limits(), **options)
     listener_options.check(least=LEAST)
-    check_context(ssl_context)
+    one_of(tls=tls, ssl_context=ssl_context)
+    context: Callable[[], Context]
+    if tls is not None:
+        context = Renewed(tls)
+    elif ssl_context is not None:
+        check_context(ssl_context)
+        given = ssl_context
+        context = lambda: given  # noqa: E731
+    else:
+        raise ValueError(CERTIFICATE_NEEDED)
     listeners = [
-        DtlsListener(sock, handler, ssl_context, listener_options, retransmit=retransmit)
+        DtlsListener(sock, handler, context, listener_options, retransmit=retransmit)
         for sock in await bind_all("dtls", host, port)
     ]
     await serve_listeners(listeners, listener_options, task_status.started)
 
 
-transport = Transport(
-    "dtls", connect, serve, one_place, one_place, "packets", needed="ssl_context=, made by dtls.server_context()"
+transport: Final = Transport(
+    "dtls", connect, serve, one_place, one_place, "packets", (PacketKeywords, ListenerKeywords), ("tls", "ssl_context")
 )
 
 protect_package("muxkit_adapters")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import operator
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final
 
 import trio
 
@@ -18,6 +19,7 @@ from ._sockets import OneAtATime
 __all__ = ["MemoryStream", "connect", "pair", "serve", "transport"]
 
 CAPACITY = 65_536  # bytes sent and not received, in each direction
+CONNECT_TIMEOUT = 30.0  # s, while the backlog of the listener is full
 BACKLOG = 128  # connections that a listener has not accepted yet; more wait
 
 
@@ -25,11 +27,11 @@ class _Pipe:
     """One direction: bytes sent and not received, at most `capacity`."""
 
     def __init__(self, capacity: int) -> None:
-        self.data = bytearray()
+        self.data: bytearray = bytearray()
         self.capacity = capacity
         self.ended = False  # the sender has finished or gone
         self.unwanted = False  # the receiver has gone
-        self.changed = trio.lowlevel.ParkingLot()
+        self.changed: Final = trio.lowlevel.ParkingLot()
 
     def put(self, view: memoryview) -> int:
         size = min(self.capacity - len(self.data), view.nbytes)
@@ -56,6 +58,11 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         self._closed = False
         self._sending = OneAtATime("sending on this memory stream")
         self._receiving = OneAtATime("receiving from this memory stream")
+
+    @property
+    def local(self) -> str:
+        """This end, which has the same name."""
+        return self.peer
 
     def __repr__(self) -> str:
         return f"<MemoryStream {self.peer}{', closed' if self._closed else ''}>"
@@ -194,11 +201,16 @@ def _named() -> dict[str, _Listener]:
 
 
 @protected_manager
-async def connect(name: str, *, capacity: int = CAPACITY) -> AsyncIterator[MemoryStream]:
+async def connect(
+    name: str, *, capacity: int = CAPACITY, connect_timeout: float = CONNECT_TIMEOUT
+) -> AsyncIterator[MemoryStream]:
     """Open a stream to the listener `name` of this process; ConnectionRefusedError if there is none."""
     ours, theirs = pair(capacity=capacity, name=name)
     try:
-        await _named()[name].arrivals.send(theirs)
+        with trio.fail_after(connect_timeout):
+            await _named()[name].arrivals.send(theirs)
+    except trio.TooSlowError:
+        raise TimeoutError(f"mem {name}: no answer within {connect_timeout:g} s (connect_timeout=)") from None
     except (KeyError, trio.BrokenResourceError):
         raise ConnectionRefusedError(
             errno.ECONNREFUSED, f"mem {name}: no listener of this process has this name"
@@ -231,7 +243,7 @@ def _read_name(address: str) -> dict[str, object]:
     return {"name": address}
 
 
-transport = Transport("mem", connect, serve, _read_name, _read_name)
+transport: Final = Transport("mem", connect, serve, _read_name, _read_name)
 
 
 protect_package("muxkit_adapters")

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 import trio
 
@@ -13,13 +14,14 @@ from muxkit import Limits
 from muxkit.runtime import protect_package, protected_manager
 
 from ._addresses import Transport, exposed, join_host_port, one_place, several_places
-from ._errors import PlaintextWarning
+from ._errors import PlaintextWarning, failed
 from ._listen import serve_connections
-from ._sockets import SocketListener, SocketStream, take_socket
+from ._sockets import SocketListener, SocketStream, adopted, take_socket
 
 __all__ = ["PlaintextWarning", "SocketStream", "connect", "serve", "transport"]
 
 CONNECT_TIMEOUT = 30.0  # s, for each host
+TLS_PORT = "Is this a TLS port? Then the URL begins with …+tls://"
 UNSENT = 128 * 1024  # bytes that the kernel holds beyond what it has sent
 NOTSENT_LOWAT: int | None = getattr(trio.socket, "TCP_NOTSENT_LOWAT", None)
 
@@ -43,6 +45,7 @@ async def connect(
     places = each_host(host, port)
     open_to_others = [await exposed("tcp", *place, insecure=insecure, secure="tls") for place in places]
     stream, _ = await dial("tcp", places, connect_timeout=connect_timeout, unsent=unsent, exposed=any(open_to_others))
+    stream.hint_if_silent = TLS_PORT
     async with stream:
         yield stream
 
@@ -55,15 +58,19 @@ async def serve(
     limits: Limits | None = None,
     unsent: int = UNSENT,
     insecure: bool = False,
+    listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run `handler(stream)` for each connection, until cancelled; reports its addresses to `task_status`."""
+    """Run `handler(stream)` for each connection, until cancelled; reports its addresses to `task_status`.
+
+    `listeners` are sockets that were bound elsewhere; without them `host` and `port` are bound.
+    """
     unprotected = await exposed("tcp", host, port, insecure=insecure, secure="tls")
-    listeners, addresses = await listen("tcp", host, port, unsent=unsent, exposed=unprotected)
-    await serve_connections(listeners, handler, limits=limits, started=lambda: task_status.started(addresses))
+    open_to, addresses = await listen("tcp", host, port, unsent=unsent, exposed=unprotected, listeners=listeners)
+    await serve_connections(open_to, handler, limits=limits, started=lambda: task_status.started(addresses))
 
 
-transport = Transport("tcp", connect, serve, several_places, one_place)
+transport: Final = Transport("tcp", connect, serve, several_places, one_place)
 
 
 # What the transports above TCP share
@@ -91,21 +98,32 @@ async def dial(
             with trio.fail_after(connect_timeout):
                 stream = await trio.open_tcp_stream(host, port)
         except trio.TooSlowError:
-            reasons.append(TimeoutError(f"{where}: no answer within {connect_timeout:g} s"))
+            reasons.append(TimeoutError(f"{kind} {where}: no answer within {connect_timeout:g} s (connect_timeout=)"))
         except OSError as error:
-            reasons += [_said(where, reason) for reason in _leaves(error)]
+            reasons += [failed(f"{kind} {where}", reason) for reason in _leaves(error)]
         else:
             return prepare(take_socket(stream), kind=kind, unsent=unsent, exposed=exposed), (host, port)
-    kinds = {type(reason) for reason in reasons}
-    failure = kinds.pop() if len(kinds) == 1 else OSError
-    raise failure(f"{kind}: " + "; ".join(dict.fromkeys(map(str, reasons))))
+    kinds = {(type(reason), reason.errno) for reason in reasons}
+    failure, number = kinds.pop() if len(kinds) == 1 else (OSError, None)
+    lost = failure("; ".join(dict.fromkeys(map(str, reasons))))
+    lost.errno = number
+    raise lost
 
 
 async def listen(
-    kind: str, host: str, port: int, *, unsent: int = UNSENT, exposed: bool = False
+    kind: str,
+    host: str,
+    port: int,
+    *,
+    unsent: int = UNSENT,
+    exposed: bool = False,
+    listeners: Sequence[socket.socket] = (),
 ) -> tuple[list[SocketListener], list[str]]:
-    """Open listening sockets for every address of `host`; return them and their addresses."""
-    bound = await trio.open_tcp_listeners(port, host=host or None)
+    """Listen at every address of `host`, or on the sockets that are given; return the listeners and their addresses."""
+    try:
+        bound = [adopted(each) for each in listeners] or await trio.open_tcp_listeners(port, host=host or None)
+    except OSError as error:
+        raise failed(f"{kind} {join_host_port(host, port)}", error) from error
     names = [listener.socket.getsockname() for listener in bound]
     accept = partial(prepare, kind=kind, unsent=unsent, exposed=exposed)
     return [SocketListener(one, accept) for one in bound], [join_host_port(name[0], name[1]) for name in names]
@@ -133,11 +151,6 @@ def _leaves(error: OSError) -> Iterator[OSError]:
         yield from (leaf for leaf in group.exceptions if isinstance(leaf, OSError))
     else:
         yield error
-
-
-def _said(where: str, error: OSError) -> OSError:
-    kind = type(error) if isinstance(error, ConnectionError) else OSError
-    return kind(f"{where}: {error.strerror or error}")
 
 
 protect_package("muxkit_adapters")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Unpack
+from typing import Final, Unpack
 
 import trio
 
@@ -40,23 +40,35 @@ __all__ = [
     "transport",
 ]
 
+CONNECT_TIMEOUT = 30.0  # s, for the name of a host
 PLAINTEXT = " (plaintext, insecure)"
 
 
 @protected_manager
 async def connect(
-    host: str, port: int, *, insecure: bool = False, **options: Unpack[PacketKeywords]
+    host: str,
+    port: int,
+    *,
+    connect_timeout: float = CONNECT_TIMEOUT,
+    insecure: bool = False,
+    **options: Unpack[PacketKeywords],
 ) -> AsyncIterator[UdpLink]:
     """Open a link to one address; nothing is sent by that, so the peer need not exist.
 
     A peer that does not exist shows when the first packet is refused: `send` and `receive` raise BrokenResourceError.
     Once a packet of the peer was received, it takes `refusals` in a row. Raises ValueError for a host off loopback
-    without `insecure=True`. `PacketOptions` describes the other keywords.
+    without `insecure=True`, TimeoutError if the name of the host is not found within `connect_timeout` seconds.
+    `PacketOptions` describes the other keywords.
     """
     packet_options = PacketOptions(**options)
     packet_options.check()
-    unprotected = await exposed("udp", host, port, insecure=insecure, secure="dtls")
-    family, address = (await resolve("udp", host, port))[0]
+    try:
+        with trio.fail_after(connect_timeout):
+            unprotected = await exposed("udp", host, port, insecure=insecure, secure="dtls")
+            family, address = (await resolve("udp", host, port))[0]
+    except trio.TooSlowError:
+        where = f"udp {join_host_port(host, port)}"
+        raise TimeoutError(f"{where}: no address within {connect_timeout:g} s (connect_timeout=)") from None
     link: ClientLink
     packets = PacketSocket(
         open_socket(family, connect=address), packet_options, refused=lambda _, error: link.refused(error), peer=address
@@ -97,6 +109,6 @@ async def serve(
     await serve_listeners(listeners, listener_options, task_status.started)
 
 
-transport = Transport("udp", connect, serve, one_place, one_place, "packets")
+transport: Final = Transport("udp", connect, serve, one_place, one_place, "packets", (PacketKeywords, ListenerKeywords))
 
 protect_package("muxkit_adapters")

@@ -8,9 +8,10 @@ import os
 import secrets
 import socket
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import trio
 
@@ -18,8 +19,9 @@ from muxkit import Limits
 from muxkit.runtime import protect_package, protected_manager
 
 from ._addresses import Transport
+from ._errors import failed
 from ._listen import serve_connections
-from ._sockets import SocketListener, SocketStream, take_socket
+from ._sockets import SocketListener, SocketStream, adopted, take_socket
 
 __all__ = ["SocketStream", "connect", "serve", "transport"]
 
@@ -29,6 +31,9 @@ BACKLOG_PAUSE = 0.01  # s; the kernel does not say when a full backlog has room 
 PATH_MOST = 103  # bytes; sun_path holds 108 on Linux, 104 on the BSDs, a closing NUL among them
 LOCK_TRIES = 100
 LOCK_PAUSE = 0.02  # s; another server holds the lock only for a few system calls
+
+NOT_THERE = {errno.ENOENT: "no server has made it", errno.ECONNREFUSED: "the server that made it is gone"}
+NO_PLACE = {errno.ENOENT: "its directory does not exist", errno.EACCES: "its directory cannot be written"}
 
 Inode = tuple[int, int]
 
@@ -43,9 +48,9 @@ async def connect(
         with trio.fail_after(connect_timeout):
             sock = await _dial(name)
     except trio.TooSlowError:
-        raise TimeoutError(f"unix {name}: no answer within {connect_timeout:g} s") from None
+        raise TimeoutError(f"unix {name}: no answer within {connect_timeout:g} s (connect_timeout=)") from None
     except OSError as error:
-        raise OSError(error.errno or errno.EIO, f"unix: {error.strerror or error}", name) from error
+        raise failed(f"unix {name}", error, what_to_do=NOT_THERE) from error
     async with SocketStream(sock, f"unix {name}") as stream:
         yield stream
 
@@ -55,22 +60,35 @@ async def serve(
     path: str | os.PathLike[str],
     *,
     limits: Limits | None = None,
+    listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run `handler(stream)` for each connection to `path`, until cancelled.
 
     The socket is made with mode 0600. A socket that no process listens on is replaced; one in use, and any
-    other kind of file, a symlink among them, is left alone and raises OSError.
+    other kind of file, a symlink among them, is left alone and raises OSError. `listeners` are sockets that were bound
+    elsewhere, whose files are left to their makers.
     """
     name = _checked(path)
+
+    def accepted(sock: socket.socket) -> SocketStream:
+        return SocketStream(sock, f"unix {name}", local=f"unix {name}")
+
+    if listeners:
+        open_to = [SocketListener(adopted(each), accepted) for each in listeners]
+        await serve_connections(open_to, handler, limits=limits, started=lambda: task_status.started([name]))
+        return
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         ours = await _publish(sock, Path(name))
+    except OSError as error:
+        sock.close()
+        raise failed(f"unix {name}", error, what_to_do=NO_PLACE) from error
     except BaseException:
         sock.close()
         raise
     bound = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
-    listener = SocketListener(bound, lambda accepted: SocketStream(accepted, f"unix {name}"))
+    listener = SocketListener(bound, accepted)
     try:
         await serve_connections([listener], handler, limits=limits, started=lambda: task_status.started([name]))
     finally:
@@ -126,7 +144,7 @@ def _check_replaceable(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         kind = "a symlink" if stat.S_ISLNK(mode) else "a directory" if stat.S_ISDIR(mode) else "not a socket"
-        raise FileExistsError(errno.EEXIST, f"unix: this is {kind}, and stays as it is", str(path))
+        raise FileExistsError(errno.EEXIST, f"this is {kind}, and stays as it is", str(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -135,7 +153,7 @@ def _check_replaceable(path: Path) -> None:
             return
         except BlockingIOError:  # a full backlog: a process listens
             pass
-    raise OSError(errno.EADDRINUSE, "unix: a process listens on this socket", str(path))
+    raise OSError(errno.EADDRINUSE, "a process listens on this socket", str(path))
 
 
 @protected_manager
@@ -148,7 +166,7 @@ async def _only_server(directory: Path) -> AsyncIterator[None]:
                 break
             await trio.sleep(LOCK_PAUSE)
         else:
-            raise OSError(errno.EBUSY, "unix: another process holds the lock of this directory", str(directory))
+            raise OSError(errno.EBUSY, "another process holds the lock of this directory", str(directory))
         yield
     finally:
         os.close(handle)  # and with it the lock
@@ -176,7 +194,7 @@ def _absolute(address: str) -> dict[str, object]:
     return {"path": _checked(address)}
 
 
-transport = Transport("unix", connect, serve, _absolute, _absolute)
+transport: Final = Transport("unix", connect, serve, _absolute, _absolute)
 
 
 protect_package("muxkit_adapters")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import attrs
@@ -20,14 +22,25 @@ from trio_websocket import (
 )
 from wsproto.utilities import ProtocolError
 
-from muxkit import Limits
-from muxkit.runtime import background, close_at_once, protect_package, protected_manager, turns
+from muxkit import TLS, Identity, Limits, Request
+from muxkit.runtime import (
+    HEAD,
+    Reason,
+    background,
+    close_at_once,
+    looks_like,
+    protect_package,
+    protected_manager,
+    turns,
+)
 
-from . import tcp, tls
+from . import tcp
 from ._addresses import Transport, exposed, join_host_port, parse_host_port
 from ._errors import HandshakeFailed, PlaintextWarning
 from ._listen import serve_handshakes
 from ._sockets import OneAtATime, SocketStream
+from .tls import acceptor
+from .tls import connect as tls_connect
 
 __all__ = [
     "HandshakeFailed",
@@ -44,6 +57,8 @@ CLOSE_TIMEOUT = 5.0  # s, for the peer to answer our close frame
 MESSAGE_MOST = 262_144  # bytes, the largest message that is accepted
 PIECE_SIZE = 65_536  # bytes, the largest message that is sent
 RECEIVE_SIZE = 65_536
+DONE, POLICY, INTERNAL_ERROR = 1000, 1008, 1011  # codes of close frames
+CLOSE_TEXT_MOST = 123  # bytes
 CLEAN = {1000, 1001, 1005}  # done, going away, and a close frame that gives no code (RFC 6455, 7.4.1)
 FORM = "expected host:port and an optional path, such as 127.0.0.1:7000/chat?room=1"
 
@@ -51,15 +66,27 @@ HEAD_MOST = 16_384  # bytes of the upgrade's header block, and of the body that 
 FRAGMENTS_MOST = 1024  # frames per message
 TOGETHER = 4096  # bytes of one frame that are handed on at once, unless it ends before
 SLICE = 128  # bytes that are handed on at once, unless a frame is known to be longer: no more than 64 frames
+PLAIN_TEXT = [(b"Content-Type", b"text/plain; charset=utf-8")]
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+OUR_HEADERS = {"connection", "upgrade"}
+NOT_YOURS = {"host", "content-length", "transfer-encoding"}
+
+Headers = Mapping[str, str] | Sequence[tuple[str, str]]
+
 HEAD_END = b"\r\n\r\n"
-TEXT, CONTROL = 1, 8  # opcodes
+_FOR_WSS = "tls= and ssl_context= are for wss"
+TEXT, CONTROL, CLOSE = 1, 8, 8  # opcodes; from 8 on they are control frames
 
 
 @protected_manager
 async def connect(
     url: str,
     *,
+    tls: TLS | None = None,
     ssl_context: ssl.SSLContext | None = None,
+    headers: Headers = (),
+    subprotocols: Sequence[str] = (),
     connect_timeout: float = tcp.CONNECT_TIMEOUT,
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
     close_timeout: float = CLOSE_TIMEOUT,
@@ -68,31 +95,40 @@ async def connect(
 ) -> AsyncIterator[WebSocketStream]:
     """Open a byte stream over the WebSocket at `url`, `ws://host:port/path` or `wss://…`.
 
-    Raises OSError when no host answers and `HandshakeFailed` when the upgrade is refused; ValueError for `ws` off
-    loopback without `insecure=True`.
+    `headers` go with the request, such as `{"Authorization": "Bearer …"}`. With `subprotocols`, a server that takes
+    none of them is refused. Raises OSError when no host answers and `HandshakeFailed` when the upgrade is refused;
+    ValueError for `ws` off loopback without `insecure=True`.
     """
     place = _parse_url(url)
+    extra_headers = encode_headers(headers)
+    check_subprotocols(subprotocols)
     wire: AbstractAsyncContextManager[trio.abc.Stream]
-    unprotected = False
+    unprotected, verifies = False, True
     if place.secure:
-        wire = tls.connect(
+        verifies = tls.verify if tls is not None else not insecure
+        wire = tls_connect(
             place.host,
             place.port,
+            tls=tls,
             ssl_context=ssl_context,
             connect_timeout=connect_timeout,
             close_timeout=close_timeout,
             insecure=insecure,
         )
-    elif ssl_context is not None:
-        raise ValueError(f"{url}: ssl_context is for wss")
+    elif tls is not None or ssl_context is not None:
+        raise ValueError(f"{place}: {_FOR_WSS}")
     else:
         unprotected = await exposed("ws", place.host, place.port, insecure=insecure, secure="wss")
         wire = _plain(place, connect_timeout)
-    peer = f"{place}{' (plaintext, insecure)' if unprotected else ''}"
+    peer = f"{place}{' (plaintext, insecure)' if unprotected else '' if verifies else ' (not verified, insecure)'}"
 
-    async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, **sizes: Any) -> WebSocketConnection:
+    async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, **sizes: Any) -> _Upgraded:
         stream: Any = guarded  # annotated as a socket, used as any stream
-        return await wrap_client_stream(nursery, stream, place.host_header, place.resource, **sizes)
+        asked: dict[str, Any] = {"subprotocols": subprotocols or None, "extra_headers": extra_headers or None}
+        websocket = await wrap_client_stream(nursery, stream, place.host_header, place.resource, **asked, **sizes)
+        if subprotocols and websocket.subprotocol is None:
+            raise HandshakeFailed(f"{peer}: the server takes none of the subprotocols {', '.join(subprotocols)}")
+        return websocket, None
 
     upgrade = _Upgrade(start, peer, handshake_timeout, close_timeout, message_most)
     async with wire as stream, websocket_over(stream, upgrade) as websocket:
@@ -106,34 +142,45 @@ async def serve(
     host: str = "127.0.0.1",
     path: str | None = None,
     origins: Collection[str] = (),
+    subprotocols: Sequence[str] = (),
+    tls: TLS | None = None,
     ssl_context: ssl.SSLContext | None = None,
     limits: Limits | None = None,
     close_timeout: float = CLOSE_TIMEOUT,
     message_most: int = MESSAGE_MOST,
     insecure: bool = False,
+    listeners: Sequence[socket.socket] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run `handler(stream)` for each WebSocket, until cancelled; with `ssl_context` it is `wss`.
+    """Run `handler(stream)` for each WebSocket, until cancelled; with `tls` it is `wss`.
 
     With `path`, any other path is answered with 404. A request of a web page (it has an Origin) is answered with 403
-    unless that origin is in `origins`, since pages of any site can reach 127.0.0.1.
+    unless that origin is in `origins`, since pages of any site can reach 127.0.0.1. Of `subprotocols` the first that
+    the client knows is spoken, none if it knows none of them.
     """
     limits = limits or Limits()
-    kind = "ws" if ssl_context is None else "wss"
+    check_subprotocols(subprotocols)
+    kind = "ws" if tls is None and ssl_context is None else "wss"
     unprotected = False
     secure: Callable[[SocketStream], AbstractAsyncContextManager[trio.abc.Stream]] = nullcontext
-    if ssl_context is None:
+    if kind == "ws":
         unprotected = await exposed("ws", host, port, insecure=insecure, secure="wss")
     else:
-        secure = tls.acceptor(ssl_context, limits=limits, close_timeout=close_timeout)
+        secure = acceptor(tls, ssl_context, limits=limits, close_timeout=close_timeout)
 
-    async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, **sizes: Any) -> WebSocketConnection:
-        request = await wrap_server_stream(nursery, guarded, **sizes)
-        status = _refusal(request.path, request.headers, path, origins)
-        if status is not None:
-            await request.reject(status)
+    async def start(nursery: trio.Nursery, guarded: trio.abc.Stream, **sizes: Any) -> _Upgraded:
+        asked = await wrap_server_stream(nursery, guarded, **sizes)
+        refusal = _refusal(asked.path, asked.headers, path, origins)
+        if refusal is not None:
+            status, why = refusal
+            await asked.reject(status, extra_headers=[*PLAIN_TEXT], body=why.encode())
             raise HandshakeFailed(f"{kind}: the upgrade was answered with {status}")
-        return await request.accept()
+        chosen = next((each for each in subprotocols if each in asked.proposed_subprotocols), None)
+        requested, _, query = asked.path.partition("?")
+        told = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in asked.headers]
+        others = tuple(header for header in told if not is_ours(header[0]))
+        request = Request(path=requested, query=query, headers=others, subprotocol=chosen)
+        return await asked.accept(subprotocol=chosen), request
 
     @protected_manager
     async def accept(wire: SocketStream) -> AsyncIterator[WebSocketStream]:
@@ -141,26 +188,51 @@ async def serve(
         async with secure(wire) as stream, websocket_over(stream, upgrade) as websocket:
             yield websocket
 
-    listeners, addresses = await tcp.listen(kind, host, port, exposed=unprotected)
+    open_to, addresses = await tcp.listen(kind, host, port, exposed=unprotected, listeners=listeners)
     public = [address + (path or "") for address in addresses]
-    await serve_handshakes(listeners, accept, handler, limits=limits, started=lambda: task_status.started(public))
+    await serve_handshakes(open_to, accept, handler, limits=limits, started=lambda: task_status.started(public))
 
 
 def _refusal(
     requested: str, headers: list[tuple[bytes, bytes]], path: str | None, origins: Collection[str]
-) -> int | None:
+) -> tuple[int, str] | None:
     if path is not None and urlsplit(requested).path != urlsplit(path).path:
-        return 404
+        return 404, "this server has another path"
     origin = dict(headers).get(b"origin")
     if origin is not None and origin.decode("latin-1") not in origins:
-        return 403
+        return 403, "this server does not know the origin of the page: origins="
     return None
+
+
+def encode_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Check the headers of a request; raises ValueError, in which no value is shown."""
+    encoded = []
+    for name, value in headers.items() if isinstance(headers, Mapping) else headers:
+        if not TOKEN.fullmatch(name):
+            raise ValueError(f"headers=…: {name!r} is no name of a header")
+        if is_ours(name.lower()) or name.lower() in NOT_YOURS:
+            raise ValueError(f"headers=…: {name} is set by the WebSocket itself")
+        if not VALUE.fullmatch(value):
+            raise ValueError(f"headers=…: the value of {name} has characters that a header cannot have")
+        encoded.append((name.encode(), value.encode("latin-1")))
+    return encoded
+
+
+def is_ours(name: str) -> bool:
+    """Return True for a header, its name in lower case, that belongs to the handshake of a WebSocket."""
+    return name in OUR_HEADERS or name.startswith("sec-websocket-")
+
+
+def check_subprotocols(names: Sequence[str]) -> None:
+    if isinstance(names, str) or not all(TOKEN.fullmatch(name) for name in names):
+        raise ValueError(f"subprotocols={names!r}: expected names without spaces, such as ['chat.v2', 'chat.v1']")
 
 
 @protected_manager
 async def _plain(place: _Place, connect_timeout: float) -> AsyncIterator[SocketStream]:
     hosts = [(place.host, place.port)]
     stream, _ = await tcp.dial("ws", hosts, connect_timeout=connect_timeout, unsent=tcp.UNSENT)
+    stream.hint_if_silent = "Is this a TLS port? Then the URL begins with wss://, or …+wss://"
     async with stream:
         yield stream
 
@@ -212,22 +284,24 @@ def _server_place(scheme: str, address: str) -> dict[str, object]:
     return {"host": place.host, "port": place.port, "path": None if place.resource == "/" else place.resource}
 
 
+@wraps(serve)
 async def _serve_plain(
     handler: Callable[[WebSocketStream], Awaitable[None]],
     port: int,
     *,
     host: str,
+    tls: object = None,
     ssl_context: object = None,
     **options: Any,
 ) -> None:
-    if ssl_context is not None:
-        raise ValueError(f"ws://{join_host_port(host, port)}: ssl_context is for wss")
+    if tls is not None or ssl_context is not None:
+        raise ValueError(f"ws {join_host_port(host, port)}: {_FOR_WSS}")
     await serve(handler, port, host=host, **options)
 
 
-transport = Transport("ws", connect, _serve_plain, partial(_client_url, "ws"), partial(_server_place, "ws"))
-secure_transport = Transport(
-    "wss", connect, serve, partial(_client_url, "wss"), partial(_server_place, "wss"), needed=tls.transport.needed
+transport: Final = Transport("ws", connect, _serve_plain, partial(_client_url, "ws"), partial(_server_place, "ws"))
+secure_transport: Final = Transport(
+    "wss", connect, serve, partial(_client_url, "wss"), partial(_server_place, "wss"), needed=("tls", "ssl_context")
 )
 
 
@@ -238,23 +312,61 @@ class WebSocketStream(trio.abc.Stream):
     """A byte stream in binary messages; its end is only clean after a close frame."""
 
     def __init__(
-        self, websocket: WebSocketConnection, wire: GuardedStream, upgrade: _Upgrade, identity: bytes | None
+        self,
+        websocket: WebSocketConnection,
+        wire: GuardedStream,
+        upgrade: _Upgrade,
+        request: Request | None,
+        identity: Identity | None,
+        local: str,
     ) -> None:
         self._websocket = websocket
         self._wire = wire
-        self.peer = upgrade.peer
+        self.peer: str = upgrade.peer
         """The other end, for people: `ws 127.0.0.1:7000/chat`."""
+        self._request = request
         self._identity = identity
+        self._local = local
         self._close_timeout = upgrade.close_timeout
         self._rest = memoryview(b"")
         self._closed = False
+        self._told: Reason | None = None
         self._sending = OneAtATime("sending on this WebSocket")
         self._receiving = OneAtATime("receiving from this WebSocket")
 
     @property
-    def identity(self) -> bytes | None:
-        """The identity that the stream below gives: over TLS the certificate that was verified, in DER."""
+    def local(self) -> str:
+        """This end, in the same form and without a path."""
+        return self._local
+
+    @property
+    def identity(self) -> Identity | None:
+        """The identity that the stream below gives: over TLS by the certificate that was verified."""
         return self._identity
+
+    @property
+    def request(self) -> Request | None:
+        """The request that opened it; None on the side that connected."""
+        return self._request
+
+    @property
+    def subprotocol(self) -> str | None:
+        """The subprotocol that both sides agreed on, if they were given some."""
+        return self._websocket.subprotocol
+
+    @property
+    def peer_reason(self) -> Reason | None:
+        """Why the peer closed it, by its close frame; None before that and after an end without a reason.
+
+        The code is that of the frame if the text has none in front, and 0 if the end was an orderly one.
+        """
+        closed = self._websocket.closed
+        if self._closed or closed is None or not self._wire.has_close_frame:
+            return self._told
+        told = Reason.decode((closed.reason or "").encode())
+        if closed.code in CLEAN:
+            return told or None
+        return Reason(told.text or closed.name.lower().replace("_", " "), told.code or closed.code)
 
     def __repr__(self) -> str:
         return f"<WebSocketStream {self.peer}{', closed' if self._closed else ''}>"
@@ -303,14 +415,24 @@ class WebSocketStream(trio.abc.Stream):
 
     async def aclose(self) -> None:
         """Exchange close frames and close, within the close timeout; unread data is discarded."""
+        await self._close(DONE, None)
+
+    async def close_with(self, reason: Reason) -> None:
+        """Close as `aclose` does, and say why in the close frame: 1008 for codes of 400 to 499, 1011 for others."""
+        await self._close(
+            POLICY if 400 <= reason.code < 500 else INTERNAL_ERROR, reason.encode(CLOSE_TEXT_MOST).decode()
+        )
+
+    async def _close(self, code: int, text: str | None) -> None:
         if self._closed:
             await trio.lowlevel.checkpoint()
             return
+        self._told = self.peer_reason  # the answer to our own frame repeats what that says
         self._closed = True
         try:
             with trio.move_on_after(self._close_timeout):
                 if not self._wire.torn:
-                    await self._websocket.aclose()
+                    await self._websocket.aclose(code, text)
                 await self._wire.aclose()
         finally:
             await close_at_once(self._wire)
@@ -344,11 +466,14 @@ class WebSocketStream(trio.abc.Stream):
         return trio.ClosedResourceError("this WebSocket was closed on our side")
 
 
+_Upgraded = tuple[WebSocketConnection, Request | None]
+
+
 @attrs.frozen
 class _Upgrade:
     """How one end starts the WebSocket, and its limits."""
 
-    start: Callable[..., Awaitable[WebSocketConnection]]
+    start: Callable[..., Awaitable[_Upgraded]]
     """Does the upgrade, given a nursery, the stream and the sizes that trio-websocket keeps to."""
     peer: str
     handshake_timeout: float
@@ -382,16 +507,18 @@ async def websocket_over(wire: trio.abc.Stream, upgrade: _Upgrade) -> AsyncItera
     async with background() as nursery:
         guarded = GuardedStream(wire, message_most=upgrade.message_most)
         try:
-            websocket = await _upgrade(nursery, guarded, upgrade)
-            identity: bytes | None = getattr(wire, "identity", None)
-            stream = WebSocketStream(websocket, guarded, upgrade, identity)
+            websocket, request = await _upgrade(nursery, guarded, upgrade)
+            identity: Identity | None = getattr(wire, "identity", None)
+            place = getattr(wire, "local", "").partition(" ")[2]
+            local = f"{upgrade.peer.partition(' ')[0]} {place}" if place else ""
+            stream = WebSocketStream(websocket, guarded, upgrade, request, identity, local)
             yield stream
             await stream.aclose()
         finally:
             await close_at_once(guarded)
 
 
-async def _upgrade(nursery: trio.Nursery, wire: GuardedStream, upgrade: _Upgrade) -> WebSocketConnection:
+async def _upgrade(nursery: trio.Nursery, wire: GuardedStream, upgrade: _Upgrade) -> _Upgraded:
     tasks = _Tasks(nursery)
     tasks.waiting.deadline = trio.current_time() + upgrade.handshake_timeout
     sizes = {"max_message_size": upgrade.message_most, "receive_buffer_size": RECEIVE_SIZE}
@@ -399,13 +526,18 @@ async def _upgrade(nursery: trio.Nursery, wire: GuardedStream, upgrade: _Upgrade
         # Of the nursery only `start_soon` is used.
         return await upgrade.start(tasks, wire, message_queue_size=1, **sizes)
     if isinstance(tasks.failure, ConnectionRejected):
-        why = f"the upgrade was answered with HTTP {tasks.failure.status_code}"
+        told = Reason.decode(tasks.failure.body or b"").text
+        why = f"the upgrade was answered with HTTP {tasks.failure.status_code}{f': {told!r}' if told else ''}"
     elif wire.failure is not None:
         why = str(wire.failure)
     elif trio.current_time() >= tasks.waiting.deadline:
-        why = f"the upgrade was not over within {upgrade.handshake_timeout:g} s"
+        why = f"the upgrade was not over within {upgrade.handshake_timeout:g} s (handshake_timeout=)"
     else:
         why = "the peer hung up during the upgrade, or does not speak WebSocket"
+        if found := looks_like(wire.head):
+            why += f"; its bytes look like {found}"
+        elif hint := wire.hint_if_silent:
+            why += f". {hint}"
     raise HandshakeFailed(f"{upgrade.peer}: {why}") from tasks.failure
 
 
@@ -430,6 +562,8 @@ class FrameCount:
         self._payload_left = 0
         self._size = 0
         self._fragments = 0
+        self.has_close: bool = False
+        """True once a close frame has begun."""
 
     @property
     def missing(self) -> int:
@@ -495,6 +629,7 @@ class FrameCount:
         if opcode == TEXT:
             raise Violation("a text frame came; only binary messages carry this byte stream")
         if opcode >= CONTROL:
+            self.has_close = self.has_close or opcode == CLOSE
             if size > 125:
                 raise Violation(f"a control frame of {size} bytes, where 125 are allowed")
             return
@@ -518,10 +653,22 @@ class GuardedStream(trio.abc.Stream):
         self._turns = turns()
         self._rest = memoryview(b"")  # received and not handed on yet
         self._began = 0.0  # when handing it on began
-        self.torn = False
+        self.torn: bool = False
         """True once a write was cut short, after which the peer cannot understand anything more."""
         self.failure: Exception | None = None
         """Why reading ended, unless by the end of the stream."""
+        self.head: bytes = b""
+        """The first bytes that came."""
+
+    @property
+    def hint_if_silent(self) -> str | None:
+        """What to try if the peer sent nothing."""
+        return None if self.head else getattr(self._wire, "hint_if_silent", None)
+
+    @property
+    def has_close_frame(self) -> bool:
+        """True once the peer has begun to send a close frame."""
+        return self._count.has_close
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         while True:
@@ -545,6 +692,7 @@ class GuardedStream(trio.abc.Stream):
         """Return what came in small slices, since trio-websocket parses all frames of one before it reads again."""
         if not self._rest:
             data = await self._wire.receive_some(max_bytes)
+            self.head = self.head or bytes(data[:HEAD])
             if len(data) <= SLICE:
                 return data
             self._rest = memoryview(data)

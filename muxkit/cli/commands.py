@@ -140,8 +140,8 @@ def _table(found: list[Plugin]) -> Table:
     for title in ("kind", "name", "package", "state"):
         table.add_column(title)
     for plugin in found:
-        broken = plugin.problem is not None
-        state = Text(printable(plugin.problem or "ok"), style="red" if broken else "green")
+        style = "green" if plugin.problem is None else "red" if plugin.extra is None else "yellow"
+        state = Text(printable(plugin.problem or "ok"), style=style)
         table.add_row(*(Text(printable(cell)) for cell in (plugin.kind, plugin.name, plugin.package)), state)
     return table
 

@@ -231,7 +231,7 @@ class Saver:
     def __init__(self, state: StateFile, reader: Reader[int]) -> None:
         self._state = state
         self._reader = reader
-        self.changed = trio.Event()
+        self.changed: trio.Event = trio.Event()
 
     async def run(self) -> None:
         while True:
@@ -262,7 +262,7 @@ class Report:
 
     def __init__(self, wanted: Wanted, *, values: bool, as_json: bool) -> None:
         self.reader: Reader[int] | None = None
-        self.taken = 0
+        self.taken: int = 0
         self._wanted = wanted
         self._values = values
         self._as_json = as_json

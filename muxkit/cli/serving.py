@@ -28,7 +28,7 @@ STORES: Final = "memory:, sqlite:PATH or postgresql://…"
 GIB: Final = 1 << 30
 
 StoreT = TypeVar("StoreT")
-ServedT = TypeVar("ServedT", muxkit.Served, restream.Served)
+ServedT = TypeVar("ServedT", muxkit.Server, restream.Served)
 
 
 @attrs.frozen(kw_only=True)
@@ -289,7 +289,7 @@ def serve_stage(
     if token_file is not None and not (known := tuple(Path(token_file).read_text(encoding="utf-8").split())):
         raise click.UsageError(f"{printable(token_file)}: there is no token in it, so no client could write")
 
-    async def start(nursery: trio.Nursery, staging: Staging) -> muxkit.Served:
+    async def start(nursery: trio.Nursery, staging: Staging) -> muxkit.Server:
         serve = partial(
             serve_staging,
             options.url,
@@ -298,13 +298,13 @@ def serve_stage(
             limits=Limits(connections=options.connections),
             **options.link,
         )
-        served: muxkit.Served = await start_task(nursery, options, serve)
+        served: muxkit.Server = await start_task(nursery, options, serve)
         if forwards:
             await start_task(nursery, options, partial(_forward, options, staging, forwards, sessions, restream_url))
         return served
 
     opened = open_staging(store, limits=StagingLimits(staged=staged))
-    return serve_until_signal(options, opened, start, lambda served: {"sessions": served.sessions})
+    return serve_until_signal(options, opened, start, lambda served: {"sessions": len(served.sessions())})
 
 
 async def _forward(

@@ -1,15 +1,22 @@
 """The toolkit that the protocols share: rules and bookkeeping without any I/O. Imports neither trio nor time."""
 
+from muxkit.core._channels import CODE_MOST as CODE_MOST
 from muxkit.core._channels import RECEIVING as RECEIVING
 from muxkit.core._channels import SENDING as SENDING
 from muxkit.core._channels import Census as Census
 from muxkit.core._channels import ChannelTable as ChannelTable
 from muxkit.core._channels import Ids as Ids
+from muxkit.core._channels import Reason as Reason
 from muxkit.core._channels import Receiving as Receiving
 from muxkit.core._channels import Sending as Sending
 from muxkit.core._channels import Step as Step
 from muxkit.core._channels import advance as advance
+from muxkit.core._channels import decode_name as decode_name
 from muxkit.core._channels import draw as draw
+from muxkit.core._channels import encode_name as encode_name
+from muxkit.core._channels import printable as printable
+from muxkit.core._channels import with_name as with_name
+from muxkit.core._channels import without_name as without_name
 from muxkit.core._engine import BoundedParsing as BoundedParsing
 from muxkit.core._engine import Buffer as Buffer
 from muxkit.core._engine import Consumed as Consumed

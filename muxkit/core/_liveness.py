@@ -71,9 +71,9 @@ class Keepalive(Generic[TimerT]):
         self._ask = ask
         self._answer = answer
         self._is_asking = False  # the answer timer runs
-        self.interval = interval
-        self.timeout = timeout
-        self.heard_at = 0.0
+        self.interval: float | None = interval
+        self.timeout: float = timeout
+        self.heard_at: float = 0.0
 
     def start(self, now: float) -> None:
         """Begin anew, with a peer that counts as heard."""

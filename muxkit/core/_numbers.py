@@ -42,8 +42,8 @@ class Cursor:
     __slots__ = ("_size", "data", "position")
 
     def __init__(self, data: bytes, position: int = 0) -> None:
-        self.data = data
-        self.position = position
+        self.data: bytes = data
+        self.position: int = position
         self._size = len(data)
 
     @property
@@ -168,7 +168,7 @@ class Pieces:
     __slots__ = ("_pieces", "_tail", "size")
 
     def __init__(self) -> None:
-        self.size = 0
+        self.size: int = 0
         self._pieces: list[bytes | bytearray | memoryview] = []
         self._tail = bytearray()
 

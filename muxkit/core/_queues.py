@@ -38,7 +38,7 @@ class Scheduler:
     __slots__ = ("line", "quantum")
 
     def __init__(self, quantum: int = QUANTUM) -> None:
-        self.quantum = quantum
+        self.quantum: int = quantum
         self.line: deque[Source] = deque()
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class Outbox:
     __slots__ = ("used",)
 
     def __init__(self) -> None:
-        self.used = 0
+        self.used: int = 0
 
 
 ItemT = TypeVar("ItemT")

@@ -17,7 +17,7 @@ class Credit:
     __slots__ = ("available",)
 
     def __init__(self, available: int = 0) -> None:
-        self.available = available
+        self.available: int = available
 
     def grant(self, amount: int, *, cap: int = U64_MAX) -> None:
         """The peer gave more."""
@@ -38,9 +38,9 @@ class Ceiling:
     __slots__ = ("acknowledged", "sent", "size")
 
     def __init__(self, size: int) -> None:
-        self.size = size
-        self.sent = 0
-        self.acknowledged = 0
+        self.size: int = size
+        self.sent: int = 0
+        self.acknowledged: int = 0
 
     @property
     def available(self) -> int:
@@ -68,8 +68,8 @@ class InFlight:
     __slots__ = ("limit", "unanswered")
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.unanswered = 0
+        self.limit: int = limit
+        self.unanswered: int = 0
 
     @property
     def available(self) -> int:
@@ -98,12 +98,12 @@ class ReceiveBudget:
     __slots__ = ("first", "floor", "grown", "total", "used", "windows")
 
     def __init__(self, total: int, floor: int, first: int) -> None:
-        self.total = total
-        self.floor = floor
-        self.first = first
-        self.used = 0
-        self.windows = 0
-        self.grown = 0  # windows that have grown beyond the first grant
+        self.total: int = total
+        self.floor: int = floor
+        self.first: int = first
+        self.used: int = 0
+        self.windows: int = 0
+        self.grown: int = 0  # windows that have grown beyond the first grant
 
     def first_room(self, wanted: int) -> int:
         """Return what a new window that wants `wanted` in the end may grant at once."""
@@ -137,16 +137,16 @@ class ReceiveWindow:
     __slots__ = ("budget", "by_hand", "credit", "held", "lent", "renewed_at", "renews", "size", "target", "unfinished")
 
     def __init__(self, size: int = 0, budget: ReceiveBudget | None = None) -> None:
-        self.size = size
-        self.renews = size > 0
-        self.budget = budget if size else None
-        self.credit = 0
-        self.held = 0
-        self.lent = 0
-        self.by_hand = 0
-        self.unfinished = 0
-        self.renewed_at = 0.0
-        self.target = 0
+        self.size: int = size
+        self.renews: bool = size > 0
+        self.budget: ReceiveBudget | None = budget if size else None
+        self.credit: int = 0
+        self.held: int = 0
+        self.lent: int = 0
+        self.by_hand: int = 0
+        self.unfinished: int = 0
+        self.renewed_at: float = 0.0
+        self.target: int = 0
         if self.budget is not None:
             self.budget.windows += 1
 
@@ -268,9 +268,9 @@ class Reassembly(Generic[KeyT]):
     __slots__ = ("_waiting", "left", "served", "total")
 
     def __init__(self, total: int) -> None:
-        self.total = total
-        self.left = total
-        self.served = 0  # loans that had to be waited for, ever
+        self.total: int = total
+        self.left: int = total
+        self.served: int = 0  # loans that had to be waited for, ever
         self._waiting: dict[KeyT, None] = {}
 
     @property
@@ -310,15 +310,18 @@ class Reassembly(Generic[KeyT]):
         self._waiting.pop(borrower, None)
 
 
+LEAST_PAUSE = 1e-3  # s; a much shorter one may be too short for the clock to move
+
+
 class TokenBucket:
     """Allows `burst` at once and `rate` a second after that. A clock that goes back gives nothing."""
 
     __slots__ = ("_at", "burst", "rate", "tokens")
 
     def __init__(self, rate: float, burst: float) -> None:
-        self.rate = rate
-        self.burst = burst
-        self.tokens = burst
+        self.rate: float = rate
+        self.burst: float = burst
+        self.tokens: float = burst
         self._at: float | None = None
 
     def has_token(self, now: float) -> bool:
@@ -329,6 +332,10 @@ class TokenBucket:
             self.tokens = min(self.burst, self.tokens + (now - self._at) * self.rate)
             self._at = now
         return self.tokens >= 1
+
+    def pause(self, now: float) -> float:
+        """Return the seconds until there is a token, 0 if there is one."""
+        return 0.0 if self.has_token(now) else max((1 - self.tokens) / self.rate, LEAST_PAUSE)
 
     def take(self, now: float) -> bool:
         """Take one token; return False if there is none."""

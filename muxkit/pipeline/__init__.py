@@ -70,4 +70,5 @@ _LAZY = {
     "Staging": "staging.store",
 }
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

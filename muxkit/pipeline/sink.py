@@ -272,7 +272,7 @@ class Blocks:
     """Makes blocks of about `size` bytes from the rows of one transaction."""
 
     def __init__(self, encoding: Encoding, size: int) -> None:
-        self.rows = 0
+        self.rows: int = 0
         self._size = size
         self._encode = msgspec.json.Encoder().encode
         self._make = self._json if encoding is Encoding.JSON else self._values

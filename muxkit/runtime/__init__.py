@@ -1,15 +1,24 @@
 """The Trio half: pumps, halves and the common face of sessions; what adapters and protocol plugins build on."""
 
+from muxkit._errors import ExtraNeeded as ExtraNeeded
+from muxkit._info import Identity as Identity
+from muxkit._info import Request as Request
+from muxkit._info import SessionInfo as SessionInfo
+from muxkit.core import Reason as Reason
 from muxkit.core import TokenBucket as TokenBucket
+from muxkit.runtime._errors import HEAD as HEAD
 from muxkit.runtime._errors import ChannelCancelled as ChannelCancelled
 from muxkit.runtime._errors import ChannelStopped as ChannelStopped
 from muxkit.runtime._errors import LinkLost as LinkLost
+from muxkit.runtime._errors import Phase as Phase
 from muxkit.runtime._errors import Side as Side
 from muxkit.runtime._errors import Unsupported as Unsupported
+from muxkit.runtime._errors import looks_like as looks_like
 from muxkit.runtime._links import Arrival as Arrival
 from muxkit.runtime._links import ByteLink as ByteLink
 from muxkit.runtime._links import Datagram as Datagram
 from muxkit.runtime._links import Described as Described
+from muxkit.runtime._links import Explaining as Explaining
 from muxkit.runtime._links import Link as Link
 from muxkit.runtime._links import LinkKind as LinkKind
 from muxkit.runtime._links import Listening as Listening
@@ -25,6 +34,7 @@ from muxkit.runtime._links import StreamReset as StreamReset
 from muxkit.runtime._links import StreamStopped as StreamStopped
 from muxkit.runtime._links import Transport as Transport
 from muxkit.runtime._links import WaitableLink as WaitableLink
+from muxkit.runtime._links import check_options as check_options
 from muxkit.runtime._links import peer_of as peer_of
 from muxkit.runtime._scope import background as background
 from muxkit.runtime._scope import bare_nursery as bare_nursery
@@ -35,11 +45,12 @@ from muxkit.runtime._scope import protect_package as protect_package
 from muxkit.runtime._scope import protected_manager as protected_manager
 from muxkit.runtime._scope import run_interruptible as run_interruptible
 from muxkit.runtime._session import Channel as Channel
+from muxkit.runtime._session import ChannelStats as ChannelStats
 from muxkit.runtime._session import Ping as Ping
 from muxkit.runtime._session import Pings as Pings
 from muxkit.runtime._session import Session as Session
-from muxkit.runtime._session import SessionInfo as SessionInfo
 from muxkit.runtime._session import SessionStats as SessionStats
+from muxkit.runtime._session import describe as describe
 from muxkit.runtime.halves.bytestream import ByteStream as ByteStream
 from muxkit.runtime.halves.mailbox import ItemQueue as ItemQueue
 from muxkit.runtime.halves.mailbox import Mailbox as Mailbox
@@ -76,6 +87,7 @@ from muxkit.runtime.resume.redial import Dial as Dial
 from muxkit.runtime.resume.redial import Ended as Ended
 from muxkit.runtime.resume.redial import OnFailed as OnFailed
 from muxkit.runtime.resume.redial import Outage as Outage
+from muxkit.runtime.resume.redial import OutageLog as OutageLog
 from muxkit.runtime.resume.redial import can_heal as can_heal
 from muxkit.runtime.resume.redial import redial as redial
 

@@ -8,49 +8,80 @@ from typing import Literal
 import trio
 
 from muxkit._errors import MuxError, RemoteProtocolError
+from muxkit.core import Reason
 
 Side = Literal["peer", "local", "network"]
+
+
+Phase = Literal["connect", "handshake", "open", "leave"]
+"""When a connection was lost: before it stood, before the protocol began, while it was used, while it was closed."""
 
 
 class LinkLost(MuxError, trio.BrokenResourceError):
     """The connection is gone; raised by every call that waits for it, each time as a new error.
 
-    `by` says which side ended it, `after` how long the connection had lived in seconds, `unsent` how many
+    `by` says which side ended it, `peer_reason` and `code` what the peer gave as its reason (None if it gave none),
+    `phase` when it was, `hint` what to try. `after` is how long the connection had lived in seconds, `unsent` how many
     bytes accepted by `send` never reached the transport. The cause, if there is one, is `__cause__`.
     """
 
-    def __init__(self, reason: str, *, by: Side, peer: str = "", after: float | None = None, unsent: int = 0) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        by: Side,
+        peer: str = "",
+        after: float | None = None,
+        unsent: int = 0,
+        peer_reason: str | None = None,
+        code: int | None = None,
+        phase: Phase = "open",
+        hint: str | None = None,
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.by: Side = by
         self.peer = peer
         self.after = after
         self.unsent = unsent
+        self.peer_reason = peer_reason
+        self.code = code
+        self.phase: Phase = phase
+        self.hint = hint
 
     def __str__(self) -> str:
         who = f"{self.peer}: " if self.peer else ""
+        told = Reason(self.peer_reason or "", self.code or 0)
+        why = f"{self.reason}: {told}" if told else self.reason
         when = "" if self.after is None else f", {self.after:.1f} s after it began"
         unsent = f"; {self.unsent:,} bytes were not sent" if self.unsent else ""
-        return f"{who}{self.reason}{when}{unsent}"
+        return f"{who}{why}{when}{unsent}{f'. {self.hint}' if self.hint else ''}"
 
 
-class ChannelStopped(MuxError, trio.BrokenResourceError):
-    """The peer does not want to receive on this channel any more; `payload` is what it said about that."""
+class _EndedByPeer(MuxError, trio.BrokenResourceError):
+    """The peer ended one direction of a channel; `text` and `code` are the reason that it gave, `payload` its bytes."""
 
-    def __init__(self, reason: str, *, payload: bytes = b"") -> None:
+    def __init__(self, reason: str, *, payload: bytes = b"", told: Reason | None = None) -> None:
         super().__init__(reason)
         self.payload = payload
+        given = Reason.decode(payload) if told is None else told
+        self.reason: str = given.text
+        self.code: int = given.code
+
+    def __str__(self) -> str:
+        told = Reason(self.reason, self.code)
+        return f"{super().__str__()}: {told}" if told else super().__str__()
 
 
-class ChannelCancelled(MuxError, trio.BrokenResourceError):
-    """The peer gave up sending on this channel before it was done; `payload` is what it said about that.
+class ChannelStopped(_EndedByPeer):
+    """The peer does not want to receive on this channel any more; `reason` and `code` are what it said about that."""
 
-    A session keeps the first 4 KiB of it.
+
+class ChannelCancelled(_EndedByPeer):
+    """The peer gave up sending on this channel before it was done; `reason` and `code` are what it said about that.
+
+    A session keeps the first 4 KiB of its `payload`.
     """
-
-    def __init__(self, reason: str, *, payload: bytes = b"") -> None:
-        super().__init__(reason)
-        self.payload = payload
 
 
 class Unsupported(MuxError):
@@ -60,19 +91,32 @@ class Unsupported(MuxError):
 class LossRecord:
     """Why a connection ended, from which each task that raises gets an error of its own; made when it begins."""
 
-    __slots__ = ("_began", "_cause", "_make", "_peer")
+    __slots__ = ("_began", "_cause", "_make", "_peer", "told")
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
+        self.told: Reason | None = None
+        """What the peer gave as its reason, which may come before the end of the connection."""
         self._began = trio.current_time()
         self._cause: BaseException | None = None
         self._make = partial(LinkLost, "the connection is over", by="local", peer=peer)
 
-    def record(self, reason: str, *, by: Side, cause: BaseException | None, unsent: int) -> None:
+    def record(
+        self,
+        reason: str,
+        *,
+        by: Side,
+        cause: BaseException | None,
+        unsent: int,
+        phase: Phase = "open",
+        hint: str | None = None,
+    ) -> None:
         """The connection ends now; `unsent` bytes were not taken by the transport."""
-        after = trio.current_time() - self._began
         self._cause = cause
-        self._make = partial(LinkLost, reason, by=by, peer=self._peer, after=after, unsent=unsent)
+        after = trio.current_time() - self._began
+        self._make = partial(
+            LinkLost, reason, by=by, peer=self._peer, after=after, unsent=unsent, phase=phase, hint=hint
+        )
 
     @property
     def is_violation(self) -> bool:
@@ -80,6 +124,35 @@ class LossRecord:
         return isinstance(self._cause, RemoteProtocolError)
 
     def error(self) -> LinkLost:
-        error = self._make()
+        told = self.told or Reason()
+        error = self._make(peer_reason=told.text or None, code=told.code or None)
         error.__cause__ = self._cause
         return error
+
+
+# ---------------------------------------------------------------------------- hints
+
+HEAD = 24  # bytes that are kept of what a peer sent first
+
+_METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
+
+
+def looks_like(head: bytes) -> str | None:
+    """Name what a peer that begins with these bytes probably speaks, None if they could be anything."""
+    if head[:1] == b"\x16" and head[1:2] == b"\x03":
+        return "TLS"
+    if head[:1] == b"\x15" and head[1:2] == b"\x03":
+        return "a TLS alert"
+    if head.startswith(b"HTTP/"):
+        return "an HTTP response"
+    if head.startswith(b"PRI * HTTP/2"):
+        return "HTTP/2"
+    if head.startswith(_METHODS):
+        return "an HTTP request"
+    if head.startswith(b"SSH-"):
+        return "SSH"
+    if head.startswith((b"220 ", b"220-")):
+        return "a mail or FTP server"
+    if head.lstrip()[:1] == b"{":
+        return "JSON, such as restream"
+    return None

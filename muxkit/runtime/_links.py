@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from difflib import get_close_matches
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import attrs
@@ -12,7 +13,7 @@ import trio
 
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import StreamId
+from muxkit.core import Reason, StreamId
 from muxkit.runtime._session import Session
 
 LinkKind = Literal["stream", "packets", "multistream"]
@@ -75,6 +76,21 @@ class Described(Protocol):
     @property
     def peer(self) -> str:
         """The other end, as text: `tcp 127.0.0.1:7000`."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A link whose end can carry a reason, as the close frame of a WebSocket does.
+
+    `peer_reason` may also be had without `close_with`, by a link that can only read reasons.
+    """
+
+    @property
+    def peer_reason(self) -> Reason | None:
+        """Why the peer ended the link; None before that, or if it did not say."""
+
+    async def close_with(self, reason: Reason) -> None:
+        """Close, and tell the peer why."""
 
 
 def peer_of(link: object) -> str:
@@ -230,8 +246,8 @@ class MultistreamLink(trio.abc.AsyncResource):
         await trio.lowlevel.checkpoint()
 
     @abstractmethod
-    def close(self, *, error: str = "") -> None:
-        """Close now: orderly, or with `error` as the reason. `aclose` waits until it has been sent."""
+    def close(self, *, error: str = "", code: int | None = None) -> None:
+        """Close now: orderly, or with `error` and `code` as the reason. `aclose` waits until it has been sent."""
 
 
 Link = ByteLink | PacketLink | MultistreamLink
@@ -258,6 +274,20 @@ class Transport(Protocol):
 
     @property
     def serve(self) -> Callable[..., Awaitable[None]]: ...
+
+
+def check_options(kind: str, given: Iterable[str], known: Collection[str], **also: Collection[str]) -> None:
+    """Raise TypeError for an option that there is not, with the nearest name.
+
+    `known` are the options of `kind`, a transport, and `also` those of others that the caller could have meant.
+    """
+    for name in given:
+        if name in known:
+            continue
+        near = get_close_matches(name, [*known, *(each for names in also.values() for each in names)], 1)
+        meant = f"; did you mean {near[0]!r}?" if near else "."
+        lists = (f"of {whose}: {', '.join(sorted(names)) or 'none'}" for whose, names in [(kind, known), *also.items()])
+        raise TypeError(f"{kind} has no option {name!r}{meant} Options {'; '.join(lists)}")
 
 
 class ProtocolPlugin(Protocol):
@@ -289,8 +319,8 @@ class Listening(Protocol):
     """What a server does with the connections that its transport accepts."""
 
     @property
-    def sessions(self) -> int:
-        """How many sessions there are now."""
+    def sessions(self) -> Collection[Session]:
+        """The sessions whose handlers run now."""
 
     async def handle(self, link: Any, /) -> None:  # noqa: ANN401 - as in `ProtocolPlugin.session`
         """Serve one connection until it ends."""
@@ -341,7 +371,7 @@ class OneAtATime:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self.is_busy = False
+        self.is_busy: bool = False
 
     def check(self) -> None:
         """Raise if a task is inside; for calls that do not wait."""

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
-from contextlib import AbstractAsyncContextManager
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
 import trio
 
+from muxkit._info import Identity, SessionInfo
 from muxkit._limits import Limits
+from muxkit.runtime.halves.opening import Opening
 from muxkit.runtime.halves.send import ErrorMaker
+
+
+@attrs.frozen(kw_only=True)
+class ChannelStats:
+    """Gauges of one channel; sizes in bytes, or in messages where the protocol counts messages (Relink)."""
+
+    queued: int
+    """Accepted by `send` and not written yet."""
+    unread: int
+    """Arrived and not received by the application yet."""
+    credit_out: int | None
+    """How much the peer lets this side send now; None where the protocol has no such number."""
+    credit_in: int | None
+    """How much this side lets the peer send now; None where the protocol has no such number."""
+    waiting_since: float | None
+    """The time, by `trio.current_time`, since which a task waits to send; None if no task does."""
 
 
 class Channel(trio.abc.Channel[bytes]):
@@ -24,6 +41,21 @@ class Channel(trio.abc.Channel[bytes]):
     """
 
     __slots__ = ()
+
+    @property
+    @abstractmethod
+    def session(self) -> Session:
+        """The session that carries this channel."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What it was opened for; "" if the side that opened it gave no name."""
+
+    @property
+    @abstractmethod
+    def opening(self) -> bytes:
+        """The payload that came, or went, with the opening; not a message."""
 
     @abstractmethod
     async def send_many(self, messages: Iterable[bytes]) -> None:
@@ -41,17 +73,21 @@ class Channel(trio.abc.Channel[bytes]):
         """Say that no more messages follow, and wait until the peer has heard it; receiving goes on."""
 
     @abstractmethod
-    def abort(self) -> None:
-        """Give up both directions now; the peer learns that messages are missing."""
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        """Give up both directions now; the peer learns that messages are missing, and the reason where it can be sent.
 
+        At the peer `ChannelCancelled` and `ChannelStopped` have both as `reason` and `code`.
+        """
 
-@attrs.frozen(kw_only=True)
-class SessionInfo:
-    """The protocol and the peer of a session."""
+    @abstractmethod
+    def as_stream(self) -> trio.abc.HalfCloseableStream:
+        """Return the channel as a stream of bytes; use either that or the methods of the channel.
 
-    protocol: str
-    peer: str
-    """The other end, as text: `tcp 127.0.0.1:7000`; empty when the transport does not say."""
+        Raises `Unsupported` where messages may be lost.
+        """
+
+    @abstractmethod
+    def stats(self) -> ChannelStats: ...
 
 
 @attrs.frozen(kw_only=True)
@@ -70,12 +106,27 @@ class SessionStats:
     """Seconds, smoothed; None before the first answer to a ping."""
 
 
+_OF_CHANNELS = frozenset({"send", "send_many", "receive", "receive_many", "send_all", "receive_some", "finish"})
+
+
 class Session(ABC):
     """One connection that carries many channels; it owns its tasks and ends with its `async with` block."""
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            told = f"a {type(self).__name__} has no {name!r}"
+            if name in _OF_CHANNELS:
+                told += "; channels have it. Did you forget muxkit.each_channel around the handler?"
+            raise AttributeError(told, name=name, obj=self)
+
     @abstractmethod
-    def open(self) -> AbstractAsyncContextManager[Channel]:
-        """Open a channel to the peer; leaving the block normally finishes it, leaving it by an error aborts it."""
+    def open(self, name: str = "", *, payload: bytes = b"") -> Opening[Channel]:
+        """Open a channel to the peer: `async with session.open()` or `channel = await session.open()`.
+
+        Leaving the block normally finishes the channel, leaving it by an error aborts it. The peer reads `name` and
+        `payload` as `channel.name` and `channel.opening`.
+        """
 
     @abstractmethod
     def incoming(self) -> AsyncIterator[Channel]:
@@ -83,6 +134,10 @@ class Session(ABC):
 
     def __aiter__(self) -> AsyncIterator[Channel]:
         return self.incoming()
+
+    @abstractmethod
+    def channels(self) -> Sequence[Channel]:
+        """Return the live channels that this application has, those that it opened and those that it took."""
 
     @abstractmethod
     async def ping(self) -> float:
@@ -103,6 +158,22 @@ class Session(ABC):
 
     @abstractmethod
     def stats(self) -> SessionStats: ...
+
+
+def describe(link: object, protocol: str) -> SessionInfo:
+    """Say what carries a session, from what its link tells; a link may have all of these attributes, some or none."""
+    peer: str = getattr(link, "peer", "")
+    identity: Identity | None = getattr(link, "identity", None)
+    if user := getattr(link, "user", None):  # what `authorize` returned
+        identity = attrs.evolve(identity or Identity(), user=user)
+    return SessionInfo(
+        protocol=protocol,
+        transport=peer.partition(" ")[0],
+        peer=peer,
+        local=getattr(link, "local", ""),
+        identity=identity,
+        request=getattr(link, "request", None),
+    )
 
 
 KeyT = TypeVar("KeyT", bound="Hashable")

@@ -34,7 +34,7 @@ class SqliteFault(Exception):
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
-        self.code = code & 0xFF
+        self.code: int = code & 0xFF
         self.text = text
 
 
@@ -149,9 +149,9 @@ class LockFile:
 
     def __init__(self, store: Path) -> None:
         self._store = store
-        self.path = store.with_name(store.name + ".lock")
+        self.path: Path = store.with_name(store.name + ".lock")
         self._file: int | None = None
-        self.was_made = False
+        self.was_made: bool = False
 
     def acquire(self) -> None:
         """Lock the file; raises `StoreLocked` at once if another process, or this one, has it already."""
@@ -526,7 +526,7 @@ class SqliteBackend(Worker[RowsT]):
                 for job in jobs:
                     self._run_jobs([job])
                 return
-            self.is_failed = isinstance(error, errors.StoreCorrupt)
+            self.is_failed: bool = isinstance(error, errors.StoreCorrupt)
             fail_jobs(jobs, error)
         except errors.StoreCorrupt as corrupt:
             self._undo()

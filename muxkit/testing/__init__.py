@@ -58,4 +58,5 @@ _LAZY = {
     "PacketChannel PacketWeather WeatherStream replay weather_pair": "_weather",
 }
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

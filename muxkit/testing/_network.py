@@ -61,9 +61,9 @@ class Bottleneck:
     def __init__(self, bandwidth: float, *, queue: int) -> None:
         self.bandwidth = bandwidth
         self.queue = queue
-        self.waiting = 0
-        self.carried = 0  # bytes
-        self.refused = 0  # packets that met a full queue
+        self.waiting: int = 0
+        self.carried: int = 0  # bytes
+        self.refused: int = 0  # packets that met a full queue
         self.samples: list[tuple[float, int]] = []
         """When a packet came, and the bytes that were waiting then, its own not counted."""
         self._free_at = 0.0
@@ -203,7 +203,7 @@ class Network:
     """
 
     def __init__(self, seed: int = 0, *, now: float = 0.0, keep: bool = True) -> None:
-        self.now = now
+        self.now: float = now
         self.journeys: list[Journey] = []
         self.paths: list[Path] = []
         self._seed = seed
@@ -319,10 +319,10 @@ class AimdSender:
     """The sending end; it tells no events."""
 
     def __init__(self, *, packet: int = FLOW_PACKET, starts_at: float = 0.0) -> None:
-        self.window = FIRST_WINDOW
-        self.threshold = float("inf")
-        self.halvings = 0
-        self.timeouts = 0
+        self.window: float = FIRST_WINDOW
+        self.threshold: float = float("inf")
+        self.halvings: int = 0
+        self.timeouts: int = 0
         self.round_trip: float | None = None
         self._packet = packet
         self._starts_at = starts_at
@@ -384,7 +384,7 @@ class AimdReceiver:
     """The receiving end: acknowledges each packet. `arrivals` says when which number of bytes was there in all."""
 
     def __init__(self) -> None:
-        self.arrived = 0  # bytes
+        self.arrived: int = 0  # bytes
         self.arrivals: list[tuple[float, int]] = []
         self._acks: list[bytes] = []
 

@@ -48,10 +48,10 @@ class EnginePair(Generic[EngineT, EventT]):
         listener: Callable[[int, EventT], None] | None = None,
         now: float = 0.0,
     ) -> None:
-        self.engines = (one, other)
+        self.engines: tuple[EngineT, EngineT] = (one, other)
         self.latency = latency
         self.weather = weather
-        self.now = now
+        self.now: float = now
         self.events: tuple[list[EventT], list[EventT]] = ([], [])
         self.sent: tuple[bytearray, bytearray] = (bytearray(), bytearray())  # all bytes that left each side
         self._listener = listener

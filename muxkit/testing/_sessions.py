@@ -20,7 +20,7 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import attrs
 import trio
@@ -45,12 +45,12 @@ class SessionPair:
     cut: Callable[[], None]
 
 
-if TYPE_CHECKING:
-    MakePair = Callable[[], AbstractAsyncContextManager[SessionPair]]
-    Check = Callable[[SessionPair], Awaitable[None]]
-    Step = Callable[["_Ends"], Awaitable[None]]
-    _Call = tuple[Step, Step, Step]
-    Leave = Callable[[SessionPair, trio.CancelScope], Awaitable[None]]
+MakePair = Callable[[], AbstractAsyncContextManager[SessionPair]]
+Check = Callable[[SessionPair], Awaitable[None]]
+Step = Callable[["_Ends"], Awaitable[None]]
+_Call = tuple[Step, Step, Step]
+Leave = Callable[[SessionPair, trio.CancelScope], Awaitable[None]]
+
 
 T = TypeVar("T")
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
+from typing import Final
 
 import attrs
 import trio
@@ -348,7 +349,7 @@ class _PacketWay:
         self._count = count()
         self.under_way: list[tuple[float, int, bytes]] = []
         self.is_over = False
-        self.changed = trio.lowlevel.ParkingLot()
+        self.changed: Final = trio.lowlevel.ParkingLot()
 
     def put(self, packet: bytes) -> None:
         journey = Journey(next(self._count), "", len(packet), trio.current_time())

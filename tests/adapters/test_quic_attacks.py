@@ -178,7 +178,7 @@ async def test_a_handshake_that_does_not_end_is_cut_off(autojump_clock: MockCloc
 
 @pytest.mark.requirement("R-10")
 async def test_opening_streams_to_give_them_up_is_bounded(autojump_clock: MockClock) -> None:
-    limits = Limits(resets_burst=50, resets_per_second=10)
+    limits = Limits(channels=50, resets_burst=50, resets_per_second=10)
     async with on_a_line(server=QuicOptions(limits=limits)) as pair, trio.open_nursery() as nursery:
         got = Collected(pair.server)
 
@@ -201,7 +201,7 @@ async def test_opening_streams_to_give_them_up_is_bounded(autojump_clock: MockCl
 
 @pytest.mark.requirement("R-10")
 async def test_giving_up_streams_at_the_allowed_pace_is_allowed(autojump_clock: MockClock) -> None:
-    limits = Limits(resets_burst=50, resets_per_second=10)
+    limits = Limits(channels=50, resets_burst=50, resets_per_second=10)
     async with on_a_line(server=QuicOptions(limits=limits)) as pair:
         got = Collected(pair.server)
         for count in range(200):
@@ -212,7 +212,7 @@ async def test_giving_up_streams_at_the_allowed_pace_is_allowed(autojump_clock: 
 
 @pytest.mark.requirement("R-11")
 async def test_giving_up_what_we_asked_for_does_not_count(autojump_clock: MockClock) -> None:
-    limits = Limits(resets_burst=2, resets_per_second=1)
+    limits = Limits(channels=2, resets_burst=2, resets_per_second=1)
     async with on_a_line(server=QuicOptions(limits=limits)) as pair:
         got = Collected(pair.server)
         for count in range(20):

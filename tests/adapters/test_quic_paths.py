@@ -187,7 +187,7 @@ async def test_a_closed_socket_says_so() -> None:
 async def test_an_address_that_is_taken_is_named() -> None:
     wire = a_socket()
     host, port = wire.address[:2]
-    with pytest.raises(OSError, match=f"quic 127.0.0.1:{port}: Address already in use"):
+    with pytest.raises(OSError, match=f"quic 127.0.0.1:{port}: address already in use"):
         await quic.serve(_nothing, port, host=host, certificate=FILES.certificate, key=FILES.key)
     wire.close()
 

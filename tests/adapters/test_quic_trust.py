@@ -125,7 +125,7 @@ async def test_a_missing_authority_is_named() -> None:
 
 
 async def test_by_url_a_server_needs_a_certificate() -> None:
-    with pytest.raises(ValueError, match=r"quic://127.0.0.1:0: a server needs certificate="):
+    with pytest.raises(ValueError, match=r"quic://127.0.0.1:0: a server needs its certificate and key: tls="):
         await quic.transport.serve(_nothing, "127.0.0.1:0", limits=Limits(), task_status=trio.TASK_STATUS_IGNORED)
 
 
@@ -134,7 +134,7 @@ async def test_by_url_a_server_needs_a_certificate() -> None:
 
 async def test_a_port_where_nobody_listens_refuses_at_once() -> None:
     with refusing_port() as port:
-        with pytest.raises(OSError, match=f"127.0.0.1:{port}: Connection refused") as caught:
+        with pytest.raises(OSError, match=f"127.0.0.1:{port}: connection refused") as caught:
             async with quic.connect("127.0.0.1", port, ca=FILES.ca):
                 pass
     assert caught.value.errno == errno.ECONNREFUSED
@@ -154,7 +154,7 @@ async def test_the_next_place_is_tried_and_all_failures_are_told() -> None:
         async with serving() as (host, port):
             async with quic.connect([("127.0.0.1", dead), (host, port)], ca=FILES.ca) as link:
                 assert link.peer.endswith(f":{port}")
-        with pytest.raises(OSError, match=rf"{dead}: Connection refused; .*{dead}: Connection refused"):
+        with pytest.raises(OSError, match=rf"{dead}: connection refused .*; .*{dead}: connection refused"):
             async with quic.connect([("127.0.0.1", dead), ("127.0.0.1", dead)], ca=FILES.ca):
                 pass
 

@@ -21,7 +21,7 @@ MIB = 1024 * 1024
 
 
 async def serve(
-    handler: Callable[[Session], Awaitable[object]], *, task_status: trio.TaskStatus[muxkit.Served]
+    handler: Callable[[Session], Awaitable[object]], *, task_status: trio.TaskStatus[muxkit.Server]
 ) -> None:
     await muxkit.serve(handler, URL, certificate=FILES.certificate, key=FILES.key, task_status=task_status)
 

@@ -118,7 +118,7 @@ async def test_a_listener_on_every_address_of_a_host_serves_each() -> None:
 
 async def test_a_port_that_is_taken_is_an_error_with_the_address() -> None:
     async with serving(udp.serve, echo) as (address,):
-        with pytest.raises(OSError, match=f"udp {address}: Address already in use"):
+        with pytest.raises(OSError, match=f"udp {address}: address already in use"):
             await udp.serve(echo, port_of(address))
 
 

@@ -53,15 +53,33 @@ class LyingChannel(muxkit.Channel):
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-    def abort(self) -> None:
-        self._inner.abort()
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        self._inner.abort(reason, code=code)
+
+    @property
+    def session(self) -> muxkit.Session:
+        return self._inner.session
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def opening(self) -> bytes:
+        return self._inner.opening
+
+    def as_stream(self) -> trio.abc.HalfCloseableStream:
+        return self._inner.as_stream()
+
+    def stats(self) -> muxkit.ChannelStats:
+        return self._inner.stats()
 
 
 async def problems_with(handler: Callable[[muxkit.Channel], Awaitable[object]], plan: Plan = PLAN) -> list[str]:
     """What a client finds wrong with a server whose channels are handled so."""
     async with trio.open_nursery() as nursery:
         url = f"bpmux+mem://{next(NAMES)}"
-        served: muxkit.Served = await nursery.start(muxkit.serve, muxkit.each_channel(handler), url)
+        served: muxkit.Server = await nursery.start(muxkit.serve, muxkit.each_channel(handler), url)
         totals = await measure(served.url, plan)
         nursery.cancel_scope.cancel()
     return totals.problems
@@ -108,7 +126,7 @@ async def test_the_server_notices_what_did_not_come_as_it_should() -> None:
     server = Server()
     async with trio.open_nursery() as nursery:
         url = f"bpmux+mem://{next(NAMES)}"
-        served: muxkit.Served = await nursery.start(muxkit.serve, muxkit.each_channel(server.serve_channel), url)
+        served: muxkit.Server = await nursery.start(muxkit.serve, muxkit.each_channel(server.serve_channel), url)
         async with muxkit.connect(served.url) as session, session.open() as channel:
             await channel.send(b'{"job": "bulk", "channel": 0, "seed": 1}')
             await channel.send(b"something else altogether")

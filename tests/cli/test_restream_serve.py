@@ -106,7 +106,7 @@ def test_the_file_of_another_server_is_refused(tmp_path: Path) -> None:
     [
         (["tcp://127.0.0.1:0"], "is no URL of the form restream+transport://address"),
         (["restream+tcp://0.0.0.0:0"], "is not a loopback address"),
-        (["restream+tls://127.0.0.1:0"], "needs ssl_context="),
+        (["restream+tls://127.0.0.1:0"], "a server needs its certificate and key"),
         (["restream+unix:///nowhere/socket", "--insecure"], "this transport does not take insecure"),
         ([TCP, "--store", "mysql:x"], "expected memory:, sqlite:PATH or postgresql://"),
         ([TCP, "--store", "memory:x"], "expected memory:, sqlite:PATH or postgresql://"),

@@ -101,7 +101,7 @@ async def converse(
 
         async def drive(session: e3x.Session) -> None:
             got = []
-            async with session.open(type="test") as channel, trio.open_nursery() as nursery:
+            async with session.open("test") as channel, trio.open_nursery() as nursery:
 
                 async def send() -> None:
                     for message in messages:
@@ -243,7 +243,7 @@ async def test_our_client_speaks_over_udp() -> None:
             nursery.start_soon(wire.until, lambda: False, math.inf)
             async with muxkit.connect(f"e3x+udp://127.0.0.1:{address[1]}", linger=60) as session:
                 assert isinstance(session, e3x.Session)
-                async with session.open(type="test") as channel:
+                async with session.open("test") as channel:
                     for message in OVER_UDP:
                         await channel.send(message)
                     await channel.finish()
@@ -258,7 +258,7 @@ async def test_our_client_speaks_over_udp() -> None:
 async def test_our_server_speaks_over_udp() -> None:
     peer = Peer(is_odd=True, settled=math.inf)
 
-    async def start(task_status: trio.TaskStatus[muxkit.Served]) -> None:
+    async def start(task_status: trio.TaskStatus[muxkit.Server]) -> None:
         await muxkit.serve(echo, "e3x+udp://127.0.0.1:0", linger=60, task_status=task_status)
 
     with trio.fail_after(60):
@@ -357,10 +357,7 @@ async def test_a_lowered_window_holds_for_what_is_sent_again(
         with trio.fail_after(300):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(talk)
-                async with (
-                    e3x.session(here, role="connector", linger=60) as session,
-                    session.open(type="test") as channel,
-                ):
+                async with e3x.session(here, role="connector", linger=60) as session, session.open("test") as channel:
                     await pour(channel)
                     await channel.delivered()
                 nursery.cancel_scope.cancel()
@@ -391,7 +388,7 @@ async def test_an_idle_session_says_nothing_that_the_document_forbids(role: str,
     if role == "client":
 
         async def drive(session: e3x.Session) -> None:
-            async with session.open(type="test") as channel:
+            async with session.open("test") as channel:
                 for message in (b"before", b"after"):
                     await channel.send(message)
                     assert await channel.receive() == message
@@ -445,7 +442,7 @@ async def test_a_peer_that_processes_nothing_is_sent_its_window_and_no_more(
     else:
 
         async def drive(session: e3x.Session) -> None:
-            async with session.open(type="test", body=b"opening") as channel, trio.open_nursery() as nursery:
+            async with session.open("test", payload=b"opening") as channel, trio.open_nursery() as nursery:
                 while not any(each.type == "test" for each in peer.channels.values()):
                     await trio.lowlevel.checkpoint()
                 plain = next(each for each in peer.channels.values() if each.type == "test")
@@ -492,7 +489,7 @@ async def test_an_application_that_takes_its_time_confirms_what_it_took(role: st
     else:
 
         async def drive(session: e3x.Session) -> None:
-            async with session.open(type="loose", reliable=False) as loose:
+            async with session.open("loose", reliable=False) as loose:
                 await loose.send(b"here")
             while not peer.channels:
                 await trio.lowlevel.checkpoint()
@@ -517,7 +514,7 @@ async def test_unreliable_channels_carry_neither_seq_nor_ack(role: str, autojump
     if role == "client":
 
         async def drive(session: e3x.Session) -> None:
-            async with session.open(type="loose", reliable=False) as channel:
+            async with session.open("loose", reliable=False) as channel:
                 for number in range(20):
                     await channel.send(b"%d" % number)
 
@@ -556,14 +553,13 @@ async def test_what_comes_twice_is_answered_with_an_ack(role: str, autojump_cloc
     else:
 
         async def drive(session: e3x.Session) -> None:
-            async with session.open(type="loose", reliable=False) as loose:
+            async with session.open("loose", reliable=False) as loose:
                 await loose.send(b"here")
             while not peer.channels:
                 await trio.lowlevel.checkpoint()
             channel = peer.open(body=b"once")
             async for opened in session.incoming():
-                assert await opened.receive() == b"once"
-                opened.done()
+                assert opened.opening == b"once"  # processed when the application has taken the channel
                 break
             while not channel.confirmed:  # noqa: ASYNC110 - the plain peer has no events
                 await trio.sleep(0.1)
@@ -583,7 +579,7 @@ async def test_packets_that_say_nothing_disturb_nothing(role: str, autojump_cloc
         peer.echoes = True
 
         async def drive(session: e3x.Session) -> None:
-            async with session.open(type="test") as channel:
+            async with session.open("test") as channel:
                 for data in junk:
                     await channel.send(b"message")
                     peer.out.append(data)
@@ -612,11 +608,11 @@ async def test_an_err_of_the_peer_ends_the_channel_and_no_other(role: str, autoj
 
         async def drive(session: e3x.Session) -> None:
             with pytest.raises(muxkit.ChannelCancelled) as caught:
-                async with session.open(type="strange") as channel:
+                async with session.open("strange") as channel:
                     await channel.receive()
             assert caught.value.payload == b"unknown type"
             peer.echoes = True
-            async with session.open(type="test") as channel:
+            async with session.open("test") as channel:
                 await channel.send(b"message")
                 assert await channel.receive() == b"message"
 
@@ -624,7 +620,9 @@ async def test_an_err_of_the_peer_ends_the_channel_and_no_other(role: str, autoj
     else:
 
         async def talk(wire: Wire) -> None:
-            first, second = peer.open(body=b"one"), peer.open(body=b"two")
+            first, second = peer.open(), peer.open()
+            peer.send(first, b"one")
+            peer.send(second, b"two")
             await wire.until(lambda: bool(first.messages and second.messages))
             peer.fail(first, "no more")
             await wire.flush()
@@ -647,7 +645,7 @@ async def test_an_err_of_ours_is_the_last_of_the_channel(role: str, autojump_clo
     if role == "client":
 
         async def drive(session: e3x.Session) -> None:
-            async with session.open(type="test") as channel:
+            async with session.open("test") as channel:
                 await give_up(channel)
             await trio.sleep(3)
 

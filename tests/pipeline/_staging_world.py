@@ -114,7 +114,7 @@ class Given:
 @asynccontextmanager
 async def serving(
     store: Staging, url: str = "bpmux+tcp://127.0.0.1:0", *, authorize: Authorize | None = None
-) -> AsyncIterator[muxkit.Served]:
+) -> AsyncIterator[muxkit.Server]:
     async with trio.open_nursery() as nursery:
         yield await nursery.start(partial(serve_staging, url, store, authorize=authorize))
         nursery.cancel_scope.cancel()

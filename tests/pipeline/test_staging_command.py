@@ -110,7 +110,7 @@ def test_only_who_is_in_the_file_may_write(tmp_path: Path) -> None:
     [
         (["tcp://127.0.0.1:0"], "is no URL of the form"),
         (["bpmux+tcp://0.0.0.0:0"], "is not a loopback address"),
-        (["bpmux+tls://127.0.0.1:0"], "needs ssl_context="),
+        (["bpmux+tls://127.0.0.1:0"], "a server needs its certificate and key"),
         (["bpmux+unix:///nowhere/socket", "--insecure"], "this transport does not take insecure"),
         ([TCP, "--store", "mysql:x"], "expected memory:, sqlite:PATH or postgresql://"),
         ([TCP, "--forward", "orders"], "expected STREAM=UUID"),

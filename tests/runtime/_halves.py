@@ -8,6 +8,7 @@ import trio
 import trio.testing
 
 from muxkit import ChannelStopped, LinkLost, LocalProtocolError
+from muxkit.core import Reason
 from muxkit.runtime import Mailbox, OutboxBudget, ReceiveHalf, SendHalf
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class WindowedSend(SendHalf):
     def _finish(self, payload: bytes) -> None:
         self.log.append(f"finish {payload!r}")
 
-    def _abort(self) -> None:
+    def _abort(self, reason: Reason) -> None:
         self.log.append("abort")
         self.outbox.used = 0
 

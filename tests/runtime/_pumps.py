@@ -354,7 +354,7 @@ class SteppedLink(MultistreamLink):
     async def wait_delivered(self) -> None:
         await self.delivered.wait()
 
-    def close(self, *, error: str = "") -> None:
+    def close(self, *, error: str = "", code: int | None = None) -> None:
         self.closings.append(error)
 
     async def aclose(self) -> None:

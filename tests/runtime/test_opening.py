@@ -58,7 +58,7 @@ async def test_it_opens_once() -> None:
     opening = Opening(Door().open)
     async with opening:
         pass
-    with pytest.raises(RuntimeError, match="entered before"):
+    with pytest.raises(RuntimeError, match="opened before"):
         async with opening:
             raise AssertionError
 
@@ -88,6 +88,31 @@ async def test_items_come_in_order_and_are_reported_when_taken() -> None:
     assert taken == [1]
     items.ended()
     assert [item async for item in items] == [2]
+
+
+async def test_items_are_given_after_the_pause_and_at_once_when_no_more_will_come(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    due = [5.0]
+
+    def pause() -> float:
+        return max(0.0, due[0] - trio.current_time())
+
+    items: Backlog[int] = Backlog(lambda item: None, pause)
+    for item in (1, 2, 3):
+        items.put(item)
+    assert await anext(items) == 1
+    assert trio.current_time() == 5
+    due[0] = 1000.0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(end_after, items, 2)
+        assert [item async for item in items] == [2, 3]
+    assert trio.current_time() == 7
+
+
+async def end_after(items: Backlog[int], seconds: float) -> None:
+    await trio.sleep(seconds)
+    items.ended()
 
 
 async def test_iteration_ends_behind_the_last_item() -> None:

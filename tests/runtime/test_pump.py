@@ -65,6 +65,30 @@ async def test_what_is_ready_while_a_write_is_under_way_goes_out_as_one() -> Non
         assert link.writes == [b"1", b"234"]
 
 
+async def test_a_write_under_way_is_finished_before_the_reason_of_the_end_is_written() -> None:
+    """Cut somewhere, it would leave no way to say why the connection ends."""
+    link = Slow()
+    async with running(link) as run:
+        run.send(b"half of something")
+        await trio.testing.wait_all_tasks_blocked()
+        run.pump.lose("the session was left by an error", by="local", parting=[b"disk full"])
+        await trio.testing.wait_all_tasks_blocked()
+        assert link.writes == []
+        link.let_through.release()
+        link.let_through.release()
+    assert link.writes == [b"half of something", b"disk full"]
+
+
+async def test_a_write_that_does_not_end_takes_the_reason_with_it(autojump_clock: trio.testing.MockClock) -> None:
+    link = Slow()
+    async with running(link) as run:
+        run.send(b"half of something")
+        await trio.testing.wait_all_tasks_blocked()
+        run.pump.lose("the session was left by an error", by="local", parting=[b"disk full"])
+    assert link.writes == []
+    assert trio.current_time() < 5
+
+
 @pytest.mark.seeds(50, soak=2000)
 async def test_nothing_is_lost_when_somebody_writes_while_the_writer_waits_for_a_pair(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -101,7 +101,7 @@ class Host:
                 return order.decode()
 
     async def duplexes(self) -> None:
-        await muxkit.each_channel(self.channel, most=self.most)(self.session)
+        await muxkit.each_channel(self.channel, max_concurrent=self.most)(self.session)
 
     async def channel(self, channel: muxkit.Channel) -> None:
         self.handlers += 1
@@ -201,7 +201,7 @@ async def main(urls: list[str], limits: dict[str, Any], linger: float, certifica
                     looked=True,
                     tasks=trio.lowlevel.current_statistics().tasks_living,
                     descriptors=len(os.listdir("/proc/self/fd")),
-                    sessions=sum(server.sessions for server in servers),
+                    sessions=sum(len(server.sessions()) for server in servers),
                     handlers=len(HANDLERS),
                 )
         nursery.cancel_scope.cancel()
@@ -272,6 +272,7 @@ class Server:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._said.put(json.loads(line))
+        self._said.put({"ended": True})
 
     def hear(self, key: str, value: object = None) -> dict[str, Any]:
         """The first thing it said, or says, with this key (and value)."""
@@ -280,7 +281,9 @@ class Server:
                 if key in said and value in (None, said[key]):
                     self._kept.remove(said)
                     return said
-            self._kept.append(self._said.get(timeout=PATIENCE))
+            said = self._said.get(timeout=PATIENCE)
+            assert "ended" not in said, f"the server process ended: {self.log.read_text()[-2000:]}"
+            self._kept.append(said)
 
     def take(self, key: str) -> list[dict[str, Any]]:
         """What it has said with this key, as far as it was heard."""

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import Final
+
+from muxkit.runtime import ExtraNeeded
 
 try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from OpenSSL import SSL as SSL
     from OpenSSL import crypto
     from service_identity import CertificateError, VerificationError
     from service_identity.cryptography import verify_certificate_hostname, verify_certificate_ip_address
-except ImportError as error:
-    raise ImportError("dtls needs pyOpenSSL and service-identity: install muxkit[dtls]") from error
+except ImportError as _error:
+    raise ExtraNeeded("dtls", "dtls", link="packets") from _error
 
+from muxkit import TLS, Identity
+
+from .._addresses import CERTIFICATE_NEEDED
+from .._identity import of_x509
+
+log: Final = logging.getLogger("muxkit.adapters")
 
 Path = str | os.PathLike[str]
 
@@ -99,6 +112,48 @@ def server_context(certificate: Path, key: Path | None = None, *, client_ca: Pat
     return context
 
 
+def context_of(tls: TLS, *, is_client: bool) -> Context:
+    """Make the context that `tls` describes."""
+    context = Context()
+    if not is_client and tls.cert is None:
+        raise ValueError(CERTIFICATE_NEEDED)
+    authorities = tls.ca if is_client else tls.client_ca
+    try:
+        if tls.cert is not None:
+            _show(context, tls.cert, tls.key, tls.password)
+        if isinstance(authorities, bytes):
+            _trust_text(context, authorities)
+        elif authorities is not None:
+            context.load_verify_locations(authorities)
+        elif is_client:
+            context.set_default_verify_paths()
+    except SSL.Error as error:
+        raise ValueError(f"{tls}: {reason_of(error)}") from error
+    if is_client and tls.verify:
+        context.set_verify(SSL.VERIFY_PEER)
+    elif not is_client and authorities is not None:
+        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT)
+    return context
+
+
+class Renewed:
+    """The context of a server's next connection, made again after the files of its `TLS` were read again."""
+
+    def __init__(self, tls: TLS) -> None:
+        self._tls = tls
+        self._generation = tls.generation
+        self._made = context_of(tls, is_client=False)
+
+    def __call__(self) -> Context:
+        if self._generation != self._tls.generation:
+            self._generation = self._tls.generation
+            try:
+                self._made = context_of(self._tls, is_client=False)
+            except (OSError, ValueError) as error:  # the files have changed once more
+                log.error("dtls goes on with the certificates that it had: %s", error)
+        return self._made
+
+
 def check_context(context: object) -> None:
     if not isinstance(context, Context):
         raise TypeError(
@@ -107,7 +162,7 @@ def check_context(context: object) -> None:
         )
 
 
-def verifies(context: Context) -> bool:
+def verifies(context: SSL.Context) -> bool:
     return bool(context.get_verify_mode() & SSL.VERIFY_PEER)
 
 
@@ -153,10 +208,10 @@ class Verdict:
             verify_certificate_ip_address(certificate.to_cryptography(), name)
 
 
-def identity_of(connection: SSL.Connection) -> bytes | None:
-    """Return the peer's certificate in DER."""
+def identity_of(connection: SSL.Connection) -> Identity | None:
+    """Return the peer by its certificate; None if it showed none."""
     certificate = connection.get_peer_certificate()
-    return None if certificate is None else crypto.dump_certificate(crypto.FILETYPE_ASN1, certificate)
+    return None if certificate is None else of_x509(certificate.to_cryptography())
 
 
 def reason_of(error: SSL.Error) -> str:
@@ -167,9 +222,20 @@ def reason_of(error: SSL.Error) -> str:
     return f"DTLS failed: {type(error).__name__}"
 
 
-def _show(context: Context, certificate: Path, key: Path | None) -> None:
+def _trust_text(context: Context, pem: bytes) -> None:
+    store = context.get_cert_store()
+    assert store is not None
+    for certificate in x509.load_pem_x509_certificates(pem):
+        store.add_cert(crypto.X509.from_cryptography(certificate))
+
+
+def _show(context: Context, certificate: Path, key: Path | None, password: str | None = None) -> None:
     context.use_certificate_chain_file(certificate)
-    context.use_privatekey_file(key or certificate)
+    if password is None:
+        context.use_privatekey_file(key or certificate)
+    else:
+        unlocked = load_pem_private_key(FilePath(key or certificate).read_bytes(), password.encode())
+        context.use_privatekey(unlocked)  # type: ignore[arg-type]  # which OpenSSL checks
     context.check_privatekey()
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import trio
 
+from muxkit import Identity
 from muxkit.runtime import turns
 
 from .._addresses import join_host_port
-from .._errors import HandshakeFailed
+from .._errors import HandshakeFailed, failed
 from .certificates import ALERTS, DTLS_1_2, SSL, Context, Verdict, identity_of, reason_of, verifies
 from .links import CLOSED, PacketLink
 from .listeners import PacketListener, Peers
@@ -51,13 +52,13 @@ class DtlsLink(PacketLink):
         self._heard_at = trio.current_time()
         self._verdict = Verdict(hostname)
         self._handshake = trio.CancelScope()
-        self._identity: bytes | None = None
+        self._identity: Identity | None = None
         self._is_over = False
         channel.set_ciphertext_mtu(self._room())
 
-    async def shake_hands(self, context: Context, *, within: float, retransmit: float) -> None:
+    async def shake_hands(self, *, within: float, retransmit: float) -> None:
         """Do the handshake; raises `HandshakeFailed` with the reason, or ConnectionError if the peer is unreachable."""
-        verdict, peer = self._verdict, self._peer
+        verdict, peer, context = self._verdict, self._peer, self._ssl.get_context()
         verdict.watch(self._ssl, context.get_verify_mode())
         self._handshake.deadline = trio.current_time() + within
         failure: Exception | None = None
@@ -67,11 +68,12 @@ class DtlsLink(PacketLink):
             except (SSL.Error, trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 failure = error
         if isinstance(self._broken, OSError):
-            raise type(self._broken)(self._broken.errno, f"{peer}: {self._broken.strerror}") from self._broken
+            raise failed(peer, self._broken) from self._broken
         if verdict.reason is not None:
             raise HandshakeFailed(f"{peer}: the certificate was refused: {verdict.reason}")
         if self._handshake.cancelled_caught:
             said = "" if verdict.alert is None else f"; the peer says: {ALERTS.get(verdict.alert, verdict.alert)}"
+            said = said or " (handshake_timeout=)"
             raise HandshakeFailed(f"{peer}: the DTLS handshake was not over within {within:g} s{said}")
         if failure is not None:
             reason = (
@@ -102,8 +104,8 @@ class DtlsLink(PacketLink):
         return self._heard_at + self._idle
 
     @property
-    def identity(self) -> bytes | None:
-        """The peer's certificate in DER if it was verified; None if the peer showed none, or was not asked."""
+    def identity(self) -> Identity | None:
+        """The peer by its certificate, if it was verified; None if the peer showed none, or was not asked."""
         return self._identity
 
     def _fit_path(self) -> None:
@@ -260,7 +262,7 @@ class DtlsListener(PacketListener[DtlsLink]):
         self,
         sock: socket.socket,
         handler: Callable[[DtlsLink], Awaitable[None]],
-        context: Context,
+        context: Callable[[], Context],
         options: ListenerOptions,
         *,
         retransmit: float,
@@ -272,9 +274,20 @@ class DtlsListener(PacketListener[DtlsLink]):
     async def run(self, peers: Peers, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Do the handshakes of new peers and run their handlers, until cancelled."""
         self.peers = peers
-        wire = EndpointSocket(self.packets, self._links.get)
+        context = self._context()
+
+        def renew() -> None:
+            nonlocal context
+            if (found := self._context()) is not context:
+                context = found
+                # As Trio does with the first; it has no other way to go on with another context.
+                context.set_cookie_verify_callback(lambda *_: True)
+                context.set_options(SSL.OP_NO_QUERY_MTU | SSL.OP_NO_RENEGOTIATION)
+                endpoint._listening_context = context
+
+        wire = EndpointSocket(self.packets, self._links.get, on_packets=renew)
         with trio.DTLSEndpoint(wire, incoming_packets_buffer=INBOX) as endpoint:
-            await endpoint.serve(self._context, self._peer, task_status=task_status)
+            await endpoint.serve(context, self._peer, task_status=task_status)
 
     async def _peer(self, channel: trio.DTLSChannel) -> None:
         """Serve one peer after it has returned its cookie; Trio closes the channel afterwards."""
@@ -294,7 +307,7 @@ class DtlsListener(PacketListener[DtlsLink]):
                 del self._links[address]
 
     async def _shake_hands_and_handle(self, link: DtlsLink) -> None:
-        await link.shake_hands(self._context, within=self.options.limits.handshake, retransmit=self._retransmit)
+        await link.shake_hands(within=self.options.limits.handshake, retransmit=self._retransmit)
         self.peers.establish(link)
         await self._handle(link)
 
@@ -305,8 +318,15 @@ class EndpointSocket(trio.socket.SocketType):
     `link_of` finds the link of an address.
     """
 
-    def __init__(self, packets: PacketSocket, link_of: Callable[[Address], DtlsLink | None]) -> None:
+    def __init__(
+        self,
+        packets: PacketSocket,
+        link_of: Callable[[Address], DtlsLink | None],
+        *,
+        on_packets: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
+        self._on_packets = on_packets
         self.packets = packets
         self._link_of = link_of
         self._queue: deque[tuple[bytes, Address]] = deque()
@@ -334,6 +354,7 @@ class EndpointSocket(trio.socket.SocketType):
                 await trio.lowlevel.checkpoint()
             else:
                 await packets.wait_readable()
+            self._on_packets()
             for address, burst in packets.receive():
                 link = self._link_of(address)
                 if link is not None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import trio
 
-from .._sockets import OneAtATime
+from .._sockets import OneAtATime, local_name
 from .options import Address, Buffers, PacketOptions, PacketStats, PacketTooLarge, Refusals, loss
 from .sockets import PacketSocket
 
@@ -35,6 +35,11 @@ class PacketLink(trio.abc.Channel[bytes]):
     def peer(self) -> str:
         """The other end, for people: `udp 127.0.0.1:7000`."""
         return self._peer
+
+    @property
+    def local(self) -> str:
+        """This end, in the same form; "" once the socket is closed."""
+        return local_name(self._peer, self._packets.socket)
 
     @property
     def packet_limit(self) -> int:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 import trio
 
@@ -39,7 +39,7 @@ FIRST_PACKETS = 32  # the same while its address has no proof
 FIRST_BYTES = 16_384
 LATE = 3.0  # s after a link was closed on this side, in which packets of its peer start no new link
 
-log = logging.getLogger("muxkit.adapters")
+log: Final = logging.getLogger("muxkit.adapters")
 
 LinkT = TypeVar("LinkT", bound=PacketLink)
 
@@ -151,7 +151,7 @@ class PacketListener(ABC, Generic[LinkT]):
     def __init__(
         self, sock: socket.socket, handler: Callable[[LinkT], Awaitable[None]], options: ListenerOptions
     ) -> None:
-        self.packets = PacketSocket(sock, options, refused=self._refused)
+        self.packets: PacketSocket = PacketSocket(sock, options, refused=self._refused)
         self.options = options
         self._handler = handler
         self._links: dict[Address, LinkT] = {}
@@ -201,7 +201,7 @@ class PeerLink(UdpLink):
         self._waiting_bytes = 0
         self._came = trio.lowlevel.ParkingLot()
         self._allowance_grew = trio.lowlevel.ParkingLot()
-        self.is_validated = False
+        self.is_validated: bool = False
         """True once the address has proved itself; until then it is sent at most three times what came from it."""
         self._heard_at = trio.current_time()
 
@@ -313,7 +313,7 @@ class UdpListener(PacketListener[PeerLink]):
         suffix: str,
     ) -> None:
         super().__init__(sock, handler, options)
-        self.counters = options.counters
+        self.counters: ServerCounters = options.counters
         self.validation = validation
         self._suffix = suffix
         self._late: OrderedDict[Address, float] = OrderedDict()

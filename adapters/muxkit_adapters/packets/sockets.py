@@ -8,16 +8,17 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import cast
+from typing import Final, cast
 
 import trio
 
 from .._addresses import join_host_port
+from .._errors import failed
 from .._sockets import CLOSED_HERE
 from . import kernel
 from .options import TURN_BYTES, TURN_PACKETS, UNREACHABLE, Address, Buffers, PacketOptions
 
-log = logging.getLogger("muxkit.adapters")
+log: Final = logging.getLogger("muxkit.adapters")
 
 RECEIVE_SIZE = 65_535  # bytes; no UDP packet is larger
 FULL = {errno.EAGAIN, errno.EWOULDBLOCK}
@@ -47,10 +48,10 @@ class PacketSocket:
         sock.setblocking(False)
         self.socket = sock
         self.peer = peer
-        self.headers = kernel.HEADERS.get(sock.family, 48)
-        self.lost = 0
-        self.dropped = 0
-        self.has_more = False
+        self.headers: int = kernel.HEADERS.get(sock.family, 48)
+        self.lost: int = 0
+        self.dropped: int = 0
+        self.has_more: bool = False
         """True if the last `receive` stopped before the socket was empty."""
         self._refused = refused
         self._runs = kernel.prepare(sock, reports=peer is None)
@@ -60,7 +61,7 @@ class PacketSocket:
             self._sources = OrderedDict()
         self._is_waiting = False
         self._writable = trio.lowlevel.ParkingLot()
-        self.buffers = _ask_for_buffers(sock, options.receive_buffer, options.send_buffer)
+        self.buffers: Buffers = _ask_for_buffers(sock, options.receive_buffer, options.send_buffer)
 
     @property
     def is_closed(self) -> bool:
@@ -287,10 +288,10 @@ async def bind_all(kind: str, host: str, port: int, *, one_port: bool = False) -
                 bound.append(open_socket(family, bind=address))
             except OSError as error:
                 if error.errno not in NOT_HERE:
-                    raise OSError(error.errno, f"{kind} {join_host_port(*address[:2])}: {error.strerror}") from error
+                    raise failed(f"{kind} {join_host_port(*address[:2])}", error) from error
                 reasons.append(error)
         if not bound:
-            raise reasons[0]
+            raise failed(f"{kind} {join_host_port(host, port)}", reasons[0]) from reasons[0]
     except BaseException:
         for sock in bound:
             sock.close()
@@ -303,7 +304,7 @@ async def resolve(kind: str, host: str, port: int, flags: int = 0) -> list[tuple
     try:
         found = await trio.socket.getaddrinfo(host or None, port, type=socket.SOCK_DGRAM, flags=flags)
     except OSError as error:
-        raise OSError(error.errno, f"{kind} {join_host_port(host, port)}: {error.strerror or error}") from error
+        raise failed(f"{kind} {join_host_port(host, port)}", error) from error
     # The third form in the annotation is for Pythons without IPv6.
     return [(family, cast("Address", address)) for family, _, _, _, address in found]
 

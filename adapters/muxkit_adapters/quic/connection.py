@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import ssl
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,9 @@ from aioquic.quic.connection import QuicConnection, QuicConnectionError, QuicCon
 from aioquic.quic.packet import QuicErrorCode, pull_ack_frame
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from aioquic.quic.stream import QuicStream
-from aioquic.tls import Epoch
+from aioquic.tls import Alert, AlertDescription, AlertUnsupportedCertificate, Epoch, verify_certificate
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from .credit import Credit, Granted, GrantedStreams
 
@@ -35,6 +38,12 @@ FORGET_MOST = 64  # finished streams that may wait for the next packet, with whi
 
 # Without a handler, its warnings about a peer would go to standard error; here they are raised as errors.
 logging.getLogger("quic").addHandler(logging.NullHandler())
+
+
+class CertificateRequired(Alert):
+    """The client showed no certificate."""
+
+    description = AlertDescription.certificate_required
 
 
 class LimitedConnection(QuicConnection):
@@ -65,7 +74,7 @@ class LimitedConnection(QuicConnection):
         self._local_max_data = self._data
         self._local_max_streams_uni = self._peer_streams
         self._local_max_streams_bidi = Granted(self._local_max_streams_bidi, 0)
-        self.incoming = Credit(
+        self.incoming: Credit = Credit(
             first=configuration.max_stream_data,
             most=window_most,
             data=self._data,
@@ -78,7 +87,7 @@ class LimitedConnection(QuicConnection):
         self._is_ended_by_us: bool | None = None  # None before the end, and after a timeout
         self._skipped: int | None = None
         self._skip_at = secrets.randbelow(SKIP_EVERY)
-        self.buffered = 0
+        self.buffered: int = 0
         """Bytes that were written and not acknowledged."""
 
     # --- state
@@ -95,6 +104,11 @@ class LimitedConnection(QuicConnection):
     @property
     def is_timed_out(self) -> bool:
         return self.is_terminated and self._is_ended_by_us is None
+
+    @property
+    def certificate(self) -> x509.Certificate | None:
+        """The peer's certificate, if it was verified."""
+        return None if self.configuration.verify_mode is ssl.CERT_NONE else self.tls._peer_certificate
 
     @property
     def is_terminated(self) -> bool:
@@ -266,6 +280,20 @@ class LimitedConnection(QuicConnection):
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         self.tls._max_early_data = None  # early data can be replayed: none is offered
+        if not self._is_client and self.configuration.verify_mode is ssl.CERT_REQUIRED:
+            # aioquic can ask for a certificate and checks that the client has its key, but not who vouches for it.
+            self.tls._request_client_certificate = True
+            self.tls._server_expect_finished = self._expect_finished_of_client  # type: ignore[method-assign]
+
+    def _expect_finished_of_client(self) -> None:
+        """Go on with the handshake if the client's certificate is one that this server accepts."""
+        certificate = self.tls._peer_certificate
+        if certificate is None:
+            raise CertificateRequired("this server wants a client certificate: tls=muxkit.TLS(cert=…, key=…)")
+        verify_certificate(certificate, self.tls._peer_certificate_chain, cadata=self.configuration.cadata)
+        if not may_authenticate_clients(certificate):
+            raise AlertUnsupportedCertificate("the certificate is not for clients")
+        type(self.tls)._server_expect_finished(self.tls)
 
     def _update_traffic_key(self, direction: Direction, epoch: Epoch, cipher_suite: CipherSuite, secret: bytes) -> None:
         if epoch is Epoch.ZERO_RTT and not self._is_client:
@@ -375,3 +403,14 @@ def _has_output(stream: QuicStream) -> bool:
 
 def _violation(code: QuicErrorCode, frame_type: int, reason: str) -> QuicConnectionError:
     return QuicConnectionError(error_code=code, frame_type=frame_type, reason_phrase=reason)
+
+
+def may_authenticate_clients(certificate: x509.Certificate) -> bool:
+    """Return True if a certificate is for clients, or does not say what it is for."""
+    try:
+        purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return True
+    except ValueError:  # extensions are only parsed when they are asked for
+        return False
+    return ExtendedKeyUsageOID.CLIENT_AUTH in purposes or ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE in purposes

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 import attrs
 import trio
 
-from muxkit import Limits
-from muxkit.runtime import background, bare_nursery, protect_package, protected_manager
+from muxkit import TLS, Limits
+from muxkit.runtime import ExtraNeeded, background, bare_nursery, protect_package, protected_manager
 
 try:
     from .connection import LimitedConnection
-except ModuleNotFoundError as error:
-    raise ImportError("quic needs aioquic: install muxkit[quic]") from error
+except ModuleNotFoundError as _error:
+    raise ExtraNeeded("quic", "quic", link="multistream") from _error
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from .._addresses import Transport, join_host_port, one_place, several_places
-from .._errors import HandshakeFailed
+from .._addresses import CERTIFICATE_NEEDED, Transport, join_host_port, one_of, one_place, several_places
+from .._errors import HandshakeFailed, failed
 from ..packets.options import Address, PacketOptions
 from ..packets.sockets import PacketSocket, bind_all, open_socket, resolve
 from ..tcp import Hosts, each_host
 from .link import ConnectionEnded, QuicLink
-from .options import IssuedTickets, QuicKeywords, QuicOptions, Source, Tickets, identify, trust
+from .options import IssuedTickets, QuicKeywords, QuicOptions, Renewed, Source, Tickets, identify, trust, trust_clients
 from .server import Server
 
 if TYPE_CHECKING:
@@ -41,23 +39,35 @@ async def connect(
     host: Hosts,
     port: int | None = None,
     *,
+    tls: TLS | None = None,
     ca: Source | bytes | None = None,
     server_hostname: str | None = None,
     insecure: bool = False,
     limits: Limits | None = None,
+    connect_timeout: float | None = None,
     handshake_timeout: float = HANDSHAKE_TIMEOUT,
     tickets: Tickets | None = None,
     **options: Unpack[QuicKeywords],
 ) -> AsyncIterator[QuicLink]:
     """Open a QUIC connection to a peer whose certificate is valid for `server_hostname`, by default the host.
 
-    `ca` is a file of certificates, or PEM, to trust instead of the system's roots. The addresses are tried in turn,
-    each for `handshake_timeout` seconds. Raises `HandshakeFailed` with the reason when the peer cannot be trusted or
+    `tls` says whom to trust and what to show. `ca` in its place is a file of certificates, or PEM, to trust instead of
+    the system's roots. The addresses are tried in turn,
+    each for `handshake_timeout` seconds; `connect_timeout` is another name for it.
+    Raises `HandshakeFailed` with the reason when the peer cannot be trusted or
     does not answer. Leaving the block normally closes in order, leaving it by an error closes with an error.
     `QuicOptions` describes the other keywords.
     """
+    one_of(tls=tls, ca=ca)
+    one_of(tls=tls, insecure=insecure or None)
     dialer = _Dialer(
-        QuicOptions(limits=limits or Limits(), **options), ca, server_hostname, insecure, handshake_timeout, tickets
+        QuicOptions(limits=limits or Limits(), **options),
+        tls,
+        ca if tls is None else tls.ca,
+        server_hostname,
+        insecure if tls is None else not tls.verify,
+        handshake_timeout if connect_timeout is None else connect_timeout,
+        tickets,
     )
     places = each_host(host, port)
     async with background() as nursery:
@@ -74,7 +84,8 @@ async def serve(
     handler: Callable[[QuicLink], Awaitable[None]],
     port: int = 0,
     *,
-    certificate: Source,
+    tls: TLS | None = None,
+    certificate: Source | None = None,
     key: Source | None = None,
     password: str | None = None,
     host: str = "127.0.0.1",
@@ -86,15 +97,36 @@ async def serve(
 ) -> None:
     """Run `handler(link)` for each connection whose handshake succeeds, until cancelled.
 
-    `certificate` and `key` are PEM files; one file may hold both. With `retry` a client proves its address before
-    anything is kept for it, which costs one round trip. With `tickets` clients get tickets that shorten their next
-    handshake. `QuicOptions` describes the other keywords.
+    `tls` has the certificate and its key. In its place `certificate` and `key` are PEM files; one may hold both.
+    With `retry` a client proves its address before anything is kept for it, which costs one round trip. With
+    `tickets` clients get tickets that shorten their next handshake. `QuicOptions` describes the other keywords.
     """
     quic_options = QuicOptions(limits=limits or Limits(), **options)
-    configuration = quic_options.configuration(is_client=False)
-    identify(configuration, certificate=certificate, key=key, password=password)
+    one_of(tls=tls, certificate=certificate)
+
+    def configure() -> QuicConfiguration:
+        configuration = quic_options.configuration(is_client=False)
+        shown = certificate if tls is None else tls.cert
+        if shown is None:
+            raise ValueError(CERTIFICATE_NEEDED)
+        if tls is None:
+            identify(configuration, certificate=shown, key=key, password=password)
+        else:
+            identify(configuration, certificate=shown, key=tls.key, password=tls.password)
+            trust_clients(configuration, tls)
+        return configuration
+
+    if tickets and tls is not None and tls.client_ca is not None:
+        raise ValueError("tickets=True and TLS(client_ca=…): a client that comes with a ticket shows no certificate")
     issued = IssuedTickets() if tickets else None
-    server = Server(configuration, handler, options=quic_options, retry=retry, tickets=issued)
+    fixed = configure()
+    server = Server(
+        (lambda: fixed) if tls is None else Renewed(tls, configure),
+        handler,
+        options=quic_options,
+        retry=retry,
+        tickets=issued,
+    )
     sockets = [
         PacketSocket(sock, SOCKETS, refused=lambda *_: None)
         for sock in await bind_all("quic", host, port, one_port=True)
@@ -115,14 +147,8 @@ def rebind(link: QuicLink, *, host: str | None = None) -> None:
     link.replace_wire(_connected(link.wire.socket.family, peer, host=host)).close()
 
 
-transport = Transport(
-    "quic",
-    connect,
-    serve,
-    several_places,
-    one_place,
-    "multistream",
-    needed="certificate=, a PEM file with its chain, and key=",
+transport: Final = Transport(
+    "quic", connect, serve, several_places, one_place, "multistream", (QuicKeywords,), needed=("tls", "certificate")
 )
 
 
@@ -131,6 +157,7 @@ class _Dialer:
     """Tries addresses in turn; holds what a client is told about all of them."""
 
     options: QuicOptions
+    tls: TLS | None
     ca: Source | bytes | None
     server_hostname: str | None
     insecure: bool
@@ -144,6 +171,8 @@ class _Dialer:
             configuration = self.options.configuration(is_client=True)
             name = self.server_hostname or host
             trust(configuration, ca=self.ca, name=name, insecure=self.insecure)
+            if self.tls is not None and self.tls.cert is not None:
+                identify(configuration, certificate=self.tls.cert, key=self.tls.key, password=self.tls.password)
             try:
                 found = await resolve("quic", host, port)
             except OSError as error:
@@ -204,7 +233,7 @@ class _Client:
             if self._refusal is not None:
                 raise self._refusal
             if handshake.cancelled_caught:
-                raise HandshakeFailed(f"{self._name}: no handshake within {within:g} s")
+                raise HandshakeFailed(f"{self._name}: no handshake within {within:g} s (handshake_timeout=)")
             if self._link.alpn is None:
                 raise HandshakeFailed(f"{self._name}: {self._reason()}")
         except BaseException:
@@ -234,7 +263,7 @@ class _Client:
     def _refused(self, _: Address, error: OSError) -> None:
         # After the handshake the report may be forged; before it, no peer is there to wait for.
         if isinstance(error, ConnectionRefusedError) and not self._link.established.is_set():
-            self._refusal = OSError(errno.ECONNREFUSED, f"{self._name}: {os.strerror(errno.ECONNREFUSED)}")
+            self._refusal = failed(self._name, error)
             self._refusal.__cause__ = error
             self._link.established.set()
 
@@ -269,7 +298,7 @@ def _connected(
         sock = open_socket(family, bind=None if host is None else (host, 0), connect=peer)
     except OSError as error:
         where = join_host_port(host, 0) if host is not None else join_host_port(*peer[:2])
-        raise OSError(error.errno, f"quic {where}: {os.strerror(error.errno or 0)}") from error
+        raise failed(f"quic {where}", error) from error
     return PacketSocket(sock, SOCKETS, refused=refused, peer=peer)
 
 

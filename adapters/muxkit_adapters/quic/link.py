@@ -14,10 +14,11 @@ import trio
 from aioquic.quic import events as quic_events
 from aioquic.quic.packet import QuicErrorCode
 
-from muxkit import RemoteProtocolError
+from muxkit import Identity, RemoteProtocolError
 from muxkit.runtime import Arrival, Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped, TokenBucket
 
-from .._sockets import OneAtATime
+from .._identity import of_x509
+from .._sockets import OneAtATime, local_name
 from ..packets.options import Address
 from ..packets.sockets import PacketSocket
 from .connection import LimitedConnection
@@ -63,12 +64,12 @@ class QuicLink(MultistreamLink):
         self._keep_alive = options.keep_alive
         self._trace = quic.trace if isinstance(quic.trace, Trace) else None
         self._on_id = on_id
-        self.established = trio.Event()
+        self.established: trio.Event = trio.Event()
         self.alpn: str | None = None
         """The protocol that both sides agreed on."""
-        self.is_resumed = False
+        self.is_resumed: bool = False
         """True if the handshake used a ticket of an earlier connection."""
-        self.had_early_data = False
+        self.had_early_data: bool = False
         """True if early data, which can be replayed, was accepted; it never is."""
         # parking lots
         self._doorbell = trio.lowlevel.ParkingLot()  # `run`
@@ -79,7 +80,9 @@ class QuicLink(MultistreamLink):
         self._alarm = trio.CancelScope()
         # received
         self._arrivals = ArrivalQueue()
-        self._resets = TokenBucket(options.limits.resets_per_second, options.limits.resets_burst)
+        # A peer that gives up all its channels at once resets as many streams.
+        most_resets = max(options.limits.resets_burst, options.limits.channels)
+        self._resets = TokenBucket(options.limits.resets_per_second, most_resets)
         self._stopped: set[int] = set()  # streams that this side asked the peer to reset
         self._last_heard = trio.current_time()
         # to be sent
@@ -102,6 +105,17 @@ class QuicLink(MultistreamLink):
     @property
     def peer(self) -> str:
         return self._name
+
+    @property
+    def local(self) -> str:
+        """This end, in the same form; "" once the socket is closed."""
+        return local_name(self._name, self.wire.socket)
+
+    @property
+    def identity(self) -> Identity | None:
+        """The peer by its certificate, if it was verified; None if the peer showed none, or was not asked."""
+        certificate = self._quic.certificate
+        return None if certificate is None else of_x509(certificate)
 
     @property
     def round_trip(self) -> float | None:
@@ -423,7 +437,7 @@ class QuicLink(MultistreamLink):
                     if stream in self._stopped:
                         self._stopped.discard(stream)
                     elif not self._resets.take(now):  # each costs this side more than the peer
-                        what = f"more than {self._limits.resets_burst} streams were given up at once"
+                        what = f"more than {self._resets.burst:.0f} streams were given up at once"
                         self._fail(RemoteProtocolError(what, limit="resets_per_second"))
                     self._arrivals.add_reset(stream)
                 case quic_events.StopSendingReceived(stream_id=stream):
@@ -456,7 +470,7 @@ class ArrivalQueue:
         self._tails: dict[int, _Tail] = {}  # the last arrival of each stream, to which more is joined
         self._datagrams = 0
         self._datagram_bytes = 0
-        self.dropped = 0
+        self.dropped: int = 0
 
     def __bool__(self) -> bool:
         return bool(self._waiting)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
 
 import attrs
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.tls import CipherSuite
 
-from muxkit import Limits
+from muxkit import TLS, Limits
 
 from .qlog import DirectoryLogger
 
 if TYPE_CHECKING:
     from aioquic.tls import SessionTicket
+
+log: Final = logging.getLogger("muxkit.adapters")
 
 ALPN = "muxkit-aqueduct"
 IDLE_TIMEOUT = 30.0  # s without a packet after which the peer counts as gone
@@ -103,7 +106,7 @@ def trust(configuration: QuicConfiguration, *, ca: Source | bytes | None, name: 
 def identify(
     configuration: QuicConfiguration, *, certificate: Source, key: Source | None, password: str | None
 ) -> None:
-    """Set the certificates of a server: a chain and its key, which may be in the same file."""
+    """Set the certificates that one side shows: a chain and its key, which may be in the same file."""
     _check_readable("certificate", certificate)
     if key is not None:
         _check_readable("key", key)
@@ -111,6 +114,34 @@ def identify(
         configuration.load_cert_chain(certificate, key or certificate, password)
     except (ValueError, TypeError, IndexError) as error:
         raise ValueError(f"certificate={os.fspath(certificate)!r}: no chain with its key in PEM ({error})") from error
+
+
+def trust_clients(configuration: QuicConfiguration, tls: TLS) -> None:
+    """Set which authorities the certificates of a server's clients come from; without any, none is asked for."""
+    if tls.client_ca is not None:
+        configuration.verify_mode = ssl.CERT_REQUIRED
+        configuration.load_verify_locations(
+            cadata=tls.client_ca if isinstance(tls.client_ca, bytes) else Path(tls.client_ca).read_bytes()
+        )
+
+
+class Renewed:
+    """The configuration of a server's next connection, made again after the files of its `TLS` were read again."""
+
+    def __init__(self, tls: TLS, make: Callable[[], QuicConfiguration]) -> None:
+        self._tls = tls
+        self._make = make
+        self._generation = tls.generation
+        self._made = make()
+
+    def __call__(self) -> QuicConfiguration:
+        if self._generation != self._tls.generation:
+            self._generation = self._tls.generation
+            try:
+                self._made = self._make()
+            except (OSError, ValueError) as error:  # the files have changed once more
+                log.error("quic goes on with the certificates that it had: %s", error)
+        return self._made
 
 
 def _check_readable(what: str, path: Source) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # it is documented there
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aioquic.quic.configuration import QuicConfiguration
     from aioquic.quic.packet import QuicHeader
 
-log = logging.getLogger("muxkit.adapters")
+log: Final = logging.getLogger("muxkit.adapters")
 
 LONG_HEADER = 0x80
 TOKEN_ID_SIZE = 8  # bytes of the id that goes with a token
@@ -42,14 +42,15 @@ class Server:
 
     def __init__(
         self,
-        configuration: QuicConfiguration,
+        configuration: Callable[[], QuicConfiguration],
         handler: Callable[[QuicLink], Awaitable[None]],
         *,
         options: QuicOptions,
         retry: bool,
         tickets: IssuedTickets | None,
     ) -> None:
-        self._configuration = configuration
+        self._configuration = configuration()
+        self._renewed = configuration
         self._handler = handler
         self._options = options
         self._limits = options.limits
@@ -60,7 +61,7 @@ class Server:
         self._leaving: dict[QuicLink, trio.CancelScope] = {}
         self._is_full = False
         self._turns = turns()
-        self.refused = 0
+        self.refused: int = 0
         """First packets that were refused."""
 
     async def serve(self, sockets: Sequence[PacketSocket], started: Callable[[], None]) -> None:
@@ -173,6 +174,7 @@ class Server:
     def _open(
         self, original: bytes, token_id: bytes | None, first_id: bytes, address: Address, wire: PacketSocket
     ) -> QuicLink:
+        self._configuration = self._renewed()
         quic = LimitedConnection(
             self._configuration,
             streams=self._options.most_streams,

@@ -120,7 +120,7 @@ class Mux(Peer):
 
         handler = hold if server.is_holding else muxkit.each_channel(handle_channel)
         async with trio.open_nursery() as nursery:
-            served: muxkit.Served = await nursery.start(
+            served: muxkit.Server = await nursery.start(
                 partial(muxkit.serve, handler, address, limits=_limits(), **_options(address, ssl.Purpose.CLIENT_AUTH))
             )
             started(served.url)

@@ -259,7 +259,7 @@ async def serve(transport: str) -> Totals:
 async def _serve(url: str) -> Totals:
     server = Server()
     async with trio.open_nursery() as nursery:
-        served: muxkit.Served = await nursery.start(muxkit.serve, muxkit.each_channel(server.serve_channel), url)
+        served: muxkit.Server = await nursery.start(muxkit.serve, muxkit.each_channel(server.serve_channel), url)
         tell(Ready(served.url))
         await until_released()
         nursery.cancel_scope.cancel()

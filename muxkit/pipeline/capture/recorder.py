@@ -54,8 +54,8 @@ class Capture:
         waiting: int = WAITING,
         batch_rows: int = BATCH_ROWS,
     ) -> None:
-        self.folder = Path(folder)
-        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000}"
+        self.folder: Path = Path(folder)
+        self.name: str = name or f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000}"
         self._clock = clock or _steady_clock()
         self._writer = FileWriter(self.folder, self.name, rotation or Rotation(), waiting)
         self._frames: _RowBuffer[FramesRow] | None = _RowBuffer("frames", self._writer, batch_rows) if frames else None

@@ -71,7 +71,7 @@ class StagingClient:
         self.channels = channels
         self.window = window
         self.answer_within = answer_within
-        self.connections = 0
+        self.connections: int = 0
         """How many connections there were."""
         self._patience = patience
         self._backoff = backoff or Backoff(most=5.0)

@@ -60,7 +60,7 @@ async def serve_staging(
     authorize: Authorize | None = None,
     limits: muxkit.Limits | None = None,
     observer: muxkit.Observer | None = None,
-    task_status: trio.TaskStatus[muxkit.Served] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[muxkit.Server] = trio.TASK_STATUS_IGNORED,
     **options: Any,
 ) -> None:
     """Serve staging over any protocol with channels; `served = await nursery.start(serve_staging, url, store)`.

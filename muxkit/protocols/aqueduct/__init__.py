@@ -18,6 +18,7 @@ from muxkit.protocols.aqueduct.engine.events import Event as Event
 from muxkit.protocols.aqueduct.engine.events import Failed as Failed
 from muxkit.protocols.aqueduct.engine.events import HungUp as HungUp
 from muxkit.protocols.aqueduct.engine.events import Nacked as Nacked
+from muxkit.protocols.aqueduct.engine.events import Parted as Parted
 from muxkit.protocols.aqueduct.engine.events import Silent as Silent
 from muxkit.protocols.aqueduct.engine.events import Unclaimed as Unclaimed
 from muxkit.protocols.aqueduct.engine.events import Writable as Writable
@@ -48,13 +49,16 @@ from muxkit.protocols.aqueduct.frames import encode_frame as encode_frame
 from muxkit.protocols.aqueduct.frames import parse_frame as parse_frame
 
 if TYPE_CHECKING:
-    from muxkit.protocols.aqueduct._session.connection import Channel as Channel
     from muxkit.protocols.aqueduct._session.connection import Client as Client
     from muxkit.protocols.aqueduct._session.connection import Connection as Connection
     from muxkit.protocols.aqueduct._session.connection import Server as Server
+    from muxkit.protocols.aqueduct._session.connection import connect as connect
     from muxkit.protocols.aqueduct._session.connection import connection as connection
+    from muxkit.protocols.aqueduct._session.connection import open_server as open_server
     from muxkit.protocols.aqueduct._session.connection import protocol as protocol
+    from muxkit.protocols.aqueduct._session.connection import reconnecting as reconnecting
     from muxkit.protocols.aqueduct._session.core import Cancelled as Cancelled
+    from muxkit.protocols.aqueduct._session.core import Channel as Channel
     from muxkit.protocols.aqueduct._session.core import Finished as Finished
     from muxkit.protocols.aqueduct._session.core import LostInTransit as LostInTransit
     from muxkit.protocols.aqueduct._session.core import Message as Message
@@ -64,8 +68,10 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct._session.core import Sender as Sender
 
 # The engine works without Trio; what needs Trio is imported when it is first asked for.
-_LAZY = dict.fromkeys(("Channel", "Client", "Connection", "Server", "connection", "protocol"), "_session.connection")
+_LAZY = dict.fromkeys(("Client", "Connection", "Server", "connection", "protocol"), "_session.connection")
 _LAZY |= dict.fromkeys(("Cancelled", "Finished", "LostInTransit", "Message", "NoReceiver"), "_session.core")
-_LAZY |= dict.fromkeys(("Receipt", "Receiver", "Sender"), "_session.core")
+_LAZY |= dict.fromkeys(("Channel", "Receipt", "Receiver", "Sender"), "_session.core")
+_LAZY |= dict.fromkeys(("connect", "open_server", "reconnecting"), "_session.connection")
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -19,6 +19,7 @@ from muxkit.core import (
     Cursor,
     Lent,
     NeedMore,
+    Reason,
     ReceiveBudget,
     ReceiveWindow,
     Reset,
@@ -36,10 +37,12 @@ STOP: Final = 3
 CREDIT: Final = 4
 STREAMS: Final = 5
 DATAGRAM: Final = 6
+GOODBYE: Final = 7
 
 FIRST_CREDIT: Final = 4096  # bytes that may be sent on each stream before any CREDIT
 FIRST_STREAMS: Final = 16  # streams that may be opened before any STREAMS
 LARGEST_DATAGRAM: Final = 65_536  # bytes
+LARGEST_GOODBYE: Final = 4096  # bytes
 LARGEST_CHUNK: Final = 64 * 1024  # bytes of one stream at a time
 # Bytes handed to the engine at once while parsing is bounded, unless a frame is known to be longer.
 SLICE: Final = 1024
@@ -61,8 +64,8 @@ class Carrier:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         engine.keeps_order()
-        self.frames_at_once = sys.maxsize
-        self.offset = 0  # bytes received and understood
+        self.frames_at_once: int = sys.maxsize
+        self.offset: int = 0  # bytes received and understood
         limits = engine.limits
         self._budget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
         self._now = 0.0
@@ -89,8 +92,8 @@ class Carrier:
         self._chunk_stream: StreamId = 0
         self._chunk_is_last = False
         # Parts of a `StreamEngine` that the engine itself does
-        self.events = engine.events
-        self.next_deadline = engine.next_deadline
+        self.events: Final = engine.events
+        self.next_deadline: Final = engine.next_deadline
 
     # --- the stream
 
@@ -168,6 +171,12 @@ class Carrier:
         while size < limit and (stream := self.engine.next_stream(self._opened < self._may_open)) is not None:
             size += self._write(stream, min(LARGEST_CHUNK, limit - size), out)
         return out
+
+    def farewell(self, reason: Reason) -> bytes:
+        """Return the last bytes to write on a connection that ends early, which say why."""
+        told = reason.encode()
+        goodbye = _frame(GOODBYE, len(told)) + told
+        return goodbye if self._hello_sent else HELLO + goodbye
 
     # --- writing
 
@@ -269,6 +278,11 @@ class Carrier:
             if size > LARGEST_DATAGRAM:
                 raise RemoteProtocolError(f"a datagram of {size} bytes against {LARGEST_DATAGRAM}")
             self.engine.receive_datagram(cursor.exact(size), self._now)
+        elif tag == GOODBYE:
+            size = cursor.varint()
+            if size > LARGEST_GOODBYE:
+                raise RemoteProtocolError(f"a goodbye of {size} bytes against {LARGEST_GOODBYE}")
+            self.engine.receive_reason(Reason.decode(bytes(cursor.exact(size))))
         elif tag == STREAMS:
             more = cursor.varint()
             if self._may_open + more > MOST_STREAMS:

@@ -14,6 +14,8 @@ from muxkit.core import Cursor, Ids, NeedMore, encode_varint
 Pairs = Sequence[tuple[bytes, bytes]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
+REASON_HEADER = b"muxkit.reason"  # of the empty message before CANCEL_SENDER that says why
+
 
 # --- channel ids
 
@@ -122,6 +124,16 @@ def inner_varbytes(cursor: Cursor) -> bytes:
 def encode_headers(headers: Pairs) -> bytes:
     """Encode header data with its length in front."""
     return encode_varbytes(b"".join(encode_varbytes(key) + encode_varbytes(value) for key, value in headers))
+
+
+def reason_in(headers: Headers) -> bytes | None:
+    """Return the reason in the headers of a message that stands before CANCEL_SENDER; None for any other message."""
+    return headers[0][1] if headers and headers[0][0] == REASON_HEADER else None
+
+
+def brings_reason(frame: object) -> bool:
+    """Return True for the message before CANCEL_SENDER that says why."""
+    return isinstance(frame, MessageFrame) and bool(frame.headers) and reason_in(frame.headers) is not None
 
 
 def decode_headers(content: bytes, most: int) -> Headers:

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from muxkit.protocols.bpmux._session.channels import Sink as Sink
     from muxkit.protocols.bpmux._session.channels import Source as Source
     from muxkit.protocols.bpmux._session.session import Session as Session
+    from muxkit.protocols.bpmux._session.session import connect as connect
+    from muxkit.protocols.bpmux._session.session import open_server as open_server
     from muxkit.protocols.bpmux._session.session import protocol as protocol
+    from muxkit.protocols.bpmux._session.session import reconnecting as reconnecting
     from muxkit.protocols.bpmux._session.session import session as session
 
 # The engine works without Trio; what needs it is fetched when it is first asked for.
@@ -50,6 +53,8 @@ _LAZY = {
     "Source": "_session.channels",
     "protocol": "_session.session",
     "session": "_session.session",
+    "connect open_server reconnecting": "_session.session",
 }
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

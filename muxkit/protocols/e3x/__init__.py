@@ -39,11 +39,16 @@ if TYPE_CHECKING:
     from muxkit.protocols.e3x._session.channels import Receipt as Receipt
     from muxkit.protocols.e3x._session.session import Session as Session
     from muxkit.protocols.e3x._session.session import SessionStats as SessionStats
+    from muxkit.protocols.e3x._session.session import connect as connect
+    from muxkit.protocols.e3x._session.session import open_server as open_server
     from muxkit.protocols.e3x._session.session import protocol as protocol
+    from muxkit.protocols.e3x._session.session import reconnecting as reconnecting
     from muxkit.protocols.e3x._session.session import session as session
 
 # The engine works without Trio; what needs it is fetched when it is first asked for.
 _LAZY = dict.fromkeys(("Channel", "Receipt"), "_session.channels")
 _LAZY |= dict.fromkeys(("Session", "SessionStats", "protocol", "session"), "_session.session")
+_LAZY |= dict.fromkeys(("connect", "open_server", "reconnecting"), "_session.session")
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -66,8 +66,11 @@ if TYPE_CHECKING:
     from muxkit.protocols.relink._session.native import Receipt as Receipt
     from muxkit.protocols.relink._session.native import Receiver as Receiver
     from muxkit.protocols.relink._session.native import Sender as Sender
+    from muxkit.protocols.relink.dial.connect import connect as connect
     from muxkit.protocols.relink.dial.connect import link as link
+    from muxkit.protocols.relink.dial.connect import open_server as open_server
     from muxkit.protocols.relink.dial.connect import protocol as protocol
+    from muxkit.protocols.relink.dial.connect import reconnecting as reconnecting
     from muxkit.protocols.relink.dial.connect import session as session
     from muxkit.protocols.relink.dial.listen import Endpoint as Endpoint
     from muxkit.protocols.relink.dial.listen import Identified as Identified
@@ -84,8 +87,9 @@ _LAZY = {
     "LinkChanged LinkRefused NotCommitted RolledBackError": "_session.core",
     "Link": "_session.link",
     "Message Outcome Receipt Receiver Sender": "_session.native",
-    "link protocol session": "dial.connect",
+    "connect link open_server protocol reconnecting session": "dial.connect",
     "Endpoint Identified Keep Listener Listening identity_of listen listener": "dial.listen",
 }
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

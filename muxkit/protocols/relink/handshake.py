@@ -71,7 +71,7 @@ class _Handshake:
         self._events: list[HandshakeEvent] = []
         self._is_done = False  # over, and well
         self._version: int | None = None
-        self.over = False
+        self.over: bool = False
         """True once it has ended: no more is written, and what comes is `rest`."""
 
     def rest(self) -> bytes:

@@ -102,4 +102,5 @@ _LAZY: dict[str, str] = {
     "stream": "client",
 }
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

@@ -25,7 +25,7 @@ class _Protocol:
         )
 
 
-protocol = _Protocol()
+protocol: _Protocol = _Protocol()
 
 
 def transport_of(url: str) -> tuple[Transport, str]:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Awaitable
+from typing import Protocol
 
 import trio
 
 from muxkit.runtime._links import OneAtATime
-from muxkit.runtime.halves.receive import ReceiveHalf
 from muxkit.runtime.halves.send import SendHalf
 
 PIECE = 64 * 1024  # bytes in one message
+
+
+class Receiving(Protocol):
+    """What a `ByteStream` receives from: a half, or a channel whose half receives more than bytes."""
+
+    def receive(self) -> Awaitable[bytes]: ...
+    def close(self) -> object: ...
 
 
 class ByteStream(trio.abc.HalfCloseableStream):
@@ -19,7 +27,7 @@ class ByteStream(trio.abc.HalfCloseableStream):
     Unlike the halves it yields in every call. `send_all` may be partial when it is cancelled, as Trio has it.
     """
 
-    def __init__(self, sending: SendHalf, receiving: ReceiveHalf[bytes]) -> None:
+    def __init__(self, sending: SendHalf, receiving: Receiving) -> None:
         self._sending = sending
         self._receiving = receiving
         self._rest = b""

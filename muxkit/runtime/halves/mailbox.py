@@ -7,6 +7,7 @@ one counter, and packs short ones together behind the first few waiting messages
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar, cast
 
 ItemT = TypeVar("ItemT")
@@ -130,7 +131,10 @@ class ItemQueue(Generic[ItemT]):
 
     def __init__(self) -> None:
         self._items: deque[ItemT] = deque()
-        self.count = 0
+        self.count: int = 0
+
+    def __iter__(self) -> Iterator[ItemT]:
+        return iter(self._items)
 
     def put(self, item: ItemT) -> None:
         self._items.append(item)
@@ -160,7 +164,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._items: list[bytes | _Empties | _Pack] = []
         self._oldest = 0
-        self.count = 0
+        self.count: int = 0
         self._packed = 0  # items that are not messages themselves
 
     def put(self, message: bytes) -> None:

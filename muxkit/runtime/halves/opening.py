@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Hashable
 from itertools import count
 from operator import itemgetter
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
@@ -22,14 +22,16 @@ class Openable(Protocol):
     def abort(self) -> None: ...
 
 
-OpenedT = TypeVar("OpenedT", bound=Openable)
-ItemT = TypeVar("ItemT")
+OpenedT = TypeVar("OpenedT", bound=Openable, covariant=True)
+ItemT = TypeVar("ItemT", bound=Hashable)
 
 
 class Opening(Generic[OpenedT]):
-    """The context manager that opens a channel: it closes it when the block is left normally, aborts it by an error.
+    """Opens a channel when it is awaited, or when its block is entered.
 
-    It is kept as long as its channel, so it does without `AbstractAsyncContextManager` and that class's `__dict__`.
+    The block closes the channel when it is left normally, and aborts it when it is left by an error. What was awaited
+    has to be closed by the caller. It is kept as long as its channel, so it does without `AbstractAsyncContextManager`
+    and that class's `__dict__`.
     """
 
     __slots__ = ("_open", "_opened")
@@ -38,12 +40,18 @@ class Opening(Generic[OpenedT]):
         self._open: Callable[[], Awaitable[OpenedT]] | None = open
         self._opened: OpenedT | None = None
 
+    def __await__(self) -> Generator[Any, None, OpenedT]:
+        return self._take()().__await__()
+
     async def __aenter__(self) -> OpenedT:
-        if self._open is None:
-            raise RuntimeError("this block was entered before; open another channel")
-        open, self._open = self._open, None  # frees what it refers to
-        self._opened = await open()
+        self._opened = await self._take()()
         return self._opened
+
+    def _take(self) -> Callable[[], Awaitable[OpenedT]]:
+        if self._open is None:
+            raise RuntimeError("this channel was opened before; open another one")
+        open, self._open = self._open, None  # frees what it refers to
+        return open
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -102,28 +110,45 @@ class SlotQueue:
                 trio.lowlevel.reschedule(task)
 
 
+def no_pause() -> float:
+    """Say that the next channel may be taken at once."""
+    return 0.0
+
+
 class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
     """What the peer opened and the application has not taken yet, to iterate over; the protocol bounds it.
 
-    `taken` is called with each item that the application gets. Iterating ends when the backlog has been ended and is
-    empty, or raises what `ended` was given.
+    `taken` is called with each item that the application gets. `pause` returns the seconds until the next one may be
+    taken: a peer that cancels channels as fast as it opens them starts no more work than its allowance; what is left
+    when the backlog is ended comes without a pause. Iterating ends when the backlog has been ended and is empty, or
+    raises what `ended` was given.
     """
 
-    __slots__ = ("_error", "_is_over", "_items", "_lot", "_taken")
+    __slots__ = ("_error", "_is_over", "_items", "_lot", "_pause", "_paused", "_taken")
 
-    def __init__(self, taken: Callable[[ItemT], None]) -> None:
+    def __init__(self, taken: Callable[[ItemT], None], pause: Callable[[], float] = no_pause) -> None:
         self._taken = taken
-        self._items: deque[ItemT] = deque()
+        self._pause = pause
+        self._items: OrderedDict[Hashable, ItemT] = OrderedDict()
         self._lot = trio.lowlevel.ParkingLot()
+        self._paused = trio.lowlevel.ParkingLot()
         self._is_over = False
         self._error: ErrorMaker | None = None
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: ItemT) -> None:
-        self._items.append(item)
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._items
+
+    def put(self, item: ItemT, key: Hashable = None) -> None:
+        """Add an item; `drop` finds it by `key`, by default itself."""
+        self._items[item if key is None else key] = item
         self._lot.unpark()
+
+    def drop(self, key: Hashable) -> ItemT | None:
+        """Forget and return an item; None if it is not here any more."""
+        return self._items.pop(key, None)
 
     def ended(self, error: ErrorMaker | None = None) -> None:
         """No more will come; `error` makes what to raise, None stands for an orderly end."""
@@ -131,16 +156,22 @@ class Backlog(AsyncIterator[ItemT], Generic[ItemT]):
             self._is_over = True
             self._error = error
             self._lot.unpark_all()
+            self._paused.unpark_all()
 
     async def __anext__(self) -> ItemT:
         if self._items or self._is_over:
             await trio.lowlevel.checkpoint()
-        while not self._items:
-            if self._error is not None:
-                raise self._error()
-            if self._is_over:
-                raise StopAsyncIteration
-            await self._lot.park()
-        item = self._items.popleft()
+        while True:
+            while not self._items:
+                if self._error is not None:
+                    raise self._error()
+                if self._is_over:
+                    raise StopAsyncIteration
+                await self._lot.park()
+            if self._is_over or (seconds := self._pause()) <= 0:
+                break
+            with trio.move_on_after(seconds):
+                await self._paused.park()
+        _, item = self._items.popitem(last=False)
         self._taken(item)
         return item

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import trio
 
@@ -17,6 +17,10 @@ from muxkit.runtime.pumps.turns import turns
 ItemT = TypeVar("ItemT")
 
 DRAINING = Receiving.DRAINING  # looked up for each item
+
+
+def _closed() -> Exception:
+    return trio.ClosedResourceError("this side of the channel was closed")
 
 
 class _Waiter(Generic[ItemT]):
@@ -62,7 +66,7 @@ class Inbox(ABC, Generic[ItemT]):
         self._waiters: list[_Waiter[ItemT]] = NO_WAITERS
         self._error: ErrorMaker = trio.EndOfChannel
         self._since_yield = 0  # bytes
-        self.state = Receiving.OPEN
+        self.state: Receiving = Receiving.OPEN
 
     # --- for the application
 
@@ -110,7 +114,7 @@ class Inbox(ABC, Generic[ItemT]):
             self._stop()
         if self.state is not Receiving.CLOSED:
             self.state = advance(self.state, Step.STOP)
-        self._error = trio.ClosedResourceError
+        self._error = _closed
         self._took((), self._discard())
         self._request_write()
         self._wake_all()
@@ -235,8 +239,16 @@ class ReceiveHalf(Inbox[ItemT], trio.abc.ReceiveChannel[ItemT]):
 
     __slots__ = ()
 
-    receive = Inbox._next_item
-    receive_many = Inbox._next_items
+    if TYPE_CHECKING:
+
+        async def receive(self) -> ItemT:
+            """Wait for the next item and take it."""
+
+        async def receive_many(self, limit: int | None = None) -> list[ItemT]:
+            """Wait for an item, and take what is there, at most `limit` items."""
+    else:  # not one more coroutine for each item
+        receive = Inbox._next_item
+        receive_many = Inbox._next_items
 
     async def aclose(self) -> None:
         """`close`, with a checkpoint."""

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 import attrs
 import trio
 
-from muxkit.core import NO_QUEUE, Outbox, Queued, Sending, Step, advance, queue_of
+from muxkit.core import NO_QUEUE, Outbox, Queued, Reason, Sending, Step, advance, queue_of
 from muxkit.runtime.pumps.turns import turns
 
 ErrorMaker = Callable[[], Exception]
@@ -49,7 +49,7 @@ class OutboxBudget:
         self._limit = limit
         self._largest_share = limit // LARGEST_SHARE
         self._outbox = Outbox() if outbox is None else outbox
-        self.reserved = 0
+        self.reserved: int = 0
         """Bytes that are kept for senders which were woken and have not run yet."""
         self._line: OrderedDict[SendTurn, None] = OrderedDict()
         self._bypasses = 0  # times that the first half found too little free
@@ -100,6 +100,7 @@ class OutboxBudget:
 class _Waiter:
     task: trio.lowlevel.Task
     size: int
+    since: float = attrs.field(factory=trio.current_time)
     reserved: int = 0  # bytes
     error: ErrorMaker | None = None
 
@@ -130,7 +131,7 @@ class SendTurn(ABC):
         self._over: trio.Event | None = None
         self._since_yield = 0  # bytes
         self._outcome = _Outcome.USUAL
-        self.state = Sending.OPEN
+        self.state: Sending = Sending.OPEN
 
     # --- turns
 
@@ -223,14 +224,14 @@ class SendTurn(ABC):
             self._close(b"")
             self._request_write()
 
-    def abort(self) -> None:
-        """Give up: what has not begun to leave is dropped, and the peer learns that messages are missing.
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        """Give up: what has not begun to leave is dropped, and the peer learns that messages are missing, and why.
 
         After `finish` or `aclose` as well, as long as their end has not left.
         """
         if self.state is Sending.CLOSED:
             return
-        self._abort()
+        self._abort(Reason(reason, code))
         if self.state is OPEN:
             self.state = advance(self.state, Step.FINISH)
         self._outcome = _Outcome.GIVEN_UP
@@ -249,6 +250,11 @@ class SendTurn(ABC):
             await trio.lowlevel.checkpoint()
         if self._error is not None:
             raise self._error()
+
+    @property
+    def waiting_since(self) -> float | None:
+        """The time since which the first sender waits; None if no task does."""
+        return self._line[0].since if self._line else None
 
     @property
     def is_unheard(self) -> bool:
@@ -333,7 +339,7 @@ class SendTurn(ABC):
         """Tell the engine that no more follows."""
 
     @abstractmethod
-    def _abort(self) -> None:
+    def _abort(self, reason: Reason) -> None:
         """Tell the engine to give up."""
 
     # --- inside
@@ -497,7 +503,7 @@ class Watermark:
     def __init__(self, value: int = -1) -> None:
         self._numbers: list[int] = []  # a heap
         self._events: dict[int, trio.Event] = {}
-        self.value = value
+        self.value: int = value
 
     async def reached(self, number: int, raise_if_lost: Callable[[], None]) -> None:
         """Wait until it is at least `number`; `raise_if_lost` raises why it will not grow any more."""

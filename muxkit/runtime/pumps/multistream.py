@@ -13,7 +13,7 @@ from typing import Unpack
 import trio
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import Consumed, Lent, MultistreamEngine, Reset, Stop, StreamId
+from muxkit.core import CODE_MOST, Consumed, Lent, MultistreamEngine, Reason, Reset, Stop, StreamId
 from muxkit.runtime._errors import Side
 from muxkit.runtime._links import Arrival, Datagram, MultistreamLink, StreamData, StreamReset, StreamStopped
 from muxkit.runtime.pumps.pump import BROKEN, EventT, Pump, Wiring, keep_freed_memory
@@ -45,13 +45,22 @@ class MultistreamPump(Pump[EventT]):
         self._is_heavy = False  # the last turn was long, so the next one waits for its place
         self._parked: set[StreamId] = set()  # streams that wait for room
         self._next: StreamId = 2 if link.role == "client" else 3  # of ours, not opened yet
-        self.bytes_received = 0
+        self.bytes_received: int = 0
+        self._goodbye = Reason()
 
     # --- the life of the connection
 
+    def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
+        """Take the reason out, which goes in the goodbye of the link."""
+        if parting:
+            self._goodbye = Reason.decode(parting[0])
+        return ()
+
     def _stop(self, cause: BaseException | None) -> None:
-        """Tell the peer which rule it broke, if it did."""
-        if isinstance(cause, RemoteProtocolError):
+        """Tell the peer why: which rule it broke, or what the session gave as the reason."""
+        if self._goodbye and not self._hanging_up:
+            self._link.close(error=self._goodbye.text or "ended", code=self._goodbye.code or None)
+        elif isinstance(cause, RemoteProtocolError):
             self._link.close(error=cause.message)
         elif not self._hanging_up:
             self._link.close(error="the other side hung up")
@@ -201,6 +210,9 @@ class MultistreamPump(Pump[EventT]):
             self.lose(str(error.__cause__), by="peer", cause=error.__cause__)
         else:
             by: Side = "peer" if getattr(error, "by", "network") == "peer" else "network"
+            if by == "peer" and getattr(error, "is_application", False):  # else its code is one of the link's
+                code: int = getattr(error, "code", 0)
+                self.told(Reason(getattr(error, "reason", ""), code if 0 <= code <= CODE_MOST else 0))
             self.lose(f"the connection broke while {doing}", by=by, cause=error)
 
     def _end(self) -> None:

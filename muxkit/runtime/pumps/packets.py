@@ -7,7 +7,7 @@ because the network reported that no peer is there, costs that packet and no mor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import perf_counter
 from typing import Unpack
@@ -15,7 +15,6 @@ from typing import Unpack
 import trio
 
 from muxkit.core import DatagramEngine
-from muxkit.runtime._errors import Side
 from muxkit.runtime._links import NowaitPackets, PacketLink
 from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring
 from muxkit.runtime.pumps.turns import LONG_TURN
@@ -51,28 +50,23 @@ class DatagramPump(Pump[EventT]):
         self._nowait = link if isinstance(link, NowaitPackets) else None
         self._carry: list[bytes] = []  # pulled, and not taken by the link yet
         self._wrote_at = float("-inf")
-        self._parting: Sequence[bytes] = ()
-        self.too_large = 0
+        self.too_large: int = 0
         """Packets that were larger than the link takes."""
-        self.refused = 0
+        self.refused: int = 0
         """Errors of the link that cost a packet, or that told of one."""
 
     # --- the life of the link
-
-    def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, parting: Sequence[bytes] = ()) -> None:
-        """The link is over; the first reason counts. `parting` is sent to the peer if that can be done at once."""
-        if not self.is_lost:
-            self._parting = parting
-        super().lose(reason, by=by, cause=cause)
 
     def _stop(self, cause: BaseException | None) -> None:
         self._carry = []
 
     async def _close_link(self) -> None:
+        await self._link.aclose()
+
+    async def _part(self) -> None:
         with suppress(OSError, ValueError, *BROKEN):
             for packet in self._parting:
                 await self._link.send(packet)
-        await self._link.aclose()
 
     @property
     def unsent(self) -> int:

@@ -6,19 +6,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
-from typing import Generic, NoReturn, NotRequired, TypedDict, TypeVar
+from typing import Final, Generic, NoReturn, NotRequired, TypedDict, TypeVar
 
 import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._observer import Observer
-from muxkit.core import Engine
-from muxkit.runtime._errors import LossRecord, Side
+from muxkit.core import Engine, Reason
+from muxkit.runtime._errors import LossRecord, Phase, Side
 from muxkit.runtime._links import peer_of
 from muxkit.runtime.pumps.turns import turns
 
 EventT = TypeVar("EventT")
 
+PARTING_TIMEOUT = 1.0  # s, for telling the peer why the connection ends
 CLOSE_TIMEOUT = 1.0  # s, for closing a link without goodbye
 INLINE_PAUSE = 30e-6  # s; senders that come faster than this are served together, by the writer
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
@@ -63,14 +64,21 @@ class Pump(ABC, Generic[EventT]):
         self._next_deadline = next_deadline
         self._due = math.inf  # when the clock wakes
         self._alarm = trio.CancelScope()
-        self.peer = peer_of(link)
+        self.peer: str = peer_of(link)
         self._loss_record = LossRecord(self.peer)
-        self.is_lost = False
-        self.loss = self._loss_record.error
+        self.is_lost: bool = False
+        self.loss: Final = self._loss_record.error
         """Makes an error that says why the connection is over; each task that raises it needs one of its own."""
-        self.hung_up = trio.Event()
+        self.hung_up: trio.Event = trio.Event()
         """Set when the connection is over."""
         self.bytes_sent = 0
+        self.phase: Phase = "open"
+        """When the connection is, for the error that says when it was lost."""
+        self._hint_if_silent: str | None = getattr(link, "hint_if_silent", None)
+        self._parting: Sequence[bytes] = ()  # to send before the connection is closed
+        self._parting_until = -math.inf
+        self._farewell = Reason()  # for a link that can carry one
+        self._transport = link
 
     # --- the life of the connection
 
@@ -85,6 +93,9 @@ class Pump(ABC, Generic[EventT]):
         finally:
             self.lose("we hung up", by="local")
             # Shielded, though briefly: a cancellation from outside would take the place of an error.
+            if self._parting:
+                with trio.CancelScope(deadline=self._parting_until, shield=True):
+                    await self._part()
             with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await self._close_link()
 
@@ -96,16 +107,42 @@ class Pump(ABC, Generic[EventT]):
 
     def _broke(self, doing: str, error: Exception) -> None:
         """The link says that it is gone."""
-        self.lose(f"the connection broke while {doing}", by="network", cause=error)
+        if getattr(self._transport, "peer_reason", None):
+            self.lose("the peer closed the connection", by="peer", cause=error)
+        else:
+            self.lose(f"the connection broke while {doing}", by="network", cause=error)
 
-    def lose(self, reason: str, *, by: Side, cause: BaseException | None = None) -> None:
-        """The connection is over; the first reason counts."""
+    def lose(
+        self,
+        reason: str,
+        *,
+        by: Side,
+        cause: BaseException | None = None,
+        parting: Sequence[bytes] = (),
+        farewell: Reason | None = None,
+    ) -> None:
+        """The connection is over; the first reason counts.
+
+        `parting` is sent to the peer if that can be done, and `farewell` by a link that can carry a reason.
+        """
         if self.is_lost:
             return
+        self._farewell = farewell or Reason()
+        if (told := getattr(self._transport, "peer_reason", None)) is not None:
+            self.told(told)
         if self._hanging_up and not isinstance(cause, RemoteProtocolError):
             reason, by, cause = "we hung up", "local", None
         self.is_lost = True
-        self._loss_record.record(reason, by=by, cause=cause, unsent=self.unsent + self._queued())
+        self._loss_record.record(
+            reason,
+            by=by,
+            cause=cause,
+            unsent=self.unsent + self._queued(),
+            phase=self.phase,
+            hint=self._hint(by, cause),
+        )
+        self._parting_until = trio.current_time() + PARTING_TIMEOUT
+        self._parting = self._last_words(parting)
         self._stop(cause)
         self._tasks.cancel()
         self.hung_up.set()
@@ -113,6 +150,21 @@ class Pump(ABC, Generic[EventT]):
         if self._observer is not None and by == "network":
             self._observer.error(self.loss())
         self._on_lost()
+
+    def told(self, reason: Reason) -> None:
+        """The peer said why it ends the connection, which follows."""
+        self._loss_record.told = self._loss_record.told or reason
+
+    def _hint(self, by: Side, cause: BaseException | None) -> str | None:
+        """Return what may be the reason of a loss, and what to try."""
+        return None
+
+    def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
+        """Return what can still be sent of what should be."""
+        return parting
+
+    async def _part(self) -> None:
+        """Send the last bytes, and let the peer read them."""
 
     @property
     def is_violated(self) -> bool:

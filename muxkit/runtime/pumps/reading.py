@@ -66,6 +66,10 @@ class Reading:
     def __attrs_post_init__(self) -> None:
         self._link = self._stream if isinstance(self._stream, WaitableLink) else None
 
+    def take_in_by(self, take_in: Callable[[bytes], bool]) -> None:
+        """Let another function take in what comes from now on."""
+        self._take_in = take_in
+
     def stop(self) -> None:
         """The connection is over, and will be closed, which wakes the task that reads."""
         self._is_over = True

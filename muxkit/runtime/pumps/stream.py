@@ -7,14 +7,17 @@ reaches it, so no frame is ever cut. When nothing is queued a sender writes at o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 from typing import Unpack
 
 import trio
 
+from muxkit._errors import RemoteProtocolError
 from muxkit.core import BoundedParsing, Buffer, Queued, SeparateTimers, StreamEngine
-from muxkit.runtime._links import NowaitLink
+from muxkit.runtime._errors import HEAD, Phase, Side, looks_like
+from muxkit.runtime._links import Explaining, NowaitLink
 from muxkit.runtime.pumps.pump import BROKEN, INLINE_PAUSE, EventT, Pump, Wiring, keep_freed_memory
 from muxkit.runtime.pumps.reading import Reading
 from muxkit.runtime.pumps.turns import LONG_TURN
@@ -22,6 +25,7 @@ from muxkit.runtime.pumps.turns import LONG_TURN
 TURN_FRAMES = 1024  # frames to parse in one turn at most, however cheap they are
 STEP_FRAMES = 128  # frames to parse before their events are handed out, and the clock is asked whether the turn is over
 BRIEF_BYTES = 256  # a read of so few takes no longer than asking the clock is worth
+PARTING_READ_BYTES = 64 * 1024
 WRITE_BYTES = 256 * 1024  # to pull at most for one write
 JOIN_BELOW = 4 * 1024  # bytes a buffer on average: join smaller ones, hand over larger ones as they are
 BURST = 2  # events of one read from which the replies to them are written together
@@ -52,6 +56,7 @@ class StreamPump(Pump[EventT]):
         self._outbox = outbox
         self._nowait = stream if isinstance(stream, NowaitLink) else None
         self._is_writing = False
+        self._under_way: trio.CancelScope | None = None  # around a write that waits for the transport
         self._was_requested = False  # to write, during a write
         self._is_burst = False  # the last read woke several tasks: their replies are written together
         self._pulled = 0  # bytes that left the engine the last time
@@ -61,16 +66,18 @@ class StreamPump(Pump[EventT]):
         self._parser = engine if isinstance(engine, BoundedParsing) else None
         if self._parser is not None:
             self._parser.frames_at_once = STEP_FRAMES
-        self.reading = Reading(
+        self.reading: Reading = Reading(
             stream,
             self._parser,
             self._turns,
-            take_in=self._take_in,
+            take_in=self._take_in_first,
             on_taken=self.rearm,
             on_end=self._ended,
             on_broken=partial(self._broke, "reading"),
         )
         """The reader, in whose place a receiver may read."""
+        self.phase: Phase = "handshake"
+        self._head = b""  # what the peer sent first
 
     # --- the life of the connection
 
@@ -78,11 +85,44 @@ class StreamPump(Pump[EventT]):
         await self.reading.run()
 
     async def _close_link(self) -> None:
+        if self._farewell and isinstance(self._stream, Explaining):
+            await self._stream.close_with(self._farewell)
         await trio.aclose_forcefully(self._stream)
 
     def _stop(self, cause: BaseException | None) -> None:
         self._carry = []
         self.reading.stop()
+
+    def _hint(self, by: Side, cause: BaseException | None) -> str | None:
+        if isinstance(cause, RemoteProtocolError):
+            found = looks_like(self._head)
+            return f"These bytes look like {found}" if found else None
+        return self._hint_if_silent if self.phase == "handshake" and by != "local" else None
+
+    def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
+        if self._hanging_up or not (parting or self._farewell):
+            return ()
+        if self._is_writing:
+            if self._under_way is None:
+                return ()
+            # It is finished first: nothing can follow a write that was cut somewhere.
+            self._under_way.shield = True
+            self._under_way.deadline = self._parting_until
+            return parting
+        return [*map(bytes, self._carry), *parting] if parting else ()
+
+    async def _part(self) -> None:
+        """Write the last bytes, then read on until the peer closes: else it may be told of a reset instead."""
+        try:
+            await self._stream.send_all(b"".join(self._parting))
+            if self._farewell and isinstance(self._stream, Explaining):
+                return  # closing it waits for the peer
+            if isinstance(self._stream, trio.abc.HalfCloseableStream):
+                await self._stream.send_eof()
+            while await self._stream.receive_some(PARTING_READ_BYTES):
+                pass
+        except BROKEN:
+            pass
 
     @property
     def unsent(self) -> int:
@@ -167,7 +207,13 @@ class StreamPump(Pump[EventT]):
             self._was_requested = False
             if self._carry:
                 self._is_writing = True
-                await self._hand_over(self._carry)
+                with trio.CancelScope() as self._under_way:
+                    await self._hand_over(self._carry)
+                if self.is_lost:
+                    if self._under_way.cancelled_caught:
+                        self._parting = ()
+                    return
+                self._under_way = None
                 self._is_writing = False
                 self._carry = []
                 self._wrote_at = perf_counter()
@@ -213,6 +259,14 @@ class StreamPump(Pump[EventT]):
             await self._stream.send_all(b"".join(buffers))
 
     # --- reading
+
+    def _take_in_first(self, data: bytes) -> bool:
+        """Keep what the peer sends first, for the error if it is not of this protocol."""
+        self._head += data[: HEAD - len(self._head)]
+        if len(self._head) >= HEAD:
+            self.reading.take_in_by(self._take_in)
+        self.phase = "open"
+        return self._take_in(data)
 
     def _take_in(self, data: bytes) -> bool:
         """Parse what came, or a turn's worth of it; return True if only few tasks will answer."""

@@ -29,9 +29,9 @@ class Turns:
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.now = clock
-        self.allowance = TURN_MOST
+        self.allowance: float = TURN_MOST
         """Seconds that a turn may take now."""
-        self.given = 0
+        self.given: int = 0
         self._line = trio.lowlevel.ParkingLot()
         self._is_handed = False  # a task that waited goes on in the next pass
         self._handed_at = 0.0

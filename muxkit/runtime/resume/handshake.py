@@ -11,8 +11,9 @@ import trio
 
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
+from muxkit.core import Reason
 from muxkit.runtime._errors import LinkLost, Side
-from muxkit.runtime._links import NowaitLink, WaitableLink, peer_of
+from muxkit.runtime._links import Explaining, NowaitLink, WaitableLink, peer_of
 
 LearntT = TypeVar("LearntT")
 LearntT_co = TypeVar("LearntT_co", covariant=True)
@@ -50,7 +51,7 @@ class HandshakeQueue:
         self._limits = limits or Limits()
         self._most = most
         self._waiting: dict[trio.CancelScope, None] = {}  # oldest first
-        self.dropped = 0
+        self.dropped: int = 0
         """Handshakes that were dropped for a newer one."""
 
     def __len__(self) -> int:
@@ -144,11 +145,17 @@ class _Prefixed(trio.abc.Stream):
     wait_readable: Callable[[], Awaitable[None]]
     receive_nowait: Callable[[int], bytes | None]
     stop_waiting: Callable[[], None]
+    close_with: Callable[[Reason], Awaitable[None]]
 
     def __init__(self, stream: trio.abc.Stream, data: bytes) -> None:
         self._stream = stream
         self._rest = data
         self.peer = peer_of(stream)
+        self.local: str = getattr(stream, "local", "")
+        self.identity: object = getattr(stream, "identity", None)
+        self.request: object = getattr(stream, "request", None)
+        if isinstance(stream, Explaining):
+            self.close_with = stream.close_with
         if isinstance(stream, NowaitLink):
             self.send_nowait = stream.send_nowait
             self.send_buffers = stream.send_buffers
@@ -164,6 +171,10 @@ class _Prefixed(trio.abc.Stream):
             self.wait_readable = wait_readable
             self.receive_nowait = lambda size: self._take(size) if self._rest else link.receive_nowait(size)
             self.stop_waiting = link.stop_waiting
+
+    @property
+    def peer_reason(self) -> Reason | None:
+        return getattr(self._stream, "peer_reason", None)
 
     def __repr__(self) -> str:
         return f"<{len(self._rest)} bytes, then {self._stream!r}>"

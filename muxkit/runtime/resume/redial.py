@@ -6,6 +6,7 @@ The engine that survives is the caller's; this brings it one connection after an
 from __future__ import annotations
 
 import errno
+import logging
 import random
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
@@ -38,6 +39,8 @@ What it raises ends the dialling.
 
 OnFailed = Callable[[Exception, float], None]
 """Told of each failed attempt: the reason, and the seconds until the next one."""
+
+_log = logging.getLogger("muxkit")
 
 HOPELESS_ERRNOS = {errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENAMETOOLONG, errno.ENOTSOCK, errno.EINVAL}
 CAUSES = 10  # of an error to look at
@@ -104,6 +107,41 @@ class Outage:
         if scope.cancelled_caught:
             because = "" if self.last is None else f": {self.last}"
             raise trio.TooSlowError(f"not within {seconds:g} s{because}") from self.last
+
+
+class OutageLog:
+    """Logs an outage: a WARNING for its first failure and for each doubling, DEBUG for the others."""
+
+    def __init__(self, what: str, *, patience: float | None = None) -> None:
+        self._what = what
+        self._patience = "none" if patience is None else f"{patience:g} s"
+        self._began: float | None = None
+        self._next = 0.0  # seconds of outage after which the next warning is due
+
+    def failed(self, error: Exception, pause: float) -> None:
+        """An attempt failed; the next one follows after `pause` seconds."""
+        now = trio.current_time()
+        if self._began is None:
+            self._began = now
+        lasted = now - self._began
+        is_due = lasted >= self._next
+        if is_due:
+            self._next = max(2 * lasted, 1.0)
+        _log.log(
+            logging.WARNING if is_due else logging.DEBUG,
+            "%s: no connection for %.0f s (%s); trying again in %.1f s (patience: %s)",
+            self._what,
+            lasted,
+            error,
+            pause,
+            self._patience,
+        )
+
+    def over(self) -> None:
+        """There is a connection again."""
+        if self._began is not None:
+            _log.info("%s: connected again after %.0f s", self._what, trio.current_time() - self._began)
+        self._began, self._next = None, 0.0
 
 
 def can_heal(error: Exception) -> bool:

@@ -15,6 +15,7 @@ from muxkit.protocols.aqueduct import (
     Failed,
     HungUp,
     Nacked,
+    Parted,
     Role,
     Silent,
     Unclaimed,
@@ -43,6 +44,8 @@ def summary_of(event: Event) -> tuple[object, ...]:
             return name, event.sender.id
         case Connected():
             return name, event.headers
+        case Parted():
+            return name, event.reason
         case HungUp():
             return name, event.clean
         case Silent():

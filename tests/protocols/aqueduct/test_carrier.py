@@ -8,7 +8,20 @@ import tracemalloc
 import pytest
 
 from muxkit._limits import Limits
-from muxkit.protocols.aqueduct import Arrived, Carrier, Config, Engine, Event, Failed, HungUp, Mode, Role, SenderMachine
+from muxkit.core import Reason
+from muxkit.protocols.aqueduct import (
+    Arrived,
+    Carrier,
+    Config,
+    Engine,
+    Event,
+    Failed,
+    HungUp,
+    Mode,
+    Parted,
+    Role,
+    SenderMachine,
+)
 from muxkit.testing._pair import EngineCase, EnginePair, check_every_split, check_stream_engine, feed
 from tests.protocols.aqueduct._helpers import EMPTY, V, summary_of
 
@@ -106,7 +119,8 @@ def test_it_keeps_the_promises_of_every_stream_engine() -> None:
 
 VIOLATIONS = [
     ("another hello", "", "AA" * 8, "begins with"),
-    ("an unknown frame", GREETING, "07", "0x07"),
+    ("an unknown frame", GREETING, "08", "0x08"),
+    ("a goodbye that is too long", GREETING, "07 81 20", "4097 bytes against 4096"),
     ("an empty chunk", GREETING, "00 01 00", "an empty chunk on stream 1"),
     ("a stream that was skipped", GREETING, "00 02 01 03", "stream 2 of the peer, 1 were opened"),
     ("a chunk after the last", GREETING, "00 00 01 03", "stream 0 has ended"),
@@ -402,3 +416,13 @@ def test_frames_that_cost_the_peer_no_credit_count_for_a_turn(frame: str) -> Non
     while made.unparsed:
         made.receive_bytes(b"", 0.0)
     assert not made.engine.over
+
+
+def test_a_goodbye_says_why_the_connection_ends() -> None:
+    leaving, staying = carrier(), carrier()
+    goodbye = leaving.farewell(Reason("disk full", 7))  # before anything else was written
+    assert goodbye == bytes.fromhex(HELLO) + b"\x07\x0b7 disk full"
+    staying.receive_bytes(goodbye, 0.0)
+    (parted,) = staying.events()
+    assert isinstance(parted, Parted)
+    assert parted.reason == Reason("disk full", 7)

@@ -81,14 +81,26 @@ def test_channels_that_are_not_taken_are_bounded() -> None:
 @pytest.mark.requirement("R-10", "R-12")
 @pytest.mark.parametrize(
     "texts",
-    [("03 {} 07",), ("03 {} 04 00 00 00 00", "03 {} 0b"), ("03 {}",), ("03 {} 04 00 00 00 00", "03 {} 07")],
-    ids=["open and cancel", "open and forget", "streams for nothing", "message and cancel"],
+    [("03 {} 07",), ("03 {} 04 00 00 00 00", "03 {} 0b"), ("03 {} 04 00 00 00 00", "03 {} 07")],
+    ids=["open and cancel", "open and forget", "message and cancel"],
 )
-def test_churn_is_budgeted(texts: tuple[str, ...]) -> None:
+def test_churn_only_paces_what_is_opened(texts: tuple[str, ...]) -> None:
     peer = server(limits=FEW)
     for index in range(1, 100):
+        assert (peer.engine.pause(0.0) > 0) == (index > FEW.resets_burst)
         for text in texts:
             peer.engine.receive_stream(100 + 8 * index + len(text), _bytes(text, index), True, 0.0)
+        peer.written()
+    assert not peer.engine.over
+    assert peer.engine.pause(0.0) == 1 / FEW.resets_per_second  # there is no debt
+    assert peer.engine.pause(1.0) == 0
+
+
+@pytest.mark.requirement("R-10", "R-12")
+def test_streams_for_nothing_are_budgeted() -> None:
+    peer = server(limits=FEW)
+    for index in range(1, 100):
+        peer.engine.receive_stream(100 + 4 * index, _bytes("03 {}", index), True, 0.0)
         peer.written()
         if peer.engine.over:
             break
@@ -97,20 +109,18 @@ def test_churn_is_budgeted(texts: tuple[str, ...]) -> None:
 
 
 @pytest.mark.requirement("R-10", "R-12")
-def test_streams_that_are_opened_and_reset_are_budgeted_and_the_budget_comes_back() -> None:
+def test_streams_that_are_opened_and_reset_take_from_an_allowance_that_comes_back() -> None:
     peer = server(limits=FEW)
     for index in range(20):
         peer.send("03 08 04", stream=100 + 4 * index)
         peer.reset(100 + 4 * index)
-    assert not peer.engine.over
-    peer.now = 1.0
+    assert peer.engine.pause(0.0) > 0
+    assert peer.engine.pause(1.0) == 0
     for index in range(5):
         peer.send("03 08 04", stream=300 + 4 * index)
-        peer.reset(300 + 4 * index)
+        peer.engine.receive_reset(300 + 4 * index, 1.0)
+    assert peer.engine.pause(1.0) > 0
     assert not peer.engine.over
-    peer.send("03 08 04", stream=500)
-    peer.engine.receive_reset(500, peer.now)
-    assert peer.failure().limit == "resets_per_second"
 
 
 def _bytes(text: str, index: int) -> bytes:

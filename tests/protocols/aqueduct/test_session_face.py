@@ -146,16 +146,17 @@ async def test_an_opening_is_entered_once_and_closes_or_aborts(autojump_clock: M
         opening = pair.client.open()
         async with opening as here:
             await here.send(b"x")
-        with pytest.raises(RuntimeError, match="entered before"):
+        with pytest.raises(RuntimeError, match="opened before"):
             await opening.__aenter__()
         incoming = pair.server.incoming()
         there = await anext(incoming)
         assert [message async for message in there] == [b"x"]
-        with pytest.raises(KeyError):
+        with suppress(KeyError):
             async with pair.client.open():
+                there = await anext(incoming)  # else it is dropped when it is cancelled
                 raise KeyError
         with pytest.raises(aqueduct.Cancelled):
-            await (await anext(incoming)).receive()
+            await there.receive()
 
 
 async def test_opening_waits_while_as_many_channels_live_as_are_allowed(autojump_clock: MockClock) -> None:
@@ -267,7 +268,9 @@ async def test_there_is_no_ping_on_a_link_that_measures_nothing(autojump_clock: 
 
 
 @pytest.mark.requirement("R-11")
-async def test_a_peer_that_makes_our_handlers_fail_too_often_is_cut_off(autojump_clock: MockClock) -> None:
+async def test_a_peer_that_makes_our_handlers_fail_is_served_no_faster_than_its_allowance(
+    autojump_clock: MockClock,
+) -> None:
     limits = Limits(resets_burst=20, resets_per_second=1)
     async with rough(limits=limits) as pair, background() as nursery:
 
@@ -278,17 +281,19 @@ async def test_a_peer_that_makes_our_handlers_fail_too_often_is_cut_off(autojump
                         await channel.receive()
 
         nursery.start_soon(_until_lost, open_each)
-        failed = 0
+        failed: list[float] = []
 
         async def fail_each() -> None:
-            nonlocal failed
             async for channel in pair.server.incoming():
                 channel.abort()
-                failed += 1
+                failed.append(trio.current_time())
 
-        with pytest.raises(LinkLost, match="resets_per_second"):
-            await fail_each()
-        assert failed == 21
+        nursery.start_soon(_until_lost, fail_each)
+        await trio.sleep(10.5)
+        # The handler's failure and the peer's own end of the channel may each take a token.
+        assert 10 <= len(failed) <= 20 + 11
+        assert failed[-1] - failed[0] > 9
+        nursery.cancel_scope.cancel()
 
 
 async def _until_lost(call: Callable[[], Awaitable[object]]) -> None:

@@ -36,6 +36,7 @@ from tests.adapters._quic import FILES
 from tests.protocols.aqueduct._session_pairs import payloads
 from tests.protocols.aqueduct.test_session_floods import (
     ATTACKS,
+    BROKEN_OFF,
     FEW,
     GREETING,
     NARROW,
@@ -83,6 +84,8 @@ MORE = {
     ),
 }
 HARMLESS: dict[str, Callable[[int], bytes]] = {
+    "opened and forgotten": BROKEN_OFF["opened and forgotten"],
+    "opened and cancelled": BROKEN_OFF["opened and cancelled"],
     "forgets of channels that never were": lambda turn: chunk(LAST, turn, routed(ours(turn), ForgetChannel())),
     "forgets of one channel": lambda turn: chunk(LAST, turn, routed(8, ForgetChannel())),
     "counts of 2^50": lambda turn: chunk(DATA, 1, routed(0)[: 2 if turn == 1 else 0] + encode_frame(COUNT)),

@@ -126,11 +126,11 @@ async def test_every_transport_carries_it_by_url(transport: str, tmp_path: Path)
         ours, theirs = {"ssl_context": certificates.server()}, {"ssl_context": certificates.client()}
     async with trio.open_nursery() as nursery:
 
-        async def serve(task_status: trio.TaskStatus[muxkit.Served]) -> None:
+        async def serve(task_status: trio.TaskStatus[muxkit.Server]) -> None:
             url = f"aqueduct+{transport}://{address}"
             await muxkit.serve(muxkit.each_channel(echo), url, task_status=task_status, headers=[(b"a", b"b")], **ours)
 
-        served: muxkit.Served = await nursery.start(serve)
+        served: muxkit.Server = await nursery.start(serve)
         async with muxkit.connect(served.url, config=Config(), **theirs) as session:
             assert isinstance(session, aqueduct.Client)
             async with session.open() as channel:
@@ -149,7 +149,7 @@ async def test_by_url_the_entrypoint_can_be_used_as_well() -> None:
                 await sender.send(b"12.5")
 
     async with trio.open_nursery() as nursery:
-        served: muxkit.Served = await nursery.start(muxkit.serve, prices, "aqueduct+mem://prices")
+        served: muxkit.Server = await nursery.start(muxkit.serve, prices, "aqueduct+mem://prices")
         async with muxkit.connect(served.url) as session:
             assert isinstance(session, aqueduct.Client)
             receiver, ticket = session.channel()

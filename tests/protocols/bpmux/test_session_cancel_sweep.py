@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
     from tests.protocols.bpmux._sweep_stories import Operation, Steps
 
-CLASSES = (Session, Sink, Source, Duplex, Request, IncomingRequest, Opening, Backlog, ByteStream, muxkit.Served)
+CLASSES = (Session, Sink, Source, Duplex, Request, IncomingRequest, Opening, Backlog, ByteStream, muxkit.Server)
 FUNCTIONS = {"bpmux.session", "muxkit.connect"}
 FOR_THE_SESSION = {"Sink.wait_turn"}  # public for the session that owns the half, not for applications
-GIVES = ("AbstractAsyncContextManager", "AsyncIterator", "Coroutine")  # awaited a moment later
+GIVES = ("AbstractAsyncContextManager", "Opening", "AsyncIterator", "Coroutine")  # awaited a moment later
 ENTERED = {"__aenter__", "__aexit__", "__anext__"}
 
 # --- pings: the pong of a cancelled ping belongs to no other ping
@@ -262,7 +262,7 @@ async def a_whole_session() -> Steps:
     assert tasks_alive() == before
 
 
-@sweeps_alone("muxkit.connect", "Served.shutdown")
+@sweeps_alone("muxkit.connect", "Server.shutdown")
 async def a_connection_by_url() -> Steps:
     async def use() -> None:
         async with muxkit.connect(served.url) as session, session.open() as channel:
@@ -274,11 +274,11 @@ async def a_connection_by_url() -> Steps:
         yield use
         await use()
         await at_rest()
-        assert served.sessions == 0
+        assert len(served.sessions()) == 0
         await served.shutdown(grace=1)
 
 
-@sweeps_alone("Served.shutdown")
+@sweeps_alone("Server.shutdown")
 async def a_server_that_shuts_down() -> Steps:
     async with trio.open_nursery() as nursery:
         served = await nursery.start(muxkit.serve, muxkit.each_channel(_echo), "bpmux+mem://sweep")
@@ -292,6 +292,20 @@ async def a_server_that_shuts_down() -> Steps:
                     await channel.send(b"still there")
                     assert await channel.receive() == b"still there"
         await served.shutdown(grace=LATER)
+
+
+@sweeps_alone("Server.wait_closed")
+async def a_task_that_waits_for_the_end_of_a_server() -> Steps:
+    async with trio.open_nursery() as nursery:
+        served = await nursery.start(muxkit.serve, muxkit.each_channel(_echo), "bpmux+mem://sweep")
+
+        async def end() -> None:
+            await trio.sleep(LATER)
+            await served.shutdown(grace=1)
+
+        nursery.start_soon(end)
+        yield served.wait_closed
+        await served.wait_closed()
 
 
 # --- the sweep

@@ -127,7 +127,7 @@ async def over_url(
 
     async with background() as nursery:
         serve = partial(muxkit.serve, keep, url, linger=linger, **options, **(on_server or {}))
-        served: muxkit.Served = await nursery.start(serve)
+        served: muxkit.Server = await nursery.start(serve)
         async with muxkit.connect(served.url, linger=linger, **options, **(on_client or {})) as session:
             assert isinstance(session, e3x.Session)
             one = session

@@ -8,6 +8,7 @@ from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.protocols.e3x import Config, Engine, Packet
+from muxkit.protocols.e3x.packets import parse_packet
 from tests.protocols.e3x._helpers import acks, connector, fed, listener, opened, sending, sent, told, wait
 
 
@@ -70,7 +71,18 @@ def test_an_err_that_is_no_text_or_too_long_is_mended() -> None:
     engine = listener()
     engine.err(opened(engine), "\ud800" + "x" * 1000)
     (packet,) = sent(engine)
-    assert packet.err == "?" + "x" * 127
+    assert packet.err == "?" + "x" * 511
+
+
+def test_an_err_fits_into_a_packet_whatever_its_characters_take() -> None:
+    for text in ("x" * 1000, "\n" * 1000, '"' * 1000, "€" * 1000):
+        engine = Engine(False, Config(packet=256))
+        engine.err(opened(engine), text)
+        (data,) = engine.datagrams_to_send(engine.now)
+        err = parse_packet(data).err
+        assert err
+        assert text.startswith(err)
+        assert 230 < len(data) <= 256
 
 
 def test_an_opening_that_comes_twice_or_late_opens_once() -> None:

@@ -252,7 +252,7 @@ async def test_types_that_sessions_keep_for_themselves_cannot_be_opened(autojump
         assert isinstance(pair.one, e3x.Session)
         for type in ("muxkit.ping", "muxkit.bye"):
             with pytest.raises(LocalProtocolError, match="session's own"):
-                async with pair.one.open(type=type):
+                async with pair.one.open(type):
                     pass
 
 
@@ -303,13 +303,21 @@ async def test_two_sessions_over_a_stream_need_no_clock_of_their_own(autojump_cl
             assert trio.current_time() < 1
 
 
-async def test_a_channel_can_be_opened_with_its_first_message(autojump_clock: MockClock) -> None:
+async def test_the_payload_of_an_opening_is_no_message_and_is_processed_once_the_channel_is_taken(
+    autojump_clock: MockClock,
+) -> None:
     async with on_packets() as pair:
         assert isinstance(pair.one, e3x.Session)
         assert isinstance(pair.other, e3x.Session)
-        async with pair.one.open(type="greeting", body=b"hello" * 1000) as here:
+        async with pair.one.open("greeting", payload=b"hello" * 1000) as here:
+            await trio.sleep(2)
+            assert here.sender.is_undelivered
             there = await next_channel(pair.other)
             assert (there.type, there.is_reliable) == ("greeting", True)
-            assert await there.receive() == b"hello" * 1000
-            there.done()
             await here.delivered()
+            await here.send(b"first")
+            assert await there.receive() == b"first"
+            for channel in (here, there):
+                assert (channel.name, channel.opening) == ("greeting", b"hello" * 1000)
+            assert (here.session, there.session) == (pair.one, pair.other)
+            assert ([*pair.one.channels()], [*pair.other.channels()]) == ([here], [there])

@@ -295,7 +295,7 @@ async def test_a_limit_below_one_message_is_refused(autojump_clock: MockClock) -
 
 
 async def test_a_channel_says_what_it_is(autojump_clock: MockClock) -> None:
-    async with on_packets() as pair, channels(pair, type="chat") as (here, there):
+    async with on_packets() as pair, channels(pair, name="chat") as (here, there):
         await here.send(b"1")
         await trio.sleep(1)
         assert repr(there) == "<e3x.Channel 1 'chat', reliable, open, 1 unread>"

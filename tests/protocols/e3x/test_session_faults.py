@@ -88,7 +88,7 @@ async def test_a_bad_packet_is_dropped_and_counted_and_the_session_goes_on(
         assert sum(session.stats().faults.values()) == 1
         await link.send(raw(b"hello", c=3, seq=1, type="x"))
         channel = await next_channel(session)
-        assert await channel.receive() == b"hello"
+        assert channel.opening == b"hello"
         channel.done()
         await trio.sleep(1)  # it did not ask for an ack at once
         assert [(packet.channel, packet.ack) for packet in await answers(link)] == [(3, 1)]
@@ -229,7 +229,7 @@ async def test_a_stream_of_tiny_chunks_is_taken_in_turns(cut: int, autojump_cloc
         for start in range(0, len(data), cut):
             await here.send_all(data[start : start + cut])
         channel = await next_channel(session)
-        assert await channel.receive() == b"hello" * 20
+        assert channel.opening == b"hello" * 20
         assert session.stats().faults == {"malformed": 200}
 
 

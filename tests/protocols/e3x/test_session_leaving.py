@@ -356,7 +356,7 @@ async def test_a_server_hears_each_client_leave() -> None:
                 all_have.set()
 
     async with background() as nursery:
-        served: muxkit.Served = await nursery.start(muxkit.serve, handle, "e3x+udp://127.0.0.1:0")
+        served: muxkit.Server = await nursery.start(muxkit.serve, handle, "e3x+udp://127.0.0.1:0")
         for _ in range(3):
             async with muxkit.connect(served.url) as session, session.open() as channel:
                 await channel.send(b"1")

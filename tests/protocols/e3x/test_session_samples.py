@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 async def test_samples_arrive_unless_they_are_lost(autojump_clock: MockClock) -> None:
     async with on_packets(PacketWeather(delay=0.01, loss=0.2)) as pair:
         assert isinstance(pair.one, e3x.Session)
-        async with pair.one.open(type="samples", reliable=False) as here:
+        async with pair.one.open("samples", reliable=False) as here:
             for number in range(1000):
                 await here.send(b"%d" % number)
                 await trio.sleep(0.001)
@@ -34,7 +34,7 @@ async def test_samples_arrive_unless_they_are_lost(autojump_clock: MockClock) ->
 async def test_a_sample_must_fit_into_a_packet(autojump_clock: MockClock) -> None:
     async with on_packets() as pair:
         assert isinstance(pair.one, e3x.Session)
-        async with pair.one.open(type="samples", reliable=False) as here:
+        async with pair.one.open("samples", reliable=False) as here:
             quota = here.quota
             await here.send(bytes(quota))
             with pytest.raises(LocalProtocolError, match=f"has room for {quota}"):
@@ -44,7 +44,7 @@ async def test_a_sample_must_fit_into_a_packet(autojump_clock: MockClock) -> Non
 async def test_receipts_belong_to_reliable_channels(autojump_clock: MockClock) -> None:
     async with on_packets() as pair:
         assert isinstance(pair.one, e3x.Session)
-        async with pair.one.open(type="samples", reliable=False) as here:
+        async with pair.one.open("samples", reliable=False) as here:
             with pytest.raises(Unsupported):
                 await here.post(b"1")
             with pytest.raises(Unsupported):
@@ -59,7 +59,7 @@ async def test_samples_that_nobody_takes_make_way_for_newer_ones(autojump_clock:
     async with on_packets(limits=limits) as pair:
         assert isinstance(pair.one, e3x.Session)
         assert isinstance(pair.other, e3x.Session)
-        async with pair.one.open(type="samples", reliable=False) as here:
+        async with pair.one.open("samples", reliable=False) as here:
             there = await next_channel(pair.other)
             for number in range(1000):
                 await here.send(b"%1000d" % number)
@@ -79,7 +79,7 @@ async def test_all_unread_samples_together_are_bounded_too(autojump_clock: MockC
         async with trio.open_nursery() as nursery:
 
             async def feed() -> None:
-                async with pair.one.open(type="samples", reliable=False) as here:  # type: ignore[call-arg]
+                async with pair.one.open("samples", reliable=False) as here:  # type: ignore[call-arg]
                     for _ in range(30):
                         await here.send(bytes(1000))
                         await trio.sleep(0.05)
@@ -97,7 +97,7 @@ async def test_an_unreliable_channel_ends_on_both_sides(autojump_clock: MockCloc
     async with on_packets() as pair:
         assert isinstance(pair.one, e3x.Session)
         assert isinstance(pair.other, e3x.Session)
-        async with pair.one.open(type="samples", reliable=False) as here:
+        async with pair.one.open("samples", reliable=False) as here:
             await here.send(b"1")
             await here.finish()
             there = await next_channel(pair.other)
@@ -112,7 +112,7 @@ async def test_samples_whose_end_is_lost_end_when_the_peer_leaves(autojump_clock
     cable = Cable(here)
     async with e3x.session(there, role="listener") as other:
         async with e3x.session(cable, role="connector") as one:
-            async with one.open(type="samples", reliable=False) as samples:
+            async with one.open("samples", reliable=False) as samples:
                 await samples.send(b"1")
                 channel = await next_channel(other)
                 await trio.sleep(1)
@@ -128,5 +128,5 @@ async def test_types_that_are_known_to_be_unreliable_cannot_be_opened_otherwise(
     async with on_packets(config=config) as pair:
         assert isinstance(pair.one, e3x.Session)
         with pytest.raises(LocalProtocolError, match="unreliable"):
-            async with pair.one.open(type="samples"):
+            async with pair.one.open("samples"):
                 pass

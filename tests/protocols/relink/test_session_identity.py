@@ -92,7 +92,7 @@ async def test_a_foreign_certificate_does_not_take_a_link_over(url: str) -> None
 
     async with trio.open_nursery() as nursery:
         serve = partial(muxkit.serve, hold, url, ssl_context=authority.server(), config=QUIET)
-        served: muxkit.Served = await nursery.start(serve)
+        served: muxkit.Server = await nursery.start(serve)
         owner = authority.client("owner@example.org")
         async with muxkit.connect(served.url, ssl_context=owner, config=QUIET, backoff=SOON, linger=30) as link:
             assert isinstance(link, Link)
@@ -121,7 +121,7 @@ async def test_who_has_shown_no_certificate_comes_back_without_one_and_not_with_
     async with trio.open_nursery() as nursery:
         url = "relink+tls://127.0.0.1:0/jobs"
         serve = partial(muxkit.serve, hold, url, ssl_context=authority.server(), config=QUIET)
-        served: muxkit.Served = await nursery.start(serve)
+        served: muxkit.Server = await nursery.start(serve)
         nobody = authority.client(None)
         async with muxkit.connect(served.url, ssl_context=nobody, config=QUIET, backoff=SOON, linger=30) as link:
             assert isinstance(link, Link)

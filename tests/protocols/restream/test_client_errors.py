@@ -197,6 +197,13 @@ async def test_an_observer_sees_what_goes_out_and_each_loss(nursery: trio.Nurser
     assert [loss.rpartition(": ")[2] for loss in losses] == ["the server hung up", "nothing came for 20 s"]
 
 
+async def test_a_loss_tells_in_which_phase_it_was(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
+    script, notes = Script(nursery, [[], whole()[:3], whole()[3:]]), Notes()
+    async with restream.numbers(script.dial, count=5, uuid=UUID, observer=notes) as numbers:
+        assert [number async for number in numbers] == EXAMPLE
+    assert [error.phase for error in notes.errors if isinstance(error, LinkLost)] == ["handshake", "open"]
+
+
 @pytest.mark.clause("restream-F10")
 @pytest.mark.parametrize(
     "line", [b"no JSON\n", b"\n", b'{"id":9,"data":{"value":1}}\n'], ids=["no JSON", "empty", "a gap"]

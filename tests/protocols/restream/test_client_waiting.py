@@ -205,7 +205,7 @@ async def test_a_certificate_that_was_refused_is_raised_where_somebody_waits(
         for _ in range(2):
             with pytest.raises(LinkLost, match=r"no connection: tls example.org:7000") as caught:
                 await numbers.receive()
-            assert caught.value.__cause__ is failure
+            assert (caught.value.__cause__, caught.value.phase) == (failure, "connect")
     assert len(script.at) == 2
 
 

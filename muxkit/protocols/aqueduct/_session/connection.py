@@ -7,18 +7,19 @@ one: it carries a receiver and a sender.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final, Literal, overload
 
 import trio
 
-from muxkit._errors import LocalProtocolError
+from muxkit._errors import LocalProtocolError, Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Receiving, Sending
-from muxkit.protocols.aqueduct._session.core import Core, Receiver, Sender, closed, refused
+from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit.core import Reason, Receiving, Sending, decode_name, encode_name
+from muxkit.protocols.aqueduct._session.core import BROKEN_OFF, Channel, Core, Receiver, Sender, closed, refused
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine.events import Arrived
 from muxkit.protocols.aqueduct.engine.halves import Ticket
@@ -36,7 +37,6 @@ from muxkit.runtime import (
     protect_package,
     protected_manager,
 )
-from muxkit.runtime import Channel as CommonChannel
 from muxkit.runtime import Session as CommonSession
 
 Side = Literal["client", "server"]
@@ -44,7 +44,9 @@ Side = Literal["client", "server"]
 
 CLOSE_TIMEOUT = 5.0  # s
 CLIENT_MARKER: Final = b"muxkit channels"  # the payload of the client's first message
-OPENING_SIZE: Final = 64  # bytes, what a message that opens a channel counts
+OPENING_SIZE: Final = 64  # bytes, what a message that opens a channel counts, beside its name and payload
+NAME: Final = b"name"  # the header of a message that opens a channel of that name
+LEFT_BY_ERROR: Final = Reason("the other side left the connection by an error", 500)
 
 
 @overload
@@ -97,11 +99,15 @@ async def _run(
     kind: type[Client | Server], make_core: Callable[[], Core], linger: float
 ) -> AsyncGenerator[Client | Server, None]:
     core = make_core()
-    connection = kind(core)
+    connection = core.session = kind(core)
     async with background() as nursery:
         nursery.start_soon(core.pump.run)
         try:
             yield connection
+        except Exception as error:
+            told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+            core.lose("the connection was left by an error", by="local", told=told)
+            raise
         except BaseException:
             core.pump.lose("the connection was left by an error", by="local")
             raise
@@ -151,11 +157,18 @@ class Connection(CommonSession):
 
     # --- the common session
 
-    def open(self) -> AbstractAsyncContextManager[Channel]:
+    def open(self, name: str = "", *, payload: bytes = b"") -> Opening[Channel]:
         """Open a two-way channel; the peer hears of it at once. A server waits until its client has called `open` or
         `incoming`.
+
+        The payload counts as a message; the name goes in a header of it.
         """
-        return Opening(self._common.open)
+        headers = ((NAME, encode_name(name)),) if name else ()
+        self.core.engine.size_of(payload, headers, ())  # raises if it is too large
+        return Opening(partial(self._common.open, name, payload, headers))
+
+    def channels(self) -> Sequence[Channel]:
+        return self._common.channels()
 
     def incoming(self) -> AsyncIterator[Channel]:
         return self._common.incoming()
@@ -191,7 +204,7 @@ class Connection(CommonSession):
 
     @property
     def info(self) -> SessionInfo:
-        return SessionInfo(protocol="aqueduct", peer=self.core.pump.peer)
+        return self.core.info
 
     def stats(self) -> SessionStats:
         core = self.core
@@ -230,62 +243,6 @@ class Server(Connection):
         return self.core.receiver_of(self.core.engine.entrypoint)
 
 
-# --- common channels
-
-
-class Channel(CommonChannel):
-    """A sender and a receiver: the common two-way channel."""
-
-    __slots__ = ("_core", "_is_ours", "receiver", "sender")
-
-    def __init__(self, core: Core, sender: Sender, receiver: Receiver, *, is_ours: bool) -> None:
-        self._core = core
-        self._is_ours = is_ours
-        self.sender = sender
-        self.receiver = receiver
-
-    def send(self, message: bytes) -> Coroutine[object, object, None]:
-        return self.sender.send(message)
-
-    def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
-        return self.sender.send_many(messages)
-
-    async def receive(self) -> bytes:
-        return self._payload(await self.receiver.next_arrived())
-
-    async def receive_many(self, limit: int | None = None) -> list[bytes]:
-        return [self._payload(arrived) for arrived in await self.receiver.next_all(limit)]
-
-    def _payload(self, arrived: Arrived) -> bytes:
-        if arrived.attachments:  # a common channel cannot give them to the application
-            for half in self._core.attachments_of(arrived):
-                half.close()
-        return arrived.payload
-
-    async def finish(self) -> None:
-        await self.sender.finish()
-
-    async def aclose(self) -> None:
-        self.sender.close()
-        await self.receiver.aclose()
-
-    def close(self) -> None:
-        """`aclose` without the checkpoint."""
-        self.sender.close()
-        self.receiver.close()
-
-    def abort(self) -> None:
-        is_news = self.sender.state is not Sending.CLOSED or self.receiver.state is not Receiving.CLOSED
-        self.sender.abort()
-        self.receiver.close()
-        if is_news and not self._is_ours:
-            self._core.engine.charge_failure()
-            self._core.after_command()
-
-    def __repr__(self) -> str:
-        return f"<aqueduct.Channel {self.sender!r} {self.receiver!r}>"
-
-
 class CommonChannels:
     """The common channels of one connection; they exclude any other use of its entrypoint."""
 
@@ -295,10 +252,11 @@ class CommonChannels:
         self._opener: Sender | None = None  # where we open channels
         self._acceptor: Receiver | None = None  # where the peer opens channels
         self._opened: dict[Channel, Arrived] = {}
-        self._backlog: Backlog[Channel] = Backlog(self._taken)
+        self._backlog: Backlog[Channel] = Backlog(self._taken, self._pause)
         self._is_draining = False
         self._in_use = False
         core.on_end = self.end
+        core.on_cancelled = self._drop_waiting
 
     def use(self) -> None:
         """Carry common channels from now on."""
@@ -352,34 +310,58 @@ class CommonChannels:
                 if self._is_draining:
                     sender.close()
             case (Receiver() as receiver, Sender() as sender) if not self._is_draining:
-                channel = Channel(core, sender, receiver, is_ours=False)
+                name = next((decode_name(value) for key, value in arrived.headers if key == NAME), "")
+                channel = Channel(core, sender, receiver, name=name, opening=arrived.payload, is_ours=False)
                 self._opened[channel] = arrived
                 self._backlog.put(channel)
+                if receiver.machine.outcome in BROKEN_OFF:  # before the message that brought it
+                    self._drop(channel)
             case _:
                 core.dispose(arrived)
+
+    def _drop_waiting(self, receiver: Receiver) -> None:
+        """Forget a channel that the peer cancelled before the application took it: it needs no work."""
+        channel = receiver.channel
+        if channel is not None and channel in self._opened:
+            self._drop(channel)
+
+    def _drop(self, channel: Channel) -> None:
+        self._backlog.drop(channel)
+        self._core.engine.consumed(self._opened.pop(channel), trio.current_time())
+        channel.close()
+
+    def _pause(self) -> float:
+        return self._core.engine.pause(trio.current_time())
 
     def _taken(self, channel: Channel) -> None:
         self._core.engine.consumed(self._opened.pop(channel), trio.current_time())
         self._core.after_command()
 
+    def channels(self) -> list[Channel]:
+        """Return the live channels that the application has."""
+        halves = (self._core.half_of(machine) for machine in self._core.engine.halves)
+        found = dict.fromkeys(half.channel for half in halves if half.channel is not None)
+        return [channel for channel in found if channel not in self._opened]
+
     # --- channels that we open
 
-    async def open(self) -> Channel:
+    async def open(self, name: str, payload: bytes, headers: Pairs) -> Channel:
         """Open a channel; the peer hears of it at once."""
         self.use()
         await trio.lowlevel.checkpoint_if_cancelled()
         core = self._core
-        opener = await self._wait_turn()
+        opener = await self._wait_turn(OPENING_SIZE + len(name) + len(payload))
         try:
             sender, to_sender = core.new_sender()
             receiver, to_receiver = core.new_receiver()
-            opener.push(b"", [to_sender, to_receiver])
+            opener.push(payload, [to_sender, to_receiver], headers)
+            core.unconfirmed.add(sender.machine)
         finally:
             opener.end_turn()
         core.after_command()
-        return Channel(core, sender, receiver, is_ours=True)
+        return Channel(core, sender, receiver, name=name, opening=payload, is_ours=True)
 
-    async def _wait_turn(self) -> Sender:
+    async def _wait_turn(self, size: int) -> Sender:
         """Wait until a channel may be opened; the caller opens it before its next checkpoint, then calls `end_turn`."""
         while True:
             error = self._closed()
@@ -391,7 +373,7 @@ class CommonChannels:
                 await self._core.changed.park()
                 continue
             try:
-                await opener.wait_turn(OPENING_SIZE)
+                await opener.wait_turn(size)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 continue
             if self._has_room() and opener.state is Sending.OPEN:
@@ -401,7 +383,9 @@ class CommonChannels:
     def _has_room(self) -> bool:
         """Leave an eighth of what the peer allows: it may not have heard of the end of the latest channels."""
         most = self._core.limits.channels
-        return self._core.engine.ours + 2 <= most - most // 8
+        # Receivers that we close are gone at once; the peer has them until it hears of it, as it does of their senders.
+        ours = max(self._core.engine.ours, 2 * len(self._core.unconfirmed))
+        return ours + 2 <= most - most // 8
 
     def _closed(self) -> Exception | None:
         """Give the reason why no channel can be opened any more, or None."""
@@ -438,7 +422,7 @@ class CommonChannels:
 class _Protocol:
     """The plugin that `muxkit.connect` and `muxkit.serve` find under the name `aqueduct`."""
 
-    options = frozenset({"config", "headers"})
+    options: frozenset[str] = frozenset({"config", "headers"})
     links: frozenset[LinkKind] = frozenset({"stream", "multistream"})
 
     def session(
@@ -459,7 +443,9 @@ class _Protocol:
         )
 
 
-protocol = _Protocol()
-
+protocol: _Protocol = _Protocol()
+connect: Connect[Connection] = Connect("aqueduct")
+open_server: OpenServer[Connection, Channel] = OpenServer("aqueduct")
+reconnecting: Reconnecting[Connection] = Reconnecting("aqueduct")
 
 protect_package("muxkit.protocols.aqueduct")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Final, TypeVar
@@ -14,33 +14,44 @@ import trio
 from muxkit._errors import LocalProtocolError, MuxError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Receiving, Sending, Step, advance
+from muxkit.core import Reason, Receiving, Sending, Step, advance
 from muxkit.protocols.aqueduct.carrier import Carrier
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine import events
 from muxkit.protocols.aqueduct.engine.engine import Engine
 from muxkit.protocols.aqueduct.engine.events import Arrived, Event
 from muxkit.protocols.aqueduct.engine.halves import Half, Mode, Outcome, Promise, ReceiverMachine, SenderMachine, Ticket
-from muxkit.protocols.aqueduct.frames import Headers, Pairs, Role, label
+from muxkit.protocols.aqueduct.frames import Headers, Pairs, Role, label, reason_in
 from muxkit.runtime import (
     YIELD_BYTES,
     YIELD_LEAST,
+    ByteStream,
     ChannelCancelled,
+    ChannelStats,
     ChannelStopped,
     ErrorMaker,
     Inbox,
+    ItemQueue,
     MultistreamLink,
     MultistreamPump,
     OutboxBudget,
     Reading,
     SendHalf,
+    Session,
+    SessionInfo,
+    Side,
     StreamPump,
     as_bytes,
+    describe,
     turns,
 )
+from muxkit.runtime import Channel as CommonChannel
 
 NO_HEADERS_SIZE = 1  # byte, what the headers of a message without any take
+REASON_MOST = 4096  # bytes that are kept of the reason of a cancellation
 WORTH_A_GRANT = 1024  # bytes; half of the smallest window
+
+PEER_BROKE_A_RULE = 400  # the code of a connection that ends because its peer broke a rule
 
 _log = logging.getLogger("muxkit")
 
@@ -86,6 +97,10 @@ ERRORS: Final[dict[Outcome, ErrorMaker]] = {
     Outcome.LOST_IN_TRANSIT: lambda: LostInTransit("the message that carried the other half did not arrive"),
     Outcome.FORGOTTEN: lambda: LostInTransit("the peer, which made this channel, has discarded it"),
 }
+
+
+BROKEN_OFF: Final = (Outcome.CANCELLED, Outcome.LOST_IN_TRANSIT, Outcome.FORGOTTEN)
+"""How a channel ended on which no work is to begin."""
 
 
 # --- sending
@@ -138,7 +153,7 @@ class Receipt:
 class Sender(SendHalf):
     """Sends messages; as a block it finishes when it is left, without waiting for the peer."""
 
-    __slots__ = ("__weakref__", "_core", "_engine", "_ticket", "headers", "machine", "sent")
+    __slots__ = ("__weakref__", "_core", "_engine", "_ticket", "channel", "headers", "machine", "sent")
 
     def __init__(
         self, core: Core, machine: SenderMachine, *, headers: Headers = (), ticket: Ticket | None = None
@@ -147,11 +162,13 @@ class Sender(SendHalf):
         self._core = core
         self._engine = core.engine
         self._ticket = ticket  # of the other half, until it is sent
-        self.machine = machine
-        self.headers = headers
+        self.machine: SenderMachine = machine
+        self.headers: Headers = headers
         """Headers of the channel, set by the side that made it."""
-        self.sent = 0
+        self.sent: int = 0
         """Messages that the connection has taken."""
+        self.channel: Channel | None = None
+        """The common channel that it is a half of, until it has ended."""
         machine.owner = self
 
     # --- for the application
@@ -180,13 +197,17 @@ class Sender(SendHalf):
         assert promise is not None  # since one was asked for
         return Receipt(self._core, promise)
 
-    def cancel(self) -> None:
-        """Give up: what has not arrived may be lost, and the receiver learns that. Too late once all was finished."""
-        self.abort()
+    def cancel(self, reason: str = "", *, code: int = 0) -> None:
+        """Give up: what has not arrived may be lost, and the receiver learns that. Too late once all was finished.
 
-    def abort(self) -> None:
+        A reason goes as an empty message with the header `muxkit.reason`, which muxkit's receiver takes into its
+        error. A oneshot channel has no room for it.
+        """
+        self.abort(reason, code=code)
+
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
         """The same as `cancel`."""
-        super().abort()
+        super().abort(reason, code=code)
         if self.machine.id is None:
             self.confirmed()
 
@@ -195,9 +216,9 @@ class Sender(SendHalf):
 
     # --- for the connection
 
-    def push(self, message: bytes, attachments: Sequence[Ticket]) -> None:
+    def push(self, message: bytes, attachments: Sequence[Ticket], headers: Pairs = ()) -> None:
         """Hand a message to the engine at once; there must be room for it."""
-        self._engine.send(self.machine, message, attachments=attachments)
+        self._engine.send(self.machine, message, headers=headers, attachments=attachments)
         self._count()
         self._core.handed_over(attachments)
 
@@ -208,10 +229,18 @@ class Sender(SendHalf):
 
     def machine_ended(self, outcome: Outcome) -> None:
         """The engine reports the end of this half."""
+        channel, self.channel = self.channel, None
         if outcome in (Outcome.FINISHED, Outcome.CANCELLED) and self.state is not Sending.OPEN:
             self.confirmed()
+        elif outcome is Outcome.NO_RECEIVER and channel is not None:
+            receiver = channel.receiver  # an abort of the whole channel tells the reason to the half that receives
+            self.stopped(lambda: NoReceiver("the receiver was closed", payload=receiver.told))
         else:
             self.stopped(ERRORS[outcome])
+
+    def lost(self, error: ErrorMaker) -> None:
+        self.channel = None
+        super().lost(error)
 
     def admits(self, size: int) -> bool:
         return self._engine.admits(self.machine, size + NO_HEADERS_SIZE)
@@ -265,7 +294,7 @@ class Sender(SendHalf):
         self.sent += 1
         self._core.messages_sent += 1
         if self.machine.oneshot:
-            self.state = advance(self.state, Step.FINISH)
+            self.state: Sending = advance(self.state, Step.FINISH)
             self._close_gate(closed)
 
     def _close(self, payload: bytes) -> None:
@@ -281,11 +310,11 @@ class Sender(SendHalf):
         else:
             self._engine.finish(self.machine)
 
-    def _abort(self) -> None:
+    def _abort(self, reason: Reason) -> None:
         if self.machine.id is None:
             self._void_ticket()
         elif self.machine.is_cancellable:
-            self._engine.cancel(self.machine, trio.current_time())
+            self._engine.cancel(self.machine, trio.current_time(), reason)
 
     def _void_ticket(self) -> None:
         """Let the other half be sent no more."""
@@ -306,13 +335,13 @@ class Message:
     __slots__ = ("_taken", "attachments", "headers", "is_unreliable", "number", "payload")
 
     def __init__(self, arrived: Arrived, attachments: tuple[Sender | Receiver, ...]) -> None:
-        self.payload = arrived.payload
+        self.payload: bytes = arrived.payload
         self.headers: Headers = arrived.headers
-        self.number = arrived.number
+        self.number: int = arrived.number
         """Counted from 0, those in streams and those in datagrams each by themselves."""
-        self.is_unreliable = arrived.unreliable
+        self.is_unreliable: bool = arrived.unreliable
         """It came in a datagram."""
-        self.attachments = attachments
+        self.attachments: tuple[Sender | Receiver, ...] = attachments
         """To look at; to use one, take it."""
         self._taken: set[int] = set()
 
@@ -377,7 +406,18 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
     Iterating ends when the sender has finished.
     """
 
-    __slots__ = ("__weakref__", "_consumed", "_core", "_redirect", "_ticket", "headers", "machine", "taken")
+    __slots__ = (
+        "__weakref__",
+        "_consumed",
+        "_core",
+        "_redirect",
+        "_ticket",
+        "channel",
+        "headers",
+        "machine",
+        "taken",
+        "told",
+    )
 
     _size_of = staticmethod(lambda arrived: len(arrived.payload))
 
@@ -389,11 +429,15 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
         self._ticket = ticket  # of the other half, until it is sent
         self._redirect: Callable[[Arrived | None], None] | None = None
         self._consumed = 0  # bytes for which no grant was asked for
-        self.machine = machine
-        self.headers = headers
+        self.machine: ReceiverMachine = machine
+        self.headers: Headers = headers
         """Headers of the channel, set by the side that made it."""
-        self.taken = 0
+        self.taken: int = 0
         """Messages that the application has received."""
+        self.told: bytes = b""
+        """The reason with which the sender gave up, as it came."""
+        self.channel: Channel | None = None
+        """The common channel that it is a half of, until it has ended."""
         machine.owner = self
 
     # --- for the application
@@ -424,6 +468,7 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
         """`aclose` without the checkpoint."""
         super().close()
         self._error = closed
+        self.channel = None
 
     def abort(self) -> None:
         """The same as `close`."""
@@ -434,8 +479,14 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
 
     # --- for the connection
 
-    next_arrived = Inbox[Arrived]._next_item
-    next_all = Inbox[Arrived]._next_items
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of the messages that wait to be received."""
+        stored = self._stored
+        return sum(len(arrived.payload) for arrived in stored) if isinstance(stored, ItemQueue) else 0
+
+    next_arrived: Final = Inbox[Arrived]._next_item
+    next_all: Final = Inbox[Arrived]._next_items
 
     def redirect(self, to: Callable[[Arrived | None], None]) -> None:
         """Pass messages to a function from now on, those that are stored first, and None at the end."""
@@ -446,7 +497,10 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
             to(None)
 
     def deliver(self, arrived: Arrived) -> None:
-        if self.state is not Receiving.OPEN:
+        if arrived.headers and (told := reason_in(arrived.headers)) is not None:
+            self.told = told[:REASON_MOST]
+            self._core.dispose(arrived)
+        elif self.state is not Receiving.OPEN:
             self._core.dispose(arrived)
         elif self._redirect is not None:
             self._redirect(arrived)
@@ -460,7 +514,11 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
 
     def machine_ended(self, outcome: Outcome) -> None:
         """The engine reports the end of this half."""
-        self.ended(ERRORS[outcome])
+        if outcome is Outcome.CANCELLED and self.told:
+            told = self.told
+            self.ended(lambda: Cancelled("the sender gave up before it was done", payload=told))
+        else:
+            self.ended(ERRORS[outcome])
 
     def lost(self, error: ErrorMaker) -> None:
         """The connection is gone."""
@@ -474,6 +532,7 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
             self._core.after_command()
 
     def ended(self, error: ErrorMaker) -> None:
+        self.channel = None
         if self.state is Receiving.OPEN:
             super().ended(error)
             if self._redirect is not None:
@@ -517,11 +576,104 @@ class Receiver(Inbox[Arrived], trio.abc.ReceiveChannel[Message]):
             core.engine.close(self.machine, trio.current_time())
 
 
+# --- common channels
+
+
+class Channel(CommonChannel):
+    """A sender and a receiver: the common two-way channel."""
+
+    __slots__ = ("_core", "_is_ours", "_name", "_opening", "receiver", "sender")
+
+    def __init__(
+        self, core: Core, sender: Sender, receiver: Receiver, *, name: str, opening: bytes, is_ours: bool
+    ) -> None:
+        self._core = core
+        self._is_ours = is_ours
+        self._name = name
+        self._opening = opening
+        self.sender: Sender = sender
+        self.receiver: Receiver = receiver
+        for half in (sender, receiver):
+            if not half.is_over:
+                half.channel = self
+
+    @property
+    def session(self) -> Session:
+        return self._core.session
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def opening(self) -> bytes:
+        return self._opening
+
+    def send(self, message: bytes) -> Coroutine[object, object, None]:
+        return self.sender.send(message)
+
+    def send_many(self, messages: Iterable[bytes]) -> Coroutine[object, object, None]:
+        return self.sender.send_many(messages)
+
+    async def receive(self) -> bytes:
+        return self._payload(await self.receiver.next_arrived())
+
+    async def receive_many(self, limit: int | None = None) -> list[bytes]:
+        return [self._payload(arrived) for arrived in await self.receiver.next_all(limit)]
+
+    def _payload(self, arrived: Arrived) -> bytes:
+        if arrived.attachments:  # a common channel cannot give them to the application
+            for half in self._core.attachments_of(arrived):
+                half.close()
+        return arrived.payload
+
+    async def finish(self) -> None:
+        await self.sender.finish()
+
+    async def aclose(self) -> None:
+        self.sender.close()
+        await self.receiver.aclose()
+
+    def close(self) -> None:
+        """`aclose` without the checkpoint."""
+        self.sender.close()
+        self.receiver.close()
+
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        """Give up both directions now; the peer learns that messages are missing, and the reason.
+
+        No reason can follow the end of our direction: after `finish` the peer learns of the abort only.
+        """
+        is_news = self.sender.state is not Sending.CLOSED or self.receiver.state is not Receiving.CLOSED
+        self.sender.abort(reason, code=code)
+        self.receiver.close()
+        if is_news and not self._is_ours:
+            self._core.engine.charge_failure()
+
+    def as_stream(self) -> ByteStream:
+        """Return the channel as a `trio.abc.HalfCloseableStream`; use either that or the methods of the channel."""
+        return ByteStream(self.sender, self)
+
+    def stats(self) -> ChannelStats:
+        return ChannelStats(
+            queued=self.sender.machine.queued,
+            unread=self.receiver.unread_bytes,
+            credit_out=None,
+            credit_in=None,
+            waiting_since=self.sender.waiting_since,
+        )
+
+    def __repr__(self) -> str:
+        return f"<aqueduct.Channel {self.sender!r} {self.receiver!r}>"
+
+
 # --- the connection
 
 
 class Core:
     """An engine with its pump, and the Trio objects of its halves."""
+
+    session: Session  # set by the session that is made with it
 
     def __init__(
         self,
@@ -533,22 +685,31 @@ class Core:
         limits: Limits | None,
         observer: Observer | None,
     ) -> None:
-        self.engine = Engine(role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time())
-        self.limits = self.engine.limits
-        self.budget = OutboxBudget()
-        self.pump = self._make_pump(link, observer)
+        self.engine: Engine = Engine(
+            role, config, headers=headers, limits=limits, observer=observer, now=trio.current_time()
+        )
+        self.limits: Limits = self.engine.limits
+        self.budget: OutboxBudget = OutboxBudget()
+        self._carrier = None if isinstance(link, MultistreamLink) else Carrier(self.engine)
+        self.pump: MultistreamPump[Event] | StreamPump[Event] = self._make_pump(link, observer)
+        self.info: SessionInfo = describe(link, "aqueduct")
         self.round_trip: Callable[[], float | None] | None = None
         if isinstance(link, MultistreamLink):
             self.round_trip = lambda: link.round_trip
-        self.changed = trio.lowlevel.ParkingLot()  # tasks that wait for channels to come or end
+        self.changed: trio.lowlevel.ParkingLot = (
+            trio.lowlevel.ParkingLot()
+        )  # tasks that wait for channels to come or end
         self.receipts: dict[Receipt, None] = {}  # those that tasks wait for
         self.messages_sent = 0
-        self.messages_received = 0
-        self.is_leaving = False
+        self.messages_received: int = 0
+        self.is_leaving: bool = False
+        self.unconfirmed: set[Half] = set()  # senders of the common channels that we opened
+        self.is_told: bool = False  # the peer said why it ends the connection
         self.on_end: Callable[[ErrorMaker | None], None] = lambda error: None
+        self.on_cancelled: Callable[[Receiver], None] = lambda receiver: None
         self.reserved: set[Half] = {self.engine.entrypoint}  # halves that are not the application's
         self.peer_headers: Headers | None = None
-        self.connected = trio.Event()  # the peer's headers have come, or never will
+        self.connected: trio.Event = trio.Event()  # the peer's headers have come, or never will
         self._unsent: WeakSet[Sender | Receiver] = WeakSet()  # halves whose other half was not sent yet
         self._is_dispatching = False
 
@@ -559,7 +720,8 @@ class Core:
         if isinstance(link, MultistreamLink):
             make = partial(MultistreamPump, link, self.engine)
         else:
-            make = partial(StreamPump, link, Carrier(self.engine))
+            assert self._carrier is not None  # made for any link that is not of that kind
+            make = partial(StreamPump, link, self._carrier)
         return make(
             on_events=self._dispatch,
             on_written=self._on_written,
@@ -652,6 +814,11 @@ class Core:
 
     # --- the end
 
+    def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, told: Reason) -> None:
+        """End the connection, and tell the peer why: in QUIC's goodbye, or in the carrier's."""
+        farewell = told.encode() if self._carrier is None else self._carrier.farewell(told)
+        self.pump.lose(reason, by=by, cause=cause, parting=[farewell])
+
     def raise_if_lost(self) -> None:
         if self.pump.is_lost:
             raise self.pump.loss()
@@ -671,6 +838,7 @@ class Core:
 
         A violation by the peer is raised here at the latest: after an orderly end no other call raises it.
         """
+        self.pump.phase = "leave"
         used = [sender for half in self._halves() if isinstance(sender := half, Sender) and sender.sent]
         with trio.move_on_after(linger) as scope:
             self.close_all()
@@ -708,6 +876,8 @@ class Core:
 
     def _on_written(self) -> None:
         self.pump.rearm()  # what was written may have to be announced to the peer after a delay
+        if self.changed:  # among it may be the end of channels, which makes room for others
+            self.changed.unpark_all()
 
     def _on_lost(self) -> None:
         loss = self.pump.loss
@@ -755,24 +925,29 @@ class Core:
             case events.Connected(headers):
                 self.peer_headers = headers
                 self.connected.set()
+            case events.Parted(reason):
+                self.is_told = True
+                self.pump.told(reason)
             case events.HungUp(clean):
-                if clean:
+                if clean and not self.is_told:
                     self.on_end(None)
                 what = "" if clean else f" while {self.live} halves were open" if self.live else " in mid-message"
                 self.pump.lose(f"the peer hung up{what}", by="peer")
             case events.Silent(seconds):
                 self.pump.lose(f"nothing was heard for {seconds:.0f} s", by="network")
             case events.Failed(error):
-                # The protocol has no error frame: over a byte stream only this log can say why.
                 _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", error)
-                self.pump.lose(str(error), by="peer", cause=error)
+                self.lose(str(error), by="peer", cause=error, told=Reason(str(error), PEER_BROKE_A_RULE))
 
     def _on_ended(self, machine: Half, outcome: Outcome) -> None:
+        self.unconfirmed.discard(machine)
         half = self.half_of(machine)
         half.machine_ended(outcome)
         # A receiver whose attachment did not come, of a channel that is forgotten, will never be taken.
         if isinstance(half, Receiver) and not machine.attached and outcome is Outcome.FORGOTTEN:
             half.discard_unread()
+        if isinstance(half, Receiver) and outcome in BROKEN_OFF:
+            self.on_cancelled(half)
         self._release(machine)
         if self.changed:
             self.changed.unpark_all()

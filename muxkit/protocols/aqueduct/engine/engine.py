@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, overload
+from typing import Final, Literal, overload
 
 import attrs
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Reset, StreamControl, StreamId, encode_varint
+from muxkit.core import Reason, Reset, StreamControl, StreamId, encode_varint
 from muxkit.protocols.aqueduct import frames
 from muxkit.protocols.aqueduct.config import Config
-from muxkit.protocols.aqueduct.engine.events import Arrived, Event, Failed, HungUp, Silent
+from muxkit.protocols.aqueduct.engine.events import Arrived, Event, Failed, HungUp, Parted, Silent
 from muxkit.protocols.aqueduct.engine.halves import (
+    EMPTY_FIELD,
     Half,
     Mode,
     Outcome,
@@ -30,8 +31,8 @@ from muxkit.protocols.aqueduct.engine.registry import Registry, Timer
 from muxkit.protocols.aqueduct.frames import Pairs, Role
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a half, its session objects and a share of a task that handles it
-EMPTY_FIELD = frames.encode_headers(())  # no headers, or no attachments
 ATTACHMENT_SIZE = 10  # bytes, the longest channel id
+NO_REASON = Reason()
 
 
 @attrs.define
@@ -65,22 +66,22 @@ class Engine:
         now: float | None = None,
     ) -> None:
         """With `now` the time for the handshake begins to run."""
-        self.config = config or Config()
-        self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
+        self.config: Config = config or Config()
+        self.limits: Limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self.role = role
-        self.over = False
+        self.over: bool = False
         handshake = frames.encode_frame(frames.ConnectionHeaders(tuple(headers)))
         self._check_headers(handshake, headers, self.config.connection_headers)
-        self.most_streams = 2 * self.limits.channels + self.config.streams
+        self.most_streams: int = 2 * self.limits.channels + self.config.streams
         self._observer = observer
         self._registry = Registry(role, self.config, self.limits, observer)
         self._connection = self._registry.connection
         self._streams = self._registry.streams
         self._incoming = Incoming(self._registry, handshake, self.most_streams)
         # Parts of what a pump needs that are called often
-        self.missing = self._incoming.missing
-        self.stream_to_send = self._streams.pull
-        self.stream_writable = self._streams.writable
+        self.missing: Final = self._incoming.missing
+        self.stream_to_send: Final = self._streams.pull
+        self.stream_writable: Final = self._streams.writable
         if now is not None:
             self._connection.now = now
             self._registry.deadlines.set(Timer.HANDSHAKE, now + self.limits.handshake)
@@ -104,8 +105,8 @@ class Engine:
 
     @property
     def ours(self) -> int:
-        """How many of the halves are of channels that we made."""
-        return self._registry.table.census.ours
+        """How many of the halves are of channels that we made, with those whose end is not written yet."""
+        return self._registry.table.census.ours + len(self._registry.closing)
 
     @property
     def outbox(self) -> int:
@@ -351,12 +352,15 @@ class Engine:
         sender.check_open()
         sender.finish()
 
-    def cancel(self, sender: SenderMachine, now: float) -> None:
-        """Give up what is on its way; `Ended` comes when the peer has heard. Too late once the end was written."""
+    def cancel(self, sender: SenderMachine, now: float, reason: Reason = NO_REASON) -> None:
+        """Give up what is on its way; `Ended` comes when the peer has heard. Too late once the end was written.
+
+        The reason goes before it as an empty message with a header, except on a oneshot channel.
+        """
         self._check_alive()
         sender.check_cancellable()
         self._connection.now = max(now, self._connection.now)
-        self._registry.cancel(sender)
+        self._registry.cancel(sender, reason=reason.encode())
 
     def close(self, receiver: ReceiverMachine, now: float) -> None:
         """Accept no more messages. The receiver is gone at once."""
@@ -380,12 +384,20 @@ class Engine:
             self._registry.table.accept(half.id)
 
     def charge_failure(self) -> None:
-        """Charge the peer for a channel that failed at our side, as if the peer had cancelled it."""
+        """Count a failure of local work on a channel that the peer opened, as if the peer had cancelled it."""
+        self._registry.count_reset()
+
+    def pause(self, now: float) -> float:
+        """Return the seconds until work on another channel of the peer may begin.
+
+        Above 0 while the peer has cancelled more channels than `Limits` allow.
+        """
+        return self._registry.resets.pause(now)
+
+    def receive_reason(self, reason: Reason) -> None:
+        """The link brought the reason for which the peer ends the connection."""
         if not self.over:
-            try:
-                self._registry.check_churn("a channel failed at our side")
-            except RemoteProtocolError as error:
-                self.fail(error)
+            self._registry.events.append(Parted(reason))
 
     def consumed(self, message: Arrived, now: float = 0.0) -> bool:
         """Note that the application has taken a message; harmless the second time.

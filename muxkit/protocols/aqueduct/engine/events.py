@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from muxkit._errors import RemoteProtocolError
-from muxkit.core import StreamId
+from muxkit.core import Reason, StreamId
 from muxkit.protocols.aqueduct.engine.halves import Half, Outcome, Promise, ReceiverMachine, SenderMachine
 from muxkit.protocols.aqueduct.frames import Headers
 
@@ -84,6 +84,13 @@ class Connected:
 
 
 @attrs.define(eq=False)
+class Parted:
+    """The peer has said why it ends the connection, which follows."""
+
+    reason: Reason
+
+
+@attrs.define(eq=False)
 class HungUp:
     """The link is gone. Clean if no channel beside the entrypoint was alive."""
 
@@ -104,4 +111,4 @@ class Failed:
     error: RemoteProtocolError
 
 
-Event = Arrived | Ended | Unclaimed | Acked | Nacked | Writable | Connected | HungUp | Silent | Failed
+Event = Arrived | Ended | Unclaimed | Acked | Nacked | Writable | Connected | Parted | HungUp | Silent | Failed

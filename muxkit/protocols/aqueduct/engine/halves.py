@@ -22,6 +22,7 @@ from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine.streams import OutStream, StreamScheduler
 
 DATAGRAM_COST = 256  # bytes that a message from a datagram counts beside its own
+EMPTY_FIELD = frames.encode_headers(())  # no headers, or no attachments
 
 
 class Mode(Enum):
@@ -115,9 +116,9 @@ class ReliableNumbers:
     __slots__ = ("got", "owed", "total")
 
     def __init__(self, gaps: int) -> None:
-        self.got = Ranges(gaps)
+        self.got: Ranges = Ranges(gaps)
         # An owed range ends at a number that was acked before or is missing, so there are at most twice as many.
-        self.owed = Ranges(2 * gaps + 2)
+        self.owed: Ranges = Ranges(2 * gaps + 2)
         self.total: int | None = None  # how many there are, once the sender has finished
 
     def check(self, number: int) -> None:
@@ -154,9 +155,9 @@ class UnreliableNumbers:
 
     def __init__(self, gaps: int) -> None:
         self._got = Ranges(gaps)
-        self.reported = 0  # all below were acked or nacked
-        self.due = 0  # all below may be reported now
-        self.known = 0  # all below have been sent
+        self.reported: int = 0  # all below were acked or nacked
+        self.due: int = 0  # all below may be reported now
+        self.known: int = 0  # all below have been sent
 
     @property
     def any(self) -> bool:
@@ -423,12 +424,22 @@ class SenderMachine(_Machine):
         self.state = advance(self.state, Step.FINISH)
         self.connection.streams.add(self.stream())
 
-    def cancel(self) -> None:
-        """Write CANCEL_SENDER instead of the rest; the machine stays until the peer has closed the receiver."""
+    def cancel(self, reason: bytes = b"") -> None:
+        """Write CANCEL_SENDER instead of the rest; the machine stays until the peer has closed the receiver.
+
+        CANCEL_SENDER has no room for a reason: it goes in the headers of a last message, where one more may be sent.
+        """
         self.state = Sending.CLOSED
         self.cancelling = True
         self.drop_streams()
-        routed: list[Buffer] = [self.route(), frames.encode_frame(frames.CancelSender())]
+        routed: list[Buffer] = [self.route()]
+        if reason and not self.oneshot:
+            headers = frames.encode_headers([(frames.REASON_HEADER, reason)])
+            routed.append(frames.message_head(self.sent_reliable, headers, EMPTY_FIELD, 0))
+            self.connection.frame_written("MESSAGE", self.id)
+            self.reliable.add(self.sent_reliable, None)
+            self.sent_reliable += 1
+        routed.append(frames.encode_frame(frames.CancelSender()))
         self.connection.streams.add(OutStream(routed, urgent=True))
         self.connection.frame_written("CANCEL_SENDER", self.id)
 
@@ -513,7 +524,9 @@ class SenderMachine(_Machine):
     def stream(self) -> OutStream:
         """The stream of ordered messages, counts and FINISH_SENDER."""
         if self.main is None:
-            self.main = OutStream([self.route()], source=self)
+            main = OutStream([self.route()], source=self)
+            self.main: OutStream | None = main
+            return main
         return self.main
 
     @property
@@ -744,7 +757,9 @@ class ReceiverMachine(_Machine):
     def stream(self) -> OutStream:
         """The stream of acks, reports and CLOSE_RECEIVER."""
         if self.main is None:
-            self.main = OutStream([self.route()], source=self, urgent=True)
+            main = OutStream([self.route()], source=self, urgent=True)
+            self.main: OutStream | None = main
+            return main
         return self.main
 
     def has_frames(self) -> bool:

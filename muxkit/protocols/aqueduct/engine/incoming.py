@@ -52,14 +52,14 @@ class IncomingStream:
 
     def __init__(self, id: StreamId, incoming: Incoming) -> None:
         self.id = id
-        self.channel = 0
+        self.channel: int = 0
         self.half: halves.Half | None = None  # our half of the channel, once a frame has needed it
         self.last_word: type[object] | None = None  # FINISH_SENDER or CANCEL_SENDER, once it came in this stream
-        self.phase = Phase.START
-        self.frames = 0  # of channels
-        self.fin = False
-        self.unconsumed = 0
-        self.offset = 0  # bytes parsed
+        self.phase: Phase = Phase.START
+        self.frames: int = 0  # of channels
+        self.fin: bool = False
+        self.unconsumed: int = 0
+        self.offset: int = 0  # bytes parsed
         self._partial = Pieces()  # of the unfinished frame
         self._wanted = 0  # size of the held bytes from which parsing can go on
         # While held back: the bytes in which parsing stopped, with the position, and what came after them.
@@ -132,12 +132,12 @@ class IncomingStream:
             error.offset = self.offset
             raise error
         if self.frames == 0 and self.phase in (Phase.START, Phase.ROUTED):
-            self._incoming.registry.check_stream_churn("a stream was opened for nothing")
+            self._incoming.registry.check_empty_stream()
 
     def reset(self) -> None:
         """End the stream and drop its unfinished frame."""
         if self.frames == 0:
-            self._incoming.registry.check_stream_churn("a stream was reset before it brought a frame")
+            self._incoming.registry.count_reset()
         self.ignore()
         self.fin = True
 
@@ -179,6 +179,8 @@ class IncomingStream:
             try:
                 frame = frames.parse_frame(cursor, self._incoming.bounds)
                 half = self.half if isinstance(frame, frames.MessageFrame) and self.last_word is None else None
+                if half is not None and frames.brings_reason(frame):
+                    half = None  # it is not kept, and a cancellation follows
                 if isinstance(half, halves.ReceiverMachine) and self._incoming.unread_limit.is_full(half):
                     self._incoming.unread_limit.hold_back(half, self.id, self.resume)
                     self._held_back = data, position
@@ -306,8 +308,8 @@ class Incoming:
     def __init__(self, registry: Registry, headers: bytes, most_streams: int) -> None:
         config, limits = registry.config, registry.limits
         self.registry = registry
-        self.unread_limit = registry.unread_limit
-        self.bounds = frames.Bounds(
+        self.unread_limit: Final = registry.unread_limit
+        self.bounds: frames.Bounds = frames.Bounds(
             message=limits.message,
             connection_headers=config.connection_headers,
             headers=config.headers,
@@ -316,11 +318,11 @@ class Incoming:
             ranges=config.gaps,
             channel_field=config.channel_field,
         )
-        self.frames = 0
-        self.bytes_received = 0  # of streams and datagrams
+        self.frames: int = 0
+        self.bytes_received: int = 0  # of streams and datagrams
         # The handshake
-        self.is_connected = False  # the peer's connection headers have come
-        self.sent_ack_version = False
+        self.is_connected: bool = False  # the peer's connection headers have come
+        self.sent_ack_version: bool = False
         self._headers = headers
         self._version_acked = False
         self._handshake: OutStream | None = None
@@ -328,9 +330,9 @@ class Incoming:
         self.open: dict[StreamId, IncomingStream] = {}
         self.reassembly: Reassembly[IncomingStream] = Reassembly(limits.reassembly)
         # A frame of up to half of the smallest window needs no loan.
-        self.largest_unlent = min(limits.channel_floor, limits.channel_first) // 2
-        self.most_unread_to_lend = max(1, limits.channel_bytes // 2)  # unread bytes of the same stream
-        self.largest_frame = limits.message + 64  # tag, number and lengths
+        self.largest_unlent: int = min(limits.channel_floor, limits.channel_first) // 2
+        self.most_unread_to_lend: int = max(1, limits.channel_bytes // 2)  # unread bytes of the same stream
+        self.largest_frame: int = limits.message + 64  # tag, number and lengths
         self._most = most_streams
         self._early_stream_bytes = 0  # in streams that wait for the connection headers
         self._has_resumed = False
@@ -340,7 +342,7 @@ class Incoming:
         self.lent: list[Lent] = []
         self.stops: dict[StreamId, Stop] = {}
         # Datagrams
-        self.dropped_datagrams = 0  # repeated, too early, or without room
+        self.dropped_datagrams: int = 0  # repeated, too early, or without room
         self._early: list[bytes] = []
         self._early_bytes = 0
         if registry.role is frames.Role.CLIENT:
@@ -388,7 +390,7 @@ class Incoming:
         out = streams.streams.get(stream)
         if out is None:
             return
-        self.registry.check_stream_churn("a stream was stopped")
+        self.registry.count_reset()
         source = out.source
         streams.drop(out)
         if isinstance(source, halves.SingleMessage):
@@ -685,7 +687,7 @@ class Incoming:
         self._observe(label(stream.channel), frame)
         if isinstance(frame, frames.ForgetChannel):
             if self.registry.table.get(stream.channel) is not None:
-                self.registry.check_churn("a channel was forgotten")
+                self.registry.count_reset()
             self.registry.forgotten(stream.channel)
             return
         half = self._half_for(stream)
@@ -729,7 +731,7 @@ class Incoming:
             case frames.CancelSender():
                 if finished:
                     raise RemoteProtocolError("CANCEL_SENDER after FINISH_SENDER", rule="aqueduct-S12")
-                self.registry.check_churn("a channel was cancelled")
+                self.registry.count_reset()
                 self.adopt(receiver)
                 stream.last_word = frames.CancelSender
                 self.registry.close(receiver, halves.Outcome.CANCELLED)

@@ -44,9 +44,9 @@ class UnreadLimit:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.unread = 0
-        self.most = max(1, limits.connection_bytes // MESSAGE_COST)
-        self.most_of_one = max(1, limits.channel_bytes // MESSAGE_COST)
+        self.unread: int = 0
+        self.most: int = max(1, limits.connection_bytes // MESSAGE_COST)
+        self.most_of_one: int = max(1, limits.channel_bytes // MESSAGE_COST)
         # Streams that are not parsed on, with what resumes each.
         self._held: dict[halves.ReceiverMachine, OrderedDict[StreamId, Callable[[], None]]] = {}
         # Receivers whose streams wait because of messages of other receivers.
@@ -100,28 +100,33 @@ class Registry:
     """All halves of one connection and what is due for them."""
 
     def __init__(self, role: frames.Role, config: Config, limits: Limits, observer: Observer | None) -> None:
-        self.role, self.config, self.limits, self.observer = role, config, limits, observer
+        self.role: frames.Role = role
+        self.config: Config = config
+        self.limits: Limits = limits
+        self.observer: Observer | None = observer
         self.events: list[Event] = []
-        self.streams = StreamScheduler(2 + role, frames.VERSION)
-        self.connection = halves.ConnectionState(
+        self.streams: StreamScheduler = StreamScheduler(2 + role, frames.VERSION)
+        self.connection: halves.ConnectionState = halves.ConnectionState(
             config, limits, observer, self.streams, lambda sender: self.events.append(Writable(sender))
         )
         self.table: ChannelTable[halves.Half] = ChannelTable(limits, Ids(0, 0))
         self.closing: dict[int, OutStream] = {}  # receivers that are gone, whose CLOSE_RECEIVER is not written
-        self.unread_limit = UnreadLimit(limits)
+        self.unread_limit: UnreadLimit = UnreadLimit(limits)
         self.deadlines: Deadlines[Timer] = Deadlines()
         self._counters = frames.id_counters(role)
         self._ended: OrderedDict[int, halves.Half] = OrderedDict()  # made by the peer, gone before they were attached
         self._forgets: dict[int, OutStream] = {}  # FORGET_CHANNEL to be written
-        self._churn = TokenBucket(limits.resets_per_second, limits.resets_burst)
-        self._stream_churn = TokenBucket(limits.resets_per_second, limits.resets_burst)
+        self.resets: TokenBucket = TokenBucket(limits.resets_per_second, limits.resets_burst)
+        """Paces what the peer opens by what it breaks off; being out of tokens ends nothing."""
+        self._misses = TokenBucket(limits.resets_per_second, limits.resets_burst)
+        self._empty_streams = TokenBucket(limits.resets_per_second, limits.resets_burst)
         self.datagram_senders: OrderedDict[halves.SenderMachine, None] = OrderedDict()  # in turn
         self._flushing: dict[halves.Half, None] = {}
         self._reports: list[tuple[float, int, halves.ReceiverMachine]] = []
         self._report_order = count()
         # A late datagram may bring back a channel that has long ended, and no frame would ever end it again.
         self._strays: OrderedDict[halves.ReceiverMachine, float] = OrderedDict()
-        self.entrypoint = self._make_entrypoint()
+        self.entrypoint: halves.Half = self._make_entrypoint()
 
     def _make_entrypoint(self) -> halves.Half:
         transit = halves.Transit(frames.ENTRYPOINT, ours=self.role is frames.Role.CLIENT, fate=halves.Fate.ACCESSIBLE)
@@ -268,10 +273,12 @@ class Registry:
             if isinstance(oldest, halves.ReceiverMachine) and (oldest.unread_messages or oldest.unread):
                 self.events.append(Unclaimed(oldest))
 
-    def cancel(self, sender: halves.SenderMachine, outcome: halves.Outcome | None = None) -> None:
+    def cancel(
+        self, sender: halves.SenderMachine, outcome: halves.Outcome | None = None, *, reason: bytes = b""
+    ) -> None:
         """Cancel a sender; with an outcome the application is told before the peer has confirmed."""
         sender.outcome_told = outcome
-        sender.cancel()
+        sender.cancel(reason)
         self.datagram_senders.pop(sender, None)
         self._stop_timers(sender)
         # What was written may have arrived: only the peer can say. What was not written is lost.
@@ -355,9 +362,13 @@ class Registry:
         """Answer a frame for a channel of ours that has no state."""
         if id in self._forgets:
             return
-        self.check_churn(f"a channel was routed to that there is not ({frames.label(id)})")
-        if len(self._forgets) >= self.limits.tombstones:
-            raise RemoteProtocolError(f"{len(self._forgets)} channels to forget are owed", limit="tombstones")
+        # What crosses the end of a channel may come when its tombstone has given way to others.
+        if not self._counters[id & 7].was_allocated(id):
+            self._charge(self._misses, f"a channel was routed to that there is not ({frames.label(id)})")
+            if len(self._forgets) >= self.limits.tombstones:
+                raise RemoteProtocolError(f"{len(self._forgets)} channels to forget are owed", limit="tombstones")
+        elif len(self._forgets) >= self.limits.tombstones:
+            return  # the peer hears of its end from what ended it
         self.send_forget(id)
         self._bury(id)
 
@@ -373,13 +384,13 @@ class Registry:
         self.streams.add(stream)
         self.connection.frame_written("FORGET_CHANNEL", id)
 
-    def check_churn(self, what: str) -> None:
-        """Charge the peer for a channel that ended early; raise `RemoteProtocolError` above the limit."""
-        self._charge(self._churn, what)
+    def count_reset(self) -> None:
+        """Count a channel or a stream that the peer broke off."""
+        self.resets.take(self.connection.now)
 
-    def check_stream_churn(self, what: str) -> None:
-        """Charge the peer for a stream that brought nothing; raise `RemoteProtocolError` above the limit."""
-        self._charge(self._stream_churn, what)
+    def check_empty_stream(self) -> None:
+        """Charge the peer for a stream that it ended with nothing in it; raise above the limit."""
+        self._charge(self._empty_streams, "a stream was opened for nothing")
 
     def _charge(self, bucket: TokenBucket, what: str) -> None:
         if not bucket.take(self.connection.now):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Final
 
 import trio
 
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Receiving, Sending
+from muxkit.core import Reason, Receiving, Sending, without_name
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.engine import Engine
 from muxkit.protocols.bpmux.engine.entities import OURS, Entity, Kind
@@ -18,6 +19,7 @@ from muxkit.runtime import (
     ByteStream,
     Channel,
     ChannelCancelled,
+    ChannelStats,
     ChannelStopped,
     ErrorMaker,
     Mailbox,
@@ -26,6 +28,8 @@ from muxkit.runtime import (
     Reading,
     ReceiveHalf,
     SendHalf,
+    Session,
+    Side,
     StreamPump,
 )
 
@@ -43,11 +47,12 @@ class Connection:
         limits: Limits,
         observer: Observer | None,
         *,
+        session: Session,
         on_events: Callable[[Sequence[Event]], None],
         on_lost: Callable[[], None],
     ) -> None:
-        self.engine = Engine(config, limits=limits, observer=observer)
-        self.budget = OutboxBudget(limits.outbox, self.engine.waiting)
+        self.engine: Engine = Engine(config, limits=limits, observer=observer)
+        self.budget: OutboxBudget = OutboxBudget(limits.outbox, self.engine.waiting)
         self.pump: StreamPump[Event] = StreamPump(
             stream,
             self.engine,
@@ -58,8 +63,14 @@ class Connection:
             outbox=self.engine.waiting,
             observer=observer,
         )
-        self.request_write = self.pump.request_write
+        self.session = session
+        self.request_write: Final = self.pump.request_write
         self.pings: Pings[Entity] = Pings()
+
+    def lose(self, reason: str, *, by: Side, cause: BaseException | None = None, told: Reason) -> None:
+        """End the connection, and tell the peer why."""
+        farewell = self.engine.farewell(told)
+        self.pump.lose(reason, by=by, cause=cause, parting=[farewell] if farewell else (), farewell=told)
 
     def _queued(self) -> int:
         """Return the bytes of messages that the engine holds, with those that wait for credit."""
@@ -83,12 +94,14 @@ class Connection:
 class Sink(SendHalf):
     """The sending half of a channel."""
 
-    __slots__ = ("_connection", "entity")
+    __slots__ = ("_connection", "channel", "entity")
 
     def __init__(self, connection: Connection, entity: Entity) -> None:
         super().__init__(connection.budget, connection.request_write)
         self._connection = connection
-        self.entity = entity
+        self.entity: Entity = entity
+        self.channel: Duplex | None = None
+        """What it is a half of, until it has ended."""
         entity.half = self
 
     async def ping(self) -> float:
@@ -99,9 +112,8 @@ class Sink(SendHalf):
         return await self._connection.ping(self.entity)
 
     def blame(self) -> None:
-        """Count a failure of the local handler of a channel that the peer opened; too many of these end the session."""
+        """Count a failure of the local handler of a channel that the peer opened, as if the peer had cancelled it."""
         self._connection.engine.blame(self.entity)
-        self._connection.pump.dispatch_events()
 
     def give_credit(self, amount: int) -> None:
         """Let the peer send an end payload of so many bytes when it stops this half.
@@ -143,13 +155,21 @@ class Sink(SendHalf):
     def _finish(self, payload: bytes) -> None:
         self._connection.engine.end(self.entity, payload)
 
-    def _abort(self) -> None:
-        self._connection.engine.abort(self.entity)
+    def _abort(self, reason: Reason) -> None:
+        self._connection.engine.abort(self.entity, reason)
         self._connection.pump.dispatch_events()
 
     def peer_ended(self, payload: bytes) -> None:
         """Called by the session when the peer receives no more on it."""
-        self.stopped(lambda: ChannelStopped("the peer does not receive on this channel any more", payload=payload))
+        # An abort of the whole channel tells the reason to the half that receives.
+        # An end of the other half may come later, since it waits for what was sent before it.
+        source = None if self.channel is None else self.channel.source
+
+        def stopped() -> Exception:
+            told = payload or (b"" if source is None else source.end_payload)
+            return ChannelStopped("the peer does not receive on this channel any more", payload=told)
+
+        self.stopped(stopped)
 
     def __repr__(self) -> str:
         return f"<bpmux.Sink {self.entity.label} {self.state.value}>"
@@ -158,14 +178,18 @@ class Sink(SendHalf):
 class Source(ReceiveHalf[bytes]):
     """The receiving half of a channel."""
 
-    __slots__ = ("_connection", "entity")
+    __slots__ = ("_connection", "channel", "end_payload", "entity")
 
     _new_storage = Mailbox
 
     def __init__(self, connection: Connection, entity: Entity) -> None:
         super().__init__(connection.request_write)
         self._connection = connection
-        self.entity = entity
+        self.entity: Entity = entity
+        self.channel: Duplex | None = None
+        """What it is a half of, until it has ended."""
+        self.end_payload: bytes = b""
+        """What the peer said at its end, an error by convention."""
         entity.half = self
 
     async def ping(self) -> float:
@@ -190,14 +214,16 @@ class Source(ReceiveHalf[bytes]):
 
     def peer_ended(self, payload: bytes) -> None:
         """Called by the session when the peer sends no more on it; by convention a payload means an error."""
-        reason = payload[:REASON_MOST]  # kept for as long as the source lives, so its size is bounded
+        reason = self.end_payload = payload[:REASON_MOST]  # kept as long as the source lives, so its size is bounded
 
         def gave_up() -> Exception:
             return ChannelCancelled("the peer gave up on this channel before it was done", payload=reason)
 
         self.ended(gave_up if payload else trio.EndOfChannel)
 
-    stopped = lost = ReceiveHalf.ended  # what the session calls when nothing more will come, as for a sink
+    # What the session calls when nothing more will come, as for a sink.
+    stopped: Final = ReceiveHalf.ended
+    lost: Final = ReceiveHalf.ended
 
     def _taken(self, messages: Sequence[bytes], size: int) -> bool:
         return self._connection.engine.consumed(self.entity, size)
@@ -215,12 +241,30 @@ class Source(ReceiveHalf[bytes]):
 class Duplex(Channel):
     """A two-way channel: a sink and a source with one id."""
 
-    __slots__ = ("opening", "sink", "source")
+    __slots__ = ("_opening", "sink", "source")
 
     def __init__(self, sink: Sink, source: Source, opening: bytes = b"") -> None:
-        self.sink = sink
-        self.source = source
-        self.opening = opening
+        self.sink: Sink = sink
+        self.source: Source = source
+        self._opening = opening
+        sink.channel = source.channel = self
+
+    @property
+    def sent_with_opening(self) -> bytes:
+        """All bytes of the opening's payload, with the name."""
+        return self._opening
+
+    @property
+    def session(self) -> Session:
+        return self.sink._connection.session
+
+    @property
+    def name(self) -> str:
+        return without_name(self._opening)[0]
+
+    @property
+    def opening(self) -> bytes:
+        return without_name(self._opening)[1]
 
     # These return the half's own coroutine, because one more coroutine for each message takes time.
 
@@ -243,8 +287,8 @@ class Duplex(Channel):
         self.sink.close()  # first: the peer counts the other order as a cancellation
         await self.source.aclose()
 
-    def abort(self) -> None:
-        self.sink.abort()
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        self.sink.abort(reason, code=code)
         self.source.close()
         self.sink.blame()
 
@@ -255,6 +299,16 @@ class Duplex(Channel):
     def as_stream(self) -> ByteStream:
         """Return the channel as a `trio.abc.HalfCloseableStream`; use either that or the methods of the channel."""
         return ByteStream(self.sink, self.source)
+
+    def stats(self) -> ChannelStats:
+        outgoing, window = self.sink.entity, self.source.entity.window
+        return ChannelStats(
+            queued=0 if outgoing.outgoing is None else outgoing.outgoing.queued,
+            unread=window.held,
+            credit_out=outgoing.credit_out,
+            credit_in=window.credit,
+            waiting_since=self.sink.waiting_since,
+        )
 
     def __repr__(self) -> str:
         return f"<bpmux.Duplex {self.sink!r} {self.source!r}>"
@@ -270,7 +324,7 @@ class Request:
         self._over = trio.Event()
         self._response: bytes | None = None
         self._error: ErrorMaker | None = None
-        self.entity = entity
+        self.entity: Entity = entity
         entity.half = self
 
     async def response(self) -> bytes:
@@ -358,8 +412,8 @@ class IncomingRequest:
 
     def __init__(self, connection: Connection, entity: Entity, payload: bytes) -> None:
         self._answer = _Answer(connection, entity)
-        self.entity = entity
-        self.payload = payload
+        self.entity: Entity = entity
+        self.payload: bytes = payload
 
     async def respond(self, payload: bytes) -> None:
         """Send the response; returns when the session has accepted it. Cancelled means not sent.

@@ -10,10 +10,20 @@ from typing import Literal, TypeVar
 
 import trio
 
+from muxkit._errors import Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Receiving, Sending
-from muxkit.protocols.bpmux._session.channels import Connection, Duplex, IncomingRequest, Request, Sink, Source
+from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit.core import Reason, Receiving, Sending, with_name
+from muxkit.protocols.bpmux._session.channels import (
+    REASON_MOST,
+    Connection,
+    Duplex,
+    IncomingRequest,
+    Request,
+    Sink,
+    Source,
+)
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import Entity, Kind
 from muxkit.protocols.bpmux.engine.events import (
@@ -35,11 +45,13 @@ from muxkit.runtime import (
     Backlog,
     ChannelStopped,
     ErrorMaker,
+    LinkLost,
     Opening,
     SessionInfo,
     SessionStats,
     SlotQueue,
     background,
+    describe,
     protect_package,
     protected_manager,
     turns,
@@ -50,6 +62,8 @@ MadeT = TypeVar("MadeT", Duplex, Sink, Source, Request)
 Half = Sink | Source | Request
 
 LINGER = 5.0  # s to leave in order
+LEFT_BY_ERROR = Reason("the other side left the session by an error", 500)
+PEER_BROKE_A_RULE = 400  # the code of a connection that ends because its peer broke a rule
 # In this order halves are closed: those to send on, those to receive from, requests.
 CLOSING_ORDER = (Kind.REQUEST_IN, Kind.SINK_OUT, Kind.SINK_IN, Kind.STREAM_OUT, Kind.STREAM_IN, Kind.REQUEST_OUT)
 
@@ -76,6 +90,10 @@ async def session(
         nursery.start_soon(mux.connection.pump.run)
         try:
             yield mux
+        except Exception as error:
+            told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+            mux.connection.lose("the session was left by an error", by="local", told=told)
+            raise
         except BaseException:
             mux.connection.pump.lose("the session was left by an error", by="local")
             raise
@@ -86,20 +104,23 @@ class Session(CommonSession):
     """A bpmux session; made by `session`."""
 
     def __init__(self, stream: trio.abc.Stream, config: Config, limits: Limits, observer: Observer | None) -> None:
-        self._duplexes: Backlog[Duplex] = Backlog(lambda duplex: self._took(duplex.opening))
-        self._sources: Backlog[tuple[Source, bytes]] = Backlog(lambda item: self._took(item[1]))
-        self._sinks: Backlog[tuple[Sink, bytes]] = Backlog(lambda item: self._took(item[1]))
-        self._requests: Backlog[IncomingRequest] = Backlog(lambda request: self._took(request.payload))
+        self._duplexes: Backlog[Duplex] = Backlog(lambda duplex: self._took(duplex.sent_with_opening), self._pause)
+        self._sources: Backlog[tuple[Source, bytes]] = Backlog(lambda item: self._took(item[1]), self._pause)
+        self._sinks: Backlog[tuple[Sink, bytes]] = Backlog(lambda item: self._took(item[1]), self._pause)
+        self._requests: Backlog[IncomingRequest] = Backlog(lambda request: self._took(request.payload), self._pause)
         self._backlogs = (self._duplexes, self._sources, self._sinks, self._requests)
         self._draining = False
         self._openers = SlotQueue(self._free_slots)
         self._gone = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
         self._messages_received = 0
-        self.connection = Connection(stream, config, limits, observer, on_events=self._dispatch, on_lost=self._on_lost)
+        self._info = describe(stream, "bpmux")
+        self.connection: Connection = Connection(
+            stream, config, limits, observer, session=self, on_events=self._dispatch, on_lost=self._on_lost
+        )
         self._engine = self.connection.engine
-        self.messages = Source(self.connection, self._engine.top_stream)
+        self.messages: Source = _TopSource(self.connection, self._engine.top_stream)
         """The half that receives the peer's top-level messages."""
-        self.top = _TopSink(self.connection, self._engine.top_sink, self._openers)
+        self.top: _TopSink = _TopSink(self.connection, self._engine.top_sink, self._openers)
         """The half that sends top-level messages."""
 
     # --- the top level
@@ -119,27 +140,27 @@ class Session(CommonSession):
 
     # --- opening: waits for a slot under the limits, and for top-level credit if there is a payload
 
-    def open(self) -> AbstractAsyncContextManager[Duplex]:
-        return self.open_duplex()
+    def open(self, name: str = "", *, payload: bytes = b"") -> Opening[Duplex]:
+        return self.open_duplex(with_name(name, payload))
 
-    def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> AbstractAsyncContextManager[Duplex]:
+    def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Duplex]:
         """Open a two-way channel, which is announced at once. With `credit` all further grants are made by hand."""
 
         def make() -> Duplex:
             sink, stream = self._engine.open_duplex(payload, credit=credit)
-            return Duplex(Sink(self.connection, sink), Source(self.connection, stream))
+            return Duplex(Sink(self.connection, sink), Source(self.connection, stream), payload)
 
         return self._opening(payload, make)
 
-    def open_sink(self, payload: bytes = b"") -> AbstractAsyncContextManager[Sink]:
+    def open_sink(self, payload: bytes = b"") -> Opening[Sink]:
         """Open a channel to send on."""
         return self._opening(payload, lambda: Sink(self.connection, self._engine.open_sink(payload)))
 
-    def open_source(self, payload: bytes = b"", *, credit: int | None = None) -> AbstractAsyncContextManager[Source]:
+    def open_source(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Source]:
         """Open a channel to receive from. With `credit` all further grants are made by hand."""
         return self._opening(payload, lambda: Source(self.connection, self._engine.open_stream(payload, credit=credit)))
 
-    def open_request(self, payload: bytes = b"", *, credit: int | None = None) -> AbstractAsyncContextManager[Request]:
+    def open_request(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Request]:
         """Send a request. `credit` is the largest response, in bytes; without it that is the usual window."""
         return self._opening(
             payload, lambda: Request(self.connection, self._engine.open_request(payload, credit=credit))
@@ -228,13 +249,26 @@ class Session(CommonSession):
         entity, connection = event.entity, self.connection
         if event.source is not None:
             sink, source = Sink(connection, entity), Source(connection, event.source)
-            self._duplexes.put(Duplex(sink, source, event.payload))
+            self._duplexes.put(Duplex(sink, source, event.payload), entity)
         elif entity.kind is Kind.STREAM_IN:
             self._sources.put((Source(connection, entity), event.payload))
         elif entity.kind is Kind.SINK_IN:
-            self._sinks.put((Sink(connection, entity), event.payload))
+            self._sinks.put((Sink(connection, entity), event.payload), entity)
         else:
-            self._requests.put(IncomingRequest(connection, entity, event.payload))
+            self._requests.put(IncomingRequest(connection, entity, event.payload), entity)
+
+    def _drop_waiting(self, entity: Entity) -> None:
+        """Forget a channel that the peer cancelled before the application took it: it needs no work."""
+        if (duplex := self._duplexes.drop(entity)) is not None:
+            duplex.source.close()
+            self._engine.consumed_opening(len(duplex.sent_with_opening))
+        elif (item := self._sinks.drop(entity)) is not None:
+            self._engine.consumed_opening(len(item[1]))
+        elif (request := self._requests.drop(entity)) is not None:
+            self._engine.consumed_opening(len(request.payload))
+
+    def _pause(self) -> float:
+        return self._engine.pause(trio.current_time())
 
     def _decline(self, event: Opened) -> None:
         for half in (event.entity, event.source):
@@ -275,11 +309,15 @@ class Session(CommonSession):
             case Opened():
                 self._on_opened(event)
             case Ended():
-                half = _detach_half(event.entity)
-                if half is not None:
+                if isinstance(half := event.entity.half, Half):
                     half.peer_ended(event.payload)
+                _detach_half(event.entity)
                 if event.entity is self._engine.top_stream:
+                    if event.payload:
+                        pump.told(Reason.decode(event.payload))
                     self._stop_opening(None)
+                elif event.cancels:
+                    self._drop_waiting(event.entity)
                 self._entity_gone(event.entity)
             case Confirmed():
                 half = _detach_half(event.entity)
@@ -310,9 +348,9 @@ class Session(CommonSession):
             case Silent():
                 pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
             case Failed():
-                # The protocol has no error frame: the peer sees a closed connection, and only this log tells why.
                 _log.warning("%s broke a rule, the session was closed: %s", pump.peer or "a peer", event.error)
-                pump.lose(str(event.error), by="peer", cause=event.error)
+                told = Reason(str(event.error), PEER_BROKE_A_RULE)
+                self.connection.lose(str(event.error), by="peer", cause=event.error, told=told)
             case HungUp():
                 channels = self._engine.channels
                 what = "" if event.clean else f" while {channels} channels were open" if channels else " in mid-message"
@@ -337,6 +375,10 @@ class Session(CommonSession):
 
     # --- leaving
 
+    def channels(self) -> Sequence[Duplex]:
+        halves = (half for half in self._halves() if not isinstance(half, Request))
+        return [*dict.fromkeys(half.channel for half in halves if half.channel is not None)]
+
     def _halves(self) -> list[Half]:
         """Return the halves and the requests of all live entities, in the order in which they are closed."""
         entities = (entity for kind in CLOSING_ORDER for entity in self._engine.entities(kind).values())
@@ -348,6 +390,7 @@ class Session(CommonSession):
         Raises also for a violation by the peer that came after its orderly end, which no other call reports.
         """
         pump, engine = self.connection.pump, self._engine
+        pump.phase = "leave"
         told = [half for half in self._halves() if isinstance(half, Sink) and half.needs_confirmation]
         with trio.move_on_after(linger) as scope:
             self._close_all()
@@ -410,7 +453,7 @@ class Session(CommonSession):
 
     @property
     def info(self) -> SessionInfo:
-        return SessionInfo(protocol="bpmux", peer=self.connection.pump.peer)
+        return self._info
 
     def stats(self) -> SessionStats:
         connection = self.connection
@@ -427,6 +470,26 @@ class Session(CommonSession):
     def __repr__(self) -> str:
         state = "lost" if self.connection.pump.is_lost else f"{self._engine.channels} channels"
         return f"<bpmux.Session {self.connection.pump.peer or 'on a stream'}: {state}>"
+
+
+class _TopSource(Source):
+    """The half that receives top-level messages: an end with a payload is the reason why the connection ends."""
+
+    __slots__ = ()
+
+    def peer_ended(self, payload: bytes) -> None:
+        if not payload:
+            super().peer_ended(payload)
+            return
+        told = Reason.decode(payload)
+        self.end_payload = payload[:REASON_MOST]
+        peer = self._connection.pump.peer
+
+        def left() -> Exception:
+            reason, code = told.text or None, told.code or None
+            return LinkLost("the peer ends the connection", by="peer", peer=peer, peer_reason=reason, code=code)
+
+        self.ended(left)
 
 
 class _TopSink(Sink):
@@ -447,6 +510,8 @@ def _detach_half(entity: Entity) -> Half | None:
     """Return the half of an entity that is gone, and drop the reference to it."""
     half: Half | None = entity.half  # type: ignore[assignment]  # sessions put nothing else there
     entity.half = None
+    if isinstance(half, Sink | Source):
+        half.channel = None  # or only a garbage collection would free both
     return half
 
 
@@ -461,7 +526,7 @@ def _ended_before_the_pong() -> Exception:
 class _Protocol:
     """The protocol plugin that `muxkit.connect` and `muxkit.serve` load under the name `bpmux`."""
 
-    options = frozenset({"config"})
+    options: frozenset[str] = frozenset({"config"})
 
     def session(
         self,
@@ -477,7 +542,9 @@ class _Protocol:
         return session(stream, config=config, limits=limits, observer=observer, linger=linger)
 
 
-protocol = _Protocol()
-
+protocol: _Protocol = _Protocol()
+connect: Connect[Session] = Connect("bpmux")
+open_server: OpenServer[Session, Duplex] = OpenServer("bpmux")
+reconnecting: Reconnecting[Session] = Reconnecting("bpmux")
 
 protect_package("muxkit.protocols.bpmux")

@@ -7,19 +7,21 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import chain
+from typing import Final
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import NO_QUEUE, U64_MAX, Buffer, Deadlines, Keepalive, StallWatch
+from muxkit.core import NO_QUEUE, U64_MAX, Buffer, Deadlines, Keepalive, Outbox, Reason, StallWatch
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import OURS, OVERHEAD, Entity, Kind
 from muxkit.protocols.bpmux.engine.events import Event, Failed, HungUp, Probed, Silent
 from muxkit.protocols.bpmux.engine.receiving import HEAD_MOST, ChunkReader
 from muxkit.protocols.bpmux.engine.state import State
-from muxkit.protocols.bpmux.frames import Type, observe_written
+from muxkit.protocols.bpmux.frames import Chunk, Type, encode_chunk, observe_written
 
 CHANNEL_PRICE = 5 * 1024  # bytes of memory for a duplex, its session objects and a task that handles it
+NO_REASON = Reason()
 ABORTED = b"\x01"  # end payload of an abort: any payload but an empty one means that messages are missing
 
 
@@ -42,8 +44,8 @@ class Engine:
     def __init__(
         self, config: Config | None = None, *, limits: Limits | None = None, observer: Observer | None = None
     ) -> None:
-        self.config = config or Config()
-        self.limits = (limits or Limits()).at_price(CHANNEL_PRICE)
+        self.config: Config = config or Config()
+        self.limits: Limits = (limits or Limits()).at_price(CHANNEL_PRICE)
         self._observer = observer
         self._state = State(self.config, self.limits, observer)
         self._reader = ChunkReader(self._state)
@@ -63,20 +65,20 @@ class Engine:
         self._is_unfinished = False  # a chunk or a message was, when bytes came the last time
         self._next_id = self.config.first_id
         self._largest = self.limits.message
-        self.frames_at_once = sys.maxsize
+        self.frames_at_once: int = sys.maxsize
         """The most chunks that one call of `receive_bytes` parses."""
-        self.unparsed = 0
+        self.unparsed: int = 0
         """Received bytes behind the first `frames_at_once` chunks; `receive_bytes(b"", now)` parses more of them."""
-        self.bytes_received = 0
-        self.over = False
-        self.hung_up_cleanly = False
-        self.top_sink = self._state.top_sink
+        self.bytes_received: int = 0
+        self.over: bool = False
+        self.hung_up_cleanly: bool = False
+        self.top_sink: Entity = self._state.top_sink
         """The entity for top-level messages to the peer."""
-        self.top_stream = self._state.top_stream
+        self.top_stream: Entity = self._state.top_stream
         """The entity for top-level messages of the peer."""
-        self.waiting = self._state.outbox
+        self.waiting: Outbox = self._state.outbox
         """The counter behind `outbox`, for frequent reads."""
-        self.consumed = self._state.consume
+        self.consumed: Final = self._state.consume
         """Count bytes of an entity's messages as taken by the application; harmless after the entity is gone.
 
         Returns whether there may be something to write because of it.
@@ -443,11 +445,12 @@ class Engine:
         self._state.outgoing(entity).close(payload)
         self._state.end_queued(entity)
 
-    def abort(self, entity: Entity) -> None:
+    def abort(self, entity: Entity, reason: Reason = NO_REASON) -> None:
         """Drop the messages of which nothing was written, then end the entity; harmless once the end was written.
 
-        On a sink, and for a request without a response, the end has a payload, which by convention means an error. It
-        may wait for a byte of credit, because without it the peer would take the messages for complete.
+        On a sink, and for a request without a response, the end has a payload, which by convention means an error: as
+        much of the reason as credit covers. It may wait for a byte of credit, because without it the peer would take
+        the messages for complete.
         """
         self._check_alive()
         if entity.gone:
@@ -461,7 +464,8 @@ class Engine:
         if not entity.ending:
             # The end of a request cannot be taken for a response, so it need not wait for credit.
             can_explain = entity.kind is not Kind.REQUEST_IN or entity.credit_out > 0
-            outgoing.close(b"" if entity.receives or not can_explain else ABORTED)
+            told = reason.encode(max(1, entity.credit_out - outgoing.queued)) or ABORTED
+            outgoing.close(b"" if entity.receives or not can_explain else told)
         outgoing.count(outgoing.waits_for_transport())
         self._state.end_queued(entity)
 
@@ -472,7 +476,7 @@ class Engine:
         """
         if self.over:
             return
-        if not self._state.resets.take(self._state.now):
+        if not self._state.refusals.take(self._state.now):
             self._stop(Failed(RemoteProtocolError("too many channels opened to be refused", limit="backlog")))
             return
         for half in (entity, entity.twin):
@@ -480,12 +484,27 @@ class Engine:
                 self.end(half)
 
     def blame(self, entity: Entity) -> None:
-        """Count a failure of local work on a channel that the peer opened; too many of these end the connection."""
-        if self.over or entity.kind in OURS or self._state.resets.take(self._state.now):
-            return
-        burst, rate = self.limits.resets_burst, self.limits.resets_per_second
-        what = f"more than {burst} channels of the peer failed at once and {rate} a second"
-        self._stop(Failed(RemoteProtocolError(what, limit="resets_per_second")))
+        """Count a failure of local work on a channel that the peer opened, as if the peer had cancelled it."""
+        if entity.kind not in OURS:
+            self._state.resets.take(self._state.now)
+
+    def pause(self, now: float) -> float:
+        """Return the seconds until work on another channel of the peer may begin.
+
+        Above 0 while the peer has cancelled more channels than `Limits` allow.
+        """
+        return self._state.resets.pause(now)
+
+    def farewell(self, reason: Reason) -> bytes:
+        """Return the last bytes to write on a connection that ends early: the end of the top level, with the reason.
+
+        Nothing if the end was queued before, or if the peer gave no credit for it.
+        """
+        sink, outgoing = self.top_sink, self.top_sink.outgoing
+        if sink.gone or sink.ending or not sink.announced or (outgoing is not None and outgoing.is_mid_message):
+            return b""
+        told = reason.encode(sink.credit_out)
+        return encode_chunk(Chunk(sink.type, sink.id, end=told)) if told else b""
 
     def _check_sending(self, entity: Entity, what: str) -> None:
         self._check_alive()

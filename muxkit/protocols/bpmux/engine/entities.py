@@ -49,8 +49,8 @@ class Parts:
     __slots__ = ("is_end", "left", "pieces", "pinged")
 
     def __init__(self, total: int, *, is_wanted: bool) -> None:
-        self.left = total
-        self.pieces = Pieces() if is_wanted else None  # None: the parts are discarded
+        self.left: int = total
+        self.pieces: Pieces | None = Pieces() if is_wanted else None  # None: the parts are discarded
         self.is_end: bool | None = None  # whether these are parts of an end payload; None before the first part
         self.pinged: list[Entity] = []  # pings to report when the opening is complete
 
@@ -82,30 +82,30 @@ class Entity:
     )
 
     def __init__(self, kind: Kind, id: int, window: ReceiveWindow | None) -> None:
-        self.kind = kind
-        self.id = id
+        self.kind: Kind = kind
+        self.id: int = id
         # The state that the document names: credit_out, credit_in and the end flags.
-        self.credit = NO_CREDIT if kind in RECEIVERS else Credit()
-        self.window = window or NO_WINDOW
-        self.end_out = False
-        self.end_in = False
+        self.credit: Credit = NO_CREDIT if kind in RECEIVERS else Credit()
+        self.window: ReceiveWindow = window or NO_WINDOW
+        self.end_out: bool = False
+        self.end_in: bool = False
         # Receiving.
-        self.is_wanted = True  # the application receives what arrives; otherwise it is discarded
-        self.direct = True  # payloads need no check beside credit: wanted, and nothing in parts on its window
-        self.opening = False  # its opening payload arrives in parts and is incomplete
+        self.is_wanted: bool = True  # the application receives what arrives; otherwise it is discarded
+        self.direct: bool = True  # payloads need no check beside credit: wanted, and nothing in parts on its window
+        self.opening: bool = False  # its opening payload arrives in parts and is incomplete
         self.parts: Parts | None = None
         # Sending.
-        self.announced = True  # its opening has been written completely
+        self.announced: bool = True  # its opening has been written completely
         self.outgoing: Outgoing | None = None
         # Control chunks to write, merged: a grant in bytes, and numbers of pings and pongs.
-        self.grant = 0
-        self.pings = 0
-        self.pongs = 0
+        self.grant: int = 0
+        self.pings: int = 0
+        self.pongs: int = 0
         # Life.
         self.half: object = None  # the session's object for it; the engine does not use it
-        self.gone = False
-        self.orderly = False  # the peer ended the other half of this duplex without an error
-        self.late = False  # the peer opened it after it had closed its top level
+        self.gone: bool = False
+        self.orderly: bool = False  # the peer ended the other half of this duplex without an error
+        self.late: bool = False  # the peer opened it after it had closed its top level
         self.twin: Entity | None = None  # the other half of a duplex, while both are alive
 
     def own_credit(self) -> Credit:
@@ -200,7 +200,7 @@ class Outgoing:
     )
 
     def __init__(self, entity: Entity, top: Credit, outbox: Outbox, on_written: Callable[[Outgoing], None]) -> None:
-        self.entity = entity
+        self.entity: Entity = entity
         self._top = top  # the credit that openings use
         self._outbox = outbox
         self._on_written = on_written
@@ -209,16 +209,16 @@ class Outgoing:
         self.queue: deque[bytes] = NO_QUEUE
         self._begun = 0  # bytes of the first item that were written in parts
         self.end: bytes | None = None
-        self.accepts = not entity.receives and entity.kind is not Kind.REQUEST_IN  # any number of messages
-        self.has_sent = False  # a message was queued on it, ever
-        self.queued = 0  # payload bytes that use the entity's own credit
-        self.claimed = 0  # on the top level: bytes of queued openings, which use its credit as well
-        self.openings = 0  # on the top level: openings not written completely; its end is written after them
-        self.counted = 0  # bytes that it counts in the connection's outbox
-        self.watched = False  # a `Writable` event was asked for
-        self.wanted = 1  # bytes of credit that it needs, 0 for an empty message
-        self.deficit = 0
-        self.scheduled = False
+        self.accepts: bool = not entity.receives and entity.kind is not Kind.REQUEST_IN  # any number of messages
+        self.has_sent: bool = False  # a message was queued on it, ever
+        self.queued: int = 0  # payload bytes that use the entity's own credit
+        self.claimed: int = 0  # on the top level: bytes of queued openings, which use its credit as well
+        self.openings: int = 0  # on the top level: openings not written completely; its end is written after them
+        self.counted: int = 0  # bytes that it counts in the connection's outbox
+        self.watched: bool = False  # a `Writable` event was asked for
+        self.wanted: int = 1  # bytes of credit that it needs, 0 for an empty message
+        self.deficit: int = 0
+        self.scheduled: bool = False
 
     @property
     def closing(self) -> bool:
@@ -229,6 +229,11 @@ class Outgoing:
     def opening_left(self) -> int:
         """Bytes of the opening payload that will use top-level credit."""
         return 0 if self._opening is None else len(self._opening[1]) - self._begun
+
+    @property
+    def is_mid_message(self) -> bool:
+        """Whether a part of a message was written, and not the rest."""
+        return self._begun > 0
 
     @property
     def is_untold(self) -> bool:

@@ -38,10 +38,14 @@ class Responded:
 
 @attrs.define(eq=False)
 class Ended:
-    """The peer ended an entity: it sends, or it receives, no more. The entity is gone."""
+    """The peer ended an entity: it sends, or it receives, no more. The entity is gone.
+
+    `cancels` is True if it was cancelled before this side was done, and no other half of its channel is left.
+    """
 
     entity: Entity
     payload: bytes
+    cancels: bool = False
 
 
 @attrs.define(eq=False)

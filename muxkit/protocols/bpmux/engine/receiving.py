@@ -40,13 +40,13 @@ class ChunkReader:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self.rules = ChunkRules(state)
-        self.held = Pieces()  # the beginning of a chunk
+        self.rules: ChunkRules = ChunkRules(state)
+        self.held: Pieces = Pieces()  # the beginning of a chunk
         self._wanted = 0  # bytes to hold before parsing is tried again
         self.owner: Entity | None = None  # the entity of an incomplete payload whose chunk head was parsed
         self._missing = 0  # bytes missing of that payload
         self._pieces = Pieces()  # the beginning of that payload
-        self.left = 0  # frames that may still be parsed; events count as several
+        self.left: int = 0  # frames that may still be parsed; events count as several
 
     def resume(self, data: bytes, position: int, base: int) -> int:
         """Add to the incomplete chunk; return the position in `data` behind it. `base` is the offset of `data`."""
@@ -191,7 +191,7 @@ class ChunkRules(Checks):
     def __init__(self, state: State) -> None:
         self._state = state
         self._maps = state.maps
-        self.announced = 0  # total size in the Partial chunk before this one
+        self.announced: int = 0  # total size in the Partial chunk before this one
         # Notes about the chunk that is being parsed.
         self._entity: Entity | None = None
         self._payer = state.top_stream  # the entity whose credit its payload uses
@@ -258,8 +258,6 @@ class ChunkRules(Checks):
             raise RemoteProtocolError(
                 f"{type.label} {id}: opened beside {live} live channels", limit=state.limits.bound_of_channels
             )
-        if flags & END and type is not Type.OUT_SINK:
-            self._check_reset(type, id)
 
     def _check_known(self, entity: Entity, type: Type, id: int, flags: int) -> None:
         if type is Type.DUPLEX and not (entity.opening and entity.twin is not None and flags & PAYLOAD):
@@ -281,11 +279,9 @@ class ChunkRules(Checks):
             is_end = entity.parts.is_end
             if (flags & END and is_end is False) or (flags & PAYLOAD and is_end is True):
                 raise _broken(type, id, "payload and end payload mixed in partial mode", "bpmux-P14")
-        if flags & END and self._is_reset(entity):
-            self._check_reset(type, id)
 
     def _is_reset(self, entity: Entity) -> bool:
-        """Whether an end cancels work that this side does for the peer; the rate of these is limited.
+        """Whether an end cancels work that this side does for the peer; how much such work begins is limited.
 
         Ends after the peer closed its top level do not count, nor the end of a duplex whose other half the peer has
         ended without an error.
@@ -300,16 +296,6 @@ class ChunkRules(Checks):
             raise RemoteProtocolError(
                 f"{type.label} {id}: {need} bytes in parts beyond the window against {total} that may be lent",
                 limit="reassembly",
-            )
-
-    def _check_reset(self, type: Type, id: int) -> None:
-        state = self._state
-        if not state.resets.has_token(state.now):
-            limits = state.limits
-            raise RemoteProtocolError(
-                f"{type.label} {id}: more than {limits.resets_burst} channels cancelled at once "
-                f"and {limits.resets_per_second} a second",
-                limit="resets_per_second",
             )
 
     def payload(self, size: int) -> None:
@@ -462,14 +448,16 @@ class ChunkRules(Checks):
             if whole is None:
                 return
             payload, size = whole, len(whole)
-        if self._is_reset(entity):
+        cancels = self._is_reset(entity)
+        if cancels:
             state.resets.take(state.now)
+            cancels = entity.twin is None
         if entity.twin is not None:
             entity.twin.orderly = not payload
         state.consume(entity, size)
         entity.end_in = True
         state.peer_ended(entity)
-        state.events.append(Ended(entity, payload))
+        state.events.append(Ended(entity, payload, cancels))
         if entity is state.top_sink:
             state.decline_openings(begun=True)
 

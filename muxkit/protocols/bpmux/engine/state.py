@@ -20,23 +20,24 @@ class State:
         self.observer = observer
         self.events: list[Event] = []
         self.maps: tuple[dict[int, Entity], ...] = tuple({} for _ in Kind)
-        self.control = Control()
-        self.scheduler = Scheduler()
-        self.budget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
+        self.control: Control = Control()
+        self.scheduler: Scheduler = Scheduler()
+        self.budget: ReceiveBudget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
         self.reassembly: Reassembly[Entity] = Reassembly(limits.reassembly)
-        self.resets = TokenBucket(limits.resets_per_second, limits.resets_burst)
-        self.outbox = Outbox()
+        self.resets: TokenBucket = TokenBucket(limits.resets_per_second, limits.resets_burst)
+        self.refusals: TokenBucket = TokenBucket(limits.resets_per_second, limits.resets_burst)
+        self.outbox: Outbox = Outbox()
         self.messages_sent = 0
-        self.ours = 0  # live channels that this side opened
-        self.theirs = 0  # live channels that the peer opened
+        self.ours: int = 0  # live channels that this side opened
+        self.theirs: int = 0  # live channels that the peer opened
         self.unread: set[Entity] = set()  # gone, opened by the peer, with messages not consumed
-        self.unfinished = 0  # incomplete messages that the application wants
-        self.now = 0.0
+        self.unfinished: int = 0  # incomplete messages that the application wants
+        self.now: float = 0.0
         self._openings: dict[Entity, int] = {}  # openings not written completely, with the top-level credit they claim
         self._starved: dict[Entity, None] = {}  # of these, the ones without top-level credit
         self._on_written = self._written  # one object for all queues
-        self.top_sink = self.add(Kind.SINK_OUT, 0)
-        self.top_stream = self.add(Kind.STREAM_OUT, 0)
+        self.top_sink: Entity = self.add(Kind.SINK_OUT, 0)
+        self.top_stream: Entity = self.add(Kind.STREAM_OUT, 0)
         self.grant(self.top_stream, self.top_stream.window.start(self.now))
 
     # --- entities
@@ -326,9 +327,9 @@ class Control:
 
     def __init__(self) -> None:
         self.dirty: dict[Entity, None] = {}  # announced entities with something to write
-        self.acks = bytearray()
-        self.leaving = 0  # channels of the peer that ended and whose acknowledgement was not written yet
-        self.pongs_owed = 0  # pongs to write, on all entities
+        self.acks: bytearray = bytearray()
+        self.leaving: int = 0  # channels of the peer that ended and whose acknowledgement was not written yet
+        self.pongs_owed: int = 0  # pongs to write, on all entities
 
     def acknowledge(self, entity: Entity) -> None:
         """Queue the acknowledgement of the peer's end, the last chunk about that entity."""

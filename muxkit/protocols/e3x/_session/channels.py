@@ -14,16 +14,18 @@ import trio
 from muxkit._errors import LocalProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Receiving, Sending
+from muxkit.core import Reason, Receiving, Sending, printable
 from muxkit.protocols.e3x.config import LEAST_PACKET, Config
 from muxkit.protocols.e3x.engine.channel import EngineChannel
-from muxkit.protocols.e3x.engine.chunked import ChunkedEngine
+from muxkit.protocols.e3x.engine.chunked import ChunkedEngine, encode_chunks
 from muxkit.protocols.e3x.engine.engine import Engine
 from muxkit.protocols.e3x.engine.events import Event
 from muxkit.runtime import (
     YIELD_BYTES,
     YIELD_LEAST,
+    ByteStream,
     ChannelCancelled,
+    ChannelStats,
     ChannelStopped,
     DatagramPump,
     ErrorMaker,
@@ -32,6 +34,7 @@ from muxkit.runtime import (
     PacketLink,
     ReceiveHalf,
     SendHalf,
+    Session,
     Side,
     StreamPump,
     Unsupported,
@@ -44,6 +47,12 @@ OVERHEAD = 64  # bytes that a waiting message counts beside its own
 MESSAGES_MOST = 1_000_000  # messages that one call of `receive_many` takes
 REFUSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH})
 BYE: Final = "muxkit.bye"  # the type of channels that tell that their sender leaves
+TYPE: Final = "muxkit"  # the type of channels without a name
+NO_REASON: Final = "given up"  # the err of a channel that was aborted without a reason: an empty one may be overlooked
+WITHOUT_REASON: Final = b"\1"  # the body of a goodbye that is not in order, and gives no reason
+IN_ORDER: Final = b"\0"  # how the body of a goodbye begins that is in order
+REASON_MOST: Final = 512  # bytes
+BYE_HEAD: Final = 64  # bytes of the packet of a goodbye beside its body
 
 
 class Connection:
@@ -56,6 +65,7 @@ class Connection:
         self,
         link: PacketLink | trio.abc.Stream,
         *,
+        session: Session,
         odd: bool,
         config: Config,
         limits: Limits,
@@ -63,11 +73,13 @@ class Connection:
         on_events: Callable[[Sequence[Event]], None],
         on_lost: Callable[[], None],
         on_aborted: Callable[[EngineChannel], object],
+        on_written: Callable[[], None],
     ) -> None:
-        self.is_on_packets = not isinstance(link, trio.abc.Stream)
+        self.session = session
+        self.is_on_packets: bool = not isinstance(link, trio.abc.Stream)
         if not self.is_on_packets:
             config = attrs.evolve(config, congestion=False)  # the stream limits the rate itself
-        self.engine = Engine(odd, config, limits=limits, observer=observer)
+        self.engine: Engine = Engine(odd, config, limits=limits, observer=observer)
         make: partial[StreamPump[Event]] | partial[DatagramPump[Event]]
         if isinstance(link, trio.abc.Stream):
             make = partial(StreamPump, link, ChunkedEngine(self.engine, trio.current_time, observer=observer))
@@ -83,23 +95,32 @@ class Connection:
             queued=lambda: self.engine.stats().unsent,
             observer=observer,
         )
-        self.request_write = self.pump.request_write
-        self.budget = OutboxBudget()  # the engine itself limits what each channel queues
-        self.gone = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
-        self.acked = trio.lowlevel.ParkingLot()  # tasks that wait until something is confirmed
-        self.written = trio.lowlevel.ParkingLot()  # tasks that wait until something is written
-        self.heard_at = trio.current_time()
-        self.was_heard = False
+        self.pump.phase = "handshake"  # a packet link has none: until something was heard
+        self.request_write: Final = self.pump.request_write
+        self.budget: OutboxBudget = OutboxBudget()  # the engine itself limits what each channel queues
+        self.gone: Final = trio.lowlevel.ParkingLot()  # tasks that wait until channels are gone
+        self.acked: trio.lowlevel.ParkingLot = (
+            trio.lowlevel.ParkingLot()
+        )  # tasks that wait until something is confirmed
+        self.written: trio.lowlevel.ParkingLot = (
+            trio.lowlevel.ParkingLot()
+        )  # tasks that wait until something is written
+        self.heard_at: float = trio.current_time()
+        self.was_heard: bool = False
         self.unread = 0  # bytes in the inboxes of all channels
         self.dropped = 0
         self.messages_received = 0
         self.messages_sent = 0
         self._on_aborted = on_aborted
+        self._on_packets_written = on_written
 
     def heard(self) -> None:
         """Note that the peer answered now."""
         self.heard_at = trio.current_time()
-        self.was_heard = True
+        if not self.was_heard:
+            self.was_heard = True
+            if self.pump.phase == "handshake":
+                self.pump.phase = "open"
 
     def wake_all(self) -> None:
         """Wake the tasks in all three parking lots."""
@@ -133,22 +154,27 @@ class Connection:
         self.after_command()
         self.request_write()
 
-    def aborted(self, channel: EngineChannel) -> None:
-        """Forget a channel that this side has aborted."""
+    def abort(self, channel: EngineChannel, reason: Reason) -> None:
+        """Tell the peer that this side gives a channel up, and forget it."""
+        if not self.pump.is_lost:
+            self.update_time()
+            self.engine.err(channel, reason.encode().decode() or NO_REASON)
+            self.engine.blame(channel)
         self._on_aborted(channel)
         self.after_command()
+        self.request_write()
 
     # --- the pump
 
-    def lose(self, reason: str, *, by: Side, parting: bytes) -> None:
-        """Hang up at once; where closing the link does not tell the peer, one packet with `parting` does."""
-        if isinstance(self.pump, StreamPump):
-            self.pump.lose(reason, by=by)
-            return
+    def lose(self, reason: str, *, by: Side, told: Reason | None = None, in_order: bool = False) -> None:
+        """Hang up at once, and tell the peer why; on a packet link it is told even without a reason."""
+        is_stream = isinstance(self.pump, StreamPump)
+        body = told.encode(min(REASON_MOST, self.engine.packet_size - BYE_HEAD)) if told else WITHOUT_REASON
         packets: list[bytes] = []
-        if self.engine.stats().packets_sent:
+        if told if is_stream else self.was_heard or self.engine.counters["packets_sent"]:
             with suppress(LocalProtocolError):  # no id is left
-                packets.append(self.engine.parting(BYE, parting))
+                packet = self.engine.parting(BYE, IN_ORDER if in_order else body)
+                packets.append(encode_chunks(packet) if is_stream else packet)
         self.pump.lose(reason, by=by, parting=packets)
 
     def raise_if_lost(self) -> None:
@@ -158,6 +184,7 @@ class Connection:
     def _on_written(self) -> None:
         if self.written:
             self.written.unpark_all()
+        self._on_packets_written()
 
     def _limit_packets(self, limit: int) -> None:
         self.engine.packet_size = max(LEAST_PACKET, min(self.engine.config.packet, limit))
@@ -171,17 +198,15 @@ class Channel(CommonChannel):
     must fit into one packet (`quota`), and the oldest messages are dropped if too much waits at either end.
     """
 
-    __slots__ = ("_connection", "_has_opening", "engine_channel", "inbox", "sender")
+    __slots__ = ("_connection", "_opening", "engine_channel", "inbox", "sender")
 
-    def __init__(
-        self, connection: Connection, engine_channel: EngineChannel, opening: bytes = b"", *, spoke: bool = False
-    ) -> None:
+    def __init__(self, connection: Connection, engine_channel: EngineChannel, opening: bytes = b"") -> None:
         self._connection = connection
-        self._has_opening = bool(opening)
-        self.engine_channel = engine_channel
-        self.sender = Sender(connection, engine_channel, spoke=spoke)
-        self.inbox = Inbox(connection, engine_channel)
-        if opening:
+        self._opening = opening if engine_channel.is_reliable else b""
+        self.engine_channel: EngineChannel = engine_channel
+        self.sender: Sender = Sender(connection, engine_channel, spoke=engine_channel.ours and bool(opening))
+        self.inbox: Inbox = Inbox(connection, engine_channel)
+        if opening and not engine_channel.ours and not engine_channel.is_reliable:
             self.inbox.deliver(opening)
 
     @property
@@ -190,8 +215,20 @@ class Channel(CommonChannel):
 
     @property
     def type(self) -> str:
-        """The type that its opener gave it."""
+        """The type that its opener gave it, as it came."""
         return self.engine_channel.type
+
+    @property
+    def name(self) -> str:
+        return "" if self.type == TYPE else printable(self.type)
+
+    @property
+    def opening(self) -> bytes:
+        return self._opening
+
+    @property
+    def session(self) -> Session:
+        return self._connection.session
 
     @property
     def is_reliable(self) -> bool:
@@ -261,10 +298,36 @@ class Channel(CommonChannel):
         self.inbox.close()
         self._connection.close(self.engine_channel)
 
-    def abort(self) -> None:
-        self.sender.abort()
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        told = Reason(reason, code)
+        self.sender.abort(reason, code=code)
         self.inbox.drop()
-        self._connection.aborted(self.engine_channel)
+        self._connection.abort(self.engine_channel, told)
+
+    def as_stream(self) -> ByteStream:
+        """Return the channel as a `trio.abc.HalfCloseableStream`; use either that or the methods of the channel.
+
+        Raises `Unsupported` for an unreliable channel.
+        """
+        if not self.is_reliable:
+            raise Unsupported("messages of an unreliable channel may be lost, so it is no stream of bytes")
+        return _Stream(self)
+
+    def stats(self) -> ChannelStats:
+        """Return the gauges of now; the credits are in packets, as the windows of the document are."""
+        channel, inbox = self.engine_channel, self.inbox
+        outgoing, incoming = channel.outgoing, channel.incoming
+        if outgoing is None or incoming is None:
+            return ChannelStats(
+                queued=channel.queued, unread=inbox.size, credit_out=None, credit_in=None, waiting_since=None
+            )
+        return ChannelStats(
+            queued=outgoing.unsent,
+            unread=incoming.bytes,
+            credit_out=max(0, outgoing.limit - outgoing.sent),
+            credit_in=incoming.capacity - incoming.waiting,
+            waiting_since=self.sender.waiting_since,
+        )
 
     def __repr__(self) -> str:
         kind = "reliable" if self.is_reliable else "unreliable"
@@ -275,17 +338,15 @@ class Channel(CommonChannel):
     # --- for the session
 
     def took(self) -> None:
-        """The application has accepted it; an opening without a message is processed thereby."""
-        if self._has_opening:
-            self._connection.engine.accept(self.engine_channel)
-        else:
-            self._connection.done(self.engine_channel)
+        """The application has accepted it; its opening is processed thereby."""
+        self._connection.done(self.engine_channel)
 
     def broken(self, text: str) -> None:
         """The peer broke the channel."""
         said = text.encode(errors="replace")
-        self.sender.broken(lambda: ChannelStopped("the peer broke the channel off", payload=said))
-        self.inbox.ended(lambda: ChannelCancelled("the peer broke the channel off", payload=said))
+        told = Reason() if text == NO_REASON else Reason.decode(said)
+        self.sender.broken(lambda: ChannelStopped("the peer broke the channel off", payload=said, told=told))
+        self.inbox.ended(lambda: ChannelCancelled("the peer broke the channel off", payload=said, told=told))
 
     def lost(self, error: ErrorMaker) -> None:
         self.sender.lost(error)
@@ -294,6 +355,18 @@ class Channel(CommonChannel):
     def _need_receipts(self) -> None:
         if not self.is_reliable:
             raise Unsupported("an unreliable channel confirms nothing, so it has no receipts")
+
+
+class _Stream(ByteStream):
+    """A channel as a stream; closing it closes the channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel.sender, channel.inbox)
+        self._channel = channel
+
+    async def aclose(self) -> None:
+        self._channel.close()
+        await super().aclose()
 
 
 @attrs.define(eq=False)
@@ -328,11 +401,11 @@ class Sender(SendHalf):
         self._connection = connection
         self._engine = connection.engine
         self.channel = channel
-        self.last = 0
+        self.last: int = 0
         """The receipt of the last message."""
         self.end: int | None = None
         """The receipt of the end."""
-        self.delivery = Watermark(0)
+        self.delivery: Watermark = Watermark(0)
         """The receipt up to which the peer's application has processed everything."""
         self._failure: ErrorMaker | None = None
         self._is_broken = False  # by the peer, so it knows that messages are missing
@@ -404,8 +477,8 @@ class Sender(SendHalf):
         self._fail(error)
         super().lost(error)
 
-    def abort(self) -> None:
-        super().abort()
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        super().abort(reason, code=code)
         self._fail(partial(trio.ClosedResourceError, "this side gave the channel up"))
 
     def _raise_if_failed(self) -> None:
@@ -439,9 +512,8 @@ class Sender(SendHalf):
             self._connection.update_time()
             self.end = self._engine.end(self.channel)
 
-    def _abort(self) -> None:
-        self._connection.update_time()
-        self._engine.err(self.channel, "given up")
+    def _abort(self, reason: Reason) -> None:
+        pass  # the channel tells the engine, about both directions
 
 
 class Inbox(ReceiveHalf[bytes]):
@@ -456,9 +528,9 @@ class Inbox(ReceiveHalf[bytes]):
     def __init__(self, connection: Connection, channel: EngineChannel) -> None:
         super().__init__(connection.request_write)
         self._connection = connection
-        self.channel = channel
+        self.channel: EngineChannel = channel
         self._size = 0  # bytes that were not taken, with their overhead
-        self.dropped = 0
+        self.dropped: int = 0
 
     # --- for the application
 
@@ -491,6 +563,11 @@ class Inbox(ReceiveHalf[bytes]):
         super().close()
 
     # --- for the session
+
+    @property
+    def size(self) -> int:
+        """Bytes that were not taken, with what each message counts beside its own."""
+        return self._size
 
     def deliver(self, message: bytes) -> None:
         if self.state is not Receiving.CLOSED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 import sys
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final, Literal
@@ -12,10 +13,12 @@ from typing import Any, Final, Literal
 import attrs
 import trio
 
-from muxkit._errors import LocalProtocolError
+from muxkit._errors import LocalProtocolError, Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.protocols.e3x._session.channels import BYE, Channel, Connection
+from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit.core import Reason, encode_name
+from muxkit.protocols.e3x._session.channels import BYE, IN_ORDER, TYPE, Channel, Connection
 from muxkit.protocols.e3x.config import Config
 from muxkit.protocols.e3x.engine import events
 from muxkit.protocols.e3x.engine.channel import EngineChannel
@@ -34,6 +37,7 @@ from muxkit.runtime import (
     SessionInfo,
     SlotQueue,
     background,
+    describe,
     protect_package,
     protected_manager,
     turns,
@@ -44,10 +48,9 @@ from muxkit.runtime import SessionStats as CommonStats
 LINGER = 5.0  # s to leave in order
 FAREWELL_TIMEOUT = 1.0  # s to wait for the peer's ends, and again for its answer to the goodbye
 UNACKED_TIMEOUT = 2.0  # s that a peer which has left is kept waiting for acks
-TYPE = "muxkit"  # the type of channels whose opener gives none
+LEFT_BY_ERROR = Reason("the other side left the session by an error", 500)
 PING: Final = "muxkit.ping"
 RESERVED: Final = frozenset({PING, BYE})
-IN_ORDER: Final = b"\0"
 ACKS_MOST: Final = 8000  # channels whose last acks a goodbye tells
 ACKS_MOST_IN_PACKET: Final = 20  # the same if it must fit into one packet
 LISTENER_DELAY: Final = 1.25
@@ -82,8 +85,12 @@ async def session(
         nursery.start_soon(mux._run_liveness)
         try:
             yield mux
+        except Exception as error:
+            told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+            connection.lose("the session was left by an error", by="local", told=told)
+            raise
         except BaseException:
-            connection.lose("the session was left by an error", by="local", parting=b"error")
+            connection.lose("the session was left by an error", by="local")
             raise
         await mux._leave(linger)
 
@@ -108,7 +115,8 @@ class Session(CommonSession):
     ) -> None:
         if role not in ("connector", "listener"):
             raise ValueError(f"role={role!r}: one side is the connector, the other the listener")
-        self._backlog: Backlog[Channel] = Backlog(lambda channel: channel.took())
+        self._backlog: Backlog[Channel] = Backlog(lambda channel: channel.took(), self._pause)
+        self._info = describe(link, "e3x")
         self._draining = False
         self._openers = SlotQueue(self._free_slots)
         self._live: dict[int, Channel] = {}
@@ -122,8 +130,9 @@ class Session(CommonSession):
             events.Broken: self._on_broken,
             events.Faulted: self._on_faulted,
         }
-        self.connection = Connection(
+        self.connection: Connection = Connection(
             link,
+            session=self,
             odd=role == "connector",
             config=config,
             limits=limits,
@@ -131,22 +140,34 @@ class Session(CommonSession):
             on_events=self._dispatch,
             on_lost=self._on_lost,
             on_aborted=self._forget,
+            on_written=self._openers.wake_waiters,
         )
-        self.liveness = Liveness(self.connection, config, odd=role == "connector")
+        self.liveness: Liveness = Liveness(self.connection, config, odd=role == "connector")
         self._engine = self.connection.engine
         self._limits = self._engine.limits
 
     # --- channels
 
     def open(
-        self, *, type: str = TYPE, reliable: bool = True, body: bytes = b""
-    ) -> AbstractAsyncContextManager[Channel]:
+        self,
+        name: str = "",
+        *,
+        payload: bytes = b"",
+        reliable: bool = True,
+        type: str | None = None,
+        body: bytes | None = None,
+    ) -> Opening[Channel]:
         """Open a channel, which is announced at once; waits only for a slot under the limits.
 
-        `type` tells the peer what the channel is for. `body`, if not empty, is the first message and is sent with the
-        opening.
+        The peer reads `name` as `channel.name`, the type of the document. It reads `payload` as `channel.opening`; on
+        an unreliable channel, whose opening may be lost, the payload is the first message. `type` and `body` are
+        deprecated names of the two.
         """
-        return Opening(lambda: self._open(type, reliable, body))
+        if type is not None or body is not None:
+            warnings.warn("open(type=, body=) are now called name and payload", DeprecationWarning, stacklevel=2)
+        if name:
+            encode_name(name)  # raises for one that cannot be sent
+        return Opening(lambda: self._open(type or name or TYPE, reliable, payload if body is None else body))
 
     async def _open(self, type: str, reliable: bool, body: bytes) -> Channel:
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -161,8 +182,8 @@ class Session(CommonSession):
             connection = self.connection
             connection.update_time()
             opened = self._engine.open(type, body, reliable=reliable)
-            channel = self._live[opened.id] = Channel(connection, opened, spoke=bool(body))
-            connection.messages_sent += bool(body)
+            channel = self._live[opened.id] = Channel(connection, opened, body)
+            connection.messages_sent += bool(body) and not reliable
             connection.request_write()
             return channel
         finally:
@@ -170,7 +191,10 @@ class Session(CommonSession):
 
     def _free_slots(self) -> int:
         """Return how many channels may be opened now; once none ever may, more than wait, so that all wake."""
-        return self._engine.places if self._closed() is None else sys.maxsize
+        if self._closed() is not None:
+            return sys.maxsize
+        # A place is free for the peer, too, only once it knows that the channel is over.
+        return self._engine.places - len(self._engine.errs)
 
     def _closed(self) -> Exception | None:
         """Return why no channel can be opened any more, or None."""
@@ -196,9 +220,12 @@ class Session(CommonSession):
             self._engine.err(event.channel, "too many channels")
         else:
             connection = self.connection
-            connection.messages_received += bool(event.body)
+            connection.messages_received += bool(event.body) and not event.channel.is_reliable
             channel = self._live[event.channel.id] = Channel(connection, event.channel, event.body)
             self._backlog.put(channel)
+
+    def _pause(self) -> float:
+        return self._engine.pause(trio.current_time())
 
     def _stop_opening(self, error: ErrorMaker | None) -> None:
         """End the iterator over new channels and fail the waiting openers; `error` is None if that is in order."""
@@ -260,6 +287,8 @@ class Session(CommonSession):
             self.liveness.broken(event.channel.id, is_answer=is_answer)
         elif is_answer:
             channel.broken(event.text)
+            if self._backlog.drop(channel) is not None:  # it needs no work
+                channel.inbox.drop()
         elif not channel.is_reliable:  # only its end can be lost
             channel.sender.confirmed()
             channel.inbox.ended(trio.EndOfChannel)
@@ -281,7 +310,9 @@ class Session(CommonSession):
     def _on_lost(self) -> None:
         connection = self.connection
         loss, peer_left = connection.pump.loss, self.liveness.peer_left
-        is_orderly = peer_left or (not self._live and loss().by == "peer")
+        lost = loss()
+        has_reason = bool(lost.peer_reason or lost.code)
+        is_orderly = peer_left or (not self._live and lost.by == "peer" and not has_reason)
         with turns().spreading():
             for channel in [*self._live.values()]:
                 if peer_left and not channel.is_reliable:
@@ -297,6 +328,7 @@ class Session(CommonSession):
         """End all channels, wait until the peer's application has processed them, hang up; at most `linger` seconds."""
         connection = self.connection
         pump, liveness = connection.pump, self.liveness
+        pump.phase = "leave"
         told = [channel for channel in self._live.values() if channel.sender.is_undelivered]
         with trio.move_on_after(linger) as scope:
             self._close_all()
@@ -315,10 +347,11 @@ class Session(CommonSession):
                     await liveness.say_goodbye()
             await pump.flushed()
             if not connection.was_heard:  # the peer may be one that only receives
-                connection.lose("we hung up", by="local", parting=IN_ORDER)
+                connection.lose("we hung up", by="local", in_order=True)
             await pump.hang_up()
         if scope.cancelled_caught:
-            connection.lose(f"the peer did not take leave within {linger} s", by="peer", parting=b"late")
+            late = Reason(f"the other side left without what was not processed within {linger} s")
+            connection.lose(f"the peer did not take leave within {linger} s", by="peer", told=late)
         if any(channel.sender.is_undelivered for channel in told):
             raise pump.loss()
 
@@ -388,7 +421,10 @@ class Session(CommonSession):
 
     @property
     def info(self) -> SessionInfo:
-        return SessionInfo(protocol="e3x", peer=self.connection.pump.peer)
+        return self._info
+
+    def channels(self) -> Sequence[Channel]:
+        return [channel for channel in self._live.values() if channel.engine_channel.taken]
 
     def stats(self) -> SessionStats:
         connection, pump, stats = self.connection, self.connection.pump, self._engine.stats()
@@ -429,7 +465,7 @@ class Liveness:
         self._goodbyes: Pings[int] = Pings()  # apart, so that they do not count in the round trip
         self._bye: EngineChannel | None = None
         self._peer_said_bye = trio.Event()
-        self.peer_left = False
+        self.peer_left: bool = False
         """The peer has left in order."""
 
     @property
@@ -496,6 +532,7 @@ class Liveness:
             if not channel.gone:
                 engine.end(channel)
         elif not body.startswith(IN_ORDER):
+            self._connection.pump.told(Reason.decode(body))
             self._connection.pump.lose("the peer gave the session up", by="peer")
         elif self._bye is not None:
             engine.err(channel, "bye")
@@ -558,7 +595,7 @@ def _is_unacked(channel: EngineChannel) -> bool:
 class _Protocol:
     """The protocol plugin that `muxkit.connect` and `muxkit.serve` load under the name `e3x`."""
 
-    options = frozenset({"config"})
+    options: frozenset[str] = frozenset({"config"})
     links: frozenset[LinkKind] = frozenset({"stream", "packets"})
 
     def session(
@@ -567,7 +604,9 @@ class _Protocol:
         return session(link, role="connector" if role == "client" else "listener", **options)
 
 
-protocol = _Protocol()
-
+protocol: _Protocol = _Protocol()
+connect: Connect[Session] = Connect("e3x")
+open_server: OpenServer[Session, Channel] = OpenServer("e3x")
+reconnecting: Reconnecting[Session] = Reconnecting("e3x")
 
 protect_package("muxkit.protocols.e3x")

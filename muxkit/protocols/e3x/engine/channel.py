@@ -95,6 +95,8 @@ class Tombstone:
     """The err that this side broke it with."""
     repeats: int = 0
     """How often the err will be sent again: it may be lost, and is not acked."""
+    is_ordered: bool = False
+    """The application broke the channel: its err is not dropped for the sake of newer ones."""
 
 
 # --- sending
@@ -138,20 +140,20 @@ class Outgoing:
         self._most_window = most_window
         self._most_flying = most_flying  # bytes
         self._pieces: dict[int, Piece] = {}
-        self.next_seq = 1
-        self.unsent = 0  # bytes queued
-        self.flying = 0  # bytes sent and not acked
-        self.is_cut = False  # the last list of missing packets may have been longer
-        self.ended = False  # the last piece is queued
+        self.next_seq: int = 1
+        self.unsent: int = 0  # bytes queued
+        self.flying: int = 0  # bytes sent and not acked
+        self.is_cut: bool = False  # the last list of missing packets may have been longer
+        self.ended: bool = False  # the last piece is queued
         self.watched = 0  # bytes of the message that a `Writable` event was asked for; 0 for none
-        self.acked_at = 0.0  # when the last ack arrived
-        self.asked_at = -1.0
-        self.asked_seq = 0
-        self.stands_still = False  # the last ack did not advance, and packets are missing
+        self.acked_at: float = 0.0  # when the last ack arrived
+        self.asked_at: float = -1.0
+        self.asked_seq: int = 0
+        self.stands_still: bool = False  # the last ack did not advance, and packets are missing
         self.timed_at: float | None = None  # while acks stand still: when the packet was sent that the next ack answers
-        self.waiting_since = 0.0  # since when packets are unacked
-        self.probe_at = NEVER
-        self.probe_pause = PROBE_FIRST
+        self.waiting_since: float = 0.0  # since when packets are unacked
+        self.probe_at: float = NEVER
+        self.probe_pause: float = PROBE_FIRST
 
     @property
     def acked(self) -> int:
@@ -345,14 +347,14 @@ class Incoming:
 
     def __init__(self, capacity: int, *, processed: int = 0) -> None:
         self.capacity = capacity  # packets
-        self.processed = processed
-        self.bytes = 0
-        self.handed = 0  # packets after `processed` that the application has
+        self.processed: int = processed
+        self.bytes: int = 0
+        self.handed: int = 0  # packets after `processed` that the application has
         self.end_seq: int | None = None
         self.ended = False  # the end was processed
-        self.ack_now = False
-        self.ack_at = NEVER
-        self.heard_at = 0.0
+        self.ack_now: bool = False
+        self.ack_at: float = NEVER
+        self.heard_at: float = 0.0
         self._waiting: dict[int, Packet] = {}
         self._seen = Ranges(capacity + 2)  # seqs of the waiting packets
         self._acked = processed  # the last ack that was sent
@@ -503,8 +505,8 @@ class Assembly:
     def __init__(self, shared: Reassembly) -> None:
         self._shared = shared
         self._bytes = bytearray()  # not a list: a piece of one byte would cost fifty
-        self.size = 0
-        self.expected = 0  # pieces missing
+        self.size: int = 0
+        self.expected: int = 0  # pieces missing
 
     def add(self, frag: int, piece: bytes) -> bytes | None:
         """Add a piece; return the message with its last piece, None before that."""

@@ -37,7 +37,7 @@ class Dechunker:
 
     def __init__(self, most: int = PACKET_MOST) -> None:
         self.most = most
-        self.oversized = 0
+        self.oversized: int = 0
         self._rest = b""  # bytes not parsed yet, from `_at` on
         self._at = 0
         self._packet = bytearray()
@@ -113,17 +113,17 @@ class ChunkedEngine:
         self._clock = clock
         self._dechunker = Dechunker(most)
         self._ready: deque[Buffer] = deque()
-        self.frames_at_once = sys.maxsize
+        self.frames_at_once: int = sys.maxsize
         """`BoundedParsing`: the most chunks that one call parses; a chunk of 1 byte costs as much as one of 255."""
-        self.ended = False
+        self.ended: bool = False
         """The peer closed its direction of the stream."""
-        self.ended_cleanly = False
+        self.ended_cleanly: bool = False
         """It did so between two packets."""
         # Parts of a `StreamEngine` that the engine itself does
-        self.events = engine.events
-        self.next_deadline = engine.next_deadline
-        self.next_timer = engine.next_timer
-        self.handle_deadline = engine.handle_deadline
+        self.events: Final = engine.events
+        self.next_deadline: Final = engine.next_deadline
+        self.next_timer: Final = engine.next_timer
+        self.handle_deadline: Final = engine.handle_deadline
 
     @property
     def frames(self) -> int:

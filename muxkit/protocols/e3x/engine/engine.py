@@ -27,7 +27,8 @@ DELTA_SIZE = len(b"4294967295,")
 LISTED_SIZE = 4  # bytes of one delta of a long list, on average
 ASK_SIZE = ACK_SIZE + MISS_SIZE + len(b"99999")  # kept free in each packet for an ack
 COUNTERS = ("packets_sent", "packets_received", "bytes_sent", "bytes_received", "resent", "lost", "evicted")
-ERR_MOST = 128  # characters of an err that is sent
+ERR_MOST = 512  # bytes of an err that is sent
+ERR_HEAD = len(b'{"c":4294967295,"err":}') + 2  # bytes of its packet beside the text
 
 
 @attrs.frozen(kw_only=True, slots=False)  # a session adds its own to them
@@ -71,6 +72,8 @@ class Engine(State):
     The connector is odd, the listener even. Commands take and return `EngineChannel` objects; each either does all of
     its work, or raises `LocalProtocolError` and changes nothing. No packet of a peer makes an engine raise or end.
     """
+
+    unsent: int  # what the state counts
 
     def __init__(
         self, odd: bool, config: Config | None = None, *, limits: Limits | None = None, observer: Observer | None = None
@@ -134,7 +137,7 @@ class Engine(State):
 
     def receive_datagram(self, data: bytes, now: float) -> None:
         """Parse and apply a received packet; never raises."""
-        self.now = max(self.now, now)
+        self.now: float = max(self.now, now)
         self.counters["packets_received"] += 1
         self.counters["bytes_received"] += len(data)
         self.receive(bytes(data))
@@ -143,13 +146,14 @@ class Engine(State):
         """Take the events since the last call, oldest first."""
         if not self.happened:
             return ()
-        taken, self.happened = self.happened, []
+        taken = self.happened
+        self.happened: list[Event] = []
         self.reported.clear()
         return taken
 
     @property
     def owes(self) -> bool:
-        """Whether acks or errs wait, which are sent at any rate."""
+        """Whether acks wait, which are sent at any rate, or errs."""
         return bool(self.errs or self.acking or self.answers)
 
     def parting(self, type: str, body: bytes) -> bytes:
@@ -176,13 +180,15 @@ class Engine(State):
 
     def next_deadline(self) -> float | None:
         """When to call `handle_deadline`, and `datagrams_to_send` after it."""
-        if self.owes:
+        if self.acking or self.answers:
             return self.now
         moment = self.next_timer()
-        if not (self.resends or self.line):
+        if not (self.errs or self.resends or self.line):
             return moment
         # A channel in line may be unable to send because of its window; then this deadline has no effect, once.
         ready = max(self.congestion.free_at, self.now) if self.config.congestion else self.now
+        if self.config.congestion and not (self.resends or self.line):
+            ready = max(ready, self.now + self.err_pace.pause(self.now))
         return ready if moment is None else min(ready, moment)
 
     def handle_deadline(self, now: float) -> None:
@@ -291,8 +297,7 @@ class Engine(State):
     def err(self, channel: EngineChannel, text: str) -> None:
         """Break a channel and tell the peer why; what is queued is dropped. Harmless when it is gone."""
         if not channel.gone:
-            clean = text.encode(errors="replace").decode()[:ERR_MOST]
-            self.break_silently(channel, clean or "err")
+            self.break_silently(channel, self._short(text) or "err", is_ordered=True)
 
     def done(self, channel: EngineChannel) -> None:
         """Count the last reported message of a channel as processed, with all that `take` gave; harmless when gone."""
@@ -319,6 +324,25 @@ class Engine(State):
         if not channel.ended:
             self.end(channel)
         self.discard(channel)
+
+    def blame(self, channel: EngineChannel) -> None:
+        """Count a failure of local work on a channel that the peer opened, as if the peer had broken it."""
+        if not channel.ours:
+            self.resets.take(self.now)
+
+    def pause(self, now: float) -> float:
+        """Return the seconds until work on another channel of the peer may begin.
+
+        Above 0 while the peer has broken more channels than `Limits` allow.
+        """
+        return self.resets.pause(now)
+
+    def _short(self, text: str) -> str:
+        """Return as much of the text of an err as fits into a packet, and not more than `ERR_MOST` bytes."""
+        short = text.encode(errors="replace")[:ERR_MOST].decode(errors="ignore")
+        while (over := len(packets.quoted(short)) + ERR_HEAD - self.packet) > 0:
+            short = short[: -max(1, over // 6)]  # a character may take six bytes
+        return short
 
     def _check_sending(self, channel: EngineChannel) -> None:
         if channel.gone:
@@ -391,7 +415,7 @@ class Engine(State):
         """Take out the packets to send now: errs, then packets to send again, then new ones in turns, then acks."""
         self.now = now = max(self.now, now)
         out: list[bytes] = []
-        self._write_errs(out)
+        self._write_errs(out, now)
         had = self.unsent
         while len(out) < PACKETS_AT_ONCE and (self.resends or self.line):
             packet = self._take_resend(now) if self.resends else self._take_new(now)
@@ -467,11 +491,15 @@ class Engine(State):
 
     # --- packets without a body
 
-    def _write_errs(self, out: list[bytes]) -> None:
-        errs = self.errs
+    def _write_errs(self, out: list[bytes], now: float) -> None:
+        errs, pace = self.errs, self.congestion
         while errs and len(out) < PACKETS_AT_ONCE:
+            if self.config.congestion and not (pace.may_send(now) and self.err_pace.take(now)):
+                break
             id = next(iter(errs))
-            out.append(packets.join_packet(b'{"c":%d,"err":%b}' % (id, packets.quoted(errs.pop(id)))))
+            packet = packets.join_packet(b'{"c":%d,"err":%b}' % (id, packets.quoted(errs.pop(id))))
+            pace.sent(len(packet), now)
+            out.append(packet)
 
     def _write_acks(self, out: list[bytes], now: float) -> None:
         """Write acks at any rate: they are small, and the peer waits for them."""

@@ -43,6 +43,8 @@ from muxkit.protocols.e3x.packets import ID_MOST, SEQ_MOST, TYPE_MOST, Packet, d
 LINGER = 10.0  # s, at least, that a tombstone is kept, to answer what the peer sends again
 ERR_REPEATS = 2  # times that an err is sent again, a second apart; not in the document
 ERR_PAUSE = 1.0  # s
+ERRS_PER_SECOND = 4000  # on packet links: more could overflow the buffer of the peer's socket, and no ack would tell
+ERRS_AT_ONCE = 64
 OVERHEAD = 256  # bytes that a waiting packet counts beside its body
 CLOSE_TIMEOUT: Final = 5.0  # s
 CLOSED: Final = "closed"  # the err of a closed channel
@@ -57,17 +59,19 @@ class State:
         self.config = config
         self.limits = limits
         self.observer = observer
-        self.now = 0.0
-        self.packet = config.packet
-        self.linger = max(LINGER, config.timeout)  # the peer sends again for as long
+        self.now: float = 0.0
+        self.packet: int = config.packet
+        self.linger: float = max(LINGER, config.timeout)  # the peer sends again for as long
         first = 1 if odd else 2
         self.table: ChannelTable[EngineChannel] = ChannelTable(limits, Ids(first, ID_MOST, step=2))
         self.tombstones: OrderedDict[int, Tombstone] = OrderedDict()
-        self.used = UsedIds()
+        self.used: UsedIds = UsedIds()
         self.unopened: OrderedDict[int, EngineChannel] = OrderedDict()  # the first packet was not received yet
-        self.congestion = Congestion(config.packet, is_on=config.congestion)
-        self.reassembly = Reassembly(limits)
-        self.refusals = TokenBucket(limits.resets_per_second, limits.resets_burst)
+        self.congestion: Congestion = Congestion(config.packet, is_on=config.congestion)
+        self.reassembly: Reassembly = Reassembly(limits)
+        self.refusals: Final = TokenBucket(limits.resets_per_second, limits.resets_burst)
+        self.resets: Final = TokenBucket(limits.resets_per_second, limits.resets_burst)  # of channels, by the peer
+        self.err_pace: Final = TokenBucket(ERRS_PER_SECOND, ERRS_AT_ONCE)
         self.happened: list[events.Event] = []
         self.faults: Counter[Fault] = Counter()
         self.counters: Counter[str] = Counter()
@@ -79,9 +83,9 @@ class State:
         self.resends: deque[tuple[EngineChannel, Piece]] = deque()
         self.line: deque[EngineChannel] = deque()
         self.watching: dict[int, EngineChannel] = {}
-        self.held = 0  # bytes received and not processed
-        self.waiting = 0  # packets received and not processed
-        self.unsent = 0  # bytes queued, on all channels
+        self.held: int = 0  # bytes received and not processed
+        self.waiting: int = 0  # packets received and not processed
+        self.unsent: int = 0  # bytes queued, on all channels
         self._timers: list[tuple[float, int]] = []
 
     # --- channels
@@ -139,10 +143,11 @@ class State:
         if channel.announced or channel.ours:
             self.happened.append(events.Broken(channel, cause, text))
 
-    def break_silently(self, channel: EngineChannel, err: str) -> None:
+    def break_silently(self, channel: EngineChannel, err: str, *, is_ordered: bool = False) -> None:
         """Break a channel and send the peer an err, without an event."""
-        self._remove(channel, Tombstone(self.now + self.linger, err=err, repeats=ERR_REPEATS))
         self.errs[channel.id] = err
+        tombstone = Tombstone(self.now + self.linger, err=err, repeats=ERR_REPEATS, is_ordered=is_ordered)
+        self._remove(channel, tombstone)
         heapq.heappush(self._timers, (self.now + ERR_PAUSE, channel.id))
 
     def drop_unopened(self, channel: EngineChannel) -> None:
@@ -176,10 +181,19 @@ class State:
             self.used.add(id)
         self.tombstones[id] = tombstone
         self.tombstones.move_to_end(id)
-        while len(self.tombstones) > self.limits.tombstones or next(iter(self.tombstones.values())).until <= self.now:
+        while self._has_to_forget():
             forgotten, _ = self.tombstones.popitem(last=False)
             self.errs.pop(forgotten, None)  # they may be unsent, if the link takes nothing
             self.answers.pop(forgotten, None)
+
+    def _has_to_forget(self) -> bool:
+        """Whether the oldest tombstone has expired, or there are too many."""
+        id, oldest = next(iter(self.tombstones.items()))
+        if oldest.until <= self.now:
+            return True
+        # When many channels are aborted at once, their errs wait: those tombstones are kept beside the limit.
+        beside = self.limits.channels if oldest.is_ordered and id in self.errs else 0
+        return len(self.tombstones) > self.limits.tombstones + beside
 
     def tombstone(self, id: int) -> Tombstone | None:
         """Return the tombstone of a channel, unless it has expired."""
@@ -204,6 +218,8 @@ class State:
         if channel is None:
             self._receive_unknown(packet)
         elif packet.err is not None:
+            if not channel.ours:
+                self.resets.take(self.now)
             self.break_channel(channel, Cause.PEER, packet.err, tell=False)
         elif channel.is_reliable:
             self._receive_reliable(channel, packet)

@@ -1,8 +1,8 @@
 """The common channels over Relink: one id in both directions, and a few marker messages.
 
 A message of one part is the application's. One without parts says that the direction is in use. One of two parts is a
-marker: the first part says which, the second is empty. Relink itself can only close a channel; the markers add what
-`muxkit.Channel` promises beside that.
+marker: the first part says which, the second is empty, or says more. Relink itself can only close a channel; the
+markers add what `muxkit.Channel` promises beside that.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.core import NO_QUEUE, Ids, Sending, queue_of
+from muxkit.core import NO_QUEUE, Ids, Reason, Sending, queue_of, without_name
 from muxkit.protocols.relink._session.core import Core, cancelled, refused, stopped
 from muxkit.protocols.relink._session.native import Receiver
 from muxkit.protocols.relink.engine.events import Acknowledged, Arrived
@@ -23,6 +24,7 @@ from muxkit.protocols.relink.frames import OVERHEAD, PART_OVERHEAD, Parts
 from muxkit.runtime import (
     Backlog,
     ByteStream,
+    ChannelStats,
     ChannelStopped,
     ErrorMaker,
     Mailbox,
@@ -30,18 +32,22 @@ from muxkit.runtime import (
     ReceiveHalf,
     SendHalf,
     SlotQueue,
+    TokenBucket,
     Unsupported,
     turns,
 )
 from muxkit.runtime import Channel as CommonChannel
+from muxkit.runtime import Session as CommonSession
 
 BEGIN: Final[Parts] = ()
+OPEN: Final = b"open"
+"""The channel was opened with a name or a payload, which the second part has."""
 END: Final[Parts] = (b"end", b"")
 """No more messages follow."""
 CANCEL: Final[Parts] = (b"cancel", b"")
-"""No more follow, and some are missing."""
+"""No more follow, and some are missing; the second part may say why."""
 STOP: Final[Parts] = (b"stop", b"")
-"""No more are wanted in the other direction."""
+"""No more are wanted in the other direction; the second part may say why."""
 
 RESERVE: Final = 3 * (OVERHEAD + PART_OVERHEAD + 48)  # bytes kept free in each window, so that markers can always go
 TOLD_CALLS: Final = 16  # messages that are taken before the engine is told of them
@@ -61,9 +67,9 @@ class Sink(SendHalf):
         self._id = id
         self._markers: deque[Parts] = NO_QUEUE  # markers for which there was no room yet
         self._end: int | None = None  # number of the message that holds END or CANCEL
-        self.has_sent = False
-        self.is_unannounced = False  # the peer never heard of the channel, and need not
-        self.is_finished = False  # END or CANCEL is queued, or the peer sent STOP
+        self.has_sent: bool = False
+        self.is_unannounced: bool = False  # the peer never heard of the channel, and need not
+        self.is_finished: bool = False  # END or CANCEL is queued, or the peer sent STOP
 
     @property
     def may_close(self) -> bool:
@@ -112,15 +118,15 @@ class Sink(SendHalf):
     def _finish(self, payload: bytes) -> None:
         self.send_marker(END)
 
-    def _abort(self) -> None:
+    def _abort(self, reason: Reason) -> None:
         if END in self._markers:
             self._markers.remove(END)
         if self._end is None:
-            self.send_marker(CANCEL)
+            self.send_marker(_with_reason(CANCEL, reason))
 
     def send_marker(self, marker: Parts) -> None:
         """Send a marker behind everything that was sent, as soon as there is room; the caller requests the write."""
-        if marker is END or marker is CANCEL:
+        if _is_end(marker):
             self.is_finished = True
         if not self.is_unannounced:
             self._markers = queue_of(self._markers)
@@ -130,8 +136,11 @@ class Sink(SendHalf):
     def _send_markers(self) -> None:
         while self._markers:
             marker = self._markers[0]
-            if not self._engine.admits(self._id, 16, len(marker)):
-                self._engine.watch(self._id, 16, len(marker))
+            size = max(16, sum(map(len, marker)))
+            if size > 16 and not self._engine.admits(self._id, size, 2) and marker[0] != OPEN:
+                marker, size = (marker[0], b""), 16  # for a reason there is no room in the window
+            if not self._engine.admits(self._id, size, len(marker)):
+                self._engine.watch(self._id, size, len(marker))
                 break
             self._markers.popleft()
             try:
@@ -140,7 +149,7 @@ class Sink(SendHalf):
                 # No channel can be opened any more, so the peer learns from our shutdown that there is none.
                 self._markers.clear()
                 break
-            if marker is END or marker is CANCEL:
+            if _is_end(marker):
                 self._end = number
 
     def window_changed(self) -> None:
@@ -161,6 +170,14 @@ class Sink(SendHalf):
         return f"<relink.Sink {self._id} {self.state.value}>"
 
 
+def _with_reason(marker: Parts, reason: Reason) -> Parts:
+    return (marker[0], reason.encode()) if reason else marker
+
+
+def _is_end(marker: Parts) -> bool:
+    return marker[:1] in (END[:1], CANCEL[:1])
+
+
 class Channel(ReceiveHalf[bytes], CommonChannel):
     """A common channel: our channel n with the peer's channel n. Connectors open even numbers, listeners odd ones.
 
@@ -176,11 +193,13 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         "_has_ended",
         "_is_absorbing",
         "_is_closed",
+        "_opening",
         "_out_is_over",
         "_peer_is_done",
         "_sent_stop",
         "_taken_bytes",
         "_taken_calls",
+        "_told",
         "_unread_markers",
         "id",
         "is_open_there",
@@ -189,13 +208,17 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
 
     _new_storage = Mailbox
 
-    def __init__(self, core: Core, id: int, forgotten: Callable[[Channel], None], *, is_ours: bool) -> None:
+    def __init__(
+        self, core: Core, id: int, forgotten: Callable[[Channel], None], *, is_ours: bool, opening: bytes = b""
+    ) -> None:
         super().__init__(core.request_write)
-        self.id = id
-        self.sink = Sink(core, id)
+        self.id: int = id
+        self._opening = opening
+        self._told: Reason | None = None  # why we abort it
+        self.sink: Sink = Sink(core, id)
         self._core = core
         self._forgotten = forgotten
-        self.is_open_there = not is_ours  # the peer's direction is in use
+        self.is_open_there: bool = not is_ours  # the peer's direction is in use
         self._came = -1  # the last message that the engine gave
         self._done = -1  # the last that was consumed
         self._taken_calls = 0  # since the engine was told
@@ -209,6 +232,30 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         self._is_absorbing = False
         core.outs[id] = self
         core.ins[id] = self
+
+    # --- what it is
+
+    @property
+    def session(self) -> CommonSession:
+        return self._core.session
+
+    @property
+    def name(self) -> str:
+        return without_name(self._opening)[0]
+
+    @property
+    def opening(self) -> bytes:
+        return without_name(self._opening)[1]
+
+    def stats(self) -> ChannelStats:
+        """Credit is None: Relink bounds what is kept of all channels together."""
+        return ChannelStats(
+            queued=self._core.engine.queued(self.id),
+            unread=self.unread,
+            credit_out=None,
+            credit_in=None,
+            waiting_since=self.sink.waiting_since,
+        )
 
     # --- for the application; these give the half's own coroutine, since they are called for each message
 
@@ -225,8 +272,16 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         """`aclose` without the checkpoint."""
         self._leave(self.sink.close)
 
-    def abort(self) -> None:
-        self._leave(self.sink.abort)
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        self._told = Reason(reason, code)
+        self._leave(partial(self.sink.abort, reason, code=code))
+
+    def say_goodbye(self, reason: Reason) -> None:
+        """Tell the peer why both directions end, before the link does."""
+        if not self.sink.is_finished:
+            self.sink.send_marker(_with_reason(CANCEL, reason))
+        if not self._peer_is_done and not self._sent_stop:
+            self.sink.send_marker(_with_reason(STOP, reason))
 
     def _leave(self, end_sending: Callable[[], None]) -> None:
         with self._core.written_together():
@@ -294,12 +349,16 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
         self._check_over()
 
     def _on_marker(self, parts: Parts) -> None:
-        if parts[:1] == END[:1]:
-            self._peer_sends_no_more(trio.EndOfChannel)
-        elif parts[:1] == CANCEL[:1]:
-            self._peer_sends_no_more(cancelled)
-        elif parts[:1] == STOP[:1]:
-            self._stopped(stopped)
+        match bytes(parts[0]) if parts else None:
+            case b"open":
+                self._opening = bytes(parts[1])
+            case b"end":
+                self._peer_sends_no_more(trio.EndOfChannel)
+            case b"cancel":
+                self._peer_sends_no_more(partial(cancelled, Reason.decode(bytes(parts[1]))))
+                self._core.on_cancelled(self)
+            case b"stop":
+                self._stopped(partial(stopped, Reason.decode(bytes(parts[1]))))
 
     def _peer_sends_no_more(self, error: ErrorMaker) -> None:
         if not self._peer_is_done:
@@ -313,7 +372,7 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
     def _stop(self) -> None:
         if not self._peer_is_done and not self._sent_stop:
             self._sent_stop = True
-            self.sink.send_marker(STOP)
+            self.sink.send_marker(STOP if self._told is None else _with_reason(STOP, self._told))
 
     def _reading(self) -> Reading | None:
         return self._core.reading()
@@ -403,8 +462,10 @@ class CommonChannels:
         self._core = core
         self._on_idle = on_idle
         self._unclaimed: dict[int, None] = {}
-        self._channels: Backlog[Channel] = Backlog(lambda channel: None)
+        self._resets = TokenBucket(core.limits.resets_per_second, core.limits.resets_burst)
+        self._channels: Backlog[Channel] = Backlog(lambda channel: None, self._pause)
         self._receivers: Backlog[Receiver] = Backlog(lambda receiver: None)
+        core.on_cancelled = self._cancelled
         self._iterated: Backlog[Channel] | Backlog[Receiver] | None = None  # the one that is taken from
         self._parity = 0 if core.engine.is_connector else 1
         self._space = 1 << 8 * min(core.engine.out_id_size, core.engine.in_id_size)
@@ -453,6 +514,20 @@ class CommonChannels:
     def wake_openers(self) -> None:
         """Let tasks that wait to open a channel look again: there is room for one, or there will be none any more."""
         self._openers.wake_waiters()
+
+    def _pause(self) -> float:
+        return self._resets.pause(trio.current_time())
+
+    def _cancelled(self, channel: Channel) -> None:
+        """Count a channel that the peer gave up; one that the application did not take yet is closed for it."""
+        self._resets.take(trio.current_time())
+        dropped = self._channels.drop(channel)
+        if dropped is not None:
+            dropped.abort()
+
+    def taken(self) -> list[Channel]:
+        """Return the live channels that the application has."""
+        return [channel for channel in self.live.values() if channel not in self._channels]
 
     # --- what the peer opens
 
@@ -506,8 +581,8 @@ class CommonChannels:
 
     # --- what we open
 
-    async def open(self) -> Channel:
-        """A common channel; the peer hears of it with the first message."""
+    async def open(self, opening: bytes) -> Channel:
+        """A common channel; the peer hears of it with the first message, or at once if it has something to be told."""
         self._use_common()
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._openers.wait_for_slot()
@@ -517,7 +592,10 @@ class CommonChannels:
             raise error
         id = self._ids.allocate(self.live)
         self._ours += 1
-        channel = self.live[id] = Channel(self._core, id, self._forgotten, is_ours=True)
+        channel = self.live[id] = Channel(self._core, id, self._forgotten, is_ours=True, opening=opening)
+        if opening:
+            channel.sink.send_marker((OPEN, opening))
+            self._core.after_command()
         self._openers.wake_waiters()
         return channel
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
 from muxkit._errors import MuxError
+from muxkit._limits import Limits
+from muxkit.core import Reason
 from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import Acknowledged, Arrived, EpochChanged, Event, LinkReplaced
 from muxkit.runtime import ChannelCancelled, ChannelStopped, ErrorMaker, LinkLost, OutboxBudget, Reading, StreamPump
+from muxkit.runtime import Session as CommonSession
 
 
 class Out(Protocol):
@@ -45,18 +48,22 @@ class In(Protocol):
 class Core:
     """The engine of a link, the connection that it has at the moment, if any, and who uses its channels."""
 
-    def __init__(self, engine: LinkEngine, on_events: Callable[[Sequence[Event]], None]) -> None:
+    def __init__(
+        self, engine: LinkEngine, on_events: Callable[[Sequence[Event]], None], session: CommonSession
+    ) -> None:
         self.engine = engine
-        self.limits = engine.limits
-        self.budget = OutboxBudget(engine.limits.outbox, engine.waiting)
+        self.session = session
+        self.limits: Limits = engine.limits
+        self.budget: OutboxBudget = OutboxBudget(engine.limits.outbox, engine.waiting)
         self.outs: dict[int, Out] = {}
         self.successors: dict[int, Out] = {}  # senders that wait until the channel's present use is closed
         self.ins: dict[int, In] = {}
         self.peer_channels: dict[int, bool] = {}  # open on the peer's side; True once the peer has closed it
         self.pump: StreamPump[Event] | None = None
         self.error: ErrorMaker | None = None  # why the link is over
-        self.moved = trio.lowlevel.ParkingLot()  # tasks that wait for any change
+        self.moved: Final = trio.lowlevel.ParkingLot()  # tasks that wait for any change
         self.on_weight: Callable[[], None] = lambda: None  # while absent: more is held, or less
+        self.on_cancelled: Callable[[Any], None] = lambda channel: None  # the peer gave up a channel
         self.messages_received = 0
         self.messages_sent = 0
         self.deadline: float | None = None  # of the engine, when the pump's clock was last set
@@ -137,7 +144,7 @@ class LinkChanged(LinkLost):
         )
         super().__init__(f"{what}; {change.lost} messages were not answered", by="peer", peer=peer)
         self.change = change
-        self.lost = change.lost
+        self.lost: int = change.lost
 
 
 class LinkRefused(LinkLost):
@@ -151,7 +158,7 @@ class LinkRefused(LinkLost):
         what = f"{connections} connections in a row were ended at once and brought nothing forward: the peer may refuse"
         super().__init__(f"{what} to go on with the link; the last one: {last}", by="peer", peer=peer, unsent=unsent)
         self.connections = connections
-        self.__cause__ = last
+        self.__cause__: BaseException | None = last
 
 
 class NotCommitted(MuxError):
@@ -175,12 +182,12 @@ class RolledBackError(MuxError):
 # Of the common channels
 
 
-def cancelled() -> Exception:
-    return ChannelCancelled("the peer gave up on this channel before it was done")
+def cancelled(told: Reason) -> Exception:
+    return ChannelCancelled("the peer gave up on this channel before it was done", told=told)
 
 
-def stopped() -> Exception:
-    return ChannelStopped("the peer does not receive on this channel any more")
+def stopped(told: Reason) -> Exception:
+    return ChannelStopped("the peer does not receive on this channel any more", told=told)
 
 
 def refused() -> Exception:

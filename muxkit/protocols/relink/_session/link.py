@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import get_args
 
 import trio
 
-from muxkit._errors import LocalProtocolError
+from muxkit._errors import LocalProtocolError, Refused
 from muxkit._limits import Limits
+from muxkit.core import Reason, with_name
 from muxkit.protocols.relink._session.common import Channel, CommonChannels
 from muxkit.protocols.relink._session.core import Core, In, LinkChanged, LinkRefused, Out
 from muxkit.protocols.relink._session.native import Receipt, Receiver, Sender, as_parts
@@ -28,6 +28,7 @@ from muxkit.runtime import (
     Side,
     StreamPump,
     background,
+    describe,
     protected_manager,
     turns,
 )
@@ -37,6 +38,8 @@ OnChanged = Callable[[events.LinkReplaced], None]
 
 
 LEAVE_TIMEOUT = 5.0  # s, for taking leave
+LEFT_BY_ERROR = Reason("the other side left the session by an error", 500)
+LAST_WORDS = 64 * 1024  # bytes of reasons that are written before the connection is closed
 CLOSE_TIMEOUT = 1.0  # s, for the end of a connection whose link is finished
 CHANNEL_COST = 3 * 1024  # bytes that a channel in one direction counts, with nothing in it; it takes up to twice that
 SHORT_CONNECTION = 1.0  # s; a connection that ends sooner and brought nothing forward may have been refused
@@ -66,7 +69,10 @@ async def living(link: Link, linger: float, *work: Callable[[], Awaitable[None]]
             nursery.start_soon(task)
         try:
             yield link
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception):
+                told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
+                link.abort_channels(told)
             link.lose_because("the link was left by an error", by="local")
             raise
         await link.leave(linger)
@@ -81,14 +87,15 @@ class Link(CommonSession):
     def __init__(
         self, engine: LinkEngine, *, on_changed: OnChanged | None = None, outage: Outage | None = None
     ) -> None:
-        self.core = Core(engine, self._dispatch)
+        self.core: Core = Core(engine, self._dispatch, self)
         self._engine = engine
         self._common = CommonChannels(self.core, self._shut_down_if_idle)
         self._on_changed = on_changed
         self._outage = outage
         self._pings: Pings[None] = Pings()
         self._peer = ""
-        self.connections = 0
+        self._info = SessionInfo(protocol="relink", peer="")
+        self.connections: int = 0
         """How many connections it has had."""
         self._bytes_received = 0  # on connections that are over
         self._bytes_sent = 0
@@ -101,9 +108,9 @@ class Link(CommonSession):
         self._unreported: ErrorMaker | None = None  # a change of the link that lost messages, and was raised nowhere
         # What connections were good for.
         self.last_loss: ErrorMaker = partial(LinkLost, "there was no connection", by="local")  # of the last one
-        self.progress = 0
+        self.progress: int = 0
         """Grows with everything that brings the application's work forward."""
-        self.refusals = 0
+        self.refusals: int = 0
         """Connections in a row that were over at once and brought nothing forward."""
         self._began = 0.0  # the present connection
         self._progress_before = 0
@@ -185,12 +192,18 @@ class Link(CommonSession):
 
     # --- the common channels
 
-    def open(self) -> AbstractAsyncContextManager[Channel]:
-        """A channel in both directions; the peer hears of it with its first message."""
-        return Opening(self._common.open)
+    def open(self, name: str = "", *, payload: bytes = b"") -> Opening[Channel]:
+        """A channel in both directions; the peer hears of it with its first message.
+
+        With a name or a payload it hears of it at once.
+        """
+        return Opening(partial(self._common.open, with_name(name, payload)))
 
     def incoming(self) -> AsyncIterator[Channel]:
         return self._common.incoming()
+
+    def channels(self) -> Sequence[Channel]:
+        return self._common.taken()
 
     # --- the link
 
@@ -278,7 +291,7 @@ class Link(CommonSession):
 
     @property
     def info(self) -> SessionInfo:
-        return SessionInfo(protocol="relink", peer=self._peer)
+        return self._info
 
     def stats(self) -> SessionStats:
         core, pump = self.core, self.core.pump
@@ -317,6 +330,7 @@ class Link(CommonSession):
         core.pump = pump
         core.deadline = None
         self._peer = pump.peer or self._peer
+        self._info = describe(stream, "relink")
         self.connections += 1
         self._began, self._progress_before = trio.current_time(), self.progress
         self._arrivals_before = engine.arrivals
@@ -384,6 +398,17 @@ class Link(CommonSession):
             return lost
 
         self._lose(error)
+
+    def abort_channels(self, told: Reason) -> None:
+        """Tell the peer on each common channel why the link ends, which has no place for it, and end the connection."""
+        pump, engine = self.core.pump, self._engine
+        if pump is None or self.core.error is not None:
+            return
+        with self.core.written_together():
+            for channel in self._common.taken():
+                channel.say_goodbye(told)
+        parting = [bytes(each) for each in engine.buffers_to_send(LAST_WORDS)]
+        pump.lose("the link was left by an error", by="local", parting=parting)
 
     def lose_because_of_last(self) -> None:
         """End the link with the loss of its last connection."""

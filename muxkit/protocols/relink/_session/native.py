@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from muxkit._errors import LocalProtocolError
-from muxkit.core import Receiving, Sending
+from muxkit.core import Reason, Receiving, Sending
 from muxkit.protocols.relink._session.core import Core, NotCommitted, RolledBackError
 from muxkit.protocols.relink.engine.events import Acknowledged, Arrived, Committed, Consumed, Received
 from muxkit.protocols.relink.frames import Parts
@@ -129,10 +129,10 @@ class Sender(SendTurn, trio.abc.AsyncResource):
         super().__init__(core.budget, core.request_write)
         self._core = core
         self._engine = core.engine
-        self.channel = channel
-        self.has_transactions = core.engine.out_transactions
-        self.reception = Watermark()
-        self.consumption = Watermark()
+        self.channel: int = channel
+        self.has_transactions: bool = core.engine.out_transactions
+        self.reception: Watermark = Watermark()
+        self.consumption: Watermark = Watermark()
         self._unanswered: deque[Receipt] = deque()  # under transactions
         self._last: int | None = None
         self._decided = -1
@@ -212,8 +212,11 @@ class Sender(SendTurn, trio.abc.AsyncResource):
             self._forget()
             self.confirmed()
 
-    def abort(self) -> None:
-        """The same as `close`: what was sent cannot be taken back, but for what is not decided."""
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        """The same as `close`: what was sent cannot be taken back, but for what is not decided.
+
+        The protocol has no place for the reason; the common channels have one.
+        """
         self.close()
 
     @property
@@ -317,7 +320,7 @@ class Sender(SendTurn, trio.abc.AsyncResource):
         self._engine.close(self.channel)
         self._core.after_command()
 
-    def _abort(self) -> None:
+    def _abort(self, reason: Reason) -> None:
         """Do nothing: `abort` closes."""
 
     # --- inside
@@ -423,8 +426,8 @@ class Receiver(ReceiveHalf[Message]):
     def __init__(self, core: Core, channel: int) -> None:
         super().__init__(core.request_write)
         self._core = core
-        self.channel = channel
-        self.has_transactions = core.engine.in_transactions
+        self.channel: int = channel
+        self.has_transactions: bool = core.engine.in_transactions
         self._is_open = channel in core.peer_channels
         self._has_ended = False
         self._came = -1  # the last message that the engine gave

@@ -12,6 +12,8 @@ import trio
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
+from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit.protocols.relink._session.common import Channel
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, OnChanged, living
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.dial.listen import (
@@ -260,7 +262,9 @@ class _Protocol:
     them, `keep` and `identify` for who serves, as `listener` has them.
     """
 
-    options = frozenset({"backoff", "config", "identify", "keep", "on_changed", "on_failed", "patience"})
+    options: frozenset[str] = frozenset(
+        {"backoff", "config", "identify", "keep", "on_changed", "on_failed", "patience"}
+    )
 
     def session(
         self,
@@ -284,12 +288,14 @@ class _Protocol:
         settings = config_for(config, endpoint)
         return listener({settings.endpoint: Endpoint(handler, settings)}, **options)
 
-    link = staticmethod(link)  # for a door that gives a function that dials instead of one stream
-    split = staticmethod(split_endpoint)
-    join = staticmethod(join_endpoint)
+    link: Final = staticmethod(link)  # for a door that gives a function that dials instead of one stream
+    split: Final = staticmethod(split_endpoint)
+    join: Final = staticmethod(join_endpoint)
 
 
-protocol = _Protocol()
-
+protocol: _Protocol = _Protocol()
+connect: Connect[Link] = Connect("relink")
+open_server: OpenServer[Link, Channel] = OpenServer("relink")
+reconnecting: Reconnecting[Link] = Reconnecting("relink")
 
 protect_package("muxkit.protocols.relink")

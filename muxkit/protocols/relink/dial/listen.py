@@ -8,7 +8,7 @@ import logging
 import secrets
 import ssl
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 import trio
 
-from muxkit._errors import RemoteProtocolError
+from muxkit._errors import Refused, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, for_connection
 from muxkit._plugins import load_transport
@@ -31,6 +31,7 @@ from muxkit.runtime import (
     Backoff,
     Forgotten,
     HandshakeQueue,
+    Identity,
     LinkLost,
     Registry,
     background,
@@ -61,7 +62,7 @@ class RequestReader:
     """Reads a connector's request, for `HandshakeQueue.read_handshake`; decide on `handshake`, then `answer`."""
 
     def __init__(self, limits: Limits, versions: tuple[int, ...] = (0,)) -> None:
-        self.handshake = ListenerHandshake(now=trio.current_time(), versions=versions, limits=limits)
+        self.handshake: ListenerHandshake = ListenerHandshake(now=trio.current_time(), versions=versions, limits=limits)
         self._seconds = limits.handshake
 
     def receive_bytes(self, data: bytes) -> Requested | None:
@@ -99,13 +100,14 @@ class Identified(Protocol):
     """A stream with an authenticated peer: for TLS, the certificate whose private key the peer proved to own."""
 
     @property
-    def identity(self) -> bytes | None: ...
+    def identity(self) -> Identity | bytes | None: ...
 
 
 def identity_of(stream: trio.abc.Stream) -> bytes | None:
-    """`identity` of the stream, if it has that; of a `trio.SSLStream` the peer's certificate, if it was verified."""
+    """The certificate of the stream's `identity`; of a `trio.SSLStream` the peer's certificate, if it was verified."""
     if isinstance(stream, Identified):
-        return stream.identity
+        identity = stream.identity
+        return identity.certificate if isinstance(identity, Identity) else identity
     certificate = getattr(stream, "getpeercert", None)  # these two are passed on by it
     context = getattr(stream, "context", None)
     if certificate is None or context is None or context.verify_mode is ssl.CERT_NONE:
@@ -197,9 +199,9 @@ class Listener:
         return len(self._links)
 
     @property
-    def sessions(self) -> int:
-        """How many links have a handler that runs."""
-        return len(self._serving)
+    def sessions(self) -> Collection[Link]:
+        """The links whose handlers run now."""
+        return [*self._serving]
 
     @property
     def absent(self) -> int:
@@ -309,6 +311,8 @@ class Listener:
                 await run_interruptible(endpoint.handler, link)
         except LinkLost as error:
             _log.debug("link lost: %s", error)
+        except Refused as error:
+            _log.info("a client was sent away: %s", error)
         except Exception as error:
             # Its text may hold what a peer sent, so that is for debugging only.
             _log.error("the handler of a link failed with %s, the link was given up", type(error).__name__)

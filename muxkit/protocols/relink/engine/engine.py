@@ -61,9 +61,9 @@ class LinkEngine(LinkState):
             self.deadlines, Timer.STALL, seconds=limits.stall, least=limits.stall_bytes
         )
         self._is_watching = False  # a packet was unfinished behind the last read
-        self.frames_at_once = sys.maxsize
+        self.frames_at_once: int = sys.maxsize
         """Packets that one call of `receive_bytes` parses at most."""
-        self.unparsed = 0
+        self.unparsed: int = 0
         """Bytes that came beyond these; `receive_bytes(b"", now)` goes on with them.
 
         A multicast that not all of its channels have yet counts as one more.
@@ -72,22 +72,22 @@ class LinkEngine(LinkState):
         """The counter behind `outbox`, which changes in place."""
 
         # The commands on channels are those of the two tables.
-        self.room = ours.room
-        self.admits = ours.admits
-        self.watch = ours.watch
-        self.send = ours.send
-        self.try_send = ours.try_send
-        self.try_send_all = ours.try_send_all
-        self.multicast = ours.multicast
-        self.fits = ours.fits
-        self.check_targets = ours.check_targets
-        self.commit = ours.commit
-        self.rollback = ours.rollback
-        self.close = ours.close
-        self.consume = theirs.consume
-        self.rewind = theirs.rewind
-        self.committed = theirs.committed
-        self.uncommitted = theirs.uncommitted
+        self.room: Final = ours.room
+        self.admits: Final = ours.admits
+        self.watch: Final = ours.watch
+        self.send: Final = ours.send
+        self.try_send: Final = ours.try_send
+        self.try_send_all: Final = ours.try_send_all
+        self.multicast: Final = ours.multicast
+        self.fits: Final = ours.fits
+        self.check_targets: Final = ours.check_targets
+        self.commit: Final = ours.commit
+        self.rollback: Final = ours.rollback
+        self.close: Final = ours.close
+        self.consume: Final = theirs.consume
+        self.rewind: Final = theirs.rewind
+        self.committed: Final = theirs.committed
+        self.uncommitted: Final = theirs.uncommitted
 
     # --- what is known
 
@@ -115,6 +115,11 @@ class LinkEngine(LinkState):
     def channel_count(self) -> int:
         """Channels of both directions that take memory."""
         return len(self._ours.live) + len(self._theirs.live)
+
+    def queued(self, channel: int) -> int:
+        """Return how many messages of a channel of ours are queued and not written yet."""
+        outgoing = self._ours.live.get(channel)
+        return 0 if outgoing is None else len(outgoing.unsent)
 
     @property
     def owed_answers(self) -> int:
@@ -161,15 +166,17 @@ class LinkEngine(LinkState):
             raise LocalProtocolError("there is a connection already; connection_lost comes first")
         if not link_id or not epoch:
             raise LocalProtocolError(f"epoch {epoch} and link id {link_id} name no link")
-        self.now = now
+        self.now: float = now
         resumes = (epoch, link_id) == (self.epoch, self.link_id)
         if self.link_id and not resumes:
             self._replace(epoch, link_id)
         self.epoch, self.link_id = epoch, link_id
         self._parser.restart()
-        self.is_connected, self.resumes = True, resumes
-        self.peer_resumed = self.told_resume = not resumes
-        self.shutdown_written = False
+        self.is_connected = True
+        self.resumes: bool = resumes
+        self.peer_resumed: bool = not resumes
+        self.told_resume: bool = not resumes
+        self.shutdown_written: bool = False
         self.observe_state("link", "connected")
         self.probes.reset()
         self._ours.connect()
@@ -181,7 +188,7 @@ class LinkEngine(LinkState):
         if self.is_connected:
             self.now = now
             self._stall.stop()
-            self.is_connected = False
+            self.is_connected: bool = False
             for timer in Timer:
                 self.deadlines.stop(timer)
             self._ours.disconnect()
@@ -195,7 +202,7 @@ class LinkEngine(LinkState):
         self.now = now
         if self.link_id:
             self._replace(epoch, 0)
-            self.epoch = 0
+            self.epoch: int = 0
 
     def _replace(self, epoch: int, link_id: int) -> None:
         event = LinkReplaced if epoch == self.epoch else EpochChanged
@@ -204,7 +211,7 @@ class LinkEngine(LinkState):
         self._reset()
         self._ours.reset()
         self._theirs.reset()
-        self.link_id = link_id
+        self.link_id: int = link_id
         self.happened.append(told)
         self.happened.extend(Writable(channel) for channel in watched)
 
@@ -242,7 +249,7 @@ class LinkEngine(LinkState):
         events = self.happened
         if not events:
             return ()
-        self.happened = []
+        self.happened: list[Event] = []
         self._theirs.fresh.clear()
         return events
 

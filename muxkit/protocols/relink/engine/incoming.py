@@ -62,40 +62,41 @@ class Incoming:
     )
 
     def __init__(self, channel: int, theirs: PeerChannels) -> None:
-        self.theirs = theirs
-        self.link = link = theirs.link
-        self.channel = channel
+        self.theirs: PeerChannels = theirs
+        link = theirs.link
+        self.link: LinkState = link
+        self.channel: int = channel
         none = link.config.first_sequence - 1
         # Each of these is the last of its kind; before the first message it is one less than its number.
-        self.arrived = none
-        self.decided = none
-        self.consumed = none
-        self.told_received = none
-        self.told_consumed = none
-        self.told_answer = none
+        self.arrived: int = none
+        self.decided: int = none
+        self.consumed: int = none
+        self.told_received: int = none
+        self.told_consumed: int = none
+        self.told_answer: int = none
         self._told_last: frames.Operation | frames.Ack | None = None
         self._again = False  # the next answer is told with its number
         # Messages from `consumed` + 1 on: those that were given to the application, with the window bytes of one that
         # was rolled back in its place, then those on which the peer has not decided.
         self.kept: deque[frames.Parts | int] = deque()
         self.held: deque[frames.Parts] = deque() if link.in_transactions else NO_QUEUE
-        self.room = link.config.window
-        self.bytes = 0
-        self.unacked = 0  # bytes consumed that the peer was not told of
+        self.room: int = link.config.window
+        self.bytes: int = 0
+        self.unacked: int = 0  # bytes consumed that the peer was not told of
         # Committed messages that the application has not answered; the window bounds them.
-        self.spans = Ranges(sys.maxsize) if link.in_transactions else NO_SPANS
+        self.spans: Ranges = Ranges(sys.maxsize) if link.in_transactions else NO_SPANS
         self.answers: deque[Run] = deque() if link.in_transactions else NO_QUEUE  # to be told
         # Told or not, and the peer may not know them.
         self.outcomes: deque[Run] = deque() if link.in_transactions else NO_QUEUE
-        self.direct = True  # messages may be put here without another question
-        self.known = True  # on this connection the peer was told what we have
-        self.replaying = False  # the peer may repeat decisions
-        self.ended = False
-        self.close_came = False  # on this connection
-        self.done = False  # the channel is over, and the peer is to be told so
-        self.due = False  # acks that can be batched are to be written now
-        self.dirty = False  # in line to write acks
-        self.owing = False  # acks wait for the timer
+        self.direct: bool = True  # messages may be put here without another question
+        self.known: bool = True  # on this connection the peer was told what we have
+        self.replaying: bool = False  # the peer may repeat decisions
+        self.ended: bool = False
+        self.close_came: bool = False  # on this connection
+        self.done: bool = False  # the channel is over, and the peer is to be told so
+        self.due: bool = False  # acks that can be batched are to be written now
+        self.dirty: bool = False  # in line to write acks
+        self.owing: bool = False  # acks wait for the timer
 
     # --- arriving
 
@@ -377,12 +378,12 @@ class PeerChannels:
 
     def __init__(self, link: LinkState) -> None:
         self.link = link
-        self.floor = link.floor
+        self.floor: int = link.floor
         # What messages of one part weigh without their payload.
-        self.small = frames.message_cost((0,), link.in_id_size)
-        self.large = frames.message_cost((LARGE_LEAST,), link.in_id_size) - LARGE_LEAST
-        self.ack_count = max(1, link.config.window // COUNTED_ACKS)
-        self.ack_bytes = max(1, link.limits.channel_bytes // SIZED_ACKS)
+        self.small: int = frames.message_cost((0,), link.in_id_size)
+        self.large: int = frames.message_cost((LARGE_LEAST,), link.in_id_size) - LARGE_LEAST
+        self.ack_count: int = max(1, link.config.window // COUNTED_ACKS)
+        self.ack_bytes: int = max(1, link.limits.channel_bytes // SIZED_ACKS)
         self.arrivals = 0
         """A count that changes with each message received, announced by an event or not."""
         self.reset()
@@ -402,7 +403,7 @@ class PeerChannels:
         self.owing: list[Incoming] = []  # whose acks wait for the timer
         self.unopened: dict[int, None] = {}  # closed by the peer without having been opened, and not yet confirmed
         self.resuming: deque[Incoming] = deque()
-        self.resume_left = self.link.resumes
+        self.resume_left: bool = self.link.resumes
         for incoming in self.live.values():
             incoming.connect()
         if self.link.resumes:

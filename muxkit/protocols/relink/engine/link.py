@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from enum import Enum
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
 
@@ -36,7 +36,8 @@ class Timer(Enum):
     STALL = "stall"
     """When to look whether an unfinished packet made progress."""
 
-    __hash__ = object.__hash__  # that of an enum is a call, and these are looked up with each read
+    if not TYPE_CHECKING:  # that of an enum is a call, and these are looked up with each read
+        __hash__ = object.__hash__
 
 
 class LinkState:
@@ -49,19 +50,22 @@ class LinkState:
         self.is_connector = is_connector
         sizes = (config.connector_id_size, config.listener_id_size)
         transactions = (config.connector_transactions, config.listener_transactions)
-        self.out_id_size, self.in_id_size = sizes if is_connector else sizes[::-1]
-        self.out_transactions, self.in_transactions = transactions if is_connector else transactions[::-1]
+        out, into = (0, 1) if is_connector else (1, 0)
+        self.out_id_size: int = sizes[out]
+        self.in_id_size: int = sizes[into]
+        self.out_transactions: bool = transactions[out]
+        self.in_transactions: bool = transactions[into]
         # A channel's first bytes up to the floor are free; what is over that counts for the link's budget. The sum
         # over all channels does not depend on the order in which messages come, so both sides agree about it.
-        self.floor = min(limits.channel_floor, limits.channel_bytes)
+        self.floor: int = min(limits.channel_floor, limits.channel_bytes)
         # A peer with the same limits stops when it is over them, so by one message more at most, and by those that
         # its outbox had admitted.
         extra = limits.message + limits.outbox + (16 + PART_OVERHEAD) * config.parts + 128
-        self.held_most = limits.connection_bytes + extra
+        self.held_most: int = limits.connection_bytes + extra
         self.outcomes_most = OUTCOMES_MOST
         self.happened: list[Event] = []
         self.deadlines: Deadlines[Timer] = Deadlines()
-        self.now = 0.0
+        self.now: float = 0.0
         self.over = False
         """True once the link has finished or failed: each command raises."""
         self.epoch = 0
@@ -69,7 +73,7 @@ class LinkState:
         self.link_id = 0
         """The id of the link; 0 before there is one."""
         self.is_shutting_down = False
-        self.probes = Probes(self)
+        self.probes: Probes = Probes(self)
         self._reset()
 
     def _reset(self) -> None:
@@ -133,14 +137,14 @@ class Probes:
 
     def reset(self) -> None:
         """Drop what the old connection owed; the resume covers it."""
-        self.pongs = 0
+        self.pongs: int = 0
         self.pings: deque[Purpose] = deque()  # to be written
         self._under_way: deque[Purpose] = deque()
         # Of what was written: what is kept until the peer is known to have read it.
         self.unproven: dict[Provable, None] = {}
         self.ending: dict[Provable, None] = {}  # of them, those whose end waits for it
         self._proof: list[tuple[Provable, int]] | None = None  # what the ping under way will show
-        self.wants_proof = False  # a ping is to be written as soon as none is under way
+        self.wants_proof: bool = False  # a ping is to be written as soon as none is under way
 
     def pong_came(self) -> Purpose:
         """Return the purpose of the oldest ping; ASKED for a pong without a ping."""

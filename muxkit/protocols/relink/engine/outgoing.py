@@ -99,45 +99,46 @@ class Outgoing:
     )
 
     def __init__(self, channel: int, ours: OurChannels) -> None:
-        self.ours = ours
-        self.link = link = ours.link
-        self.channel = channel
+        self.ours: OurChannels = ours
+        link = ours.link
+        self.link: LinkState = link
+        self.channel: int = channel
         first = link.config.first_sequence
-        self.first = first
-        self.next = first
+        self.first: int = first
+        self.next: int = first
         # Each of these is the last of its kind; before the first message it is one less than its number.
         none = first - 1
-        self.sent = none  # written on this connection, or known to have arrived
-        self.received = none
-        self.consumed = none
-        self.answered = none
-        self.released = none
-        self.decided = none  # committed or rolled back here
-        self.told = none  # the same, and told to the peer
-        self.received_told = none  # as named by the peer's acks of just this kind
-        self.consumed_told = none
+        self.sent: int = none  # written on this connection, or known to have arrived
+        self.received: int = none
+        self.consumed: int = none
+        self.answered: int = none
+        self.released: int = none
+        self.decided: int = none  # committed or rolled back here
+        self.told: int = none  # the same, and told to the peer
+        self.received_told: int = none  # as named by the peer's acks of just this kind
+        self.consumed_told: int = none
         self.last_answer: frames.Ack | None = None
-        self.bytes = 0  # in the window
+        self.bytes: int = 0  # in the window
         self.unsent: deque[Item] = deque()
         self.kept: deque[Item] = deque()  # `released` + 1 to `sent`
-        self.grown = 0  # items in both that are more than a packet put together
+        self.grown: int = 0  # items in both that are more than a packet put together
         # Not answered yet, and the rollbacks before.
         self.journal: deque[Run] = deque() if link.out_transactions else NO_QUEUE
         self.decisions: deque[Run] = deque() if link.out_transactions else NO_QUEUE  # to be written
         self._told_last: frames.Operation | frames.Ack | None = None
         self._again = False  # the next decision is told with its number, since the peer may have missed one
         # Life.
-        self.free = link.is_resumed  # messages may go out on this connection
-        self.heard = False  # the peer spoke of it on this connection
-        self.confirmed = False  # the peer is known to have had a message of this life
-        self.stalled = False  # the next message is a multicast that waits for its other channels
-        self.closing = False
-        self.close_written = False  # on this connection
-        self.close_told = False  # on any, and the peer may have it
-        self.head = b""  # of a message with one part of so many bytes
-        self.head_size = -1
-        self.deficit = 0
-        self.scheduled = False
+        self.free: bool = link.is_resumed  # messages may go out on this connection
+        self.heard: bool = False  # the peer spoke of it on this connection
+        self.confirmed: bool = False  # the peer is known to have had a message of this life
+        self.stalled: bool = False  # the next message is a multicast that waits for its other channels
+        self.closing: bool = False
+        self.close_written: bool = False  # on this connection
+        self.close_told: bool = False  # on any, and the peer may have it
+        self.head: bytes = b""  # of a message with one part of so many bytes
+        self.head_size: int = -1
+        self.deficit: int = 0
+        self.scheduled: bool = False
 
     @property
     def outstanding(self) -> int:
@@ -501,7 +502,7 @@ class OurChannels:
         self._window = link.config.window
         self._channel_bytes = link.limits.channel_bytes
         self._connection_bytes = link.limits.connection_bytes
-        self.outbox = Outbox()
+        self.outbox: Outbox = Outbox()
         self.reset()
 
     def reset(self) -> None:
@@ -509,11 +510,11 @@ class OurChannels:
         self.live: dict[int, Outgoing] = {}
         self.unannounced: dict[Outgoing, None] = {}  # the peer has none of their messages, as far as we know
         self.watchers: dict[int, int] = {}
-        self.retained = 0  # bytes in all windows
-        self.retained_over = 0  # of them, over the floors
+        self.retained: int = 0  # bytes in all windows
+        self.retained_over: int = 0  # of them, over the floors
         self.outbox.used = 0
-        self.closing = 0  # channels that are to be closed
-        self.scheduler = Scheduler()
+        self.closing: int = 0  # channels that are to be closed
+        self.scheduler: Scheduler = Scheduler()
 
     @property
     def unanswered(self) -> int:

@@ -29,8 +29,8 @@ class Body:
     __slots__ = ("_filled", "_left", "_parts", "_pieces", "_skip", "head", "weight")
 
     def __init__(self, head: frames.MessageHead, weight: int) -> None:
-        self.head = head
-        self.weight = weight
+        self.head: frames.MessageHead = head
+        self.weight: int = weight
         self._parts: list[bytes] = []
         # Which parts have bytes; a loop of our own over those without would take milliseconds for a large head.
         self._filled = compress(range(len(head.sizes)), head.sizes)
@@ -115,11 +115,11 @@ class Parser:
         self._data = b""  # what came and waits for the next call, from `_at` on
         self._at = 0
         self._undelivered: tuple[tuple[int, ...], Body] | None = None  # a multicast, and the channels without it
-        self.offset = 0
+        self.offset: int = 0
         """Bytes parsed on this connection."""
-        self.unparsed = 0
+        self.unparsed: int = 0
         """Received bytes that the last call left, and 1 for a multicast that not all of its channels have."""
-        self.is_mid_packet = False
+        self.is_mid_packet: bool = False
 
     def feed(self, data: bytes, most: int) -> RemoteProtocolError | None:
         """Parse up to so many packets more; returns the violation, if any, after which no more may be fed."""

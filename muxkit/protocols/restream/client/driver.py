@@ -74,7 +74,7 @@ class StreamRefused(MuxError, trio.BrokenResourceError):
     """
 
     def __init__(self, text: str) -> None:
-        self.text = escaped(text)
+        self.text: str = escaped(text)
         super().__init__(f"the server refused: {self.text}")
 
 
@@ -134,9 +134,9 @@ class ClientDriver:
         read_bytes: int = READ_BYTES,
         closing: Closing = Closing.ACKNOWLEDGED,
     ) -> None:
-        self.connections = 0
+        self.connections: int = 0
         """The number of connections so far, with the present one."""
-        self.outage = Outage()
+        self.outage: Outage = Outage()
         """The recent failures to connect."""
         self.loss: LinkLost | None = None
         """Why the last connection was lost, if it was."""
@@ -148,7 +148,7 @@ class ClientDriver:
         self._dial = dial
         self._on_failed = on_failed
         self._connection: _Connection | None = None
-        self.is_done = False
+        self.is_done: bool = False
         """There is no next connection."""
         self._is_leaving = False
         self._futile = 0  # connections in a row that brought nothing
@@ -209,6 +209,7 @@ class _Connection:
         self._began = trio.current_time()
         self._paused = 0.0  # s without reading, during which no line can be late
         self._reading = trio.CancelScope()
+        self._was_heard = False
         self._is_leaving = False
         self._is_writing = False
         self._cannot_write = False
@@ -277,6 +278,7 @@ class _Connection:
             with trio.CancelScope(deadline=min(late, silent)):
                 data = await self._stream.receive_some(self._driver.read_bytes)
                 if data:
+                    self._was_heard = True
                     engine.receive_bytes(bytes(data), self._now())
                     return None
                 engine.receive_eof(self._now())
@@ -347,5 +349,13 @@ class _Connection:
 
     def _lose(self, reason: str, *, by: Literal["peer", "network"], cause: BaseException | None = None) -> None:
         peer = self._stream.peer if isinstance(self._stream, Described) else ""
-        self.loss = LinkLost(reason, by=by, peer=peer, after=trio.current_time() - self._began)
+        hint: str | None = None if self._was_heard else getattr(self._stream, "hint_if_silent", None)
+        self.loss = LinkLost(
+            reason,
+            by=by,
+            peer=peer,
+            after=trio.current_time() - self._began,
+            phase="leave" if self._is_leaving else "open" if self._was_heard else "handshake",
+            hint=hint,
+        )
         self.loss.__cause__ = cause

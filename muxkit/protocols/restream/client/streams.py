@@ -73,7 +73,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
         self._arrived = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()  # the driver, while `ahead` items wait
         self._taken = trio.lowlevel.ParkingLot()  # the task that acknowledges in time, while there is nothing to
-        self.last_id = engine.last_id
+        self.last_id: int = engine.last_id
         """The id of the last message that was received here; 0 before the first."""
         self._end: Callable[[], Exception] | None = trio.EndOfChannel if engine.over else None
         self._is_closed = False
@@ -249,7 +249,7 @@ def _copy_of(error: RemoteProtocolError) -> RemoteProtocolError:
 
 
 def _no_connection(cause: Exception) -> LinkLost:
-    error = LinkLost(f"there can be no connection: {cause}", by="network")
+    error = LinkLost(f"there can be no connection: {cause}", by="network", phase="connect")
     error.__cause__ = cause
     return error
 

@@ -150,7 +150,7 @@ class ClientEngine(LineEngine[ClientEvent]):
         self.uuid = uuid
         """The uuid of the session, in lower case; empty for a stateless stream."""
         self.params = params
-        self.config = config or ClientConfig()
+        self.config: ClientConfig = config or ClientConfig()
         limit, name = self.config.line, f"ClientConfig(line={self.config.line})"
         if mode is Mode.STATELESS:
             limit, name = self.config.value_line, f"ClientConfig(digits={self.config.digits})"
@@ -158,12 +158,12 @@ class ClientEngine(LineEngine[ClientEvent]):
         self._lines.stop()  # until there is a connection
         self._take = {Mode.STATELESS: self._take_value, Mode.STATEFUL: self._take_message}.get(mode, self._take_status)
         self.state = StreamState.FINISHED if position.finished else StreamState.DISCONNECTED
-        self.acknowledged = position.acknowledged
+        self.acknowledged: int = position.acknowledged
         """The highest id that was acknowledged."""
         self._verifier = verifier or NumbersVerifier()
         self._taken = position
         # The last received message, after which another connection continues.
-        self.last_id = position.id
+        self.last_id: int = position.id
         """The highest received id; 0 before the first."""
         self._last_check = position.check
         self.last_value = position.value

@@ -65,13 +65,13 @@ class Lines:
     __slots__ = ("_held", "_whole", "at_once", "count", "limit", "limit_name", "offset", "stopped", "unparsed")
 
     def __init__(self, limit: int, limit_name: str) -> None:
-        self.limit = limit
-        self.limit_name = limit_name
-        self.at_once = sys.maxsize
-        self.count = 0  # lines given so far
-        self.offset = 0  # of the present line, in all received bytes
-        self.unparsed = 0  # bytes of whole lines that wait for the next call
-        self.stopped = False
+        self.limit: int = limit
+        self.limit_name: str = limit_name
+        self.at_once: int = sys.maxsize
+        self.count: int = 0  # lines given so far
+        self.offset: int = 0  # of the present line, in all received bytes
+        self.unparsed: int = 0  # bytes of whole lines that wait for the next call
+        self.stopped: bool = False
         self._whole: deque[bytes] = deque()
         self._held = bytearray()
 
@@ -142,7 +142,7 @@ class LineEngine(ABC, Generic[EventT]):
     _take: Callable[[bytes], None]  # handles a line; raises RemoteProtocolError for a violation
 
     def __init__(self, line: int, limit_name: str, limits: Limits | None, observer: Observer | None) -> None:
-        self.limits = limits or Limits()
+        self.limits: Limits = limits or Limits()
         self._observer = observer
         self._events: list[EventT] = []
         self._lines = Lines(line, limit_name)

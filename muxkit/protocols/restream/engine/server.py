@@ -89,18 +89,18 @@ class ServerEngine(LineEngine[ServerEvent]):
     def __init__(
         self, config: ServerConfig | None = None, *, limits: Limits | None = None, observer: Observer | None = None
     ) -> None:
-        self.config = config or ServerConfig()
+        self.config: ServerConfig = config or ServerConfig()
         super().__init__(self.config.first_line, f"ServerConfig(digits={self.config.digits})", limits, observer)
         self._take = self._take_line
         self._started = False
-        self.phase = Phase.ASKING
-        self.uuid = ""
+        self.phase: Phase = Phase.ASKING
+        self.uuid: str = ""
         """The uuid of the session, in lower case; empty for a stateless stream."""
-        self.acknowledged = 0
+        self.acknowledged: int = 0
         """The highest id that the client has acknowledged."""
-        self.sent = 0
+        self.sent: int = 0
         """The highest id that left the engine, on this connection or, as `accept` was told, on an earlier one."""
-        self.outbox = 0
+        self.outbox: int = 0
         """Bytes that are queued for the transport."""
         self._queue: deque[tuple[int, bytes]] = deque()  # (id, line); id 0 for lines that are no messages
         self._failed = False

@@ -106,7 +106,7 @@ class Service:
             raise ValueError(f"pace={pace}: must be a number of messages a second above 0, or None")
         application = application or Numbers()
         random32 = random32 or (lambda: random.getrandbits(32))
-        self.limits = limits or Limits()
+        self.limits: Limits = limits or Limits()
         self._sessions: ServerSessions = (
             StoredSessions(store, application, takeover=takeover, expiry=expiry, random32=random32)
             if has_owners(store)
@@ -206,7 +206,7 @@ class Served:
     def __init__(self, service: Service, urls: list[str], scope: trio.CancelScope) -> None:
         self._service = service
         self._scope = scope
-        self.urls = tuple(urls)
+        self.urls: tuple[str, ...] = tuple(urls)
 
     @property
     def url(self) -> str:

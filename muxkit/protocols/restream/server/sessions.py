@@ -114,7 +114,7 @@ class Maker:
         self._application = application
         self._quota = quota
         self._made = 0
-        self.ends = False
+        self.ends: bool = False
         """True if the last message that was made is the final one."""
 
     def make(self, state: object) -> tuple[object, object]:
@@ -152,7 +152,7 @@ class StoredSessions:
     ) -> None:
         self.store = store
         self.application = application
-        self.quota = MakeQuota()
+        self.quota: MakeQuota = MakeQuota()
         self._random32 = random32
         self._takeover = takeover
         self._expiry = expiry
@@ -197,11 +197,11 @@ class StoredSession:
         self._application = sessions.application
         self._quota = sessions.quota
         self._maker = Maker(sessions.application, sessions.quota)
-        self.uuid = status.uuid
-        self.epoch = status.epoch
+        self.uuid: str = status.uuid
+        self.epoch: int = status.epoch
         """Higher for a newer owner."""
-        self.head = status.head
-        self.acknowledged = status.acknowledged
+        self.head: int = status.head
+        self.acknowledged: int = status.acknowledged
         self._final = status.final
         self.sent = 0
         """The last message that this connection has sent."""
@@ -300,7 +300,7 @@ class PlainSessions:
     ) -> None:
         self.methods = methods
         self.application = application
-        self.quota = MakeQuota()
+        self.quota: MakeQuota = MakeQuota()
         self.held: dict[str, PlainSession] = {}
         """The newest connection's session of each uuid."""
         self.absent: dict[str, tuple[float, PlainSession]] = {}
@@ -365,7 +365,7 @@ class PlainSession:
         self._sessions = sessions
         self._maker = Maker(sessions.application, sessions.quota)
         self.uuid = uuid
-        self.head = head
+        self.head: int = head
         self.acknowledged = acknowledged
         self.sent = 0
 

@@ -1,0 +1,169 @@
+"""Tokens: what a client shows before its protocol begins, and who a server lets in.
+
+On a byte stream both sides speak a line each before the first byte of the protocol, and only when a client was given a
+token:
+
+    client:  muxkit 1 <protocol> <token in base64url>\\n
+    server:  ok\\n    or    no <reason>\\n
+
+No protocol begins with an "m", so a server reads what comes first and knows whether there is such a line.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+import trio
+
+from muxkit._errors import Refused, RemoteProtocolError
+from muxkit._limits import Limits
+from muxkit.core import Reason, printable
+from muxkit.runtime import HandshakeQueue, LinkLost, SessionInfo, describe, prefixed, protect_package
+
+MAGIC = b"muxkit 1 "
+LINE_MOST = 4096  # bytes
+TOKEN_MOST = 2048  # characters
+ANSWER_TIMEOUT = 10.0  # s
+
+Authorize: TypeAlias = "Callable[[SessionInfo, str | None], str | Awaitable[str | None] | None]"
+"""Called with a new connection and the token that it showed, None if it showed none.
+
+It returns the name of the user for `session.info.identity.user`, or raises `Refused` with the reason that the client
+will read.
+"""
+
+
+def tokens(users: Mapping[str, str]) -> Authorize:
+    """Make an `authorize` that lets in who shows one of these tokens; `users` maps the name of each to its token.
+
+    All of them are compared, each in constant time, so that the time tells nothing about any of them.
+    """
+    known = {name: token.encode() for name, token in users.items()}
+    for name, token in known.items():
+        if not token:
+            raise ValueError(f"the token of {name!r} is empty")
+
+    def authorize(info: SessionInfo, token: str | None) -> str:
+        shown = (token or "").encode()
+        found = [name for name, expected in known.items() if hmac.compare_digest(shown, expected)]
+        if token is None:
+            raise Refused("this server wants a token: connect(…, token=…)")
+        if not found:
+            raise Refused("this server does not know the token")
+        return found[0]
+
+    return authorize
+
+
+def first_line(protocol: str, token: str) -> bytes:
+    """Return what a client with a token writes first."""
+    if not token or len(token) > TOKEN_MOST:
+        raise ValueError(f"token=…: it has {len(token)} characters, 1 to {TOKEN_MOST} are possible")
+    return MAGIC + protocol.encode() + b" " + base64.urlsafe_b64encode(token.encode()) + b"\n"
+
+
+async def show_token(stream: trio.abc.Stream, protocol: str, token: str) -> trio.abc.Stream:
+    """Show a token to the server; return the stream on which the protocol begins.
+
+    Raises `Refused` with the server's reason, `LinkLost` if it hung up or did not answer in time.
+    """
+    peer: str = getattr(stream, "peer", "")
+    held = b""
+    try:
+        with trio.fail_after(ANSWER_TIMEOUT):
+            await stream.send_all(first_line(protocol, token))
+            while b"\n" not in held:
+                data = await stream.receive_some(LINE_MOST)
+                held += data
+                if not data or len(held) > 2 * LINE_MOST:
+                    raise LinkLost("the server did not answer about the token", by="peer", peer=peer, phase="handshake")
+    except trio.TooSlowError:
+        text = f"the server did not answer about the token within {ANSWER_TIMEOUT:g} s; does it have authorize=?"
+        raise LinkLost(text, by="peer", peer=peer, phase="handshake") from None
+    except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        if isinstance(error, LinkLost):
+            raise
+        raise LinkLost("the connection broke", by="network", peer=peer, phase="handshake") from error
+    line, _, rest = held.partition(b"\n")
+    if line != b"ok":
+        told = Reason.decode(line.removeprefix(b"no "))
+        raise Refused(f"{peer}: {told.text}" if peer else told.text, code=told.code)
+    return prefixed(stream, rest)
+
+
+@attrs.frozen
+class _Shown:
+    """What a client showed first: nothing, or the protocol that it will speak and its token."""
+
+    protocol: str | None = None
+    token: str | None = attrs.field(default=None, repr=False)
+
+
+class _LineReader:
+    """Reads the line of a client, or finds at the first bytes that there is none."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def receive_bytes(self, data: bytes) -> _Shown | None:
+        self._held += data
+        if not MAGIC.startswith(self._held[: len(MAGIC)]):
+            return _Shown()
+        line, newline, rest = self._held.partition(b"\n")
+        if not newline:
+            return None
+        self._held = rest
+        try:
+            protocol, _, token = line[len(MAGIC) :].partition(b" ")
+            return _Shown(protocol.decode("ascii"), base64.b64decode(token, b"-_", validate=True).decode())
+        except ValueError as error:  # not ASCII, not base64, not UTF-8
+            raise RemoteProtocolError("the line with the token cannot be read") from error
+
+    def bytes_to_send(self) -> bytes:
+        return b""
+
+    def leftover(self) -> bytes:
+        return self._held
+
+
+class Gatekeeper:
+    """Lets in the connections of one server that `authorize` accepts."""
+
+    def __init__(self, protocol: str, authorize: Authorize, limits: Limits) -> None:
+        self._protocol = protocol
+        self._authorize = authorize
+        self._handshakes = HandshakeQueue(limits, most=LINE_MOST)
+
+    async def admit(self, stream: trio.abc.Stream) -> tuple[trio.abc.Stream | None, Refused | None]:
+        """Return the stream on which the protocol begins, and why its client has to be sent away.
+
+        None instead of the stream: the client was told already. Raises what `HandshakeQueue.read_handshake` raises.
+        """
+        shown, rest = await self._handshakes.read_handshake(stream, _LineReader())
+        refused: Refused | None = None
+        if shown.protocol not in (None, self._protocol):
+            refused = Refused(f"this is a server of {self._protocol}, not of {shown.protocol}", code=400)
+        else:
+            refused = await self.judge(rest, shown.token)
+        if shown.protocol is None:
+            return rest, refused
+        answer = b"ok" if refused is None else b"no " + Reason(printable(refused.reason), refused.code).encode()
+        await stream.send_all(answer + b"\n")
+        return None if refused else rest, refused
+
+    async def judge(self, link: Any, token: str | None) -> Refused | None:  # noqa: ANN401 - of any kind of link
+        """Call `authorize`; the name that it returns becomes the `user` of the link."""
+        try:
+            user = self._authorize(describe(link, self._protocol), token)
+            link.user = await user if inspect.isawaitable(user) else user
+        except Refused as refused:
+            return refused
+        return None
+
+
+protect_package(__name__)

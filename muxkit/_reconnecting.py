@@ -1,0 +1,162 @@
+"""One session after another with the same server: each is opened again after the last was lost."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
+from typing import Any
+
+import trio
+
+from muxkit._door import LINGER_SECONDS, connect
+from muxkit._limits import Limits
+from muxkit._observer import Observer
+from muxkit._tls import TLS
+from muxkit.runtime import Backoff, LinkLost, OutageLog, Session, can_heal, protect_package
+
+_log = logging.getLogger("muxkit")
+
+
+def reconnecting(
+    url: str,
+    *,
+    backoff: Backoff | None = None,
+    patience: float | None = None,
+    tls: TLS | None = None,
+    token: str | None = None,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    linger: float = LINGER_SECONDS,
+    **options: Any,
+) -> AsyncIterator[Session]:
+    """Iterate over sessions with the server at `url`, each of which is opened when the last one is over.
+
+        async for session in muxkit.reconnecting(url):
+            try:
+                ...
+            except muxkit.LinkLost:
+                continue
+
+    Failed attempts are repeated with the pauses of `backoff`; the first failure and each doubling of the outage is one
+    WARNING in the log. After `patience` seconds without a session, None for ever, the last failure comes out, and so do
+    failures that no later attempt can mend. What the body raises ends the loop, `LinkLost` too if it is not caught. A
+    session that is left with the loop is closed in the background.
+    """
+    open_one = partial(connect, url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, **options)
+    return _Sessions(url, open_one, backoff or Backoff(), patience)
+
+
+class _Sessions(AsyncIterator[Session]):
+    """The iterator; no generator, since one that is left early needs a block around it to be cleaned up."""
+
+    def __init__(
+        self,
+        url: str,
+        open_one: Callable[[], AbstractAsyncContextManager[Session]],
+        policy: Backoff,
+        patience: float | None,
+    ) -> None:
+        self._url = url
+        self._open = open_one
+        self._policy = policy
+        self._patience = patience
+        self._outage = OutageLog(url, patience=patience)
+        self._failures = 0
+        self._lost_at = trio.current_time()
+        self._began = 0.0
+        self._kept: _Kept | None = None
+
+    def __del__(self) -> None:
+        if self._kept is not None:
+            self._kept.let_go()
+
+    async def __anext__(self) -> Session:
+        policy = self._policy
+        failure: Exception | None = None
+        if self._kept is not None:
+            await self._kept.end()
+            self._kept = None
+            self._lost_at = trio.current_time()
+            lived = self._lost_at - self._began
+            if lived >= policy.brief:
+                self._failures = 0
+            else:  # a server that hangs up on every client would be dialled without a pause
+                failure = ConnectionError(f"{self._url}: the session was over {lived:.2f} s after it began")
+        while True:
+            if failure is None:
+                kept = _Kept(self._url, self._open)
+                await kept.begin()
+                failure = kept.failure
+                if failure is None:
+                    self._kept = kept
+                    self._outage.over()
+                    self._began = trio.current_time()
+                    return kept.session
+            self._failures += 1
+            pause = policy.wait(self._failures)
+            ends = None if self._patience is None else self._lost_at + self._patience
+            if not _can_heal(failure) or (ends is not None and trio.current_time() + pause > ends):
+                raise failure
+            self._outage.failed(failure, pause)
+            failure = None
+            await trio.sleep(pause)
+
+
+def _can_heal(failure: Exception) -> bool:
+    return isinstance(failure, (OSError, trio.BrokenResourceError, trio.TooSlowError)) and can_heal(failure)
+
+
+class _Kept:
+    """A session in a task of its own, so that a loop may be left at any point without harm to the task it runs in."""
+
+    def __init__(self, url: str, open_one: Callable[[], AbstractAsyncContextManager[Session]]) -> None:
+        self._url = url
+        self._open = open_one
+        self._release = trio.Event()
+        self._began = trio.Event()
+        self._over = trio.Event()
+        self._scope = trio.CancelScope()
+        self.session: Session
+        self.failure: Exception | None = None
+
+    async def begin(self) -> None:
+        """Wait until there is a session, or why there is none."""
+        trio.lowlevel.spawn_system_task(self._run, name=f"session with {self._url}", context=contextvars.copy_context())
+        try:
+            await self._began.wait()
+        except BaseException:
+            self._scope.cancel()
+            raise
+
+    async def end(self) -> None:
+        """Leave the session in order."""
+        self._release.set()
+        await self._over.wait()
+
+    def let_go(self) -> None:
+        """End the session at once; harmless when it is over, or the run of Trio is."""
+        if not self._over.is_set():
+            with suppress(RuntimeError):
+                self._scope.cancel()
+
+    async def _run(self) -> None:
+        try:
+            with self._scope:
+                async with self._open() as self.session:
+                    self._began.set()
+                    await self._release.wait()
+        except LinkLost as error:
+            if not self._began.is_set():
+                self.failure = error
+            _log.debug("session lost: %s", error)
+        except Exception as error:
+            self.failure = error
+        finally:
+            self._began.set()
+            self._over.set()
+
+
+protect_package(__name__)

@@ -1,0 +1,269 @@
+"""A server is a block, a task, or a whole program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+import trio.testing
+
+import muxkit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trio.testing import MockClock
+
+ROOT = Path(__file__).resolve().parent.parent
+TCP = "bpmux+tcp://127.0.0.1:0"
+
+
+async def echo(channel: muxkit.Channel) -> None:
+    async for message in channel:
+        await channel.send(message)
+
+
+async def greet(session: muxkit.Session) -> None:
+    async with session.open() as channel:
+        await channel.send(b"welcome")
+
+
+async def talk(url: str) -> None:
+    async with muxkit.connect(url) as session, session.open() as channel:
+        await channel.send(b"hello")
+        assert await channel.receive() == b"hello"
+
+
+async def test_a_function_for_a_channel_and_one_for_a_session_are_both_handlers() -> None:
+    async with muxkit.open_server(echo, TCP) as server:
+        await talk(server.url)
+    async with muxkit.open_server(greet, TCP) as server, muxkit.connect(server.url) as session:
+        async for channel in session:
+            assert await channel.receive() == b"welcome"
+            break
+
+
+async def test_a_function_without_annotations_is_known_by_the_name_of_its_parameter() -> None:
+    async def bare_echo(channel):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - it has no annotations
+        async for message in channel:
+            await channel.send(message)
+
+    async with muxkit.open_server(bare_echo, TCP) as server:
+        await talk(server.url)
+
+
+async def test_several_urls_are_one_server(tmp_path: Path) -> None:
+    urls = [TCP, f"bpmux+unix://{tmp_path}/s", "e3x+udp://127.0.0.1:0"]
+    async with muxkit.open_server(echo, urls) as server:
+        assert [url.partition("://")[0] for url in server.urls] == ["bpmux+tcp", "bpmux+unix", "e3x+udp"]
+        assert server.url == server.urls[0]
+        for url in server.urls:
+            await talk(url)
+
+
+async def test_a_server_knows_its_sessions() -> None:
+    async with muxkit.open_server(echo, TCP) as server:
+        assert server.sessions() == []
+        async with muxkit.connect(server.url) as session:
+            await session.ping()
+            (there,) = server.sessions()
+            assert isinstance(there, muxkit.Session)
+            assert there.info.protocol == "bpmux"
+            assert "1 sessions" in repr(server)
+
+
+async def test_leaving_the_block_lets_the_live_sessions_end() -> None:
+    async with trio.open_nursery() as nursery:
+        answers: list[bytes] = []
+
+        async def client(url: str, task_status: trio.TaskStatus[None]) -> None:
+            async with muxkit.connect(url) as session, session.open() as channel:
+                await channel.send(b"last")
+                task_status.started()
+                answers.append(await channel.receive())
+
+        async with muxkit.open_server(echo, TCP) as server:
+            await nursery.start(client, server.url)
+    assert answers == [b"last"]
+
+
+async def test_leaving_by_an_error_ends_the_sessions_at_once_and_raises_it_bare() -> None:
+    lost = trio.Event()
+
+    async def client(url: str, task_status: trio.TaskStatus[None]) -> None:
+        with suppress(muxkit.LinkLost):  # it cannot take leave
+            async with muxkit.connect(url) as session, session.open() as channel:
+                await channel.send(b"x")
+                await channel.receive()
+                task_status.started()
+                with pytest.raises(trio.BrokenResourceError):
+                    await channel.receive()
+                lost.set()
+
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012 - where in the block it is raised is not fixed
+            async with muxkit.open_server(echo, TCP, linger=1000) as server:
+                await nursery.start(client, server.url)
+                raise ZeroDivisionError
+        await lost.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def test_wait_closed_returns_when_another_task_shuts_the_server_down() -> None:
+    async with trio.open_nursery() as nursery, muxkit.open_server(echo, TCP) as server:
+        nursery.start_soon(lambda: server.shutdown(grace=1))
+        await server.wait_closed()
+
+
+# ---------------------------------------------------------------------------- errors are bare
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that is in use."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        yield port
+
+
+async def test_errors_come_bare_where_they_came_in_a_group(taken: int) -> None:
+    """Was: ExceptionGroup('Exceptions from Trio nursery') for tls without a certificate, and for a port in use."""
+    for start in (muxkit.serve, enter):
+        with pytest.raises(ValueError, match="a server needs its certificate"):
+            await start(echo, "bpmux+tls://127.0.0.1:0")
+        with pytest.raises(OSError, match="in use"):
+            await start(echo, f"bpmux+tcp://127.0.0.1:{taken}")
+
+
+async def enter(handler: muxkit.ChannelHandler, url: str) -> None:
+    async with muxkit.open_server(handler, url):
+        pass
+
+
+async def test_of_several_urls_none_is_served_if_one_cannot_be(taken: int) -> None:
+    free = "bpmux+mem://one-of-two"
+    with pytest.raises(OSError, match="in use"):
+        await muxkit.serve(echo, [free, f"bpmux+tcp://127.0.0.1:{taken}"])
+    async with muxkit.open_server(echo, free):
+        await talk(free)
+
+
+# ---------------------------------------------------------------------------- a whole program
+
+PROGRAM = """
+import sys, trio, muxkit
+
+async def echo(channel: muxkit.Channel) -> None:
+    async for message in channel:
+        await channel.send(message)
+
+async def hold(channel: muxkit.Channel) -> None:
+    async for message in channel:
+        await channel.send(message)
+    await trio.sleep_forever()
+
+handler = hold if sys.argv[1:] == ["hold"] else echo
+url = "bpmux+tcp://127.0.0.1:0"
+sys.exit(muxkit.run_server(handler, url, grace=60, on_started=lambda server: print(server.url, flush=True)))
+"""
+
+
+def program(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_lets_the_sessions_end_and_the_program_returns_0(number: signal.Signals) -> None:
+    process, url = program()
+    async with muxkit.connect(url) as session:
+        channel = await session.open()
+        await channel.send(b"a")
+        assert await channel.receive() == b"a"
+        process.send_signal(number)
+        with pytest.raises(muxkit.ChannelStopped):  # noqa: PT012 - where in the block it is raised is not fixed
+            while True:  # until it has heard
+                await session.ping()
+                await (await session.open()).aclose()
+        await channel.send(b"b")
+        assert await channel.receive() == b"b"
+        await channel.aclose()
+    _, errors = await trio.to_thread.run_sync(process.communicate)
+    assert (process.returncode, errors) == (0, "")
+
+
+async def test_a_second_signal_ends_the_sessions_at_once_and_the_program_returns_1() -> None:
+    process, url = program("hold")
+    with pytest.raises(muxkit.LinkLost):  # noqa: PT012 - where in the block it is raised is not fixed
+        async with muxkit.connect(url) as session:
+            channel = await session.open()
+            await channel.send(b"a")
+            assert await channel.receive() == b"a"
+            process.send_signal(signal.SIGINT)
+            with pytest.raises(muxkit.ChannelStopped):  # noqa: PT012 - where in the block it is raised is not fixed
+                while True:
+                    await session.ping()
+                    await (await session.open()).aclose()
+            process.send_signal(signal.SIGINT)
+            while True:
+                await session.ping()
+    _, errors = await trio.to_thread.run_sync(process.communicate)
+    assert (process.returncode, errors) == (1, "")
+
+
+# ---------------------------------------------------------------------------- confusions
+
+
+async def test_a_session_that_is_used_as_a_channel_says_what_was_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    """Was: "a message is bytes, not Duplex" in the server's log, and nothing for the client."""
+
+    async def confused(session) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 - it has no annotations
+        await session.receive()
+
+    async with muxkit.open_server(confused, "relink+mem://confused") as server, muxkit.connect(server.url) as session:
+        with pytest.raises(AttributeError, match=r"a Link has no 'receive'; .*Did you forget muxkit\.each_channel"):
+            await confused(session)
+
+
+async def test_what_is_no_attribute_at_all_is_said_plainly() -> None:
+    async with muxkit.open_server(echo, TCP) as server, muxkit.connect(server.url) as session:
+        with pytest.raises(AttributeError, match=r"a Session has no 'colour'$"):
+            session.colour  # type: ignore[attr-defined]  # noqa: B018
+
+
+async def test_a_drain_is_bounded(autojump_clock: MockClock) -> None:
+    async def forever(channel: muxkit.Channel) -> None:
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+
+        async def client(url: str, task_status: trio.TaskStatus[None]) -> None:
+            with pytest.raises(muxkit.LinkLost):  # noqa: PT012 - where in the block it is raised is not fixed
+                async with muxkit.connect(url) as session, session.open() as channel:
+                    await channel.send(b"x")
+                    task_status.started()
+                    await trio.sleep_forever()
+
+        began = trio.current_time()
+        with trio.CancelScope() as scope:
+            async with muxkit.open_server(forever, "bpmux+mem://bounded", linger=3) as server:
+                await nursery.start(client, server.url)
+            assert trio.current_time() - began < 8
+        assert not scope.cancelled_caught
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,135 @@
+"""One session after another: what a loop over `muxkit.reconnecting` sees when the server comes and goes."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import trio
+import trio.testing
+
+import muxkit
+
+MEM = "bpmux+mem://comes-and-goes"
+
+
+async def echo(channel: muxkit.Channel) -> None:
+    async for message in channel:
+        await channel.send(message)
+
+
+async def call(session: muxkit.Session, message: bytes) -> bytes:
+    async with session.open() as channel:
+        await channel.send(message)
+        return await channel.receive()
+
+
+@pytest.mark.parametrize("protocol", ["bpmux", "aqueduct", "e3x", "relink"])
+async def test_each_lost_session_is_followed_by_another(protocol: str, autojump_clock: trio.testing.MockClock) -> None:
+    url = f"{protocol}+mem://comes-and-goes"
+    got: list[bytes] = []
+    async with trio.open_nursery() as nursery:
+
+        async def come_and_go() -> None:
+            while True:
+                with trio.move_on_after(5):
+                    async with muxkit.open_server(echo, url, linger=0.1):
+                        await trio.sleep_forever()
+                await trio.sleep(3)
+
+        nursery.start_soon(come_and_go)
+        async for session in muxkit.reconnecting(url):
+            try:
+                while len(got) < 10:
+                    got.append(await call(session, b"%d" % len(got)))
+                    await trio.sleep(1)
+                break
+            except trio.BrokenResourceError:
+                continue
+        nursery.cancel_scope.cancel()
+    assert got == [b"%d" % number for number in range(10)]
+
+
+async def test_an_outage_is_told_at_its_begin_and_at_each_doubling(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Was: `muxkit.connect` without a server hung without a word."""
+    async with trio.open_nursery() as nursery:
+
+        async def come_late() -> None:
+            await trio.sleep(100)
+            async with muxkit.open_server(echo, MEM):
+                await trio.sleep_forever()
+
+        nursery.start_soon(come_late)
+        async for session in muxkit.reconnecting(MEM, backoff=muxkit.Backoff(most=2.0)):
+            assert await call(session, b"x") == b"x"
+            break
+        nursery.cancel_scope.cancel()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert 5 <= len(warnings) <= 9
+    assert warnings[0].startswith(f"{MEM}: no connection for 0 s (")
+    assert "trying again in" in warnings[0]
+    assert "patience: none" in warnings[0]
+
+
+async def test_patience_ends(autojump_clock: trio.testing.MockClock) -> None:
+    began = trio.current_time()
+    with pytest.raises(OSError, match="comes-and-goes"):  # noqa: PT012 - where in the block it is raised is not fixed
+        async for _ in muxkit.reconnecting(MEM, patience=60):
+            raise AssertionError("there is no server")
+    assert 20 < trio.current_time() - began <= 60
+
+
+async def test_what_no_later_attempt_can_mend_comes_out_at_once() -> None:
+    with pytest.raises(ValueError, match="is no URL"):
+        async for _ in muxkit.reconnecting("bpmux"):
+            pass
+
+
+async def test_what_the_body_raises_ends_the_loop_and_the_session() -> None:
+    async with muxkit.open_server(echo, MEM) as server:
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012 - where in the block it is raised is not fixed
+            async for session in muxkit.reconnecting(server.url):
+                assert await call(session, b"x") == b"x"
+                raise ZeroDivisionError
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.sessions() == []
+
+
+async def test_a_loop_that_is_left_closes_its_session() -> None:
+    async with muxkit.open_server(echo, MEM) as server:
+        async for session in muxkit.reconnecting(server.url):
+            await session.ping()
+            break
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.sessions() == []
+
+
+async def test_a_cancelled_loop_closes_its_session(autojump_clock: trio.testing.MockClock) -> None:
+    async with muxkit.open_server(echo, MEM) as server:
+        with trio.move_on_after(5) as scope:
+            async for session in muxkit.reconnecting(server.url):
+                await session.ping()
+                await trio.sleep_forever()
+        assert scope.cancelled_caught
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.sessions() == []
+
+
+async def test_a_server_that_hangs_up_on_everybody_is_not_dialled_without_a_pause(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    dials = 0
+
+    async def hang_up(session: muxkit.Session) -> None:
+        nonlocal dials
+        dials += 1
+
+    async with muxkit.open_server(hang_up, MEM) as server:
+        with trio.move_on_after(60):
+            async for session in muxkit.reconnecting(server.url):
+                with pytest.raises((trio.BrokenResourceError, trio.ClosedResourceError)):  # noqa: PT012 - where in the block it is raised is not fixed
+                    while True:
+                        await session.ping()
+    assert 3 < dials < 40

@@ -1,0 +1,112 @@
+"""Tokens: who is let in, what the others read, and what no log shows."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import trio
+import trio.testing
+
+import muxkit
+
+USERS = {"alice": "a-long-token", "bob": "another-token"}
+URLS = [
+    "bpmux+tcp://127.0.0.1:0",
+    "relink+tcp://127.0.0.1:0/chat",
+    "aqueduct+tcp://127.0.0.1:0",
+    "bpmux+ws://127.0.0.1:0/mux",
+    "bpmux+mem://tokens",
+]
+
+
+async def whoami(channel: muxkit.Channel) -> None:
+    identity = channel.session.info.identity
+    await channel.send(((identity and identity.user) or "nobody").encode())
+
+
+@pytest.mark.parametrize("url", URLS)
+async def test_a_token_says_who_it_is(url: str) -> None:
+    async with muxkit.open_server(whoami, url, authorize=muxkit.tokens(USERS)) as server:
+        for name, token in USERS.items():
+            async with muxkit.connect(server.url, token=token) as session, session.open("whoami") as channel:
+                assert await channel.receive() == name.encode()
+
+
+@pytest.mark.parametrize(
+    ("url", "token"),
+    # Relink has no word for a refusal, and the line of a token is not spoken without one.
+    [(url, token) for url in URLS for token in ("wrong", None) if token or not url.startswith("relink")],
+)
+async def test_a_client_that_is_not_let_in_reads_why(url: str, token: str | None) -> None:
+    async with muxkit.open_server(whoami, url, authorize=muxkit.tokens(USERS)) as server:
+        with pytest.raises(
+            (muxkit.Refused, muxkit.LinkLost), match="does not know the token" if token else "wants a token"
+        ):
+            async with muxkit.connect(server.url, token=token) as session, session.open("whoami") as channel:
+                await channel.receive()
+
+
+async def test_an_authorize_of_ones_own_sees_the_connection_and_may_wait() -> None:
+    seen: list[tuple[muxkit.SessionInfo, str | None]] = []
+
+    async def authorize(info: muxkit.SessionInfo, token: str | None) -> str | None:
+        seen.append((info, token))
+        await trio.lowlevel.checkpoint()
+        if token == "no":
+            raise muxkit.Refused("not today", code=7)
+        return token
+
+    async with muxkit.open_server(whoami, URLS[0], authorize=authorize) as server:
+        async with muxkit.connect(server.url, token="carol") as session, session.open() as channel:
+            assert await channel.receive() == b"carol"
+        async with muxkit.connect(server.url) as session, session.open() as channel:
+            assert await channel.receive() == b"nobody"
+        with pytest.raises(muxkit.Refused, match="not today") as caught:
+            async with muxkit.connect(server.url, token="no"):
+                pass
+        assert caught.value.code == 7
+    assert [token for _, token in seen] == ["carol", None, "no"]
+    assert seen[0][0].protocol == "bpmux"
+    assert seen[0][0].peer.startswith("tcp 127.0.0.1:")
+
+
+async def test_a_client_of_another_protocol_reads_so() -> None:
+    async with muxkit.open_server(whoami, URLS[0], authorize=muxkit.tokens(USERS)) as server:
+        other = server.url.replace("bpmux+", "aqueduct+")
+        with pytest.raises(muxkit.Refused, match="this is a server of bpmux, not of aqueduct"):
+            async with muxkit.connect(other, token="a-long-token"):
+                pass
+
+
+async def test_no_token_is_in_any_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with muxkit.open_server(whoami, URLS[0], authorize=muxkit.tokens(USERS)) as server:
+        for token in ("a-long-token", "a-wrong-one"):
+            try:
+                async with muxkit.connect(server.url, token=token) as session:
+                    await session.ping()
+            except muxkit.Refused:
+                pass
+    text = caplog.text + "".join(repr(record.args) for record in caplog.records)
+    assert "a-long-token" not in text
+    assert "a-wrong-one" not in text
+
+
+async def test_a_token_for_a_server_that_wants_none_is_a_clear_error(autojump_clock: trio.testing.MockClock) -> None:
+    async with muxkit.open_server(whoami, "bpmux+mem://tokens") as server:
+        with pytest.raises(muxkit.MuxError):
+            async with muxkit.connect(server.url, token="x") as session:
+                await session.ping()
+
+
+@pytest.mark.parametrize("token", ["", "x" * 3000])
+async def test_a_token_that_cannot_be_sent_is_refused_here(token: str) -> None:
+    with pytest.raises(ValueError, match=r"token=…: it has \d+ characters"):
+        async with muxkit.connect(URLS[0], token=token):
+            pass
+
+
+def test_an_empty_token_is_refused_when_it_is_configured() -> None:
+    with pytest.raises(ValueError, match="the token of 'alice' is empty"):
+        muxkit.tokens({"alice": ""})
