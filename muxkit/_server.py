@@ -26,6 +26,7 @@ from muxkit.runtime import (
     Session,
     background,
     bare_nursery,
+    peer_of,
     protect_package,
     protected_manager,
     run_interruptible,
@@ -283,7 +284,7 @@ class _Connections:
             elif isinstance(error, Refused):
                 _log.info("a client was sent away: %s", error)
             else:
-                log_failure("the handler of a session failed, the session was closed", error)
+                log_failure("the handler of a session failed, the session was closed", error, {"peer": peer_of(link)})
         finally:
             # After it has taken leave: what its handler sent last may still be on its way.
             if session is not None:
