@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import attrs
 
-from muxkit._errors import ExtraNeeded, MuxError
+from muxkit._errors import MuxError
 
 if TYPE_CHECKING:
-    from muxkit.runtime import LinkKind, Transport
+    from muxkit.runtime import ExtraNeeded, LinkKind, Transport
 
 Group = Literal["muxkit.protocols", "muxkit.transports"]
 PROTOCOLS: Group = "muxkit.protocols"
