@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Literal, cast
 import attrs
 
 from muxkit._errors import MuxError
+from muxkit.runtime import ExtraNeeded
 
 if TYPE_CHECKING:
-    from muxkit.runtime import ExtraNeeded, LinkKind, Transport
+    from muxkit.runtime import LinkKind, Transport
 
 Group = Literal["muxkit.protocols", "muxkit.transports"]
 PROTOCOLS: Group = "muxkit.protocols"

@@ -6,7 +6,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, overload
+from typing import Final, Generic, TypeVar, overload
 
 import attrs
 
@@ -194,8 +194,8 @@ class ChannelTable(Generic[ChannelT]):
 class _Named(Enum):
     """An enum hashed as any object: an enum's own hash is a call in Python, and each step of a half needs two."""
 
-    if not TYPE_CHECKING:
-        __hash__ = object.__hash__
+
+_Named.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 class Sending(_Named):
