@@ -293,10 +293,12 @@ class Reason:
     """Why one side ended a channel or a connection, in its own words."""
 
     text: str = ""
-    code: int = attrs.field(
-        default=0, validator=[attrs.validators.instance_of(int), attrs.validators.in_(range(CODE_MOST + 1))]
-    )
+    code: int = 0
     """A number for programs; 0 if none was given."""
+
+    def __attrs_post_init__(self) -> None:
+        if not (isinstance(self.code, int) and 0 <= self.code <= CODE_MOST):
+            raise ValueError(f"code={self.code!r}: must be a whole number from 0 to {CODE_MOST:,}")
 
     def __bool__(self) -> bool:
         return bool(self.text or self.code)
