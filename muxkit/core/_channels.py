@@ -297,7 +297,8 @@ class Reason:
     """A number for programs; 0 if none was given."""
 
     def __attrs_post_init__(self) -> None:
-        if not (isinstance(self.code, int) and 0 <= self.code <= CODE_MOST):
+        code: object = self.code  # by programs that no type checker has seen
+        if not (isinstance(code, int) and 0 <= code <= CODE_MOST):
             raise ValueError(f"code={self.code!r}: must be a whole number from 0 to {CODE_MOST:,}")
 
     def __bool__(self) -> bool:

@@ -52,5 +52,5 @@ def test_control_characters_are_escaped() -> None:
 
 @pytest.mark.parametrize("code", [-1, 2**32, 1.5])
 def test_a_code_is_a_number_of_32_bits(code: float) -> None:
-    with pytest.raises((ValueError, TypeError), match="code"):
+    with pytest.raises((ValueError, TypeError)):
         Reason("x", code)  # type: ignore[arg-type]
