@@ -106,6 +106,14 @@ class Door:
             theirs = {self.protocol_name: self.protocol.options}
             check_options(self._transport_name, self._link_options, options(side), **theirs)
 
+    def takes_tls(self) -> bool:
+        """Return True if the transport encrypts, or may; if it does not, `tls=` is left out."""
+        options = getattr(self.transport, "options", None)
+        if options is not None and "tls" not in options("server"):
+            self._link_options.pop("tls", None)
+            return False
+        return True
+
     @protected_manager
     async def session_to(self) -> AsyncGenerator[Session, None]:
         self._check_options("client")

@@ -98,6 +98,8 @@ async def open_server(
     name of the user or raises `Refused`; `muxkit.tokens` makes one. `listeners` are sockets that were bound elsewhere,
     for a service manager for example: the server listens on them instead of binding the addresses of the URLs.
 
+    With several URLs, `tls` is for those whose transport encrypts.
+
     `handler` is called with each session, and the session ends in order when it returns; a function whose parameter is
     a `Channel` is called with each channel of each session instead, as by `each_channel`. What it raises ends its own
     session or channel and is logged, the others go on. Leaving the block normally takes no new sessions and gives the
@@ -122,6 +124,10 @@ async def open_server(
         )
         for each, given in zip(served, _shared_out(listeners, served), strict=True)
     ]
+    if tls is not None and len(doors) > 1:
+        encrypting = [door for door in doors if door.takes_tls()]
+        if not encrypting:
+            raise ValueError("tls=…: not one of these URLs has a transport that encrypts")
     async with AsyncExitStack() as stack:
         listening = [await stack.enter_async_context(listening_at(door, each_session)) for door in doors]
         async with background() as nursery:

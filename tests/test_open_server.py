@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 import trio.testing
+import trustme
 
 import muxkit
 
@@ -146,6 +147,23 @@ async def test_errors_come_bare_where_they_came_in_a_group(taken: int) -> None:
 async def enter(handler: muxkit.ChannelHandler, url: str) -> None:
     async with muxkit.open_server(handler, url):
         pass
+
+
+async def test_of_several_urls_tls_is_for_those_that_encrypt(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    tls = muxkit.TLS(cert=tmp_path / "server.pem", key=tmp_path / "server.pem")
+    urls = ["bpmux+tcp://127.0.0.1:0", "bpmux+tls://127.0.0.1:0"]
+    async with muxkit.open_server(echo, urls, tls=tls) as server:
+        plain, encrypted = server.urls
+        for url, trusted in ((plain, None), (encrypted, muxkit.TLS(ca=tmp_path / "ca.pem"))):
+            async with muxkit.connect(url, tls=trusted) as session, session.open() as channel:
+                await channel.send(b"x")
+                assert await channel.receive() == b"x"
+    with pytest.raises(ValueError, match="not one of these URLs has a transport that encrypts"):
+        async with muxkit.open_server(echo, ["bpmux+tcp://127.0.0.1:0", "bpmux+mem://plain"], tls=tls):
+            pass
 
 
 async def test_of_several_urls_none_is_served_if_one_cannot_be(taken: int) -> None:
