@@ -64,9 +64,69 @@ if TYPE_CHECKING:
     from muxkit.protocols.aqueduct._session.core import Receiver as Receiver
     from muxkit.protocols.aqueduct._session.core import Sender as Sender
 
+__all__ = [
+    "AckNackUnreliable",
+    "AckReliable",
+    "AckVersion",
+    "Acked",
+    "Arrived",
+    "Attachment",
+    "Bounds",
+    "CancelSender",
+    "Cancelled",
+    "Carrier",
+    "Channel",
+    "Client",
+    "CloseReceiver",
+    "Config",
+    "Connected",
+    "Connection",
+    "ConnectionHeaders",
+    "Ended",
+    "Engine",
+    "Event",
+    "Failed",
+    "FinishSender",
+    "Finished",
+    "ForgetChannel",
+    "Frame",
+    "Headers",
+    "HungUp",
+    "LostInTransit",
+    "Message",
+    "MessageFrame",
+    "Mode",
+    "Nacked",
+    "NoReceiver",
+    "Outcome",
+    "Parted",
+    "Promise",
+    "Receipt",
+    "Receiver",
+    "ReceiverMachine",
+    "Role",
+    "RouteTo",
+    "Sender",
+    "SenderMachine",
+    "SentUnreliable",
+    "Server",
+    "Silent",
+    "Statistics",
+    "Ticket",
+    "Unclaimed",
+    "Version",
+    "Writable",
+    "channel_id",
+    "connection",
+    "encode_frame",
+    "parse_frame",
+    "protocol",
+]
+
 # The engine works without Trio; what needs Trio is imported when it is first asked for.
 _LAZY = dict.fromkeys(("Client", "Connection", "Server", "connection", "protocol"), "_session.connection")
 _LAZY |= dict.fromkeys(("Cancelled", "Finished", "LostInTransit", "Message", "NoReceiver"), "_session.core")
 _LAZY |= dict.fromkeys(("Channel", "Receipt", "Receiver", "Sender"), "_session.core")
 
-__getattr__, __dir__ = lazily(globals(), _LAZY)
+if not TYPE_CHECKING:  # or type checkers would accept any name
+    __getattr__, __dir__ = lazily(globals(), _LAZY)
