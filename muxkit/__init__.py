@@ -7,9 +7,18 @@ async with muxkit.connect("bpmux+tcp://127.0.0.1:7000") as session:
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
-from muxkit._errors import LocalProtocolError, MuxError, ProtocolError, Refused, RemoteProtocolError
+from muxkit._errors import (
+    HandshakeFailed,
+    LocalProtocolError,
+    MuxError,
+    PlaintextWarning,
+    ProtocolError,
+    Refused,
+    RemoteProtocolError,
+)
 from muxkit._lazy import lazily
 from muxkit._limits import Limits
 from muxkit._observer import BaseObserver, ConnectionObserver, Observer
@@ -50,12 +59,14 @@ __all__ = [
     "ChannelStats",
     "ChannelStopped",
     "ConnectionObserver",
+    "HandshakeFailed",
     "Identity",
     "Limits",
     "LinkLost",
     "LocalProtocolError",
     "MuxError",
     "Observer",
+    "PlaintextWarning",
     "PluginError",
     "ProtocolError",
     "Refused",
@@ -92,4 +103,10 @@ _LAZY = {
 }
 
 if not TYPE_CHECKING:  # or type checkers would accept any name
-    __getattr__, __dir__ = lazily(globals(), _LAZY)
+    _fetch, __dir__ = lazily(globals(), _LAZY)
+
+    def __getattr__(name: str) -> object:
+        if name != "Served":
+            return _fetch(name)
+        warnings.warn("muxkit.Served is muxkit.Server now", DeprecationWarning, stacklevel=2)
+        return _fetch("Server")

@@ -36,6 +36,14 @@ class ExtraNeeded(ImportError):
         """The kind of link that it would carry, if it is a transport."""
 
 
+class HandshakeFailed(ConnectionError):
+    """The peer was reached, but one side refused the other; the text names the host and the reason."""
+
+
+class PlaintextWarning(UserWarning):
+    """A connection without encryption leaves this machine, because `insecure=True` asked for it."""
+
+
 class LocalProtocolError(ProtocolError):
     """The application asked for something that the protocol forbids; nothing was sent and nothing changed."""
 

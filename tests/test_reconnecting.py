@@ -53,7 +53,7 @@ async def test_each_lost_session_is_followed_by_another(protocol: str, autojump_
 async def test_an_outage_is_told_at_its_begin_and_at_each_doubling(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Was: `muxkit.connect` with nobody there hung without a word."""
+    """Was: `muxkit.connect` without a server hung without a word."""
     async with trio.open_nursery() as nursery:
 
         async def come_late() -> None:

@@ -11,6 +11,7 @@ from muxkit.core._channels import Receiving as Receiving
 from muxkit.core._channels import Sending as Sending
 from muxkit.core._channels import Step as Step
 from muxkit.core._channels import advance as advance
+from muxkit.core._channels import counted as counted
 from muxkit.core._channels import decode_name as decode_name
 from muxkit.core._channels import draw as draw
 from muxkit.core._channels import encode_name as encode_name
@@ -104,6 +105,7 @@ __all__ = [
     "StreamId",
     "TokenBucket",
     "advance",
+    "counted",
     "decode_name",
     "draw",
     "encode_name",
