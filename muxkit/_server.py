@@ -44,7 +44,7 @@ class Server:
 
     def __init__(self, urls: Sequence[str], listening: Sequence[Listening], tls: TLS | None) -> None:
         self.urls = tuple(urls)
-        """What clients connect to, one URL for each address."""
+        """What clients connect to, one URL for each address; a host for all addresses, as 0.0.0.0, stays as it is."""
         self._listening = listening
         self._tls = tls
         self._closed = trio.Event()

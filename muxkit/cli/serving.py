@@ -304,7 +304,7 @@ def serve_stage(
         return served
 
     opened = open_staging(store, limits=StagingLimits(staged=staged))
-    return serve_until_signal(options, opened, start, lambda served: {"sessions": served.sessions})
+    return serve_until_signal(options, opened, start, lambda served: {"sessions": len(served.sessions())})
 
 
 async def _forward(
