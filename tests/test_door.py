@@ -309,3 +309,17 @@ def test_errors_and_warnings_of_transports_are_names_of_the_package() -> None:
 def test_the_old_name_of_a_server_still_works() -> None:
     with pytest.deprecated_call(match=r"muxkit\.Served is muxkit\.Server now"):
         assert vars(sys.modules["muxkit"])["__getattr__"]("Served") is muxkit.Server
+
+
+async def test_an_observer_needs_only_the_methods_that_it_is_interested_in() -> None:
+    """Was: "AttributeError: 'Bad' object has no attribute 'credit'" out of the block of a session."""
+
+    class Errors(muxkit.BaseObserver):
+        def error(self, error: BaseException) -> None:
+            raise error
+
+    async with trio.open_nursery() as nursery:
+        served = await serving(nursery)
+        async with muxkit.connect(served.url, observer=Errors()) as session:
+            await talk(session)
+        nursery.cancel_scope.cancel()
