@@ -7,6 +7,7 @@ async with muxkit.connect("bpmux+tcp://127.0.0.1:7000") as session:
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from muxkit._errors import LocalProtocolError, MuxError, ProtocolError, Refused, RemoteProtocolError
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
         ChannelCancelled,
         ChannelStats,
         ChannelStopped,
+        HandshakeFailed,
         Identity,
         LinkLost,
+        PlaintextWarning,
         Request,
         Session,
         SessionInfo,
@@ -50,12 +53,14 @@ __all__ = [
     "ChannelStats",
     "ChannelStopped",
     "ConnectionObserver",
+    "HandshakeFailed",
     "Identity",
     "Limits",
     "LinkLost",
     "LocalProtocolError",
     "MuxError",
     "Observer",
+    "PlaintextWarning",
     "PluginError",
     "ProtocolError",
     "Refused",
@@ -87,9 +92,15 @@ _LAZY = {
     "reconnecting": "_reconnecting",
     "Server open_server run_server serve": "_server",
     "TLS": "_tls",
-    "Backoff Channel ChannelCancelled ChannelStats ChannelStopped Identity LinkLost Request": "runtime",
-    "Session SessionInfo SessionStats Unsupported": "runtime",
+    "Backoff Channel ChannelCancelled ChannelStats ChannelStopped HandshakeFailed Identity LinkLost": "runtime",
+    "PlaintextWarning Request Session SessionInfo SessionStats Unsupported": "runtime",
 }
 
 if not TYPE_CHECKING:  # or type checkers would accept any name
-    __getattr__, __dir__ = lazily(globals(), _LAZY)
+    _fetch, __dir__ = lazily(globals(), _LAZY)
+
+    def __getattr__(name: str) -> object:
+        if name != "Served":
+            return _fetch(name)
+        warnings.warn("muxkit.Served is muxkit.Server now", DeprecationWarning, stacklevel=2)
+        return _fetch("Server")

@@ -26,6 +26,7 @@ from muxkit.runtime import (
     ResumingPlugin,
     Session,
     SessionInfo,
+    Unsupported,
     check_options,
     peer_of,
     protect_package,
@@ -63,6 +64,9 @@ class Door:
             raise ValueError(f"{url!r} is no URL of the form {FORM}")
         # What an entry point gives cannot be known to a type checker; `load` has looked at its attributes.
         self.protocol = cast("ProtocolPlugin", load(PROTOCOLS, protocol))
+        without: str | None = getattr(self.protocol, "no_sessions", None)
+        if without is not None:  # at once, and not with the first client
+            raise Unsupported(without)
         links = getattr(self.protocol, "links", STREAMS)
         self.transport = load_transport(self._transport_name, protocol, links)
         self.limits = limits or Limits()

@@ -19,6 +19,7 @@ from muxkit._handlers import ChannelHandler, SessionHandler, is_loss, log_failur
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit._tls import TLS
+from muxkit.core import counted
 from muxkit.runtime import (
     Link,
     LinkLost,
@@ -44,7 +45,7 @@ class Server:
 
     def __init__(self, urls: Sequence[str], listening: Sequence[Listening], tls: TLS | None) -> None:
         self.urls: tuple[str, ...] = tuple(urls)
-        """What clients connect to, one URL for each address."""
+        """What clients connect to, one URL for each address; a host for all addresses, as 0.0.0.0, stays as it is."""
         self._listening = listening
         self._tls = tls
         self._closed = trio.Event()
@@ -76,7 +77,7 @@ class Server:
         await self._closed.wait()
 
     def __repr__(self) -> str:
-        return f"<muxkit.Server {', '.join(self.urls)}: {len(self.sessions())} sessions>"
+        return f"<muxkit.Server {', '.join(self.urls)}: {counted(len(self.sessions()), 'session')}>"
 
 
 @protected_manager
@@ -233,7 +234,7 @@ async def _run_until_signal(
                 if number in SIGNALS:
                     break
                 _reload(server)
-            _log.info("ending, %d sessions have %g s", len(server.sessions()), grace)
+            _log.info("ending; %g s for what is left of %s", grace, counted(len(server.sessions()), "session"))
 
             async def abort_at_the_next() -> None:
                 async for number in signals:

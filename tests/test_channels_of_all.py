@@ -240,3 +240,17 @@ async def test_a_session_that_a_server_refuses_says_why(url: str) -> None:
             assert (error.peer_reason, error.code) == ("come back on Monday", 9)
         case muxkit.ChannelCancelled() | muxkit.ChannelStopped() as error:
             assert (error.reason, error.code) == ("come back on Monday", 9)
+
+
+async def test_a_closed_side_says_so_to_those_who_send_and_receive(url: str) -> None:
+    """Was: ClosedResourceError without a text from `receive` after `aclose`."""
+    with trio.fail_after(PATIENCE):
+        async with muxkit.open_server(echo, url) as server, muxkit.connect(server.url) as session:
+            channel = await session.open("chat")
+            await channel.send(b"tea")
+            assert await channel.receive() == b"tea"
+            await channel.aclose()
+            for act in (channel.receive, lambda: channel.send(b"more")):
+                with pytest.raises(trio.ClosedResourceError) as caught:
+                    await act()
+                assert "closed" in str(caught.value)

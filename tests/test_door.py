@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
+import sys
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ import trio
 import trio.testing
 
 import muxkit
+import muxkit_adapters
 from muxkit import Channel, Limits, LinkLost, Session
 from muxkit._plugins import PluginError
 from muxkit.protocols.bpmux import Config
@@ -271,3 +274,52 @@ def test_the_names_of_the_package_come_when_they_are_asked_for() -> None:
     assert {"connect", "serve", "Session", "Channel", "LinkLost"} <= set(dir(muxkit))
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         muxkit.nope  # type: ignore[attr-defined]  # noqa: B018 - the name is the point
+
+
+async def test_a_protocol_without_channels_is_refused_before_anybody_connects() -> None:
+    """Was: `muxkit.serve(h, "restream+tcp://…")` started, and failed with the first client."""
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(muxkit.Unsupported, match=r"restream has no channels: use restream\.serve"):
+            await muxkit.serve(muxkit.each_channel(echo), "restream+tcp://127.0.0.1:0")
+        with pytest.raises(muxkit.Unsupported, match=r"restream has no channels"):
+            async with muxkit.connect("restream+tcp://127.0.0.1:1"):
+                raise AssertionError
+        nursery.cancel_scope.cancel()
+
+
+def test_a_program_of_asyncio_reads_that_muxkit_runs_on_trio() -> None:
+    """Was: "RuntimeError: must be called from async context"."""
+
+    async def main() -> None:
+        async with muxkit.connect("bpmux+tcp://127.0.0.1:1"):
+            raise AssertionError
+
+    with pytest.raises(RuntimeError, match=r"muxkit runs on Trio.*In a program of asyncio"):
+        asyncio.run(main())
+
+
+def test_errors_and_warnings_of_transports_are_names_of_the_package() -> None:
+    """Was: HandshakeFailed and PlaintextWarning were documented names without a place to import them from."""
+    assert issubclass(muxkit.HandshakeFailed, ConnectionError)
+    assert issubclass(muxkit.PlaintextWarning, UserWarning)
+    assert muxkit_adapters.HandshakeFailed is muxkit.HandshakeFailed
+    assert muxkit_adapters.PlaintextWarning is muxkit.PlaintextWarning
+
+
+def test_the_old_name_of_a_server_still_works() -> None:
+    with pytest.deprecated_call(match=r"muxkit\.Served is muxkit\.Server now"):
+        assert vars(sys.modules["muxkit"])["__getattr__"]("Served") is muxkit.Server
+
+
+async def test_an_observer_needs_only_the_methods_that_it_is_interested_in() -> None:
+    """Was: "AttributeError: 'Bad' object has no attribute 'credit'" out of the block of a session."""
+
+    class Errors(muxkit.BaseObserver):
+        def error(self, error: BaseException) -> None:
+            raise error
+
+    async with trio.open_nursery() as nursery:
+        served = await serving(nursery)
+        async with muxkit.connect(served.url, observer=Errors()) as session:
+            await talk(session)
+        nursery.cancel_scope.cancel()

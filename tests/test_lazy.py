@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_a_name_is_fetched_once_and_then_kept() -> None:
@@ -19,3 +25,37 @@ def test_a_name_that_the_package_does_not_have_is_said_with_the_package() -> Non
     code = "import muxkit\ntry: muxkit.nothing\nexcept AttributeError as error: print(error)"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert said == "module 'muxkit' has no attribute 'nothing'\n"
+
+
+MISSPELT = {
+    "muxkit": "Chanel",
+    "muxkit.testing": "chaos_rely",
+    "muxkit.pipeline": "open_stagin",
+    "muxkit.protocols.aqueduct": "Sendr",
+    "muxkit.protocols.bpmux": "Sesion",
+    "muxkit.protocols.e3x": "Sesion",
+    "muxkit.protocols.relink": "Chanel",
+    "muxkit.protocols.restream": "Readr",
+}
+
+
+def test_a_type_checker_refuses_a_misspelt_name(tmp_path: Path) -> None:
+    """Was: mypy --strict found nothing in `from muxkit import Chanel`, `from muxkit.testing import chaos_rely`."""
+    program = tmp_path / "misspelt.py"
+    program.write_text("".join(f"from {package} import {name}\n" for package, name in MISSPELT.items()))
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary", str(program)],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    for line, (package, name) in enumerate(MISSPELT.items(), start=1):
+        assert f'misspelt.py:{line}: error: Module "{package}" has no attribute "{name}"' in run.stdout, run.stdout
+
+
+@pytest.mark.parametrize("package", MISSPELT)
+def test_the_names_of_a_package_are_listed_and_can_all_be_had(package: str) -> None:
+    module = import_module(package)
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    assert set(module._LAZY and " ".join(module._LAZY).split()) <= set(module.__all__)

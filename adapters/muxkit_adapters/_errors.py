@@ -5,14 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
-
-class HandshakeFailed(ConnectionError):
-    """The peer was reached, but one side refused the other; the text names the host and the reason."""
-
-
-class PlaintextWarning(UserWarning):
-    """A connection without encryption leaves this machine, because `insecure=True` asked for it."""
-
+from muxkit import HandshakeFailed as HandshakeFailed
+from muxkit import PlaintextWarning as PlaintextWarning
 
 WHAT_TO_DO = {
     errno.ECONNREFUSED: "nothing listens there",

@@ -242,10 +242,13 @@ def run_(simulation: str, seeds: range, processes: int) -> int:
 @click.argument("simulation", callback=_simulation)
 @click.argument("seed", type=int)
 def replay(simulation: str, seed: int) -> int:
-    """Run SIMULATION with one SEED again, and print the whole trace of what it raises."""
+    """Run SIMULATION with one SEED again, and print the whole trace of what it raises.
+
+    What a simulation of muxkit tells ends with a digest of what happened: the same seed gives the same digest.
+    """
     outcome = simulate(simulation, seed)
     if outcome.ok:
-        click.echo(printable(outcome.summary or ""))
+        click.echo(printable(f"{simulation}, seed {seed}: ok: {outcome.summary or ''}"))
         return Exit.OK
     for line in (outcome.trace or "").splitlines():
         click.echo(printable(line), err=True)

@@ -20,7 +20,16 @@ from rich.table import Table
 from rich.text import Text
 
 from muxkit import LinkLost
-from muxkit.cli.terminal import CommandFailed, Exit, console, failure_as_fields, failure_of, is_live, printable
+from muxkit.cli.terminal import (
+    CommandFailed,
+    Exit,
+    console,
+    failure_as_fields,
+    failure_of,
+    in_options,
+    is_live,
+    printable,
+)
 from muxkit.protocols import restream
 from muxkit.protocols.restream import Json, JsonObject, Reader
 from muxkit.runtime import background
@@ -146,7 +155,7 @@ async def _read(
         except (TypeError, ValueError) as error:  # an invalid address, or an option that it does not take
             if report.connections:
                 raise
-            raise CommandFailed(str(error), Exit.USAGE) from error
+            raise CommandFailed(in_options(str(error)), Exit.USAGE) from error
         except (LinkLost, trio.TooSlowError) as error:
             if report.connections:
                 raise

@@ -16,7 +16,7 @@ import trio
 
 import muxkit
 from muxkit import Limits
-from muxkit.cli.terminal import CommandFailed, Exit, printable, say
+from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say
 from muxkit.pipeline import Staging, StagingLimits, forward, open_staging, serve_staging, tokens
 from muxkit.protocols import restream
 from muxkit.protocols.restream.store import SessionStore, open_store
@@ -133,8 +133,8 @@ async def start_task(nursery: trio.Nursery, options: ServingOptions, start: Call
     """Start a task of the server; addresses and options that it refuses become usage errors."""
     try:
         return await nursery.start(start)
-    except ValueError as error:
-        raise click.UsageError(printable(str(error))) from None
+    except (ValueError, muxkit.Unsupported) as error:
+        raise click.UsageError(printable(in_options(str(error)))) from None
     except TypeError as error:
         if not options.link:
             raise

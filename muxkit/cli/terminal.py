@@ -72,6 +72,19 @@ def _failure(error: BaseException) -> CommandFailed | None:
             return None
 
 
+_OPTIONS_OF_KEYWORDS = {
+    "tls=muxkit.TLS(cert='cert.pem', key='key.pem')": "give --cert (and --key)",
+    "pass insecure=True": "give --insecure",
+}
+
+
+def in_options(text: str) -> str:
+    """Return the text of an error with the options of the command in place of keywords."""
+    for keyword, option in _OPTIONS_OF_KEYWORDS.items():
+        text = text.replace(keyword, option)
+    return text
+
+
 def console() -> Console:
     """Make the console of standard output. rich uses colours only on a terminal and without NO_COLOR."""
     width = None if sys.stdout.isatty() else WIDE

@@ -11,6 +11,7 @@ from muxkit.core._channels import Receiving as Receiving
 from muxkit.core._channels import Sending as Sending
 from muxkit.core._channels import Step as Step
 from muxkit.core._channels import advance as advance
+from muxkit.core._channels import counted as counted
 from muxkit.core._channels import decode_name as decode_name
 from muxkit.core._channels import draw as draw
 from muxkit.core._channels import encode_name as encode_name
@@ -57,3 +58,64 @@ from muxkit.core._windows import Reassembly as Reassembly
 from muxkit.core._windows import ReceiveBudget as ReceiveBudget
 from muxkit.core._windows import ReceiveWindow as ReceiveWindow
 from muxkit.core._windows import TokenBucket as TokenBucket
+
+__all__ = [
+    "CODE_MOST",
+    "NO_QUEUE",
+    "QUANTUM",
+    "RECEIVING",
+    "SENDING",
+    "U64_MAX",
+    "BoundedParsing",
+    "Buffer",
+    "Ceiling",
+    "Census",
+    "ChannelTable",
+    "Consumed",
+    "Credit",
+    "Cursor",
+    "DatagramEngine",
+    "Deadlines",
+    "Engine",
+    "Ids",
+    "InFlight",
+    "Keepalive",
+    "Lent",
+    "MultistreamEngine",
+    "NeedMore",
+    "Outbox",
+    "Pieces",
+    "Queued",
+    "Ranges",
+    "Reason",
+    "Reassembly",
+    "ReceiveBudget",
+    "ReceiveWindow",
+    "Receiving",
+    "Reset",
+    "Scheduler",
+    "Sending",
+    "SeparateTimers",
+    "Source",
+    "StallWatch",
+    "Step",
+    "Stop",
+    "StreamControl",
+    "StreamEngine",
+    "StreamId",
+    "TokenBucket",
+    "advance",
+    "counted",
+    "decode_name",
+    "draw",
+    "encode_name",
+    "encode_varint",
+    "encode_varu64",
+    "printable",
+    "queue_of",
+    "serial_add",
+    "serial_distance",
+    "serial_less",
+    "with_name",
+    "without_name",
+]

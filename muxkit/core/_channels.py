@@ -356,3 +356,10 @@ def encode_name(name: str) -> bytes:
 def decode_name(name: bytes) -> str:
     """Return the name that a peer gave, as it may be shown."""
     return printable(name[:NAME_MOST].decode(errors="backslashreplace"))
+
+
+def counted(number: int, noun: str, plural: str = "", *, were: bool = False) -> str:
+    """Return a number with its noun, and with its verb: "1 channel was", "2 channels were"."""
+    if number == 1:
+        return f"1 {noun} was" if were else f"1 {noun}"
+    return f"{number:,} {plural or noun + 's'}{' were' if were else ''}"

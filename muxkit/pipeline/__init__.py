@@ -51,6 +51,48 @@ if TYPE_CHECKING:
     from muxkit.pipeline.staging.server import tokens as tokens
     from muxkit.pipeline.staging.store import Staging as Staging
 
+__all__ = [
+    "Answers",
+    "Capture",
+    "CaptureError",
+    "Claim",
+    "DataLoss",
+    "Encoding",
+    "Key",
+    "OffsetError",
+    "OptionError",
+    "Outcome",
+    "PipelineError",
+    "Raw",
+    "Rotation",
+    "SinkOptions",
+    "SourceOptions",
+    "Staging",
+    "StagingClient",
+    "StagingError",
+    "StagingLimits",
+    "StagingService",
+    "StreamBroken",
+    "StreamUnavailable",
+    "analyse",
+    "decode",
+    "decode_batches",
+    "decode_stream",
+    "decoder",
+    "forward",
+    "java_home",
+    "lag",
+    "make_block",
+    "open_staging",
+    "report",
+    "run_fleet",
+    "serve_staging",
+    "simulate",
+    "simulate_all",
+    "spark_session",
+    "tokens",
+]
+
 # Importing this must be cheap: Spark does so whenever it looks for data sources. These are imported when they are used.
 _LAZY = {
     "Answers Raw analyse": "capture.analysis",

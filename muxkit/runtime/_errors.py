@@ -98,6 +98,14 @@ class ExtraNeeded(ImportError):
         """The kind of link that it would carry, if it is a transport."""
 
 
+class HandshakeFailed(ConnectionError):
+    """The peer was reached, but one side refused the other; the text names the host and the reason."""
+
+
+class PlaintextWarning(UserWarning):
+    """A connection without encryption leaves this machine, because `insecure=True` asked for it."""
+
+
 class LossRecord:
     """Why a connection ended, from which each task that raises gets an error of its own; made when it begins."""
 

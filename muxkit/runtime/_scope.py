@@ -89,6 +89,11 @@ class _Manager(AbstractAsyncContextManager[T]):
         self._manager = manager
 
     async def __aenter__(self) -> T:
+        if not trio.lowlevel.in_trio_run():
+            raise RuntimeError(
+                "muxkit runs on Trio: start the program with trio.run(main). "
+                "In a program of asyncio, run Trio in a thread of its own"
+            )
         return await self._manager.__aenter__()
 
     async def __aexit__(

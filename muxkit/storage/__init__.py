@@ -23,3 +23,22 @@ from muxkit.storage.worker import Worker as Worker
 from muxkit.storage.worker import fail_jobs as fail_jobs
 
 protect_package(__name__)
+
+__all__ = [
+    "KINDS",
+    "Job",
+    "Kind",
+    "Schema",
+    "StoreClosed",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreFailed",
+    "StoreFull",
+    "StoreLocked",
+    "StoreReadOnly",
+    "StoreVersion",
+    "Waiters",
+    "Worker",
+    "fail_jobs",
+    "kind_of",
+]

@@ -44,6 +44,45 @@ if TYPE_CHECKING:
     from muxkit.testing._weather import replay as replay
     from muxkit.testing._weather import weather_pair as weather_pair
 
+__all__ = [
+    "AimdReceiver",
+    "AimdSender",
+    "Bottleneck",
+    "ChaosDial",
+    "ChaosPlan",
+    "ChaosRelay",
+    "ChaosStats",
+    "Cut",
+    "CutReport",
+    "EngineCase",
+    "EnginePair",
+    "Fate",
+    "Journey",
+    "Network",
+    "PacketChannel",
+    "PacketWeather",
+    "PathWeather",
+    "SessionPair",
+    "Way",
+    "WeatherStream",
+    "cancel_sweep",
+    "chaos_dial",
+    "chaos_relay",
+    "check_cancellation",
+    "check_every_split",
+    "check_leaving",
+    "check_link",
+    "check_openings",
+    "check_packet_link",
+    "check_pressure",
+    "check_reading",
+    "check_session",
+    "check_stream_engine",
+    "parse_place",
+    "replay",
+    "weather_pair",
+]
+
 # Tests of an engine need no Trio, so each tool is imported when it is first used.
 _LAZY = {
     "cancel_sweep": "_checks",

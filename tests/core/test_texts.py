@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muxkit.core import Reason
+from muxkit.core import Reason, counted
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
@@ -54,3 +54,13 @@ def test_control_characters_are_escaped() -> None:
 def test_a_code_is_a_number_of_32_bits(code: float) -> None:
     with pytest.raises((ValueError, TypeError)):
         Reason("x", code)  # type: ignore[arg-type]
+
+
+def test_one_is_counted_without_a_plural() -> None:
+    """Was: "the peer hung up while 1 channels were open"."""
+    assert [counted(number, "channel", were=True) for number in (0, 1, 2)] == [
+        "0 channels were",
+        "1 channel was",
+        "2 channels were",
+    ]
+    assert [counted(number, "half", "halves") for number in (1, 1234)] == ["1 half", "1,234 halves"]

@@ -85,7 +85,7 @@ def test_a_thousand_seeds_are_run_and_one_is_run_again(tmp_path: Path) -> None:
     assert re.match(r"1,000 seeds in [\d.]+ s, \d+ a second: 0 failed", done.stdout), done.stdout
     again = run(command(FLEET, "muxkit fleet replay"), tmp_path)
     assert again.returncode == 0, again.stderr
-    assert re.fullmatch(r"\d+ messages over \d+ connections, [0-9a-f]{8}\n", again.stdout)
+    assert re.fullmatch(r"relink, seed 17: ok: \d+ messages over \d+ connections, [0-9a-f]{8}\n", again.stdout)
 
 
 @pytest.mark.extras

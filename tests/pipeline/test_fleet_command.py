@@ -36,7 +36,9 @@ def test_each_seed_that_fails_is_told_with_the_command_that_replays_it() -> None
 
 
 def test_a_seed_is_replayed() -> None:
-    assert run("replay", "e3x", "4").stdout.strip() == simulate("e3x", 4).summary
+    """Was: "34 messages over 28 connections, a5538840", without a word on what ran and whether it went well."""
+    assert run("replay", "e3x", "4").stdout.strip() == f"e3x, seed 4: ok: {simulate('e3x', 4).summary}"
+    assert "a digest of what happened" in run("replay", "--help").stdout
 
 
 def test_a_seed_that_fails_is_replayed_with_its_trace() -> None:

@@ -43,6 +43,41 @@ if TYPE_CHECKING:
     from muxkit.protocols.bpmux._session.session import reconnecting as reconnecting
     from muxkit.protocols.bpmux._session.session import session as session
 
+__all__ = [
+    "Chunk",
+    "Config",
+    "Confirmed",
+    "Declined",
+    "Duplex",
+    "Ended",
+    "Engine",
+    "Entity",
+    "Event",
+    "Failed",
+    "HungUp",
+    "IncomingRequest",
+    "Kind",
+    "Message",
+    "Opened",
+    "Partial",
+    "Pinged",
+    "Ponged",
+    "Probed",
+    "Request",
+    "Responded",
+    "Session",
+    "Silent",
+    "Sink",
+    "Source",
+    "Type",
+    "Writable",
+    "encode_chunk",
+    "encode_partial",
+    "parse_chunk",
+    "protocol",
+    "session",
+]
+
 # The engine works without Trio; what needs it is fetched when it is first asked for.
 _LAZY = {
     "Duplex": "_session.channels",

@@ -45,6 +45,43 @@ if TYPE_CHECKING:
     from muxkit.protocols.e3x._session.session import reconnecting as reconnecting
     from muxkit.protocols.e3x._session.session import session as session
 
+__all__ = [
+    "Broken",
+    "Cause",
+    "Channel",
+    "ChunkedEngine",
+    "Closed",
+    "Config",
+    "Dechunker",
+    "Delivered",
+    "Ended",
+    "Engine",
+    "EngineChannel",
+    "Event",
+    "Fault",
+    "Faulted",
+    "Message",
+    "Miss",
+    "Opened",
+    "Packet",
+    "Receipt",
+    "Session",
+    "SessionStats",
+    "Stats",
+    "Writable",
+    "decode_miss",
+    "encode_chunks",
+    "encode_head",
+    "encode_miss",
+    "encode_packet",
+    "join_packet",
+    "parse_head",
+    "parse_packet",
+    "protocol",
+    "session",
+    "split_packet",
+]
+
 # The engine works without Trio; what needs it is fetched when it is first asked for.
 _LAZY = dict.fromkeys(("Channel", "Receipt"), "_session.channels")
 _LAZY |= dict.fromkeys(("Session", "SessionStats", "protocol", "session"), "_session.session")

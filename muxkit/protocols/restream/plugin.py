@@ -18,11 +18,13 @@ class _Protocol:
 
     options: frozenset[str] = frozenset()
 
+    no_sessions = (
+        "restream has no channels: use restream.serve, and restream.numbers, stream or integers "
+        "(from muxkit.protocols import restream)"
+    )
+
     def session(self, stream: trio.abc.Stream, **_: Any) -> NoReturn:
-        raise Unsupported(
-            "restream has no channels: use restream.serve, and restream.numbers, stream or integers "
-            "(from muxkit.protocols import restream)"
-        )
+        raise Unsupported(self.no_sessions)
 
 
 protocol: _Protocol = _Protocol()

@@ -14,7 +14,7 @@ import trio
 from muxkit._errors import LocalProtocolError, MuxError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Reason, Receiving, Sending, Step, advance
+from muxkit.core import Reason, Receiving, Sending, Step, advance, counted
 from muxkit.protocols.aqueduct.carrier import Carrier
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine import events
@@ -931,7 +931,8 @@ class Core:
             case events.HungUp(clean):
                 if clean and not self.is_told:
                     self.on_end(None)
-                what = "" if clean else f" while {self.live} halves were open" if self.live else " in mid-message"
+                live = counted(self.live, "half", "halves", were=True)
+                what = "" if clean else f" while {live} open" if self.live else " in mid-message"
                 self.pump.lose(f"the peer hung up{what}", by="peer")
             case events.Silent(seconds):
                 self.pump.lose(f"nothing was heard for {seconds:.0f} s", by="network")

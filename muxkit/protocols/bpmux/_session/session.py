@@ -14,7 +14,7 @@ from muxkit._errors import Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit._typed import Connect, OpenServer, Reconnecting
-from muxkit.core import Reason, Receiving, Sending, with_name
+from muxkit.core import Reason, Receiving, Sending, counted, with_name
 from muxkit.protocols.bpmux._session.channels import (
     REASON_MOST,
     Connection,
@@ -353,7 +353,8 @@ class Session(CommonSession):
                 self.connection.lose(str(event.error), by="peer", cause=event.error, told=told)
             case HungUp():
                 channels = self._engine.channels
-                what = "" if event.clean else f" while {channels} channels were open" if channels else " in mid-message"
+                live = counted(channels, "channel", were=True)
+                what = "" if event.clean else f" while {live} open" if channels else " in mid-message"
                 pump.lose(f"the peer hung up{what}", by="peer")
 
     def _on_lost(self) -> None:

@@ -17,7 +17,7 @@ from muxkit._errors import LocalProtocolError, Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit._typed import Connect, OpenServer, Reconnecting
-from muxkit.core import Reason, encode_name
+from muxkit.core import Reason, counted, encode_name
 from muxkit.protocols.e3x._session.channels import BYE, IN_ORDER, TYPE, Channel, Connection
 from muxkit.protocols.e3x.config import Config
 from muxkit.protocols.e3x.engine import events
@@ -384,7 +384,7 @@ class Session(CommonSession):
         self.liveness.answer_goodbye()
         await connection.pump.flushed()
         count = len(self._live)
-        what = f" while {count} channels were open" if count else ""
+        what = f" while {counted(count, 'channel', were=True)} open" if count else ""
         if not connection.is_on_packets:  # the stream is about to end
             with trio.move_on_after(UNACKED_TIMEOUT):
                 await connection.pump.hung_up.wait()

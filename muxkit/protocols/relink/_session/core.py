@@ -10,7 +10,7 @@ import trio
 
 from muxkit._errors import MuxError
 from muxkit._limits import Limits
-from muxkit.core import Reason
+from muxkit.core import Reason, counted
 from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import Acknowledged, Arrived, EpochChanged, Event, LinkReplaced
 from muxkit.runtime import ChannelCancelled, ChannelStopped, ErrorMaker, LinkLost, OutboxBudget, Reading, StreamPump
@@ -142,7 +142,7 @@ class LinkChanged(LinkLost):
             if change.link_id
             else "the listener has no link for us"
         )
-        super().__init__(f"{what}; {change.lost} messages were not answered", by="peer", peer=peer)
+        super().__init__(f"{what}; {counted(change.lost, 'message', were=True)} not answered", by="peer", peer=peer)
         self.change = change
         self.lost: int = change.lost
 

@@ -474,8 +474,8 @@ class Receiver(ReceiveHalf[Message]):
 
     def close(self) -> None:
         """Release the channel; messages that were not consumed go to the next receiver that is opened for it."""
-        if self._unusable is not trio.ClosedResourceError:
-            self._unusable = trio.ClosedResourceError
+        if self._unusable is not _closed:
+            self._unusable = _closed
             if self._core.ins.get(self.channel) is self:
                 del self._core.ins[self.channel]
             super().close()
@@ -489,7 +489,7 @@ class Receiver(ReceiveHalf[Message]):
         return self._current
 
     def __repr__(self) -> str:
-        is_closed = self._unusable is trio.ClosedResourceError
+        is_closed = self._unusable is _closed
         state = "closed" if is_closed else "ended" if self._has_ended else "open" if self._is_open else "not open"
         return f"<relink.Receiver {self.channel} {state}, {self.unread} unread>"
 
@@ -553,3 +553,7 @@ class Receiver(ReceiveHalf[Message]):
         if self._has_ended and self._done >= self._came and core.ins.get(self.channel) is self:
             del core.ins[self.channel]
             core.peer_channels.pop(self.channel, None)
+
+
+def _closed() -> trio.ClosedResourceError:
+    return trio.ClosedResourceError("this side of the channel was closed")

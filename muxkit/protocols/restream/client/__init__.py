@@ -12,3 +12,18 @@ from muxkit.protocols.restream.client.streams import integers as integers
 from muxkit.protocols.restream.client.streams import numbers as numbers
 from muxkit.protocols.restream.client.streams import status as status
 from muxkit.protocols.restream.client.streams import stream as stream
+
+__all__ = [
+    "ClientDriver",
+    "ClientPolicy",
+    "Closing",
+    "DriverTask",
+    "Reader",
+    "Stop",
+    "StreamRefused",
+    "dial_of",
+    "integers",
+    "numbers",
+    "status",
+    "stream",
+]

@@ -22,3 +22,28 @@ from muxkit.protocols.restream.wire.messages import Registered as Registered
 from muxkit.protocols.restream.wire.messages import Resumed as Resumed
 from muxkit.protocols.restream.wire.messages import StatelessRequested as StatelessRequested
 from muxkit.protocols.restream.wire.messages import StatusRequested as StatusRequested
+
+__all__ = [
+    "Acknowledged",
+    "ClientConfig",
+    "ClientEngine",
+    "ClientEvent",
+    "Failed",
+    "Finished",
+    "HungUp",
+    "Mode",
+    "Phase",
+    "Received",
+    "ReceivedValue",
+    "Refused",
+    "Registered",
+    "Resumed",
+    "ServerConfig",
+    "ServerEngine",
+    "ServerEvent",
+    "Silent",
+    "StatelessRequested",
+    "StatusReceived",
+    "StatusRequested",
+    "StreamState",
+]

@@ -640,7 +640,8 @@ def shown(text: str) -> str:
 def traceback_of(error: BaseException) -> str:
     """Return an error's type and traceback without its text, which may quote a message."""
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
-    return f"{type(error).__name__} (its text is left out, it may hold payload)\n{frames}"
+    told = "its text is left out, it may hold payload; set the logger 'muxkit' to DEBUG to see it"
+    return f"{type(error).__name__} ({told})\n{frames}"
 
 
 # ---------------------------------------------------------------------------- listeners

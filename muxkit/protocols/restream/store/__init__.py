@@ -81,3 +81,28 @@ def open_store(
 
 
 protect_package("muxkit.protocols.restream")
+
+__all__ = [
+    "LAST_ID",
+    "IdsExhausted",
+    "Message",
+    "MessageGone",
+    "NotJson",
+    "OutOfOrderAck",
+    "SessionBusy",
+    "SessionExists",
+    "SessionExpired",
+    "SessionFinished",
+    "SessionStore",
+    "Status",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreFailed",
+    "StoreFull",
+    "StoreLimits",
+    "StoreLocked",
+    "Superseded",
+    "Transform",
+    "UnknownMessage",
+    "UnknownSession",
+]

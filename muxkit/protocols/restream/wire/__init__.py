@@ -9,3 +9,15 @@ from muxkit.protocols.restream.wire.messages import Message as Message
 from muxkit.protocols.restream.wire.messages import Status as Status
 from muxkit.protocols.restream.wire.messages import encode_message as encode_message
 from muxkit.protocols.restream.wire.messages import new_uuid as new_uuid
+
+__all__ = [
+    "INLINE_DIGITS",
+    "Json",
+    "JsonObject",
+    "Message",
+    "Status",
+    "encode_message",
+    "format_integer",
+    "new_uuid",
+    "parse_integer",
+]
