@@ -76,14 +76,17 @@ def test_a_room_hears_what_is_said_in_it_and_that_a_person_was_cut_off() -> None
     ]
 
 
-def test_calls_are_answered_declined_and_cancelled() -> None:
-    assert sorted(run("rpc")) == [
-        "client: 2 + 3 + 4 = 9",
-        "client: a short sleep, well rested",
-        "client: declined, there is no method 'fly'",
-        "client: the long sleep was too long",
-        "server: sleep(3600) was cancelled, since its caller gave up",
+def test_two_thousand_timeouts_leave_the_connection_alive() -> None:
+    assert run("rpc") == [
+        "1000 calls were answered",
+        "a call was declined: there is no method 'fly'",
+        "2000 calls took too long; the next one says 5",
+        "still at work: 0",
     ]
+
+
+def test_a_line_goes_through_a_forwarded_port_and_comes_back() -> None:
+    assert run("forward") == ["hello through the forward"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it uses a Unix socket")
