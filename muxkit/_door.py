@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import count
 from typing import Any, Literal, cast
 
 import trio
 
 from muxkit._authorize import Authorize, Gatekeeper, first_line, show_token
-from muxkit._errors import Refused
+from muxkit._errors import MuxError, Refused
 from muxkit._handlers import SessionHandler
 from muxkit._limits import Limits
 from muxkit._observer import Observer, for_connection
@@ -24,13 +25,16 @@ from muxkit.runtime import (
     ProtocolPlugin,
     ResumingPlugin,
     Session,
+    SessionInfo,
     check_options,
     peer_of,
     protect_package,
     protected_manager,
+    run_interruptible,
 )
 
 _log = logging.getLogger("muxkit")
+_numbers = count(1)  # of the sessions of this process, for its log
 
 REFUSAL_SECONDS = 1.0  # to wait for what a client wants that is sent away
 LINGER_SECONDS = 5.0  # for taking leave
@@ -110,20 +114,33 @@ class Door:
             async with self.protocol.link(
                 self.dial, endpoint=self._endpoint, observer=observer, **self._session_options
             ) as session:
-                yield session
+                with _lifetime(session.info, self._observer):
+                    yield session
         else:
             async with self.dial() as link, self.session_on(link, "client") as session:
                 yield session
 
-    def session_on(self, link: Link, role: Literal["client", "server"]) -> AbstractAsyncContextManager[Session]:
+    @protected_manager
+    async def session_on(self, link: Link, role: Literal["client", "server"]) -> AsyncGenerator[Session, None]:
+        with ExitStack() as stack:
+            async with self._session(link, role) as session:
+                stack.enter_context(_lifetime(session.info, self._observer))
+                yield session
+
+    def _session(self, link: Link, role: Literal["client", "server"]) -> AbstractAsyncContextManager[Session]:
         observer = for_connection(self._observer, f"{role} {peer_of(link) or self.address}")
         return self.protocol.session(link, role=role, address=self.address, observer=observer, **self._session_options)
 
     def listener(self, handler: SessionHandler) -> AbstractAsyncContextManager[Listening] | None:
         """Return the protocol's own listener, which calls `handler` with each session; None if it has none."""
         if isinstance(self.protocol, ResumingPlugin):
+
+            async def handle(session: Session) -> None:
+                with _lifetime(session.info, self._observer):
+                    await run_interruptible(handler, session)
+
             return self.protocol.listener(
-                handler, endpoint=self._endpoint, observer=self._observer, **self._session_options
+                handle, endpoint=self._endpoint, observer=self._observer, **self._session_options
             )
         return None
 
@@ -151,7 +168,7 @@ class Door:
         _log.info("a client was not let in: %s: %s", peer_of(link) or self.address, refused)
         if link is not None and not isinstance(self.protocol, ResumingPlugin):
             with suppress(Refused, LinkLost):
-                async with self.session_on(link, "server") as session:
+                async with self._session(link, "server") as session:
                     # A client is told within what it allows to be sent, which it says at the begin.
                     with trio.move_on_after(REFUSAL_SECONDS):
                         async for _ in session.incoming():
@@ -181,6 +198,41 @@ async def connect(
     door = Door(url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, options=options)
     async with door.session_to() as session:
         yield session
+
+
+@contextmanager
+def _lifetime(info: SessionInfo, observer: Observer | None) -> Iterator[None]:
+    """Tell the log and the observer that a session begins, and how it ends."""
+    fields = {"connection": next(_numbers), "peer": info.peer}
+    began = trio.current_time()
+    who = f"{info.protocol} session {fields['connection']} with {info.peer or 'a peer'}"
+    _log.info("%s opened", who, extra=fields)
+    _tell(observer, "session_opened", info)
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        how = "" if error is None else f", {_why(error)}"
+        _log.info("%s closed after %.1f s%s", who, trio.current_time() - began, how, extra=fields)
+        _tell(observer, "session_closed", info, error)
+        del error  # or it and this frame would hold each other
+
+
+def _tell(observer: Observer | None, event: str, *arguments: object) -> None:
+    """Call a method that observers need not have."""
+    method = getattr(observer, event, None)
+    if method is not None:
+        method(*arguments)
+
+
+def _why(error: BaseException) -> str:
+    """Say how a session ended; texts of others are left out, since they may hold payload."""
+    if isinstance(error, MuxError):
+        return str(error)
+    return f"by {type(error).__name__}" if isinstance(error, Exception) else "by a cancellation"
 
 
 protect_package(__name__)

@@ -26,16 +26,6 @@ class Refused(MuxError):
         self.code = code
 
 
-class ExtraNeeded(ImportError):
-    """A part of muxkit needs packages that are not installed; `extra` of muxkit brings them."""
-
-    def __init__(self, name: str, extra: str, *, link: str = "stream") -> None:
-        super().__init__(f"{name} is not installed: pip install 'muxkit[{extra}]'")
-        self.extra = extra
-        self.link = link
-        """The kind of link that it would carry, if it is a transport."""
-
-
 class LocalProtocolError(ProtocolError):
     """The application asked for something that the protocol forbids; nothing was sent and nothing changed."""
 

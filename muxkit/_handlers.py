@@ -66,10 +66,10 @@ def each_channel(
         except Exception as error:
             if is_loss(error, of_channel=True):
                 channel.abort()
-                _log.debug("the peer ended a channel before its handler was done: %s", error)
+                _log.debug("the peer ended a channel before its handler was done: %s", error, extra=_fields(channel))
             else:
                 channel.abort("the handler of this channel failed", code=HANDLER_FAILED)
-                log_failure("the handler of a channel failed, the channel was aborted", error)
+                log_failure("the handler of a channel failed, the channel was aborted", error, _fields(channel))
         except BaseException:
             channel.abort()
             raise
@@ -112,10 +112,14 @@ def is_loss(error: BaseException, *, of_channel: bool = False) -> bool:
     return all(isinstance(leaf, expected) for leaf in leaves_of(error))
 
 
-def log_failure(what: str, error: Exception) -> None:
+def log_failure(what: str, error: Exception, fields: Mapping[str, object]) -> None:
     """Log what a handler raised: its type and traceback, but not its text, which may quote what a peer sent."""
-    _log.error("%s: %s", what, _where(error))
-    _log.debug("in full", exc_info=error)
+    _log.error("%s: %s", what, _where(error), extra=fields)
+    _log.debug("in full", exc_info=error, extra=fields)
+
+
+def _fields(channel: Channel) -> dict[str, object]:
+    return {"peer": channel.session.info.peer, "channel": channel.name}
 
 
 def _takes_channel(handler: Callable[..., Any]) -> bool:

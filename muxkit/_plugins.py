@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import attrs
 
-from muxkit._errors import ExtraNeeded, MuxError
+from muxkit._errors import MuxError
+from muxkit.runtime import ExtraNeeded
 
 if TYPE_CHECKING:
     from muxkit.runtime import LinkKind, Transport

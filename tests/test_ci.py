@@ -65,7 +65,7 @@ def tree(tmp_path: Path) -> Tree:
     tools = tmp_path / "tools"
     for folder, names in (
         (tools, ["make", "cc"]),
-        (clone / ".venv" / "bin", ["python", "ruff", "mypy", "lint-imports", "towncrier"]),
+        (clone / ".venv" / "bin", ["python", "basedpyright", "ruff", "mypy", "lint-imports", "towncrier"]),
     ):
         folder.mkdir(parents=True)
         for name in names:
@@ -102,6 +102,7 @@ def test_with_everything_the_suite_leaves_the_pages_to_their_own_step(tree: Tree
     [
         ("tests", "make test"),
         ("types", "mypy"),
+        ("types", "basedpyright"),
         ("wheel", "python -m build"),
         ("wheel", "python -m venv"),
         ("wheel", "python -m pip install"),

@@ -1,6 +1,6 @@
 """A byte stream between two programs without a network: one starts the other, and they use its stdin and stdout.
 
-`pip install ./examples/custom_transport`, then `python -m muxkit_exec` starts itself as a child and talks to it.
+After `pip install ./examples/custom_transport`, `python -m muxkit_exec` starts itself as a child and talks to it.
 """
 
 import os
@@ -17,6 +17,8 @@ import muxkit
 from muxkit.runtime import background
 
 Pipes = trio.StapledStream[trio.abc.SendStream, trio.abc.ReceiveStream]
+Handler = Callable[[Pipes], Awaitable[None]]
+Started = trio.TaskStatus[list[str]]
 
 PATIENCE = 5.0  # s, for the program to end by itself once its input has ended
 
@@ -35,14 +37,7 @@ class _Transport:
             with trio.move_on_after(PATIENCE):
                 await process.wait()
 
-    async def serve(
-        self,
-        handler: Callable[[Pipes], Awaitable[None]],
-        address: str,
-        *,
-        limits: muxkit.Limits,
-        task_status: trio.TaskStatus[list[str]],
-    ) -> None:
+    async def serve(self, handler: Handler, address: str, *, limits: muxkit.Limits, task_status: Started) -> None:
         """Serve the one connection that this process was born with; return when it is over."""
         if address != "-":
             raise ValueError(f"exec://{address}: a server has only its own stdin and stdout, exec://-")

@@ -6,7 +6,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, overload
+from typing import Final, Generic, TypeVar, overload
 
 import attrs
 
@@ -194,8 +194,8 @@ class ChannelTable(Generic[ChannelT]):
 class _Named(Enum):
     """An enum hashed as any object: an enum's own hash is a call in Python, and each step of a half needs two."""
 
-    if not TYPE_CHECKING:
-        __hash__ = object.__hash__
+
+_Named.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 class Sending(_Named):
@@ -293,10 +293,12 @@ class Reason:
     """Why one side ended a channel or a connection, in its own words."""
 
     text: str = ""
-    code: int = attrs.field(
-        default=0, validator=[attrs.validators.instance_of(int), attrs.validators.in_(range(CODE_MOST + 1))]
-    )
+    code: int = 0
     """A number for programs; 0 if none was given."""
+
+    def __attrs_post_init__(self) -> None:
+        if not (isinstance(self.code, int) and 0 <= self.code <= CODE_MOST):
+            raise ValueError(f"code={self.code!r}: must be a whole number from 0 to {CODE_MOST:,}")
 
     def __bool__(self) -> bool:
         return bool(self.text or self.code)

@@ -1,6 +1,5 @@
 """The Trio half: pumps, halves and the common face of sessions; what adapters and protocol plugins build on."""
 
-from muxkit._errors import ExtraNeeded as ExtraNeeded
 from muxkit._info import Identity as Identity
 from muxkit._info import Request as Request
 from muxkit._info import SessionInfo as SessionInfo
@@ -9,6 +8,7 @@ from muxkit.core import TokenBucket as TokenBucket
 from muxkit.runtime._errors import HEAD as HEAD
 from muxkit.runtime._errors import ChannelCancelled as ChannelCancelled
 from muxkit.runtime._errors import ChannelStopped as ChannelStopped
+from muxkit.runtime._errors import ExtraNeeded as ExtraNeeded
 from muxkit.runtime._errors import LinkLost as LinkLost
 from muxkit.runtime._errors import Phase as Phase
 from muxkit.runtime._errors import Side as Side

@@ -88,6 +88,16 @@ class Unsupported(MuxError):
     """The protocol or the link has no such operation."""
 
 
+class ExtraNeeded(ImportError):
+    """A part of muxkit needs packages that are not installed; `extra` of muxkit brings them."""
+
+    def __init__(self, name: str, extra: str, *, link: str = "stream") -> None:
+        super().__init__(f"{name} is not installed: pip install 'muxkit[{extra}]'")
+        self.extra = extra
+        self.link = link
+        """The kind of link that it would carry, if it is a transport."""
+
+
 class LossRecord:
     """Why a connection ended, from which each task that raises gets an error of its own; made when it begins."""
 

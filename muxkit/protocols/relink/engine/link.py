@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import attrs
 
@@ -36,8 +36,9 @@ class Timer(Enum):
     STALL = "stall"
     """When to look whether an unfinished packet made progress."""
 
-    if not TYPE_CHECKING:  # that of an enum is a call, and these are looked up with each read
-        __hash__ = object.__hash__
+
+# That of an enum is a call, and these are looked up with each read.
+Timer.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 class LinkState:
