@@ -97,6 +97,15 @@ def test_an_upload_goes_on_where_it_was_when_its_client_was_killed() -> None:
     assert lines[-1] == "arrived whole: True"
 
 
+def test_a_program_that_takes_a_url_meets_bad_weather_on_virtual_time() -> None:
+    whole, cuts = run("simulated_network")
+    assert whole == "all numbers, in order: True"
+    found = re.fullmatch(r"(\d+) connections were cut in (\d+) s", cuts)
+    assert found
+    assert int(found[1]) >= 2
+    assert int(found[2]) >= 100
+
+
 def test_a_slow_reader_delays_nobody_else() -> None:
     fast, slow, ping, late = run("slow_reader")
     assert fast == "fast: 2000 messages read, while slow was not read at all"
