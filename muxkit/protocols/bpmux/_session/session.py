@@ -121,12 +121,14 @@ def each_request(
             try:
                 async for request in session.requests():
                     running.add(request)
-                    nursery.start_soon(handle_request, request, running, slots)
+                    nursery.start_soon(handle_request, session, request, running, slots)
                     await slots.wait_for_slot()
             except LinkLost as error:
                 _log.debug("session lost: %s", error)
 
-    async def handle_request(request: IncomingRequest, running: set[IncomingRequest], slots: SlotQueue) -> None:
+    async def handle_request(
+        session: Session, request: IncomingRequest, running: set[IncomingRequest], slots: SlotQueue
+    ) -> None:
         async def stop_when_unwanted() -> None:
             await request.cancelled()
             nursery.cancel_scope.cancel()
@@ -137,7 +139,9 @@ def each_request(
                 await run_interruptible(handler, request)
         except Exception as error:
             if not is_loss(error, of_channel=True):
-                log_failure("the handler of a request failed, the request was declined", error)
+                log_failure(
+                    "the handler of a request failed, the request was declined", error, {"peer": session.info.peer}
+                )
         finally:
             running.discard(request)
             slots.wake_waiters()
