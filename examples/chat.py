@@ -1,79 +1,78 @@
-"""A chat with rooms, a channel for each room of a person; a slow reader misses lines and delays no other person."""
+"""A chat with rooms over TLS: a token says who speaks, the name of a channel is its room.
 
+`python examples/chat.py` runs a server and three people; one is cut off in the middle, and no error is logged. A slow
+reader misses lines and delays no other person. It needs `pip install trustme`, which makes the certificate.
+"""
+
+import secrets
 from collections import defaultdict
 from contextlib import suppress
 
 import trio
+import trustme
 
 import muxkit
 
 WAITING = 100  # lines that the server keeps for a slow reader
-PEOPLE = {"ann": ["tea", "trains"], "bob": ["tea"], "cleo": ["tea", "trains"]}
+TOKENS = {name: secrets.token_urlsafe() for name in ("ann", "bob", "cleo")}
+rooms: defaultdict[str, dict[muxkit.Channel, trio.MemorySendChannel[str]]] = defaultdict(dict)
 
 
-class Chat:
-    """The people in each room; the first message of a channel says `room/name`, the others are text."""
-
-    def __init__(self) -> None:
-        self.rooms: defaultdict[str, dict[str, trio.MemorySendChannel[str]]] = defaultdict(dict)
-
-    async def visit(self, channel: muxkit.Channel) -> None:
-        room, _, name = (await channel.receive()).decode().partition("/")
-        lines, waiting = trio.open_memory_channel[str](WAITING)
+async def visit(channel: muxkit.Channel) -> None:
+    room, name = rooms[channel.name], channel.session.info.user
+    room[channel], waiting = trio.open_memory_channel[str](WAITING)
+    try:
+        tell(channel, f"* here: {', '.join(sorted(str(each.session.info.user) for each in room))}")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(forward, waiting, channel)
-            self.tell(room, f"* here: {name}")
-            self.rooms[room][name] = lines
-            lines.send_nowait(f"* here: {', '.join(self.rooms[room])}")
-            with suppress(trio.BrokenResourceError):  # the connection was lost
-                async for text in channel:
-                    self.tell(room, f"{name}: {text.decode()}")
-            del self.rooms[room][name]
-            lines.close()  # `forward` sends what still waits, then it ends as well
-        self.tell(room, f"* gone: {name}")
-
-    def tell(self, room: str, line: str) -> None:
-        for lines in self.rooms[room].values():
-            with suppress(trio.WouldBlock):  # this person does not read; the others must not wait
-                lines.send_nowait(line)
+            nursery.start_soon(pass_on, waiting, channel)
+            async for text in channel:
+                tell(channel, f"{name}: {text.decode()}")
+            nursery.cancel_scope.cancel()
+    finally:
+        del room[channel]
+        tell(channel, f"* gone: {name}")
 
 
-async def forward(waiting: trio.MemoryReceiveChannel[str], channel: muxkit.Channel) -> None:
+def tell(channel: muxkit.Channel, line: str) -> None:
+    for lines in rooms[channel.name].values():
+        with suppress(trio.WouldBlock):  # this person does not read; the others must not wait
+            lines.send_nowait(line)
+
+
+async def pass_on(waiting: trio.MemoryReceiveChannel[str], channel: muxkit.Channel) -> None:
     async for line in waiting:
-        with suppress(trio.BrokenResourceError):  # left: the lines that wait for this person are dropped
-            await channel.send(line.encode())
+        await channel.send(line.encode())
 
 
-async def take_part(session: muxkit.Session, room: str, name: str) -> None:
-    """Greet when all are here, leave when all have greeted."""
-    absent = {person for person, rooms in PEOPLE.items() if room in rooms}
-    silent = {*absent}
-    async with session.open() as channel:
-        await channel.send(f"{room}/{name}".encode())
-        while silent:
-            line = (await channel.receive()).decode()
-            print(f"{name:>4} in #{room:<6}  {line}")
-            who, _, what = line.partition(": ")
-            if who == "* here":
-                absent -= {*what.split(", ")}
-                if not absent:
-                    await channel.send(b"hello")
-            silent.discard(who)
-
-
-async def person(url: str, name: str) -> None:
-    async with muxkit.connect(url) as session, trio.open_nursery() as nursery:
-        for room in PEOPLE[name]:
-            nursery.start_soon(take_part, session, room, name)
+async def read(name: str, channel: muxkit.Channel, *, until: str) -> None:
+    async for message in channel:
+        print(f"{name:>4} in #{channel.name:<6}  {message.decode()}")
+        if message.decode() == until:
+            return
 
 
 async def main() -> None:
-    async with trio.open_nursery() as nursery:
-        served = await nursery.start(muxkit.serve, muxkit.each_channel(Chat().visit), "bpmux+tcp://127.0.0.1:0")
-        async with trio.open_nursery() as people:
-            for name in PEOPLE:
-                people.start_soon(person, served.url, name)
-        nursery.cancel_scope.cancel()
+    authority = trustme.CA()
+    trust = muxkit.TLS(ca=authority.cert_pem.bytes())
+    with authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.tempfile() as certificate:
+        tls = muxkit.TLS(cert=certificate)
+        async with (
+            muxkit.open_server(visit, "bpmux+tls://127.0.0.1:0", tls=tls, authorize=muxkit.tokens(TOKENS)) as server,
+            muxkit.connect(server.url, tls=trust, token=TOKENS["ann"]) as ann,
+            muxkit.connect(server.url, tls=trust, token=TOKENS["bob"]) as bob,
+        ):
+            trains, tea, bobs_tea = await ann.open("trains"), await ann.open("tea"), await bob.open("tea")
+            await trains.send(b"hello?")
+            with trio.CancelScope() as online:
+                async with muxkit.connect(server.url, tls=trust, token=TOKENS["cleo"]) as cleo:
+                    channel = await cleo.open("tea")
+                    await read("cleo", channel, until="* here: ann, bob, cleo")
+                    await channel.send(b"hello")
+                    await read("cleo", channel, until="cleo: hello")
+                    online.cancel()  # for the server as if the network had gone
+            await read("bob", bobs_tea, until="* gone: cleo")
+            await read("ann", tea, until="* gone: cleo")
+            await read("ann", trains, until="ann: hello?")
 
 
 if __name__ == "__main__":

@@ -1,77 +1,71 @@
-"""Calls over one connection: many at a time, with answers, refusals, and calls that the caller gives up."""
+"""Calls over one connection: a thousand at once, some declined, and two thousand that the caller gives up.
+
+`python examples/rpc.py` shows that calls that time out together are stopped at the server and harm no other call.
+"""
 
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 import trio
 
-from muxkit import ChannelStopped
+import muxkit
 from muxkit.protocols import bpmux
-from muxkit_adapters import tcp
+
+working = 0
 
 
 async def add(numbers: list[int]) -> int:
     return sum(numbers)
 
 
-async def sleep(seconds: float) -> str:
+async def work(seconds: float) -> None:
+    global working
+    working += 1
     try:
         await trio.sleep(seconds)
-    except trio.Cancelled:
-        print(f"server: sleep({seconds}) was cancelled, since its caller gave up")
-        raise
-    return "well rested"
+    finally:
+        working -= 1
 
 
-METHODS: dict[str, Callable[[Any], Awaitable[object]]] = {"add": add, "sleep": sleep}
+METHODS: dict[str, Callable[[Any], Awaitable[object]]] = {"add": add, "work": work}
 
 
 async def answer(request: bpmux.IncomingRequest) -> None:
-    """Run a call; stop when the caller gives up, decline unknown methods."""
     method, argument = json.loads(request.payload)
-    async with request, trio.open_nursery() as nursery:
-
-        async def stop_when_cancelled() -> None:
-            await request.cancelled()
-            nursery.cancel_scope.cancel()
-
-        nursery.start_soon(stop_when_cancelled)
-        with suppress(trio.BrokenResourceError):  # the caller gave up at the last moment
-            if method in METHODS:
-                await request.respond(json.dumps(await METHODS[method](argument)).encode())
-            else:
-                await request.decline(f"there is no method {method!r}".encode())
-        nursery.cancel_scope.cancel()
-
-
-async def serve(stream: trio.abc.Stream) -> None:
-    async with bpmux.session(stream) as session, trio.open_nursery() as nursery:
-        async for request in session.requests():
-            nursery.start_soon(answer, request)
+    if method in METHODS:
+        await request.respond(json.dumps(await METHODS[method](argument)).encode())
+    else:
+        await request.decline(f"there is no method {method!r}".encode())
 
 
 async def call(session: bpmux.Session, method: str, argument: object) -> object:
-    result: object = json.loads(await session.request(json.dumps([method, argument]).encode()))
-    return result
+    answer: object = json.loads(await session.request(json.dumps([method, argument]).encode()))
+    return answer
 
 
 async def main() -> None:
-    async with trio.open_nursery() as nursery:
-        [address] = await nursery.start(tcp.serve, serve)
-        host, _, port = address.rpartition(":")
-        async with tcp.connect(host, int(port)) as stream, bpmux.session(stream) as session:
-            print("client: 2 + 3 + 4 =", await call(session, "add", [2, 3, 4]))
-            print("client: a short sleep,", await call(session, "sleep", 0.01))
-            with trio.move_on_after(1):
-                await call(session, "sleep", 3600)
-            print("client: the long sleep was too long")
+    async with bpmux.open_server(bpmux.each_request(answer), "tcp://127.0.0.1:0") as server:
+        async with bpmux.connect(server.url) as session:
+            right: list[bool] = []
+
+            async def add_up(number: int) -> None:
+                right.append(await call(session, "add", [number, number]) == 2 * number)
+
+            async with trio.open_nursery() as nursery:
+                for number in range(1000):
+                    nursery.start_soon(add_up, number)
+            print(f"{sum(right)} calls were answered")
             try:
                 await call(session, "fly", None)
-            except ChannelStopped as refusal:
-                print("client: declined,", refusal.payload.decode())
-        nursery.cancel_scope.cancel()
+            except muxkit.ChannelStopped as refusal:
+                print("a call was declined:", refusal.reason)
+            with trio.move_on_after(1):
+                async with trio.open_nursery() as nursery:
+                    for _ in range(2000):
+                        nursery.start_soon(call, session, "work", 3600)
+            print("2000 calls took too long; the next one says", await call(session, "add", [2, 3]))
+            print("still at work:", working)
 
 
 if __name__ == "__main__":

@@ -53,3 +53,8 @@ class SessionInfo:
     """None if nothing about the peer was proved."""
     request: Request | None = None
     """Of a server's WebSockets only."""
+
+    @property
+    def user(self) -> str | None:
+        """What `authorize=` returned for the peer; None on a server without it, and on clients."""
+        return None if self.identity is None else self.identity.user

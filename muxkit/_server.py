@@ -43,12 +43,14 @@ _log = logging.getLogger("muxkit")
 class Server:
     """A running server."""
 
-    def __init__(self, urls: Sequence[str], listening: Sequence[Listening], tls: TLS | None) -> None:
+    def __init__(
+        self, urls: Sequence[str], listening: Sequence[Listening], tls: TLS | None, closed: trio.Event
+    ) -> None:
         self.urls: tuple[str, ...] = tuple(urls)
         """What clients connect to, one URL for each address; a host for all addresses, as 0.0.0.0, stays as it is."""
         self._listening = listening
         self._tls = tls
-        self._closed = trio.Event()
+        self._closed = closed
 
     @property
     def url(self) -> str:
@@ -73,7 +75,7 @@ class Server:
         self._closed.set()
 
     async def wait_closed(self) -> None:
-        """Wait until the server was shut down."""
+        """Wait until the server was shut down, or can serve no more, as with a transport for a single connection."""
         await self._closed.wait()
 
     def __repr__(self) -> str:
@@ -129,14 +131,23 @@ async def open_server(
         encrypting = [door for door in doors if door.takes_tls()]
         if not encrypting:
             raise ValueError("tls=…: not one of these URLs has a transport that encrypts")
+    live, closed = len(doors), trio.Event()
+
+    async def serve_at(door: Door, each: Listening, task_status: trio.TaskStatus[list[str]]) -> None:
+        nonlocal live
+        await door.serve(each.handle, task_status=task_status)
+        live -= 1
+        if not live:
+            closed.set()
+
     async with AsyncExitStack() as stack:
         listening = [await stack.enter_async_context(listening_at(door, each_session)) for door in doors]
         async with background() as nursery:
             urls: list[str] = []
             for door, each in zip(doors, listening, strict=True):
-                addresses: list[str] = await nursery.start(partial(door.serve, each.handle))
+                addresses: list[str] = await nursery.start(serve_at, door, each)
                 urls += map(door.url, addresses)
-            server = Server(urls, listening, tls)
+            server = Server(urls, listening, tls, closed)
             yield server
             if not server._closed.is_set():
                 await server.shutdown(grace=linger)

@@ -21,8 +21,7 @@ URLS = [
 
 
 async def whoami(channel: muxkit.Channel) -> None:
-    identity = channel.session.info.identity
-    await channel.send(((identity and identity.user) or "nobody").encode())
+    await channel.send((channel.session.info.user or "nobody").encode())
 
 
 @pytest.mark.parametrize("url", URLS)
@@ -31,6 +30,7 @@ async def test_a_token_says_who_it_is(url: str) -> None:
         for name, token in USERS.items():
             async with muxkit.connect(server.url, token=token) as session, session.open("whoami") as channel:
                 assert await channel.receive() == name.encode()
+                assert session.info.user is None
 
 
 @pytest.mark.parametrize(

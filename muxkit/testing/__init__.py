@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from muxkit.testing._chaos import ChaosDial as ChaosDial
     from muxkit.testing._chaos import ChaosPlan as ChaosPlan
     from muxkit.testing._chaos import ChaosStats as ChaosStats
+    from muxkit.testing._chaos import ChaosURL as ChaosURL
     from muxkit.testing._chaos import Cut as Cut
     from muxkit.testing._chaos import CutReport as CutReport
     from muxkit.testing._chaos import Way as Way
     from muxkit.testing._chaos import chaos_dial as chaos_dial
+    from muxkit.testing._chaos import chaos_url as chaos_url
     from muxkit.testing._checks import cancel_sweep as cancel_sweep
     from muxkit.testing._links import check_link as check_link
     from muxkit.testing._network import AimdReceiver as AimdReceiver
@@ -86,7 +88,7 @@ __all__ = [
 # Tests of an engine need no Trio, so each tool is imported when it is first used.
 _LAZY = {
     "cancel_sweep": "_checks",
-    "ChaosDial ChaosPlan ChaosStats Cut CutReport Way chaos_dial": "_chaos",
+    "ChaosDial ChaosPlan ChaosStats ChaosURL Cut CutReport Way chaos_dial chaos_url": "_chaos",
     "ChaosRelay chaos_relay parse_place": "_relay",
     "check_link": "_links",
     "AimdReceiver AimdSender Bottleneck Fate Journey Network PathWeather": "_network",

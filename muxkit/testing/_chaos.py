@@ -18,11 +18,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
 from functools import partial
+from typing import cast
 
 import attrs
 import trio
 
-from muxkit._limits import ABOVE_ZERO, KIB, NOT_NEGATIVE, must_be
+from muxkit._door import Door
+from muxkit._limits import ABOVE_ZERO, KIB, NOT_NEGATIVE, Limits, must_be
+from muxkit._plugins import load_transport
 from muxkit.runtime import Dial, background, peer_of
 from muxkit.testing._weather import Line, WeatherStream, weather_pair
 
@@ -479,3 +482,47 @@ async def chaos_dial(
     """
     async with background() as nursery:
         yield ChaosDial(dial, plan, seed, on_cut, nursery)
+
+
+class ChaosURL(Chaos):
+    """A URL with weather in front of another; made by `chaos_url`."""
+
+    def __init__(self, url: str, plan: ChaosPlan, seed: int, on_cut: OnCut | None) -> None:
+        super().__init__(plan, seed, on_cut)
+        self._door = Door(url, limits=None, observer=None, linger=0.0, tls=None, options={})
+        self._name = f"chaos-{id(self):x}"
+        _, _, rest = url.partition("://")
+        self.url: str = f"{self._door.protocol_name}+mem://{rest.replace(self._door.address, self._name, 1)}"
+        """What a program connects to, in this run of Trio."""
+
+    async def run(self, task_status: trio.TaskStatus[list[str]]) -> None:
+        """Serve until cancelled."""
+        near = load_transport("mem", self._door.protocol_name)
+        await near.serve(self._connection, self._name, limits=Limits(), task_status=task_status)
+
+    async def _connection(self, client: trio.abc.Stream) -> None:
+        if self.is_refusing:
+            await trio.aclose_forcefully(client)
+            return
+        fate = self._next_fate()
+        try:
+            async with self._door.dial() as target:
+                await self._pass(client, cast("trio.abc.Stream", target), fate)
+        except OSError:
+            self._stats.unreachable += 1
+            await trio.aclose_forcefully(client)
+
+
+@asynccontextmanager
+async def chaos_url(
+    url: str, plan: ChaosPlan, seed: int = 0, *, on_cut: OnCut | None = None
+) -> AsyncGenerator[ChaosURL, None]:
+    """Serve a URL of this process, `.url`, that leads to `url` through the weather of `plan`, while the block runs.
+
+    For programs that take a URL. Where `url` is of this process too, `mem`, all times are Trio's and it runs on a
+    virtual clock. An orderly end and a reset look the same there.
+    """
+    chaos = ChaosURL(url, plan, seed, on_cut)
+    async with background() as nursery:
+        await nursery.start(chaos.run)
+        yield chaos

@@ -53,6 +53,13 @@ async def talk(session, message):
 trio.run(main)
 """
 
+# The client waits for its child as long as that takes, instead of killing it after a time.
+DEMO = """
+import muxkit_exec, trio
+muxkit_exec.PATIENCE = float("inf")
+trio.run(muxkit_exec.main)
+"""
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -95,6 +102,12 @@ def test_many_channels_run_over_a_strangers_transport(run: Run, tmp_path: Path) 
     assert done.stderr.splitlines().count("the server saw 500000 bytes") == 1
 
 
+def test_a_program_that_serves_ends_with_its_only_connection(run: Run) -> None:
+    done = run(DEMO)
+    assert done.stdout.splitlines() == ["HELLO, CHILD"]
+    assert done.stderr == ""
+
+
 def test_a_program_that_does_not_exist_is_a_plain_error(run: Run) -> None:
     done = run(CLIENT, "no-such-program-anywhere")
     assert done.stderr.splitlines()[-1].startswith("FileNotFoundError: ")
@@ -127,8 +140,7 @@ async def test_its_stream_keeps_the_promises_of_a_link(module: ModuleType) -> No
     async def pair() -> AsyncIterator[tuple[trio.abc.Stream, trio.abc.Stream]]:
         (here_in, there_out), (there_in, here_out) = os.pipe(), os.pipe()
         fd = trio.lowlevel.FdStream
-        here = module.PipeStream(fd(here_out), fd(here_in), "exec here")
-        there = module.PipeStream(fd(there_out), fd(there_in), "exec there")
+        here, there = module.Pipes(fd(here_out), fd(here_in)), module.Pipes(fd(there_out), fd(there_in))
         try:
             yield here, there
         finally:

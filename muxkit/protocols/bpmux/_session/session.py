@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, TypeVar
 
 import trio
 
 from muxkit._errors import Refused
+from muxkit._handlers import is_loss, log_failure
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit._typed import Connect, OpenServer, Reconnecting
@@ -51,9 +52,11 @@ from muxkit.runtime import (
     SessionStats,
     SlotQueue,
     background,
+    bare_nursery,
     describe,
     protect_package,
     protected_manager,
+    run_interruptible,
     turns,
 )
 from muxkit.runtime import Session as CommonSession
@@ -98,6 +101,52 @@ async def session(
             mux.connection.pump.lose("the session was left by an error", by="local")
             raise
         await mux._leave(linger)
+
+
+def each_request(
+    handler: Callable[[IncomingRequest], Awaitable[object]], *, max_concurrent: int | None = None
+) -> Callable[[Session], Awaitable[None]]:
+    """Make a session handler that calls `handler` with each request of the peer, concurrently.
+
+    The call is cancelled when the peer needs no response any more: it gave up, or has the response. A request that is
+    left without a response is declined. What a handler raises is logged, except when the peer gave up or the connection
+    was lost. At most `max_concurrent` handlers run at the same time in one session, by default its `Limits.channels`.
+    """
+
+    async def handle_session(session: Session) -> None:
+        running: set[IncomingRequest] = set()
+        bound = max_concurrent or session.limits.channels
+        slots = SlotQueue(lambda: bound - len(running))
+        async with bare_nursery() as nursery:
+            try:
+                async for request in session.requests():
+                    running.add(request)
+                    nursery.start_soon(handle_request, session, request, running, slots)
+                    await slots.wait_for_slot()
+            except LinkLost as error:
+                _log.debug("session lost: %s", error)
+
+    async def handle_request(
+        session: Session, request: IncomingRequest, running: set[IncomingRequest], slots: SlotQueue
+    ) -> None:
+        async def stop_when_unwanted() -> None:
+            await request.cancelled()
+            nursery.cancel_scope.cancel()
+
+        try:
+            async with request, background() as nursery:
+                nursery.start_soon(stop_when_unwanted)
+                await run_interruptible(handler, request)
+        except Exception as error:
+            if not is_loss(error, of_channel=True):
+                log_failure(
+                    "the handler of a request failed, the request was declined", error, {"peer": session.info.peer}
+                )
+        finally:
+            running.discard(request)
+            slots.wake_waiters()
+
+    return handle_session
 
 
 class Session(CommonSession):
