@@ -206,7 +206,7 @@ async def test_a_channel_handler_that_fails_aborts_its_own_channel_and_is_logged
     assert "the handler of a channel failed" in caplog.text
 
 
-async def test_a_lost_session_is_nothing_to_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_lost_session_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "muxkit")
     async with trio.open_nursery() as nursery:
         served = await serving(nursery, url="bpmux+tcp://127.0.0.1:0")
@@ -215,7 +215,7 @@ async def test_a_lost_session_is_nothing_to_log(caplog: pytest.LogCaptureFixture
                 await channel.send(b"x")
                 raise ValueError
         await served.shutdown(grace=1)
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 @pytest.mark.requirement("R-42")

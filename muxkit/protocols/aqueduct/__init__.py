@@ -120,10 +120,13 @@ __all__ = [
     "Version",
     "Writable",
     "channel_id",
+    "connect",
     "connection",
     "encode_frame",
+    "open_server",
     "parse_frame",
     "protocol",
+    "reconnecting",
 ]
 
 # The engine works without Trio; what needs Trio is imported when it is first asked for.

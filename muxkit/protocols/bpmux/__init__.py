@@ -72,10 +72,14 @@ __all__ = [
     "Source",
     "Type",
     "Writable",
+    "connect",
+    "each_request",
     "encode_chunk",
     "encode_partial",
+    "open_server",
     "parse_chunk",
     "protocol",
+    "reconnecting",
     "session",
 ]
 

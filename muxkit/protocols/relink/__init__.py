@@ -137,6 +137,7 @@ __all__ = [
     "Uncommitted",
     "Writable",
     "bounds_of",
+    "connect",
     "encode_answer",
     "encode_packet",
     "encode_request",
@@ -147,8 +148,10 @@ __all__ = [
     "listen",
     "listener",
     "mismatch",
+    "open_server",
     "parse_packet",
     "protocol",
+    "reconnecting",
     "session",
 ]
 
