@@ -333,7 +333,9 @@ class CommonChannels:
         return self._core.engine.pause(trio.current_time())
 
     def _taken(self, channel: Channel) -> None:
-        self._core.engine.consumed(self._opened.pop(channel), trio.current_time())
+        now = trio.current_time()
+        self._core.engine.started(now)
+        self._core.engine.consumed(self._opened.pop(channel), now)
         self._core.after_command()
 
     def channels(self) -> list[Channel]:

@@ -266,7 +266,8 @@ class Session(CommonSession):
                 self._engine.end(half)
 
     def _took(self, opening: bytes) -> None:
-        """Renew the credit of an opening payload that the application has taken."""
+        """Note that the application has taken a channel, and renew the credit of its opening payload."""
+        self._engine.started(trio.current_time())
         self._engine.consumed_opening(len(opening))
         self.connection.request_write()
 
