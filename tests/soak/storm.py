@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -56,10 +56,10 @@ def limits_for(calls: int) -> muxkit.Limits:
 
 
 async def answer(channel: muxkit.Channel) -> None:
-    async for message in channel:
-        if message == SLOW:
-            await trio.sleep_forever()
-        await channel.send(message)
+    with suppress(muxkit.ChannelCancelled, muxkit.ChannelStopped):
+        async for message in channel:
+            if message != SLOW:
+                await channel.send(message)
 
 
 async def answer_requests(session: muxkit.Session) -> None:
@@ -106,7 +106,7 @@ class Result:
 
 
 async def bystand(session: muxkit.Session, result: Result) -> None:
-    """Echo without an end, a short call on a channel of its own after each ten."""
+    """Echo on one channel without an end."""
     async with session.open("bystander") as channel:
         while True:
             for number in range(10):
