@@ -57,6 +57,7 @@ from muxkit.core._windows import InFlight as InFlight
 from muxkit.core._windows import Reassembly as Reassembly
 from muxkit.core._windows import ReceiveBudget as ReceiveBudget
 from muxkit.core._windows import ReceiveWindow as ReceiveWindow
+from muxkit.core._windows import StartPace as StartPace
 from muxkit.core._windows import TokenBucket as TokenBucket
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Generic, TypeVar
 
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
@@ -343,3 +344,52 @@ class TokenBucket:
             return False
         self.tokens -= 1
         return True
+
+
+class StartPace:
+    """Says when work on the next channel of a peer may start, by how many of its channels the peer broke off.
+
+    Each of them takes from an allowance of `burst`, which refills with `rate` a second. While it is used up, one
+    channel starts each 1 / `rate` seconds, however the peer spreads what it breaks off. What was broken off beyond the
+    allowance is a debt, of another `burst` at most: many channels that start at once and are broken off later count
+    too, and a peer whose calls timed out by the thousand is not slowed down for minutes.
+    """
+
+    __slots__ = ("_allowance", "_next", "_refilled", "burst", "rate")
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self.rate = rate
+        self.burst = burst
+        self._allowance = burst
+        self._refilled = -math.inf
+        self._next = -math.inf  # when the next channel may start, while the allowance is used up
+
+    def _refill(self, now: float) -> None:
+        if now > self._refilled:
+            self._allowance = min(self.burst, self._allowance + (now - self._refilled) * self.rate)
+            self._refilled = now
+
+    def broken_off(self, now: float) -> None:
+        """The peer broke off one of its channels."""
+        self._refill(now)
+        was_free = self._allowance >= 1
+        self._allowance = max(self._allowance - 1, -self.burst)
+        if was_free and self._allowance < 1:
+            self._next = now + 1 / self.rate
+
+    def spared(self) -> None:
+        """What was broken off last had not started: it cost no work, and takes nothing from the allowance."""
+        self._allowance = min(self._allowance + 1, self.burst)
+
+    def started(self, now: float) -> None:
+        """Work on a channel of the peer started."""
+        self._refill(now)
+        if self._allowance < 1:
+            self._next = now + 1 / self.rate
+
+    def pause(self, now: float) -> float:
+        """Return the seconds until work on the next channel may start, 0 if it may at once."""
+        self._refill(now)
+        if self._allowance >= 1 or now >= self._next:
+            return 0.0
+        return max(min(self._next - now, (1 - self._allowance) / self.rate), LEAST_PAUSE)

@@ -4,6 +4,7 @@ from muxkit._info import Identity as Identity
 from muxkit._info import Request as Request
 from muxkit._info import SessionInfo as SessionInfo
 from muxkit.core import Reason as Reason
+from muxkit.core import StartPace as StartPace
 from muxkit.core import TokenBucket as TokenBucket
 from muxkit.runtime._errors import HEAD as HEAD
 from muxkit.runtime._errors import ChannelCancelled as ChannelCancelled

@@ -230,6 +230,15 @@ class LimitedConnection(QuicConnection):
         if is_last:
             self.has_ended(stream_id, now)
 
+    @property
+    def withheld(self) -> int:
+        """Streams of the peer that have ended and do not make room for others yet."""
+        return self._peer_streams.withheld
+
+    @withheld.setter
+    def withheld(self, count: int) -> None:
+        self._peer_streams.withheld = count
+
     def has_ended(self, stream_id: int, now: float) -> None:
         """End a stream of the peer."""
         stream = self._streams[stream_id]

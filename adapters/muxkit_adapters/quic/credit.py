@@ -144,16 +144,20 @@ class Granted(Limit):
 
 
 class GrantedStreams(Granted):
-    """The number of streams that the peer may open: those open at once are bounded, and those opened ahead."""
+    """The number of streams that the peer may open: those open at once are bounded, and those opened ahead.
+
+    A stream that is withheld has ended, and does not make room for another one yet.
+    """
 
     def __init__(self, like: Limit, most: int) -> None:
         self.most = most
         self.done = 0
+        self.withheld = 0
         super().__init__(like, min(most, STREAMS_AT_ONCE))
 
     @property
     def value(self) -> int:
-        return min(self.done + self.most, self.used + STREAMS_AT_ONCE)
+        return min(self.done - self.withheld + self.most, self.used + STREAMS_AT_ONCE)
 
     @value.setter
     def value(self, value: int) -> None:

@@ -80,9 +80,7 @@ class QuicLink(MultistreamLink):
         self._alarm = trio.CancelScope()
         # received
         self._arrivals = ArrivalQueue()
-        # A peer that gives up all its channels at once resets as many streams.
-        most_resets = max(options.limits.resets_burst, options.limits.channels)
-        self._resets = TokenBucket(options.limits.resets_per_second, most_resets)
+        self._resets = TokenBucket(options.limits.resets_per_second, options.limits.resets_burst)
         self._stopped: set[int] = set()  # streams that this side asked the peer to reset
         self._last_heard = trio.current_time()
         # to be sent
@@ -339,6 +337,7 @@ class QuicLink(MultistreamLink):
         self._wake_all()
 
     def _on_time(self, now: float) -> None:
+        self._release_streams(now)
         timer = self._quic.get_timer()
         if timer is not None and timer <= now:
             self._timed_at = now
@@ -348,10 +347,18 @@ class QuicLink(MultistreamLink):
             self._last_ping = now
             self._quic.send_ping(0)
 
+    def _release_streams(self, now: float) -> None:
+        while self._quic.withheld and self._resets.take(now):
+            self._quic.withheld -= 1
+
+    def _release_at(self, now: float) -> float:
+        return now + max(self._resets.pause(now), GRAIN) if self._quic.withheld and not self.is_over else math.inf
+
     def _next_deadline(self) -> float:
         timer = self._quic.get_timer()
+        release = self._release_at(trio.current_time())
         # Rounding can make aioquic treat a call as too early; a moment later it does not.
-        return min(math.inf if timer is None else max(timer, self._timed_at + GRAIN), self._ping_at())
+        return min(math.inf if timer is None else max(timer, self._timed_at + GRAIN), self._ping_at(), release)
 
     def _ping_at(self) -> float:
         if self._keep_alive is None or self.is_over or not self.established.is_set():
@@ -433,12 +440,12 @@ class QuicLink(MultistreamLink):
                     if is_last:
                         self._stopped.discard(stream)
                 case quic_events.StreamReset(stream_id=stream):
-                    self._quic.has_ended(stream, now)
+                    # Each costs this side more than the peer, which may open others as the allowance refills.
                     if stream in self._stopped:
                         self._stopped.discard(stream)
-                    elif not self._resets.take(now):  # each costs this side more than the peer
-                        what = f"more than {self._resets.burst:.0f} streams were given up at once"
-                        self._fail(RemoteProtocolError(what, limit="resets_per_second"))
+                    elif not self._resets.take(now):
+                        self._quic.withheld += 1
+                    self._quic.has_ended(stream, now)
                     self._arrivals.add_reset(stream)
                 case quic_events.StopSendingReceived(stream_id=stream):
                     if self._quic.give_up(stream):

@@ -92,7 +92,7 @@ def test_churn_only_paces_what_is_opened(texts: tuple[str, ...]) -> None:
             peer.engine.receive_stream(100 + 8 * index + len(text), _bytes(text, index), True, 0.0)
         peer.written()
     assert not peer.engine.over
-    assert peer.engine.pause(0.0) == 1 / FEW.resets_per_second  # there is no debt
+    assert peer.engine.pause(0.0) == 1 / FEW.resets_per_second
     assert peer.engine.pause(1.0) == 0
 
 

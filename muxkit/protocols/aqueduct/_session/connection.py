@@ -324,6 +324,7 @@ class CommonChannels:
         channel = receiver.channel
         if channel is not None and channel in self._opened:
             self._drop(channel)
+            self._core.engine.spared()
 
     def _drop(self, channel: Channel) -> None:
         self._backlog.drop(channel)
@@ -334,7 +335,9 @@ class CommonChannels:
         return self._core.engine.pause(trio.current_time())
 
     def _taken(self, channel: Channel) -> None:
-        self._core.engine.consumed(self._opened.pop(channel), trio.current_time())
+        now = trio.current_time()
+        self._core.engine.started(now)
+        self._core.engine.consumed(self._opened.pop(channel), now)
         self._core.after_command()
 
     def channels(self) -> list[Channel]:

@@ -392,7 +392,15 @@ class Engine:
 
         Above 0 while the peer has cancelled more channels than `Limits` allow.
         """
-        return self._registry.resets.pause(now)
+        return self._registry.starts.pause(now)
+
+    def spared(self) -> None:
+        """Note that work on the channel that the peer broke off last had not begun."""
+        self._registry.starts.spared()
+
+    def started(self, now: float) -> None:
+        """Note that work on a channel of the peer began."""
+        self._registry.starts.started(now)
 
     def receive_reason(self, reason: Reason) -> None:
         """The link brought the reason for which the peer ends the connection."""

@@ -12,7 +12,7 @@ from typing import Final
 from muxkit._errors import LocalProtocolError, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Buffer, ChannelTable, Deadlines, Ids, StreamId, TokenBucket, queue_of
+from muxkit.core import Buffer, ChannelTable, Deadlines, Ids, StartPace, StreamId, TokenBucket, queue_of
 from muxkit.protocols.aqueduct import frames
 from muxkit.protocols.aqueduct.config import Config
 from muxkit.protocols.aqueduct.engine import halves
@@ -116,7 +116,7 @@ class Registry:
         self._counters = frames.id_counters(role)
         self._ended: OrderedDict[int, halves.Half] = OrderedDict()  # made by the peer, gone before they were attached
         self._forgets: dict[int, OutStream] = {}  # FORGET_CHANNEL to be written
-        self.resets: TokenBucket = TokenBucket(limits.resets_per_second, limits.resets_burst)
+        self.starts: StartPace = StartPace(limits.resets_per_second, limits.resets_burst)
         """Paces what the peer opens by what it breaks off; being out of tokens ends nothing."""
         self._misses = TokenBucket(limits.resets_per_second, limits.resets_burst)
         self._empty_streams = TokenBucket(limits.resets_per_second, limits.resets_burst)
@@ -386,7 +386,7 @@ class Registry:
 
     def count_reset(self) -> None:
         """Count a channel or a stream that the peer broke off."""
-        self.resets.take(self.connection.now)
+        self.starts.broken_off(self.connection.now)
 
     def check_empty_stream(self) -> None:
         """Charge the peer for a stream that it ended with nothing in it; raise above the limit."""

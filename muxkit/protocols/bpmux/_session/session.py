@@ -315,6 +315,9 @@ class Session(CommonSession):
             self._engine.consumed_opening(len(item[1]))
         elif (request := self._requests.drop(entity)) is not None:
             self._engine.consumed_opening(len(request.payload))
+        else:
+            return
+        self._engine.spared()
 
     def _pause(self) -> float:
         return self._engine.pause(trio.current_time())
@@ -325,7 +328,8 @@ class Session(CommonSession):
                 self._engine.end(half)
 
     def _took(self, opening: bytes) -> None:
-        """Renew the credit of an opening payload that the application has taken."""
+        """Note that the application has taken a channel, and renew the credit of its opening payload."""
+        self._engine.started(trio.current_time())
         self._engine.consumed_opening(len(opening))
         self.connection.request_write()
 

@@ -486,14 +486,22 @@ class Engine:
     def blame(self, entity: Entity) -> None:
         """Count a failure of local work on a channel that the peer opened, as if the peer had cancelled it."""
         if entity.kind not in OURS:
-            self._state.resets.take(self._state.now)
+            self._state.starts.broken_off(self._state.now)
 
     def pause(self, now: float) -> float:
         """Return the seconds until work on another channel of the peer may begin.
 
         Above 0 while the peer has cancelled more channels than `Limits` allow.
         """
-        return self._state.resets.pause(now)
+        return self._state.starts.pause(now)
+
+    def spared(self) -> None:
+        """Note that work on the channel that the peer broke off last had not begun."""
+        self._state.starts.spared()
+
+    def started(self, now: float) -> None:
+        """Note that work on a channel of the peer began."""
+        self._state.starts.started(now)
 
     def farewell(self, reason: Reason) -> bytes:
         """Return the last bytes to write on a connection that ends early: the end of the top level, with the reason.

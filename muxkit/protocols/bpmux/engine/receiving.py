@@ -450,7 +450,7 @@ class ChunkRules(Checks):
             payload, size = whole, len(whole)
         cancels = self._is_reset(entity)
         if cancels:
-            state.resets.take(state.now)
+            state.starts.broken_off(state.now)
             cancels = entity.twin is None
         if entity.twin is not None:
             entity.twin.orderly = not payload

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import Buffer, Outbox, Reassembly, ReceiveBudget, ReceiveWindow, Scheduler, TokenBucket, encode_varu64
+from muxkit.core import (
+    Buffer,
+    Outbox,
+    Reassembly,
+    ReceiveBudget,
+    ReceiveWindow,
+    Scheduler,
+    StartPace,
+    TokenBucket,
+    encode_varu64,
+)
 from muxkit.protocols.bpmux.config import Config
 from muxkit.protocols.bpmux.engine.entities import OURS, RECEIVERS, Entity, Kind, Outgoing, Parts
 from muxkit.protocols.bpmux.engine.events import Declined, Event, Writable
@@ -24,7 +34,7 @@ class State:
         self.scheduler: Scheduler = Scheduler()
         self.budget: ReceiveBudget = ReceiveBudget(limits.connection_bytes, limits.channel_floor, limits.channel_first)
         self.reassembly: Reassembly[Entity] = Reassembly(limits.reassembly)
-        self.resets: TokenBucket = TokenBucket(limits.resets_per_second, limits.resets_burst)
+        self.starts: StartPace = StartPace(limits.resets_per_second, limits.resets_burst)
         self.refusals: TokenBucket = TokenBucket(limits.resets_per_second, limits.resets_burst)
         self.outbox: Outbox = Outbox()
         self.messages_sent = 0

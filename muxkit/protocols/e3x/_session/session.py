@@ -115,7 +115,7 @@ class Session(CommonSession):
     ) -> None:
         if role not in ("connector", "listener"):
             raise ValueError(f"role={role!r}: one side is the connector, the other the listener")
-        self._backlog: Backlog[Channel] = Backlog(lambda channel: channel.took(), self._pause)
+        self._backlog: Backlog[Channel] = Backlog(self._took, self._pause)
         self._info = describe(link, "e3x")
         self._draining = False
         self._openers = SlotQueue(self._free_slots)
@@ -227,6 +227,10 @@ class Session(CommonSession):
     def _pause(self) -> float:
         return self._engine.pause(trio.current_time())
 
+    def _took(self, channel: Channel) -> None:
+        self._engine.started(trio.current_time())
+        channel.took()
+
     def _stop_opening(self, error: ErrorMaker | None) -> None:
         """End the iterator over new channels and fail the waiting openers; `error` is None if that is in order."""
         self._draining = True
@@ -289,6 +293,7 @@ class Session(CommonSession):
             channel.broken(event.text)
             if self._backlog.drop(channel) is not None:  # it needs no work
                 channel.inbox.drop()
+                connection.engine.spared()
         elif not channel.is_reliable:  # only its end can be lost
             channel.sender.confirmed()
             channel.inbox.ended(trio.EndOfChannel)

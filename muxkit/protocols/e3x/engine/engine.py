@@ -328,14 +328,22 @@ class Engine(State):
     def blame(self, channel: EngineChannel) -> None:
         """Count a failure of local work on a channel that the peer opened, as if the peer had broken it."""
         if not channel.ours:
-            self.resets.take(self.now)
+            self.starts.broken_off(self.now)
 
     def pause(self, now: float) -> float:
         """Return the seconds until work on another channel of the peer may begin.
 
         Above 0 while the peer has broken more channels than `Limits` allow.
         """
-        return self.resets.pause(now)
+        return self.starts.pause(now)
+
+    def spared(self) -> None:
+        """Note that work on the channel that the peer broke off last had not begun."""
+        self.starts.spared()
+
+    def started(self, now: float) -> None:
+        """Note that work on a channel of the peer began."""
+        self.starts.started(now)
 
     def _short(self, text: str) -> str:
         """Return as much of the text of an err as fits into a packet, and not more than `ERR_MOST` bytes."""

@@ -22,7 +22,7 @@ from typing import Final
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
-from muxkit.core import NO_QUEUE, ChannelTable, Ids, Ranges, TokenBucket
+from muxkit.core import NO_QUEUE, ChannelTable, Ids, Ranges, StartPace, TokenBucket
 from muxkit.protocols.e3x.config import Config
 from muxkit.protocols.e3x.engine import events
 from muxkit.protocols.e3x.engine.channel import (
@@ -70,7 +70,7 @@ class State:
         self.congestion: Congestion = Congestion(config.packet, is_on=config.congestion)
         self.reassembly: Reassembly = Reassembly(limits)
         self.refusals: Final = TokenBucket(limits.resets_per_second, limits.resets_burst)
-        self.resets: Final = TokenBucket(limits.resets_per_second, limits.resets_burst)  # of channels, by the peer
+        self.starts: StartPace = StartPace(limits.resets_per_second, limits.resets_burst)
         self.err_pace: Final = TokenBucket(ERRS_PER_SECOND, ERRS_AT_ONCE)
         self.happened: list[events.Event] = []
         self.faults: Counter[Fault] = Counter()
@@ -219,7 +219,7 @@ class State:
             self._receive_unknown(packet)
         elif packet.err is not None:
             if not channel.ours:
-                self.resets.take(self.now)
+                self.starts.broken_off(self.now)
             self.break_channel(channel, Cause.PEER, packet.err, tell=False)
         elif channel.is_reliable:
             self._receive_reliable(channel, packet)

@@ -32,7 +32,7 @@ from muxkit.runtime import (
     ReceiveHalf,
     SendHalf,
     SlotQueue,
-    TokenBucket,
+    StartPace,
     Unsupported,
     turns,
 )
@@ -462,8 +462,9 @@ class CommonChannels:
         self._core = core
         self._on_idle = on_idle
         self._unclaimed: dict[int, None] = {}
-        self._resets = TokenBucket(core.limits.resets_per_second, core.limits.resets_burst)
-        self._channels: Backlog[Channel] = Backlog(lambda channel: None, self._pause)
+        limits = core.limits
+        self._starts = StartPace(limits.resets_per_second, limits.resets_burst)
+        self._channels: Backlog[Channel] = Backlog(self._took, self._pause)
         self._receivers: Backlog[Receiver] = Backlog(lambda receiver: None)
         core.on_cancelled = self._cancelled
         self._iterated: Backlog[Channel] | Backlog[Receiver] | None = None  # the one that is taken from
@@ -516,13 +517,17 @@ class CommonChannels:
         self._openers.wake_waiters()
 
     def _pause(self) -> float:
-        return self._resets.pause(trio.current_time())
+        return self._starts.pause(trio.current_time())
+
+    def _took(self, channel: Channel) -> None:
+        self._starts.started(trio.current_time())
 
     def _cancelled(self, channel: Channel) -> None:
         """Count a channel that the peer gave up; one that the application did not take yet is closed for it."""
-        self._resets.take(trio.current_time())
         dropped = self._channels.drop(channel)
-        if dropped is not None:
+        if dropped is None:
+            self._starts.broken_off(trio.current_time())
+        else:
             dropped.abort()
 
     def taken(self) -> list[Channel]:

@@ -1,0 +1,104 @@
+"""A peer that breaks off what it opens starts no more handlers than its allowance, however it spreads them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+import muxkit
+from muxkit.runtime import StartPace
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+BURST, RATE = 50, 10
+SECONDS = 20.0  # of virtual time
+
+
+@pytest.mark.parametrize("at_once", [1, 20])
+@pytest.mark.parametrize("protocol", ["bpmux", "relink", "aqueduct", "e3x"])
+async def test_an_attacker_starts_a_burst_of_handlers_and_then_a_rate_of_them(
+    protocol: str, at_once: int, autojump_clock: MockClock
+) -> None:
+    """Was: while there was one token, all that had been opened was handed out, 20 handlers for each token."""
+    limits = muxkit.Limits(resets_burst=BURST, resets_per_second=RATE, channels=2 * at_once + 8)
+    started = 0
+    news = trio.Event()
+
+    async def wait(channel: muxkit.Channel) -> None:
+        nonlocal started, news
+        started += 1
+        news.set()
+        news = trio.Event()
+        with suppress(muxkit.ChannelCancelled):
+            async for _ in channel:
+                pass
+        await trio.sleep(0.001)  # or it may have ended by itself before it is broken off
+
+    async with (
+        muxkit.open_server(wait, f"{protocol}+mem://started", limits=limits, linger=0.1) as server,
+        muxkit.connect(server.url, limits=limits, linger=60) as session,
+    ):
+        began = trio.current_time()
+        with trio.move_on_after(SECONDS):
+            for _ in range(100_000):  # more than the allowance of the time can start
+                before = started
+                channels = []
+                for _ in range(at_once):
+                    channel = await session.open("call")
+                    await channel.send(b"x")
+                    channels.append(channel)
+                while started == before:
+                    await news.wait()
+                for channel in channels:
+                    channel.abort()
+        seconds = trio.current_time() - began
+        # Those that were open when the allowance ended had started before.
+        assert BURST <= started <= BURST + limits.channels + RATE * seconds
+
+
+def test_one_start_at_a_time_while_the_allowance_is_used_up() -> None:
+    pace = StartPace(10, 3)
+    for _ in range(2):
+        pace.broken_off(0.0)
+    assert pace.pause(0.0) == 0
+    pace.broken_off(0.0)
+    assert pace.pause(0.0) == pytest.approx(0.1)
+    assert pace.pause(0.1) == 0
+    pace.started(0.1)
+    pace.broken_off(0.1)
+    assert pace.pause(0.1) == pytest.approx(0.1)
+
+
+def test_a_debt_makes_the_slow_time_longer_and_is_bounded_by_the_burst() -> None:
+    pace = StartPace(10, 20)
+    for _ in range(1000):
+        pace.broken_off(0.0)
+    pace.started(2.0)
+    assert pace.pause(2.0) == pytest.approx(0.1)
+    pace.started(2.2)  # 20 of debt, and 1 to start with: 2.1 s
+    assert pace.pause(2.2) == 0
+
+
+def test_what_is_broken_off_before_it_started_takes_nothing() -> None:
+    """A server that is behind would otherwise be kept behind by the calls that time out before it gets to them."""
+    pace = StartPace(10, 3)
+    for _ in range(1000):
+        pace.broken_off(0.0)
+        pace.spared()
+    assert pace.pause(0.0) == 0
+
+
+def test_what_is_broken_off_all_the_time_does_not_keep_the_next_from_starting() -> None:
+    pace = StartPace(10, 1)
+    starts = 0
+    for tick in range(1000):
+        now = tick / 100
+        pace.broken_off(now)
+        if not pace.pause(now):
+            pace.started(now)
+            starts += 1
+    assert 95 <= starts <= 101
