@@ -358,8 +358,8 @@ class StartPace:
     __slots__ = ("_allowance", "_next", "_refilled", "burst", "rate")
 
     def __init__(self, rate: float, burst: float) -> None:
-        self.rate = rate
-        self.burst = burst
+        self.rate: float = rate
+        self.burst: float = burst
         self._allowance = burst
         self._refilled = -math.inf
         self._next = -math.inf  # when the next channel may start, while the allowance is used up
