@@ -15,7 +15,7 @@ from muxkit._door import LINGER_SECONDS, connect
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit._tls import TLS
-from muxkit.runtime import Backoff, LinkLost, OutageLog, Session, can_heal, protect_package
+from muxkit.runtime import Backoff, LinkLost, OnFailed, OutageLog, Session, can_heal, protect_package
 
 _log = logging.getLogger("muxkit")
 
@@ -25,6 +25,7 @@ def reconnecting(
     *,
     backoff: Backoff | None = None,
     patience: float | None = None,
+    on_failed: OnFailed | None = None,
     tls: TLS | None = None,
     token: str | None = None,
     limits: Limits | None = None,
@@ -46,7 +47,7 @@ def reconnecting(
     session that is left with the loop is closed in the background.
     """
     open_one = partial(connect, url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, **options)
-    return _Sessions(url, open_one, backoff or Backoff(), patience)
+    return _Sessions(url, open_one, backoff or Backoff(), patience, on_failed)
 
 
 class _Sessions(AsyncIterator[Session]):
@@ -58,12 +59,14 @@ class _Sessions(AsyncIterator[Session]):
         open_one: Callable[[], AbstractAsyncContextManager[Session]],
         policy: Backoff,
         patience: float | None,
+        on_failed: OnFailed | None,
     ) -> None:
         self._url = url
         self._open = open_one
         self._policy = policy
         self._patience = patience
         self._outage = OutageLog(url, patience=patience)
+        self._on_failed = on_failed or self._outage.failed
         self._failures = 0
         self._lost_at = trio.current_time()
         self._began = 0.0
@@ -100,7 +103,7 @@ class _Sessions(AsyncIterator[Session]):
             ends = None if self._patience is None else self._lost_at + self._patience
             if not _can_heal(failure) or (ends is not None and trio.current_time() + pause > ends):
                 raise failure
-            self._outage.failed(failure, pause)
+            self._on_failed(failure, pause)
             failure = None
             await trio.sleep(pause)
 
