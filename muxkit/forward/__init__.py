@@ -21,6 +21,7 @@ from muxkit.forward.relay import ForwardLimits as ForwardLimits
 from muxkit.forward.relay import ForwardStats as ForwardStats
 from muxkit.forward.server import ForwardHandler as ForwardHandler
 from muxkit.forward.server import handler as handler
+from muxkit.forward.socks import socks as socks
 from muxkit.forward.wire import NAME as NAME
 from muxkit.forward.wire import Code as Code
 from muxkit.forward.wire import ForwardRefused as ForwardRefused

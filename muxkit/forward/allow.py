@@ -110,7 +110,8 @@ class AllowList:
     def allows(self, name: str | None, address: IPAddress, port: int) -> bool:
         """Return True if this address may be reached, which was asked for as `name` or, if that is None, as itself."""
         real = plain(address)
-        return self._decide([rule for rule in self.rules if rule.matches(name, real, port)])
+        as_written = [rule for rule in self.rules if rule.denies and rule.matches(name, address, port)]
+        return self._decide([*as_written, *(rule for rule in self.rules if rule.matches(name, real, port))])
 
     def allows_path(self, path: str) -> bool:
         return self._decide([rule for rule in self.rules if rule.matches_path(path)])

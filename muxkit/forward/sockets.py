@@ -222,5 +222,5 @@ def _failed(target: str, error: OSError) -> ForwardRefused:
     cause = next((leaf for leaf in leaves_of(error.__cause__ or error) if isinstance(leaf, OSError)), error)
     if isinstance(cause, socket.gaierror):
         return ForwardRefused(f"{target}: the name was not found", Code.NOT_FOUND)
-    text = f"{target}: {(cause.strerror or str(cause)).lower()}"
+    text = f"{target}: {os.strerror(cause.errno).lower() if cause.errno else cause}"
     return ForwardRefused(text, Code.REFUSED if cause.errno in _REFUSED else Code.UNREACHABLE)
