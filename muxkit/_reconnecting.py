@@ -14,6 +14,7 @@ import trio
 from muxkit._door import LINGER_SECONDS, connect
 from muxkit._limits import Limits
 from muxkit._observer import Observer
+from muxkit._plugins import PROTOCOLS, PluginError, load
 from muxkit._tls import TLS
 from muxkit.runtime import Backoff, LinkLost, OnFailed, OutageLog, Session, can_heal, protect_package
 
@@ -44,8 +45,13 @@ def reconnecting(
     Failed attempts are repeated with the pauses of `backoff`; the first failure and each doubling of the outage is one
     WARNING in the log. After `patience` seconds without a session, None for ever, the last failure comes out, and so do
     failures that no later attempt can mend. What the body raises ends the loop, `LinkLost` too if it is not caught. A
-    session that is left with the loop is closed in the background.
+    session that is left with the loop is closed in the background. `on_failed` is called with each failure and the
+    seconds until the next attempt, instead of the warnings. A protocol that dials by itself gets both too.
     """
+    ours = {"backoff": backoff, "on_failed": on_failed}
+    with suppress(PluginError):  # the first attempt raises it
+        theirs = getattr(load(PROTOCOLS, url.partition("+")[0]), "options", frozenset[str]())
+        options |= {name: value for name, value in ours.items() if value is not None and name in theirs}
     open_one = partial(connect, url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, **options)
     return _Sessions(url, open_one, backoff or Backoff(), patience, on_failed)
 

@@ -14,6 +14,7 @@ from muxkit.forward.client import Forward as Forward
 from muxkit.forward.client import RemoteForward as RemoteForward
 from muxkit.forward.client import open_local as open_local
 from muxkit.forward.client import open_remote as open_remote
+from muxkit.forward.line import PATIENCE as PATIENCE
 from muxkit.forward.line import Carrier as Carrier
 from muxkit.forward.line import Line as Line
 from muxkit.forward.line import line as line

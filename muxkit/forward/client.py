@@ -67,7 +67,7 @@ class Forward(ABC):
     def _refused(self, what: str, error: Exception) -> None:
         self._tally.refused += 1
         code = int(getattr(error, "code", 0) or 0)
-        log.info("%s: %s", what, error, extra={"event": "refused", "code": code})
+        log.info("%s: %s", what, error, extra={"event": "refused", "fields": {"code": code}})
 
     async def _ask(self, wanted: Request) -> Channel:
         channel, _, _ = await request(self._carrier, wanted, patience=self._patience, limits=self._limits)
@@ -200,7 +200,10 @@ class RemoteForward(Forward):
         channel, done, session = await request(self._carrier, wanted, patience=self._patience, limits=self._limits)
         self._address = done.address
         self._changed.unpark_all()
-        log.info("the server listens on %s for %s", done.address, self._target, extra={"event": "listening_there"})
+        fields = {"address": done.address, "target": str(self._target)}
+        log.info(
+            "the server listens on %s for %s", *fields.values(), extra={"event": "listening_there", "fields": fields}
+        )
         return channel, session, done.listener
 
     async def run(self, begun: tuple[Channel, Session, int] | None = None) -> None:

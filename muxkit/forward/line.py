@@ -25,6 +25,7 @@ from muxkit.runtime import (
 )
 
 PATIENCE = 30.0  # s that a new connection waits for a session
+LONGEST_PAUSE = 5.0  # s between attempts, since connections wait
 AGAIN = 0.2  # s until a session that has failed is tried again, if no other one has come
 ANSWER_SLACK = 5.0  # s that an answer may take beside the time of the server's connecting
 
@@ -155,7 +156,7 @@ async def line(
     kept = Line(url)
     sessions = reconnecting(
         url,
-        backoff=backoff,
+        backoff=backoff or Backoff(most=LONGEST_PAUSE),
         patience=patience,
         on_failed=kept.failed,
         tls=tls,

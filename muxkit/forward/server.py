@@ -283,4 +283,4 @@ def _parsed(text: str, *, any_port: bool = False) -> Address:
 
 
 def _fields(refused: ForwardRefused) -> dict[str, object]:
-    return {"event": "refused", "code": int(refused.code)}
+    return {"event": "refused", "fields": {"code": int(refused.code)}}
