@@ -90,8 +90,8 @@ def checked_host(host: str) -> str:
 
 def checked_path(path: str) -> str:
     """Return the path of a Unix socket that may be used; a step upwards could leave the folder that a rule names."""
-    if "\0" in path or ".." in PurePosixPath(path).parts:
-        raise ValueError(f"path {path[:80]!a}: no .. and no NUL may be in it")
+    if not path.isprintable() or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"path {path[:80]!a}: no .. and no control characters may be in it")
     if len(path.encode()) > PATH_MOST:
         raise ValueError(f"path {path[:80]!a}: it has {len(path.encode())} bytes, at most {PATH_MOST} are possible")
     return str(PurePosixPath(path))

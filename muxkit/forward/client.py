@@ -9,7 +9,7 @@ from contextlib import suppress
 import trio
 
 from muxkit.forward.addresses import Address, parse_address
-from muxkit.forward.line import LOST, PATIENCE, Carrier, Line, request
+from muxkit.forward.line import LONGEST_PAUSE, LOST, PATIENCE, Carrier, Line, request
 from muxkit.forward.relay import ForwardLimits, ForwardStats, Relay, Tally, log, reset
 from muxkit.forward.sockets import Listeners, dial, listening
 from muxkit.forward.wire import (
@@ -211,22 +211,23 @@ class RemoteForward(Forward):
 
         Over a single session its loss is raised.
         """
-        policy, failures = Backoff(), 0
+        policy, failures = Backoff(most=LONGEST_PAUSE), 0
         with self._scope:
             async with trio.open_nursery() as nursery:
                 with self._accepting:
                     while True:
                         try:
-                            await self._serve(*(begun or await self.begin()), nursery)
+                            begun = begun or await self.begin()
                             failures = 0
+                            await self._serve(*begun, nursery)
                         except (ForwardRefused, *LOST) as error:
                             if self._must_raise(error):
                                 raise
-                            failures += 1
-                            if isinstance(error, ForwardRefused) and failures == 1:
+                            if isinstance(error, ForwardRefused) and not failures:
                                 self._refused(f"the server does not listen on {self._bind}", error)
                         begun = None
-                        await trio.sleep(policy.wait(failures + 1))
+                        failures += 1
+                        await trio.sleep(policy.wait(failures))
 
     def _must_raise(self, error: Exception) -> bool:
         is_final = isinstance(error, ForwardRefused) and error.code in PERMANENT

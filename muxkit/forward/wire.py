@@ -12,6 +12,7 @@ import msgspec
 import trio
 
 from muxkit import MuxError
+from muxkit.core import printable
 from muxkit.runtime import Channel, LinkLost, Session
 
 NAME = "muxkit.forward"
@@ -159,5 +160,5 @@ async def ask(session: Session, request: Request) -> tuple[Channel, Done]:
         raise
     if isinstance(answer, Refusal):
         await channel.aclose()
-        raise ForwardRefused(answer.reason, answer.code)
-    return channel, answer
+        raise ForwardRefused(printable(answer.reason), answer.code)
+    return channel, msgspec.structs.replace(answer, address=printable(answer.address))

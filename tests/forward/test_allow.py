@@ -78,10 +78,10 @@ def test_a_faulty_rule_says_what_was_expected(rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host:0", "host:x", "::1:80", "[db]:80", "a b:80", "/run/../x", "x" * 300 + ":80"]
+    "text", ["", "host:0", "host:x", "::1:80", "[db]:80", "a b:80", "/run/../x", "/run/a\nb", "x" * 300 + ":80"]
 )
 def test_a_faulty_address_says_what_is_wrong(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected|no \.\.|must be"):
+    with pytest.raises(ValueError, match=r"expected|no \.\.|must be|control"):
         forward.parse_address(text)
 
 
@@ -251,3 +251,24 @@ async def test_the_handler_stands_beside_others() -> None:
         async with muxkit.open_server(handler, URL) as server, muxkit.connect(server.url) as session:
             assert await (await session.open("chat")).receive() == b"hello"
             await ask(session, Connect(str(port)))
+
+
+async def test_what_a_server_says_is_escaped_before_it_gets_into_a_log() -> None:
+    async def lie(channel: muxkit.Channel) -> None:
+        await channel.send(b'{"answer":"refused","reason":"\\u001b[31mred\\n","code":403}')
+
+    async with muxkit.open_server(lie, URL) as server, muxkit.connect(server.url) as session:
+        with pytest.raises(forward.ForwardRefused) as caught:
+            await ask(session, Connect("9"))
+    assert caught.value.reason == r"\x1b[31mred\n"
+
+
+@pytest.mark.parametrize("answer", [b"", b"{", b'{"answer":"maybe"}', b"\xff", None])
+async def test_an_answer_that_cannot_be_read_is_a_refusal(answer: bytes | None) -> None:
+    async def babble(channel: muxkit.Channel) -> None:
+        if answer is not None:
+            await channel.send(answer)
+
+    async with muxkit.open_server(babble, URL) as server, muxkit.connect(server.url) as session:
+        with pytest.raises(forward.ForwardRefused):
+            await ask(session, Connect("9"))
