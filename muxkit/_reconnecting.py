@@ -14,8 +14,9 @@ import trio
 from muxkit._door import LINGER_SECONDS, connect
 from muxkit._limits import Limits
 from muxkit._observer import Observer
+from muxkit._plugins import PROTOCOLS, PluginError, load
 from muxkit._tls import TLS
-from muxkit.runtime import Backoff, LinkLost, OutageLog, Session, can_heal, protect_package
+from muxkit.runtime import Backoff, LinkLost, OnFailed, OutageLog, Session, can_heal, protect_package
 
 _log = logging.getLogger("muxkit")
 
@@ -25,6 +26,7 @@ def reconnecting(
     *,
     backoff: Backoff | None = None,
     patience: float | None = None,
+    on_failed: OnFailed | None = None,
     tls: TLS | None = None,
     token: str | None = None,
     limits: Limits | None = None,
@@ -43,10 +45,15 @@ def reconnecting(
     Failed attempts are repeated with the pauses of `backoff`; the first failure and each doubling of the outage is one
     WARNING in the log. After `patience` seconds without a session, None for ever, the last failure comes out, and so do
     failures that no later attempt can mend. What the body raises ends the loop, `LinkLost` too if it is not caught. A
-    session that is left with the loop is closed in the background.
+    session that is left with the loop is closed in the background. `on_failed` is called with each failure and the
+    seconds until the next attempt, instead of the warnings. A protocol that dials by itself gets both too.
     """
+    ours = {"backoff": backoff, "on_failed": on_failed}
+    with suppress(PluginError):  # the first attempt raises it
+        theirs = getattr(load(PROTOCOLS, url.partition("+")[0]), "options", frozenset[str]())
+        options |= {name: value for name, value in ours.items() if value is not None and name in theirs}
     open_one = partial(connect, url, limits=limits, observer=observer, linger=linger, tls=tls, token=token, **options)
-    return _Sessions(url, open_one, backoff or Backoff(), patience)
+    return _Sessions(url, open_one, backoff or Backoff(), patience, on_failed)
 
 
 class _Sessions(AsyncIterator[Session]):
@@ -58,12 +65,14 @@ class _Sessions(AsyncIterator[Session]):
         open_one: Callable[[], AbstractAsyncContextManager[Session]],
         policy: Backoff,
         patience: float | None,
+        on_failed: OnFailed | None,
     ) -> None:
         self._url = url
         self._open = open_one
         self._policy = policy
         self._patience = patience
         self._outage = OutageLog(url, patience=patience)
+        self._on_failed = on_failed or self._outage.failed
         self._failures = 0
         self._lost_at = trio.current_time()
         self._began = 0.0
@@ -100,7 +109,7 @@ class _Sessions(AsyncIterator[Session]):
             ends = None if self._patience is None else self._lost_at + self._patience
             if not _can_heal(failure) or (ends is not None and trio.current_time() + pause > ends):
                 raise failure
-            self._outage.failed(failure, pause)
+            self._on_failed(failure, pause)
             failure = None
             await trio.sleep(pause)
 

@@ -16,6 +16,7 @@ from rich.text import Text
 import muxkit
 from muxkit._plugins import Plugin, installed
 from muxkit.cli.chaos import chaos
+from muxkit.cli.forward import forward
 from muxkit.cli.reading import read
 from muxkit.cli.serving import serve_restream, serve_stage
 from muxkit.cli.terminal import CommandFailed, Exit, console, failure_of, printable
@@ -79,6 +80,7 @@ restream.add_command(read)
 restream.add_command(serve_restream)
 stage.add_command(serve_stage)
 commands.add_command(chaos)
+commands.add_command(forward)
 
 
 # ---------------------------------------------------------------------------- the process

@@ -1,0 +1,474 @@
+"""`muxkit forward`: forwards of connections to a server and from it, and the server that serves them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import tomllib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import attrs
+import click
+import trio
+
+import muxkit
+from muxkit import forward as forwards
+from muxkit.cli.terminal import CommandFailed, Exit, printable, say
+from muxkit.runtime import background, leaves_of
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+TOKEN: Final = "MUXKIT_TOKEN"
+FILE: Final = click.Path(exists=True, dir_okay=False)
+PATHS: Final = frozenset({"token_file", "cert", "key", "ca", "client_ca", "socks_users"})
+# Errors of the library name its arguments; people who read them have options.
+OPTIONS_OF: Final = {
+    "insecure=True": "--insecure",
+    "connect(…, token=…)": "--token-file, or the environment's " + TOKEN,
+    "token=…": "--token-file",
+    "tls=muxkit.TLS(cert=…, key=…)": "--cert and --key",
+    "tls=muxkit.TLS(cert='cert.pem', key='key.pem')": "--cert and --key",
+    "tls=TLS(cert=..., key=...)": "--cert and --key",
+}
+
+ParsedT = TypeVar("ParsedT")
+
+
+def _pair(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(str(bind), str(target)) for bind, target in _each(forwards.parse_forward, values)]
+
+
+def _bind(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[str]:
+    return [str(each) for each in _each(partial(forwards.parse_address, any_port=True), values)]
+
+
+def _rules(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> forwards.AllowList:
+    _each(lambda text: forwards.AllowList([text]), values)
+    return forwards.AllowList(values)
+
+
+def _each(parse: Any, values: Sequence[str]) -> list[Any]:  # noqa: ANN401 - any parser
+    try:
+        return [parse(value) for value in values]
+    except ValueError as error:
+        raise click.BadParameter(printable(str(error))) from None
+
+
+def _config(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Take the values of a file for the options that the command line does not give."""
+    if value is None:
+        return
+    try:
+        read = tomllib.loads(Path(value).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{printable(value)}: {printable(str(error))}") from None
+    known = {
+        option.removeprefix("--"): each
+        for each in context.command.params
+        for option in (each.opts if each.param_type_name == "option" else [each.name or ""])
+        if option.startswith("--") or each.param_type_name == "argument"
+    }
+    defaults: dict[str, object] = {}
+    for key, given in read.items():
+        found = known.get(key)
+        if found is None or found is parameter or found.name is None:
+            raise click.BadParameter(
+                f"{printable(value)}: there is no {printable(key)!r}; there are: {', '.join(known)}"
+            )
+        if found.name in PATHS:
+            given = os.path.join(os.path.dirname(value), str(given))
+        defaults[found.name] = [given] if found.multiple and not isinstance(given, list) else given
+    context.default_map = defaults
+
+
+@attrs.frozen(kw_only=True)
+class _Options:
+    """The options that both sides have."""
+
+    url: str
+    tls: muxkit.TLS | None
+    insecure: bool
+    grace: float
+    limits: forwards.ForwardLimits
+    as_json: bool
+
+    @property
+    def link(self) -> dict[str, Any]:
+        return {"insecure": True} if self.insecure else {}
+
+
+@click.command(no_args_is_help=True)
+@click.argument("url", required=False)
+@click.option(
+    "--local",
+    "-L",
+    multiple=True,
+    callback=_pair,
+    metavar="BIND:TARGET",
+    help="Listen here; reach TARGET from the server.",
+)
+@click.option(
+    "--remote",
+    "-R",
+    multiple=True,
+    callback=_pair,
+    metavar="BIND:TARGET",
+    help="Have the server listen; reach TARGET from here.",
+)
+@click.option(
+    "--socks",
+    "-D",
+    multiple=True,
+    callback=_bind,
+    metavar="BIND",
+    help="Be a SOCKS5 proxy here, whose connections leave from the server.",
+)
+@click.option("--socks-users", type=FILE, help="Users of the proxy: a name and a password a line.")
+@click.option("--serve", is_flag=True, help="Be the server at URL.")
+@click.option(
+    "--allow",
+    multiple=True,
+    callback=_rules,
+    metavar="RULE",
+    help="What clients may reach, such as db.internal@10.0.0.0/8:5432; without --serve: what the proxy may be asked.",
+)
+@click.option(
+    "--allow-listen",
+    multiple=True,
+    callback=_rules,
+    metavar="RULE",
+    help="With --serve: where clients may have this machine listen.",
+)
+@click.option(
+    "--token-file",
+    type=FILE,
+    help=f"The token to show; with --serve a name and a token a line. [default: the environment's {TOKEN}]",
+)
+@click.option("--cert", type=FILE, help="The certificates to show, PEM.")
+@click.option("--key", type=FILE, help="The key, if it is not in the same file.")
+@click.option("--ca", type=FILE, help="Trusted certificates of servers, PEM. [default: those of the system]")
+@click.option("--client-ca", type=FILE, help="With --serve: let in only clients with certificates of these, PEM.")
+@click.option(
+    "--insecure", is_flag=True, help="Allow plaintext beyond this machine, and a server that lets in every client."
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(0.0, 1e6),
+    default=forwards.PATIENCE,
+    show_default=True,
+    help="Seconds that a new connection waits while the line is down.",
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(1, 10**6),
+    default=4096,
+    show_default=True,
+    help="Carried at once, of one forward or one client, at most.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0.0, 1e6),
+    default=10.0,
+    show_default=True,
+    help="Seconds that connections have to end at Ctrl-C.",
+)
+@click.option(
+    "--config",
+    type=FILE,
+    is_eager=True,
+    expose_value=False,
+    callback=_config,
+    metavar="FILE.toml",
+    help="Take options that are not given from this file.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
+def forward(
+    url: str | None,
+    local: list[tuple[str, str]],
+    remote: list[tuple[str, str]],
+    socks: list[str],
+    socks_users: str | None,
+    serve: bool,
+    allow: forwards.AllowList,
+    allow_listen: forwards.AllowList,
+    token_file: str | None,
+    cert: str | None,
+    key: str | None,
+    ca: str | None,
+    client_ca: str | None,
+    insecure: bool,
+    patience: float,
+    connections: int,
+    grace: float,
+    as_json: bool,
+) -> int:
+    """Forward connections over a session with the server at URL, such as bpmux+wss://example.com/forward.
+
+    BIND and TARGET are host:port, [IPv6]:port, a port of this machine's loopback, or the path of a Unix socket.
+    A lost line is opened again by itself; listeners here stay, and those at the server are asked for again. Over relink
+    connections survive it. The first Ctrl-C lets connections end, the second resets them.
+
+    A server reaches and listens on what its rules allow, and nothing else.
+    """
+    if url is None:
+        raise click.UsageError("Missing argument 'URL'.")
+    mine = {"--local": local, "--remote": remote, "--socks": socks, "--socks-users": socks_users}
+    if serve and (wrong := [name for name, given in mine.items() if given]):
+        raise click.UsageError(f"{wrong[0]} is for clients, and --serve makes a server")
+    if not serve and (
+        wrong := [name for name, given in {"--allow-listen": allow_listen, "--client-ca": client_ca}.items() if given]
+    ):
+        raise click.UsageError(f"{wrong[0]} goes with --serve")
+    if not serve and allow and not socks:
+        raise click.UsageError("--allow goes with --serve, or with --socks")
+    if serve and not allow and not allow_listen:
+        raise click.UsageError(
+            "a server reaches what --allow names and listens where --allow-listen says: give one of them"
+        )
+    if not serve and not (local or remote or socks):
+        raise click.UsageError("there is nothing to forward: give --local, --remote or --socks")
+    options = _Options(
+        url=url,
+        tls=_tls(cert, key, ca, client_ca),
+        insecure=insecure,
+        grace=grace,
+        limits=forwards.ForwardLimits(connections=connections),
+        as_json=as_json,
+    )
+    if serve:
+        work = partial(_serve, options, allow, allow_listen, _tokens(token_file))
+        if not (insecure or client_ca or _tokens(token_file) or _is_here(url)):
+            raise click.UsageError("every client could come in: give --token-file or --client-ca (or --insecure)")
+    else:
+        users = None if socks_users is None else _named(socks_users)
+        wanted = _Wanted(local=local, remote=remote, socks=socks, users=users, allow=allow or None, patience=patience)
+        work = partial(_forward, options, wanted, _token(token_file))
+    with _Lines(as_json):
+        return _run(work)
+
+
+def _run(work: Any) -> int:  # noqa: ANN401 - a partial of one of two functions
+    try:
+        number: int = trio.run(work)
+    except BaseException as error:
+        leaves = [*leaves_of(error)]
+        first = leaves[0]
+        if len(leaves) == 1 and isinstance(first, (ValueError, TypeError)) and type(first) in (ValueError, TypeError):
+            raise click.UsageError(printable(_in_options(str(first)))) from error
+        if len(leaves) == 1 and isinstance(first, muxkit.Refused):
+            raise CommandFailed(_in_options(str(first)), Exit.NOT_CONNECTED) from error
+        raise
+    if number == signal.SIGINT:
+        raise CommandFailed("interrupted", Exit.INTERRUPTED)
+    return Exit.OK
+
+
+def _in_options(text: str) -> str:
+    for name, option in OPTIONS_OF.items():
+        text = text.replace(name, option)
+    return text
+
+
+# ---------------------------------------------------------------------------- options
+
+
+def _tls(cert: str | None, key: str | None, ca: str | None, client_ca: str | None) -> muxkit.TLS | None:
+    if cert is key is ca is client_ca is None:
+        return None
+    try:
+        return muxkit.TLS(cert=cert, key=key, ca=ca, client_ca=client_ca)
+    except ValueError as error:
+        raise click.UsageError(printable(str(error))) from None
+
+
+def _named(file: str) -> dict[str, str]:
+    """Read a file of names and secrets; one without a name is of `client` with its line."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) > 2:
+            raise click.UsageError(f"{printable(file)}, line {number}: expected a name and a secret")
+        name = words[0] if len(words) == 2 else f"client {number}"
+        if name in found:
+            raise click.UsageError(f"{printable(file)}, line {number}: {printable(name)} is there twice")
+        found[name] = words[-1]
+    if not found:
+        raise click.UsageError(f"{printable(file)}: there is nothing in it")
+    return found
+
+
+def _tokens(file: str | None) -> dict[str, str] | None:
+    if file is not None:
+        return _named(file)
+    return {"client": os.environ[TOKEN]} if os.environ.get(TOKEN) else None
+
+
+def _token(file: str | None) -> str | None:
+    tokens = _tokens(file)
+    if tokens is not None and len(tokens) > 1:
+        raise click.UsageError(f"{printable(file or TOKEN)}: a client has one token, and there are {len(tokens)} lines")
+    return None if tokens is None else next(iter(tokens.values()))
+
+
+def _is_here(url: str) -> bool:
+    """Return True for an address that only this machine reaches."""
+    transport = url.partition("://")[0].partition("+")[2]
+    if transport in ("unix", "mem"):
+        return True
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    if host == "localhost":
+        return True
+    address = forwards.Address(host).ip
+    return address is not None and address.is_loopback
+
+
+class _Lines(logging.Handler):
+    """Prints what the library logs while its block runs, as lines of the command."""
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__(logging.INFO)
+        self._as_json = as_json
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+            fields = {"event": getattr(record, "event", "log"), **getattr(record, "fields", {})}
+            say(text, {**fields, "level": record.levelname.lower(), "text": text}, as_json=self._as_json)
+        except Exception:
+            self.handleError(record)
+
+    def __enter__(self) -> None:
+        for name, level in (("muxkit", logging.WARNING), ("muxkit.forward", logging.INFO)):
+            logging.getLogger(name).setLevel(level)
+        logging.getLogger("muxkit").addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("muxkit").removeHandler(self)
+
+
+# ---------------------------------------------------------------------------- the client
+
+
+@attrs.frozen(kw_only=True)
+class _Wanted:
+    """What a client forwards."""
+
+    local: list[tuple[str, str]]
+    remote: list[tuple[str, str]]
+    socks: list[str]
+    users: Mapping[str, str] | None
+    allow: forwards.AllowList | None
+    patience: float
+
+
+async def _forward(options: _Options, wanted: _Wanted, token: str | None) -> int:
+    """Forward until a signal; return its number."""
+    with trio.open_signal_receiver(*SIGNALS) as signals:
+        async with AsyncExitStack() as stack:
+            line = await stack.enter_async_context(
+                forwards.line(options.url, tls=options.tls, token=token, linger=1.0, **options.link)
+            )
+            opened = await _open(stack, options, wanted, line)
+            number = await anext(signals)
+            live = sum(each.stats().connections for each in opened.values())
+            text = f"ending, {live} connections have {options.grace:g} s"
+            say(text, {"event": "ending", "connections": live}, as_json=options.as_json)
+            async with background() as nursery:
+                nursery.start_soon(_cancel_at_the_next, signals, nursery.cancel_scope)
+                async with trio.open_nursery() as ending:
+                    for each in opened.values():
+                        ending.start_soon(partial(each.shutdown, grace=options.grace))
+            for what, each in opened.items():
+                _say_total(what, each.stats(), options)
+    return number
+
+
+async def _open(
+    stack: AsyncExitStack, options: _Options, wanted: _Wanted, line: forwards.Line
+) -> dict[str, forwards.Forward]:
+    """Open all forwards; each has a name for people."""
+    how: dict[str, Any] = {"patience": wanted.patience, "limits": options.limits}
+    opened: dict[str, forwards.Forward] = {}
+    for bind, target in wanted.local:
+        each = await stack.enter_async_context(forwards.open_local(line, bind, target, **how))
+        opened[f"{each.address} to {target}"] = each
+        _say_listening("local", each, target, options)
+    for bind in wanted.socks:
+        proxy = forwards.socks(line, bind, allow=wanted.allow, users=wanted.users, **how)
+        each = await stack.enter_async_context(proxy)
+        opened[f"{each.address} by SOCKS5"] = each
+        _say_listening("socks", each, "SOCKS5", options)
+    for number, (bind, target) in enumerate(wanted.remote, 1):
+        remote = await stack.enter_async_context(forwards.open_remote(line, bind, target, **how))
+        opened[f"{bind} at the server to {target} ({number})"] = remote
+    return opened
+
+
+def _say_listening(kind: str, opened: forwards.Forward, target: str, options: _Options) -> None:
+    for address in opened.addresses:
+        fields = {"event": "listening", "kind": kind, "address": address, "target": target}
+        say(f"listening on {address} for {target}", fields, as_json=options.as_json)
+
+
+def _say_total(what: str, stats: forwards.ForwardStats, options: _Options) -> None:
+    text = (
+        f"{what}: {stats.total:,} connections, {stats.refused:,} refused; "
+        f"{stats.bytes_in:,} bytes taken here, {stats.bytes_out:,} given"
+    )
+    say(text, {"event": "total", "forward": what, **attrs.asdict(stats)}, as_json=options.as_json)
+
+
+async def _cancel_at_the_next(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    await anext(signals)
+    scope.cancel()
+
+
+# ---------------------------------------------------------------------------- the server
+
+
+async def _serve(
+    options: _Options, allow: forwards.AllowList, listen: forwards.AllowList, tokens: Mapping[str, str] | None
+) -> int:
+    """Serve until a signal; return its number."""
+    handler = forwards.handler(allow, listen=listen, limits=options.limits)
+    serving = muxkit.open_server(
+        handler,
+        options.url,
+        tls=options.tls,
+        authorize=None if tokens is None else muxkit.tokens(tokens),
+        linger=1.0,
+        **options.link,
+    )
+    reload = {signal.SIGHUP} if options.tls is not None and hasattr(signal, "SIGHUP") else set()
+    with trio.open_signal_receiver(*SIGNALS, *reload) as signals:
+        async with serving as server, background() as nursery:
+            say(f"listening on {server.url}", {"event": "listening", "urls": server.urls}, as_json=options.as_json)
+            number = await _next_end(signals, server, options)
+            text = f"ending, {len(server.sessions())} clients have {options.grace:g} s"
+            say(text, {"event": "ending", "sessions": len(server.sessions())}, as_json=options.as_json)
+            nursery.start_soon(_cancel_at_the_next, signals, nursery.cancel_scope)
+            await server.shutdown(grace=options.grace)
+            nursery.cancel_scope.cancel()
+    return number
+
+
+async def _next_end(signals: AsyncIterator[int], server: muxkit.Server, options: _Options) -> int:
+    """Wait for a signal to end, and read the certificates again at each other one."""
+    while (number := await anext(signals)) not in SIGNALS:
+        try:
+            server.reload()
+            text = "the certificates were read again"
+        except ValueError as error:
+            text = f"nothing was read again: {error}"
+        say(text, {"event": "reload", "text": text}, as_json=options.as_json)
+    return number

@@ -1,0 +1,112 @@
+"""Where a forward listens and what it reaches: `host:port`, `[::1]:80`, a port alone, or the path of a Unix socket."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import PurePosixPath
+
+import attrs
+
+LOOPBACK = "127.0.0.1"  # of a port alone
+HOST_MOST = 255  # characters, as in DNS
+PATH_MOST = 103  # bytes; the kernels differ, and this fits all of them
+PORT_MOST = 65_535
+FORM = "expected host:port, [IPv6]:port, a port, or the path of a Unix socket"
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
+
+
+@attrs.frozen
+class Address:
+    """A host with its port, or a path; never both."""
+
+    host: str = ""
+    """A name in lower case and ASCII, or an IP address without brackets."""
+    port: int = 0
+    path: str = ""
+
+    @property
+    def ip(self) -> IPAddress | None:
+        """The host, if it is an IP address."""
+        return ip_of(self.host)
+
+    def __str__(self) -> str:
+        if self.path:
+            return self.path
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def ip_of(host: str) -> IPAddress | None:
+    """Return the IP address that a host is, None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def parse_address(text: str, *, any_port: bool = False) -> Address:
+    """Read an address; raises ValueError that says what was expected.
+
+    A port alone is one of 127.0.0.1. `any_port` admits port 0, with which a listener gets a free one.
+    """
+    shown = ascii(text[:80])
+    if "/" in text:
+        return Address(path=checked_path(text))
+    host, colon, digits = text.rpartition(":")
+    if not colon:
+        host = LOOPBACK
+    elif host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        if ":" not in host:
+            raise ValueError(f"address {shown}: brackets are for IPv6; {FORM}")
+    elif ":" in host:
+        raise ValueError(f"address {shown}: an IPv6 host needs brackets; {FORM}")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 5):
+        raise ValueError(f"address {shown}: {FORM}")
+    port = int(digits)
+    if not (0 if any_port else 1) <= port <= PORT_MOST:
+        raise ValueError(f"address {shown}: the port must be from {0 if any_port else 1} to {PORT_MOST}")
+    return Address(checked_host(host), port)
+
+
+def checked_host(host: str) -> str:
+    """Return a host as it is compared and looked up: in lower case, ASCII, without a dot at its end."""
+    found = ip_of(host)
+    if found is not None:
+        return str(found)
+    name = host.rstrip(".").lower() if host.count(".") != len(host) else ""
+    if not name.isascii():
+        try:
+            name = name.encode("idna").decode("ascii").lower()
+        except UnicodeError:
+            name = ""
+    if len(name) > HOST_MOST or not _NAME.fullmatch(name):
+        raise ValueError(f"{host[:80]!a} is no name of a host; {FORM}")
+    return name
+
+
+def checked_path(path: str) -> str:
+    """Return the path of a Unix socket that may be used; a step upwards could leave the folder that a rule names."""
+    if not path.isprintable() or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"path {path[:80]!a}: no .. and no control characters may be in it")
+    if len(path.encode()) > PATH_MOST:
+        raise ValueError(f"path {path[:80]!a}: it has {len(path.encode())} bytes, at most {PATH_MOST} are possible")
+    return str(PurePosixPath(path))
+
+
+def parse_forward(text: str) -> tuple[Address, Address]:
+    """Read `BIND:TARGET` or `BIND=TARGET`, as of `ssh -L`: what to listen on, and what to reach from the other side.
+
+    `8080:db:5432`, `[::1]:8080:db:5432`, `8080:/run/app.sock`, `/run/db.sock=db:5432`, `8080:3000`.
+    """
+    bind, equals, target = text.partition("=")
+    if not equals:
+        parts = re.findall(r"(?:\[[^\]]*\]|[^:\[\]])+", text)
+        if ":".join(parts) != text or not 2 <= len(parts) <= 4:
+            raise ValueError(f"forward {text[:80]!a}: expected BIND:TARGET, such as 8080:db:5432")
+        own = 1 if "/" in parts[0] or parts[0].isdigit() else 2  # parts of BIND
+        bind, target = ":".join(parts[:own]), ":".join(parts[own:])
+    return parse_address(bind, any_port=True), parse_address(target)

@@ -1,0 +1,298 @@
+"""The client's side of forwards: listeners on this machine, and listeners at the server."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+import trio
+
+from muxkit.forward.addresses import Address, parse_address
+from muxkit.forward.line import LONGEST_PAUSE, LOST, PATIENCE, Carrier, Line, request
+from muxkit.forward.relay import ForwardLimits, ForwardStats, Relay, Tally, log, reset
+from muxkit.forward.sockets import Listeners, dial, listening
+from muxkit.forward.wire import (
+    PERMANENT,
+    Accepted,
+    Code,
+    Connect,
+    Dropped,
+    ForwardRefused,
+    Listen,
+    Request,
+    Take,
+    ask,
+    decode_notice,
+    encode,
+)
+from muxkit.runtime import Backoff, Channel, Session, background, protect_package, protected_manager
+
+
+class Forward(ABC):
+    """A forward that runs; its block ends it, and resets what it still carries."""
+
+    def __init__(self, carrier: Carrier, patience: float, limits: ForwardLimits | None) -> None:
+        self._carrier = carrier
+        self._patience = patience
+        self._limits = limits or ForwardLimits()
+        self._tally = Tally(self._limits.connections)
+        self._scope = trio.CancelScope()  # of what is carried
+        self._accepting = trio.CancelScope()
+
+    @property
+    @abstractmethod
+    def addresses(self) -> tuple[str, ...]:
+        """Where it listens, as `host:port` or a path; empty while it does not."""
+
+    @property
+    def address(self) -> str:
+        """The first of `addresses`; empty while there is none."""
+        return next(iter(self.addresses), "")
+
+    def stats(self) -> ForwardStats:
+        """Return its gauges and counters."""
+        return self._tally.stats()
+
+    async def shutdown(self, *, grace: float) -> None:
+        """Accept no more connections, let the live ones end for up to `grace` seconds, then reset them."""
+        self._stop_accepting()
+        with trio.move_on_after(grace):
+            await self._tally.wait_idle()
+        self._scope.cancel()
+
+    def _stop_accepting(self) -> None:
+        self._accepting.cancel()
+
+    def _refused(self, what: str, error: Exception) -> None:
+        self._tally.refused += 1
+        code = int(getattr(error, "code", 0) or 0)
+        log.info("%s: %s", what, error, extra={"event": "refused", "fields": {"code": code}})
+
+    async def _ask(self, wanted: Request) -> Channel:
+        channel, _, _ = await request(self._carrier, wanted, patience=self._patience, limits=self._limits)
+        return channel
+
+    def _enter(self) -> None:
+        """Count a connection on the line as well; the tally counted it when it was accepted."""
+        if isinstance(self._carrier, Line):
+            self._carrier.enter()
+
+    def _leave(self) -> None:
+        self._tally.leave()
+        if isinstance(self._carrier, Line):
+            self._carrier.leave()
+
+
+class ListeningForward(Forward):
+    """A forward whose listener is on this machine."""
+
+    def __init__(self, opened: Listeners, carrier: Carrier, patience: float, limits: ForwardLimits | None) -> None:
+        super().__init__(carrier, patience, limits)
+        self._opened = opened
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._opened.addresses
+
+    async def run(self) -> None:
+        """Accept connections and carry them, until it is shut down."""
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                with self._accepting:
+                    await self._opened.accept_for_ever(self._tally, self._accepted, nursery)
+
+    def _stop_accepting(self) -> None:
+        super()._stop_accepting()
+        self._opened.close()
+
+    async def _accepted(self, stream: trio.SocketStream) -> None:
+        self._enter()
+        try:
+            await self.carry(stream)
+        finally:
+            await reset(stream)  # harmless once it was closed
+            self._leave()
+
+    @abstractmethod
+    async def carry(self, stream: trio.SocketStream) -> None:
+        """Carry an accepted connection."""
+
+
+class _LocalForward(ListeningForward):
+    """A listener whose connections all go to one target."""
+
+    def __init__(
+        self, target: Address, opened: Listeners, carrier: Carrier, patience: float, limits: ForwardLimits | None
+    ) -> None:
+        super().__init__(opened, carrier, patience, limits)
+        self._target = target
+
+    async def carry(self, stream: trio.SocketStream) -> None:
+        try:
+            channel = await self._ask(Connect(str(self._target)))
+        except (ForwardRefused, *LOST) as error:
+            self._refused(f"{self.address}: a connection was not carried", error)
+        else:
+            await Relay(stream, channel, self._tally).run()
+
+    def __repr__(self) -> str:
+        return f"<forward {self.address} to {self._target}: {self._tally.live} connections>"
+
+
+@protected_manager
+async def open_local(
+    carrier: Carrier,
+    bind: str | Address,
+    target: str | Address,
+    *,
+    patience: float = PATIENCE,
+    limits: ForwardLimits | None = None,
+) -> AsyncGenerator[Forward, None]:
+    """Listen at `bind` here, and carry each connection to `target`, which the server connects to, as `ssh -L` does.
+
+    `carrier` is a session, or a `Line`, which heals: then the listener stays while the line is down, and a new
+    connection waits up to `patience` seconds for it. Addresses are `host:port`, `[::1]:80`, a port alone, or the path
+    of a Unix socket; with port 0 the kernel chooses, and `forward.address` says what.
+
+    What the server refuses is logged, and the connection is reset. Raises ValueError for an address that cannot be
+    read, OSError for one that cannot be listened on.
+    """
+    at, to = _address(bind, any_port=True), _address(target)
+    async with listening(at) as opened, background() as nursery:
+        forward = _LocalForward(to, opened, carrier, patience, limits)
+        nursery.start_soon(forward.run)
+        yield forward
+
+
+def _address(given: str | Address, *, any_port: bool = False) -> Address:
+    return given if isinstance(given, Address) else parse_address(given, any_port=any_port)
+
+
+# ---------------------------------------------------------------------------- listeners at the server
+
+
+class RemoteForward(Forward):
+    """A listener at the server, whose connections go to one target here."""
+
+    def __init__(
+        self, bind: Address, target: Address, carrier: Carrier, patience: float, limits: ForwardLimits | None
+    ) -> None:
+        super().__init__(carrier, patience, limits)
+        self._bind = bind
+        self._target = target
+        self._address = ""
+        self._changed = trio.lowlevel.ParkingLot()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return (self._address,) if self._address else ()
+
+    async def listening(self) -> str:
+        """Wait until the server listens; return where."""
+        while not self._address:
+            await self._changed.park()
+        return self._address
+
+    async def begin(self) -> tuple[Channel, Session, int]:
+        """Ask the server to listen; raises `ForwardRefused`."""
+        wanted = Listen(str(self._bind))
+        channel, done, session = await request(self._carrier, wanted, patience=self._patience, limits=self._limits)
+        self._address = done.address
+        self._changed.unpark_all()
+        fields = {"address": done.address, "target": str(self._target)}
+        log.info(
+            "the server listens on %s for %s", *fields.values(), extra={"event": "listening_there", "fields": fields}
+        )
+        return channel, session, done.listener
+
+    async def run(self, begun: tuple[Channel, Session, int] | None = None) -> None:
+        """Carry connections until it is shut down; over a line, ask for the listener again after each loss.
+
+        Over a single session its loss is raised.
+        """
+        policy, failures = Backoff(most=LONGEST_PAUSE), 0
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                with self._accepting:
+                    while True:
+                        try:
+                            begun = begun or await self.begin()
+                            failures = 0
+                            await self._serve(*begun, nursery)
+                        except (ForwardRefused, *LOST) as error:
+                            if self._must_raise(error):
+                                raise
+                            if isinstance(error, ForwardRefused) and not failures:
+                                self._refused(f"the server does not listen on {self._bind}", error)
+                        begun = None
+                        failures += 1
+                        await trio.sleep(policy.wait(failures))
+
+    def _must_raise(self, error: Exception) -> bool:
+        is_final = isinstance(error, ForwardRefused) and error.code in PERMANENT
+        return is_final or not isinstance(self._carrier, Line)
+
+    async def _serve(self, control: Channel, session: Session, listener: int, nursery: trio.Nursery) -> None:
+        """Take connections until the listener is over."""
+        try:
+            async for message in control:
+                accepted = decode_notice(message, Accepted)
+                if self._tally.is_full:
+                    await self._drop(control, accepted, f"{self._tally.most} connections are open")
+                    continue
+                self._tally.enter()
+                nursery.start_soon(self._take, control, session, listener, accepted)
+        finally:
+            self._address = ""
+            control.abort()  # the server closes the listener at once
+        if not isinstance(self._carrier, Line):
+            raise ForwardRefused(f"the server no longer listens on {self._bind}", Code.GONE)
+
+    async def _take(self, control: Channel, session: Session, listener: int, accepted: Accepted) -> None:
+        self._enter()
+        try:
+            stream = await dial(self._target, None, seconds=self._limits.connect)
+            try:
+                channel, _ = await ask(session, Take(listener, accepted.connection))
+                await Relay(stream, channel, self._tally).run()
+            finally:
+                await reset(stream)  # harmless once it was closed
+        except (ForwardRefused, *LOST) as error:
+            self._refused(f"{self._bind} there: a connection was not carried", error)
+            await self._drop(control, accepted, str(error))  # harmless once it was taken
+        finally:
+            self._leave()
+
+    async def _drop(self, control: Channel, accepted: Accepted, reason: str) -> None:
+        with suppress(*LOST, trio.BrokenResourceError):
+            await control.send(encode(Dropped(accepted.connection, reason)))
+
+    def __repr__(self) -> str:
+        return f"<forward {self._bind} there to {self._target}: {self._tally.live} connections>"
+
+
+@protected_manager
+async def open_remote(
+    carrier: Carrier,
+    bind: str | Address,
+    target: str | Address,
+    *,
+    patience: float = PATIENCE,
+    limits: ForwardLimits | None = None,
+) -> AsyncGenerator[RemoteForward, None]:
+    """Have the server listen at `bind`, and carry each connection to `target`, reached from here, as `ssh -R` does.
+
+    Over a session, entering waits for the server's answer and raises `ForwardRefused`; when the session is lost the
+    block is cancelled and raises that. Over a `Line`, entering does not wait: the listener is asked for now and after
+    each loss, `forward.listening()` waits for it, and only a refusal that asking again cannot change is raised. The
+    server closes the listener as soon as the block or the session ends.
+    """
+    forward = RemoteForward(_address(bind, any_port=True), _address(target), carrier, patience, limits)
+    async with background() as nursery:
+        begun = await forward.begin() if isinstance(carrier, Session) else None
+        nursery.start_soon(forward.run, begun)
+        yield forward
+
+
+protect_package(__name__)

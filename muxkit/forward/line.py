@@ -1,0 +1,200 @@
+"""The way to a server that forwards go: one session, or a line, which is opened again whenever it was lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, TypeAlias
+
+import trio
+
+from muxkit import Limits, Observer, Refused
+from muxkit._door import LINGER_SECONDS
+from muxkit._reconnecting import reconnecting
+from muxkit._tls import TLS
+from muxkit.forward.relay import ForwardLimits, Tally, log
+from muxkit.forward.wire import Code, Done, ForwardRefused, Request, ask
+from muxkit.runtime import (
+    Backoff,
+    Channel,
+    ChannelStopped,
+    LinkLost,
+    Session,
+    background,
+    protect_package,
+    protected_manager,
+)
+
+PATIENCE = 30.0  # s that a new connection waits for a session
+LONGEST_PAUSE = 5.0  # s between attempts, since connections wait
+AGAIN = 0.2  # s until a session that has failed is tried again, if no other one has come
+ANSWER_SLACK = 5.0  # s that an answer may take beside the time of the server's connecting
+
+LOST = (LinkLost, ChannelStopped, trio.ClosedResourceError)
+
+
+class Line:
+    """One session after another with the same server; made by `line`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.partition("?")[0]
+        """Where it leads, without what may be secret."""
+        self._session: Session | None = None
+        self._changed = trio.lowlevel.ParkingLot()
+        self._down_since: float | None = None
+        self._sessions = 0
+        self._users = Tally(most=1)
+
+    @property
+    def is_up(self) -> bool:
+        """True while there is a session, and as far as it knows a connection under it."""
+        return self._session is not None and getattr(self._session, "is_connected", True)
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions there have been."""
+        return self._sessions
+
+    async def session(self) -> Session:
+        """Wait for a session; put `trio.fail_after` around it for a limit."""
+        while self._session is None:
+            await self._changed.park()
+        return self._session
+
+    async def other_than(self, failed: Session) -> None:
+        """Wait a moment for another session than this one."""
+        with trio.move_on_after(AGAIN):
+            while self._session is failed:
+                await self._changed.park()
+        await trio.lowlevel.checkpoint()
+
+    def enter(self) -> None:
+        """Count a connection, for which a server that takes leave is waited for."""
+        self._users.enter()
+
+    def leave(self) -> None:
+        self._users.leave()
+
+    async def run(self, sessions: AsyncIterator[Session]) -> None:
+        """Keep a session until cancelled; raises what no later attempt can mend."""
+        async with background() as nursery:
+            self._nursery = nursery
+            async for session in sessions:
+                self._session = session
+                self._sessions += 1
+                self._changed.unpark_all()
+                reason = await self._live(session)
+                self._session = None
+                self._note_down(reason)
+
+    async def _live(self, session: Session) -> str:
+        """Wait for the end of a session; return its reason."""
+        try:
+            connected = getattr(session, "connected", None)  # of a session that outlives its connections
+            if connected is not None:
+                await connected()
+            self._note_up()
+            async for channel in session.incoming():
+                channel.abort("this side takes no channels", code=404)
+        except LinkLost as error:
+            if isinstance(error.__cause__, Refused):
+                raise error.__cause__ from None
+            return str(error)
+        await self._users.wait_idle()  # they may end in order as long as the server waits for them
+        return "the server takes leave"
+
+    def failed(self, error: Exception, pause: float) -> None:
+        """Note a failed attempt to connect."""
+        self._note_down(str(error) or type(error).__name__)
+        log.debug("%s: %s; trying again in %.1f s", self.url, error, pause)
+        if self._session is not None:  # it dials by itself
+            self._nursery.start_soon(self._watch, self._session)
+
+    async def _watch(self, session: Session) -> None:
+        connected = getattr(session, "connected", None)
+        try:
+            if connected is not None:
+                await connected()
+        except LinkLost:
+            return
+        self._note_up()
+
+    def _note_down(self, reason: str) -> None:
+        if self._down_since is None:
+            self._down_since = trio.current_time()
+            log.warning(
+                "no connection to %s: %s; trying until there is one", self.url, reason, extra={"event": "disconnected"}
+            )
+
+    def _note_up(self) -> None:
+        if self._down_since is not None:
+            lasted = trio.current_time() - self._down_since
+            self._down_since = None
+            log.info("connected to %s after %.1f s", self.url, lasted, extra={"event": "connected"})
+        else:
+            log.info("connected to %s", self.url, extra={"event": "connected"})
+
+
+@protected_manager
+async def line(
+    url: str,
+    *,
+    backoff: Backoff | None = None,
+    patience: float | None = None,
+    tls: TLS | None = None,
+    token: str | None = None,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+    linger: float = LINGER_SECONDS,
+    **options: Any,
+) -> AsyncGenerator[Line, None]:
+    """Keep a session with the server at `url` while the block runs, opened again whenever it was lost.
+
+    Entering does not wait for the first one. The arguments are those of `muxkit.reconnecting`; after `patience` seconds
+    without a session, and for a failure that no later attempt can mend, the block is cancelled and raises it. Each
+    outage is one WARNING of the logger `muxkit.forward`.
+    """
+    kept = Line(url)
+    sessions = reconnecting(
+        url,
+        backoff=backoff or Backoff(most=LONGEST_PAUSE),
+        patience=patience,
+        on_failed=kept.failed,
+        tls=tls,
+        token=token,
+        limits=limits,
+        observer=observer,
+        linger=linger,
+        **options,
+    )
+    async with background() as nursery:
+        nursery.start_soon(kept.run, sessions)
+        yield kept
+
+
+Carrier: TypeAlias = Session | Line
+"""What forwards go over."""
+
+
+async def request(
+    carrier: Carrier, wanted: Request, *, patience: float, limits: ForwardLimits
+) -> tuple[Channel, Done, Session]:
+    """Ask the server for something, over a line on its next session if need be.
+
+    Raises `ForwardRefused`, and over a single session what says that it is lost.
+    """
+    if isinstance(carrier, Session):
+        return *await ask(carrier, wanted), carrier
+    with trio.move_on_after(patience) as scope:
+        while True:
+            session = await carrier.session()
+            if carrier.is_up:
+                answered = trio.current_time() + limits.connect + ANSWER_SLACK
+                scope.deadline = max(scope.deadline, answered)
+            try:
+                return *await ask(session, wanted), session
+            except LOST:
+                await carrier.other_than(session)
+    raise ForwardRefused(f"no connection to {carrier.url} within {patience:g} s", Code.UNREACHABLE)
+
+
+protect_package(__name__)

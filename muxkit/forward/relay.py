@@ -1,0 +1,183 @@
+"""One carried connection: bytes between a socket and a channel, both ways, with half-closes and resets."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+from contextlib import suppress
+
+import attrs
+import trio
+
+from muxkit.forward.wire import END, Code
+from muxkit.runtime import Channel
+
+READ = 64 * 1024  # bytes taken from a socket at once, and the largest message
+
+log = logging.getLogger("muxkit.forward")
+
+
+def _count(default: int) -> int:
+    number: int = attrs.field(default=default, validator=attrs.validators.ge(1))
+    return number
+
+
+def _seconds(default: float) -> float:
+    number: float = attrs.field(default=default, validator=attrs.validators.gt(0))
+    return number
+
+
+@attrs.frozen(kw_only=True)
+class ForwardLimits:
+    """Bounds on what the clients of a forward can cost; times in seconds.
+
+    A server applies them to each session, a client to each of its forwards.
+    """
+
+    connections: int = _count(4096)
+    """Connections carried at once. A listener accepts no more, a server refuses more."""
+    listeners: int = _count(64)
+    """Listeners that one client may have at a server."""
+    pending: int = _count(128)
+    """Connections that a listener has accepted and its client has not taken yet; then it accepts no more."""
+    half_open: int = _count(256)
+    """SOCKS handshakes under way; with one more the oldest is closed."""
+    handshake: float = _seconds(10.0)
+    """For a SOCKS handshake."""
+    connect: float = _seconds(15.0)
+    """For resolving a name and connecting to its addresses."""
+    take: float = _seconds(60.0)
+    """For a client to take a connection that a listener has accepted."""
+
+
+@attrs.frozen(kw_only=True)
+class ForwardStats:
+    """Gauges of now, and counters since the forward began; bytes of payload."""
+
+    connections: int
+    """Carried now."""
+    total: int
+    """Carried since the begin."""
+    refused: int
+    """Connections that could not be carried."""
+    bytes_in: int
+    """From the sockets of this side into the session."""
+    bytes_out: int
+    """From the session to the sockets of this side."""
+
+
+@attrs.define(eq=False)
+class Tally:
+    """The counters behind `ForwardStats`, and the slots for connections."""
+
+    most: int
+    live: int = 0
+    total: int = 0
+    refused: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+
+    def stats(self) -> ForwardStats:
+        return ForwardStats(
+            connections=self.live,
+            total=self.total,
+            refused=self.refused,
+            bytes_in=self.bytes_in,
+            bytes_out=self.bytes_out,
+        )
+
+    @property
+    def is_full(self) -> bool:
+        return self.live >= self.most
+
+    def enter(self) -> None:
+        """Take a slot."""
+        self.live += 1
+
+    def leave(self) -> None:
+        """Give a slot back."""
+        self.live -= 1
+        self._changed.unpark_all()
+
+    async def wait_for_slot(self) -> None:
+        while self.is_full:
+            await self._changed.park()
+
+    async def wait_idle(self) -> None:
+        """Wait until nothing is carried."""
+        while self.live:
+            await self._changed.park()
+
+
+class Relay:
+    """Carries one connection on one channel, and closes both."""
+
+    def __init__(self, stream: trio.SocketStream, channel: Channel, tally: Tally) -> None:
+        self._stream = stream
+        self._channel = channel
+        self._tally = tally
+        self._scope = trio.CancelScope()
+        self._was_reset = False
+
+    async def run(self, head: bytes = b"") -> None:
+        """Carry bytes until both directions have ended; `head` was read from the socket before.
+
+        A reset of one side resets the other, and a cancellation resets both.
+        """
+        self._tally.total += 1
+        try:
+            async with trio.open_nursery() as nursery:
+                self._scope = nursery.cancel_scope
+                nursery.start_soon(self._into_channel, head)
+                await self._out_of_channel()
+            if not self._was_reset:
+                await self._channel.aclose()
+                await self._stream.aclose()
+        except BaseException:
+            self._channel.abort("the forward was closed", code=Code.GONE)
+            raise
+        finally:
+            await reset(self._stream)  # harmless once it is closed
+        if self._was_reset:
+            self._channel.abort("the connection was reset", code=Code.RESET)
+
+    def _reset(self) -> None:
+        self._was_reset = True
+        self._scope.cancel()
+
+    async def _into_channel(self, head: bytes) -> None:
+        send, receive, tally = self._channel.send, self._stream.receive_some, self._tally
+        try:
+            data = head or await receive(READ)
+            while data:
+                tally.bytes_in += len(data)
+                await send(bytes(data))
+                data = await receive(READ)
+            await send(END)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._reset()
+
+    async def _out_of_channel(self) -> None:
+        receive, send_all, tally = self._channel.receive_many, self._stream.send_all, self._tally
+        try:
+            while True:
+                messages = await receive()
+                data = messages[0] if len(messages) == 1 else b"".join(messages)
+                if data:
+                    tally.bytes_out += len(data)
+                    await send_all(data)
+                if not messages[-1]:
+                    with suppress(trio.BrokenResourceError):  # it has closed, and what it sent is still carried
+                        await self._stream.send_eof()
+                    return
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.EndOfChannel):
+            self._reset()
+
+
+async def reset(stream: trio.SocketStream) -> None:
+    """Close a connection so that its peer sees it broken, not ended."""
+    with suppress(OSError):
+        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await trio.aclose_forcefully(stream)

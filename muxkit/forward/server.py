@@ -1,0 +1,286 @@
+"""The server's side of forwards: a handler of channels that reaches, and listens for, what its allow lists name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+import attrs
+import trio
+
+from muxkit.forward.addresses import LOOPBACK, Address, parse_address
+from muxkit.forward.allow import AllowList
+from muxkit.forward.relay import ForwardLimits, ForwardStats, Relay, Tally, log, reset
+from muxkit.forward.sockets import Listeners, dial, listening, peer_of
+from muxkit.forward.wire import (
+    NAME,
+    Accepted,
+    Code,
+    Connect,
+    Done,
+    Dropped,
+    ForwardRefused,
+    Listen,
+    Refusal,
+    Take,
+    decode_notice,
+    decode_request,
+    encode,
+)
+from muxkit.runtime import Channel, Session, bare_nursery
+
+PATIENCE_FOR_OLD = 1.0  # s that a listener of a client without a connection gets to close for a new one
+
+
+def handler(
+    allow: Iterable[str] | AllowList = (),
+    *,
+    listen: Iterable[str] | AllowList = (),
+    limits: ForwardLimits | None = None,
+) -> ForwardHandler:
+    """Make the handler of a server that forwards: `muxkit.open_server(forward.handler(["db:5432"]), url)`.
+
+    `allow` has the rules of what clients may reach, `listen` of where they may have the server listen; nothing else is
+    reached or listened on, and without rules nothing at all. A rule that names no address means public addresses: a
+    name that leads to this machine or to a private network is refused unless its rule says
+    `name@network:port`. `AllowList` has the form of the rules, and a faulty one raises ValueError.
+
+    It is a handler of channels: `muxkit.by_name({forward.NAME: forward.handler(…), "chat": chat})` serves others beside
+    it. Listeners are closed as soon as the session that asked for them is over.
+    """
+    return ForwardHandler(_rules(allow), _rules(listen), limits or ForwardLimits())
+
+
+def _rules(given: Iterable[str] | AllowList) -> AllowList:
+    return given if isinstance(given, AllowList) else AllowList(given)
+
+
+@attrs.define(eq=False)
+class _Pending:
+    """A connection that a listener has accepted, until its client takes it."""
+
+    stream: trio.SocketStream
+    over: trio.Event = attrs.field(factory=trio.Event)
+    was_taken: bool = False
+
+
+@attrs.define(eq=False)
+class _Listener:
+    """A listener of a client."""
+
+    bind: Address
+    client: _Client
+    scope: trio.CancelScope
+    over: trio.Event = attrs.field(factory=trio.Event)
+    pending: dict[int, _Pending] = attrs.field(factory=dict)
+
+
+@attrs.define(eq=False)
+class _Client:
+    """What one session has."""
+
+    session: Session
+    tally: Tally
+    channels: int = 0
+    listeners: dict[int, _Listener] = attrs.field(factory=dict)
+    numbers: count[int] = attrs.field(factory=lambda: count(1))
+
+    @property
+    def user(self) -> str | None:
+        identity = self.session.info.identity
+        return None if identity is None else identity.user or identity.subject
+
+    @property
+    def is_absent(self) -> bool:
+        """True for a session that waits for its client to come back."""
+        return getattr(self.session, "is_connected", True) is False
+
+
+class ForwardHandler:
+    """A handler of channels, made by `handler`."""
+
+    def __init__(self, allow: AllowList, listen: AllowList, limits: ForwardLimits) -> None:
+        self._allow = allow
+        self._listen_allow = listen
+        self._limits = limits
+        self._clients: dict[Session, _Client] = {}
+        self._all = Tally(limits.connections)
+
+    def stats(self) -> ForwardStats:
+        """Return the gauges and counters of all clients together."""
+        return self._all.stats()
+
+    @property
+    def listeners(self) -> list[str]:
+        """Where it listens for its clients now."""
+        return [str(each.bind) for client in self._clients.values() for each in client.listeners.values()]
+
+    async def __call__(self, channel: Channel) -> None:
+        if channel.name != NAME:
+            channel.abort(f"this server only forwards: no channel is named {channel.name[:64]!r} here", code=404)
+            return
+        session = channel.session
+        client = self._clients.get(session)
+        if client is None:
+            client = self._clients[session] = _Client(session, Tally(self._limits.connections))
+        client.channels += 1
+        try:
+            await self._serve(channel, client)
+        except ForwardRefused as refused:
+            self._all.refused += 1
+            log.info("refused %s: %s", session.info.peer or "a client", refused.reason, extra=_fields(refused))
+            await channel.send(encode(Refusal(refused.reason, int(refused.code))))
+            await channel.aclose()
+        finally:
+            client.channels -= 1
+            if not client.channels:
+                self._clients.pop(session, None)
+
+    async def _serve(self, channel: Channel, client: _Client) -> None:
+        match decode_request(channel.opening):
+            case Connect(target):
+                await self._connect(channel, client, _parsed(target))
+            case Listen(bind):
+                await self._listen(channel, client, _parsed(bind, any_port=True))
+            case Take(listener, connection):
+                await self._take(channel, client, listener, connection)
+
+    # --- connections
+
+    async def _connect(self, channel: Channel, client: _Client, target: Address) -> None:
+        self._enter(client)
+        try:
+            stream = await dial(target, self._allow, seconds=self._limits.connect)
+            await self._carry(stream, channel, client, str(target))
+        finally:
+            client.tally.leave()
+            self._all.leave()
+
+    async def _take(self, channel: Channel, client: _Client, listener: int, connection: int) -> None:
+        found = client.listeners.get(listener)
+        pending = None if found is None else found.pending.pop(connection, None)
+        if pending is None:
+            raise ForwardRefused("that connection is over", Code.GONE)
+        pending.was_taken = True
+        pending.over.set()
+        try:
+            self._enter(client)
+        except ForwardRefused:
+            await reset(pending.stream)
+            raise
+        try:
+            await self._carry(pending.stream, channel, client, "")
+        finally:
+            client.tally.leave()
+            self._all.leave()
+
+    def _enter(self, client: _Client) -> None:
+        if client.tally.is_full:
+            raise ForwardRefused(f"{client.tally.most} connections of this client are open", Code.TOO_MANY)
+        client.tally.enter()
+        self._all.enter()
+
+    async def _carry(self, stream: trio.SocketStream, channel: Channel, client: _Client, address: str) -> None:
+        try:
+            await channel.send(encode(Done(address)))
+        except BaseException:
+            await reset(stream)
+            raise
+        await Relay(stream, channel, self._all).run()
+
+    # --- listeners
+
+    async def _listen(self, channel: Channel, client: _Client, bind: Address) -> None:
+        self._check_bind(bind)
+        if len(client.listeners) >= self._limits.listeners:
+            raise ForwardRefused(f"this client has {len(client.listeners)} listeners", Code.TOO_MANY)
+        await self._close_listeners_of_absent(client, bind)
+        try:
+            async with listening(bind) as opened:
+                await self._run_listener(channel, client, bind, opened)
+        except OSError as error:
+            raise ForwardRefused(str(error.strerror or error), Code.IN_USE) from error
+
+    def _check_bind(self, bind: Address) -> None:
+        rules = self._listen_allow
+        if bind.path:
+            is_allowed = rules.allows_path(bind.path)
+        else:
+            address = Address(LOOPBACK).ip if bind.host == "localhost" else bind.ip
+            is_allowed = address is not None and rules.allows(None, address, bind.port)
+        if not is_allowed:
+            raise ForwardRefused(f"listening on {bind} is not allowed here", Code.NOT_ALLOWED)
+
+    async def _close_listeners_of_absent(self, client: _Client, bind: Address) -> None:
+        """Close a listener at the same address whose client is away: it is the same user, who has come back anew."""
+        if not bind.path and not bind.port:
+            return
+        for other in [*self._clients.values()]:
+            if other is not client and other.is_absent and other.user == client.user:
+                for each in [*other.listeners.values()]:
+                    if each.bind == bind:
+                        each.scope.cancel()
+                        with trio.move_on_after(PATIENCE_FOR_OLD):
+                            await each.over.wait()
+
+    async def _run_listener(self, channel: Channel, client: _Client, bind: Address, opened: Listeners) -> None:
+        number = next(client.numbers)
+        async with bare_nursery() as nursery:
+            listener = client.listeners[number] = _Listener(bind, client, nursery.cancel_scope)
+            if bind.port == 0 and not bind.path:
+                listener.bind = parse_address(opened.addresses[0])
+            try:
+                await channel.send(encode(Done(opened.addresses[0], number)))
+                log.info("listening on %s for %s", listener.bind, client.session.info.peer or "a client")
+                nursery.start_soon(self._accept, channel, listener, opened, nursery)
+                await self._hear(channel, listener)
+            finally:
+                nursery.cancel_scope.cancel()
+                client.listeners.pop(number, None)
+                for pending in listener.pending.values():
+                    await reset(pending.stream)
+                listener.over.set()
+                log.info("no longer listening on %s", listener.bind)
+
+    async def _hear(self, channel: Channel, listener: _Listener) -> None:
+        """Hear which connections the client drops, until it wants no more of them."""
+        try:
+            async for message in channel:
+                dropped = decode_notice(message, Dropped)
+                pending = listener.pending.pop(dropped.connection, None)
+                if pending is not None:
+                    pending.over.set()
+        except ForwardRefused as error:
+            channel.abort(error.reason, code=error.code)
+
+    async def _accept(self, channel: Channel, listener: _Listener, opened: Listeners, nursery: trio.Nursery) -> None:
+        numbers = count(1)
+        waiting = Tally(self._limits.pending)
+
+        async def offer(stream: trio.SocketStream) -> None:
+            number = next(numbers)
+            pending = listener.pending[number] = _Pending(stream)
+            try:
+                await channel.send(encode(Accepted(number, peer_of(stream))))
+                with trio.move_on_after(self._limits.take):
+                    await pending.over.wait()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                nursery.cancel_scope.cancel()
+            finally:
+                listener.pending.pop(number, None)
+                waiting.leave()
+                if not pending.was_taken:
+                    await reset(stream)
+
+        await opened.accept_for_ever(waiting, offer, nursery)
+
+
+def _parsed(text: str, *, any_port: bool = False) -> Address:
+    try:
+        return parse_address(text, any_port=any_port)
+    except ValueError as error:
+        raise ForwardRefused(str(error), Code.MALFORMED) from None
+
+
+def _fields(refused: ForwardRefused) -> dict[str, object]:
+    return {"event": "refused", "fields": {"code": int(refused.code)}}

@@ -1,0 +1,226 @@
+"""The sockets of forwards: listeners at an address, connections to one, and names resolved under an allow list."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import trio
+
+from muxkit.forward.addresses import Address, IPAddress, ip_of
+from muxkit.forward.allow import AllowList
+from muxkit.forward.relay import Tally
+from muxkit.forward.wire import Code, ForwardRefused
+from muxkit.runtime import leaves_of, protected_manager
+
+BACKLOG = 512
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+BACKLOG_PAUSE = 0.01  # s; the kernel does not say when a full backlog has room again
+EXHAUSTED_PAUSE = 0.1  # s; the kernel does not say when there are descriptors again
+LEAST_ATTEMPT = 2.0  # s for one address of several
+
+_REFUSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOENT})
+
+
+class Listeners:
+    """The listening sockets of one address."""
+
+    def __init__(self, listeners: Sequence[trio.SocketListener], path: str = "") -> None:
+        self._listeners = listeners
+        self._path = path
+        self.addresses = tuple(path or _address_of(each) for each in listeners)
+        """What was bound, as text."""
+
+    def close(self) -> None:
+        """Listen no more."""
+        for each in self._listeners:
+            each.socket.close()
+
+    async def accept_for_ever(
+        self, tally: Tally, handle: Callable[[trio.SocketStream], Awaitable[object]], nursery: trio.Nursery
+    ) -> None:
+        """Run `handle` in the nursery for each connection, while the tally has slots; `handle` gives its slot back."""
+        async with trio.open_nursery() as accepting:
+            for each in self._listeners:
+                accepting.start_soon(_accept_from, each, tally, handle, nursery)
+
+
+async def _accept_from(
+    listener: trio.SocketListener,
+    tally: Tally,
+    handle: Callable[[trio.SocketStream], Awaitable[object]],
+    nursery: trio.Nursery,
+) -> None:
+    while True:
+        await tally.wait_for_slot()
+        try:
+            stream = await listener.accept()
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                raise
+            await trio.sleep(EXHAUSTED_PAUSE)
+            continue
+        tally.enter()
+        nursery.start_soon(handle, stream)
+
+
+@protected_manager
+async def listening(bind: Address) -> AsyncGenerator[Listeners, None]:
+    """Listen at an address while the block runs; raises OSError, with the address in its text."""
+    try:
+        opened = [_listen_at_path(bind.path)] if bind.path else await _listen_at_host(bind)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {bind}: {error.strerror or error}") from error
+    ours = _inode(bind.path) if bind.path else None
+    listeners = Listeners(opened, bind.path)
+    try:
+        yield listeners
+    finally:
+        listeners.close()
+        if ours is not None and _inode(bind.path) == ours:  # a later listener may have replaced it
+            with suppress(OSError):
+                os.unlink(bind.path)
+
+
+async def _listen_at_host(bind: Address) -> list[trio.SocketListener]:
+    host = "127.0.0.1" if bind.host == "localhost" else bind.host
+    return await trio.open_tcp_listeners(bind.port, host=host, backlog=BACKLOG)
+
+
+def _listen_at_path(path: str) -> trio.SocketListener:
+    """Listen at a path that only this user may connect to; a socket that is left over is replaced."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        try:
+            sock.bind(path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _is_left_over(path):
+                raise
+            os.unlink(path)
+            sock.bind(path)
+        os.chmod(path, 0o600)  # before `listen`, so that no connection came in
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+        return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _is_left_over(path: str) -> bool:
+    """Return True for a socket that no process listens on."""
+    with suppress(OSError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            return probe.connect_ex(path) == errno.ECONNREFUSED
+    return False
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _address_of(listener: trio.SocketListener) -> str:
+    host, port = listener.socket.getsockname()[:2]
+    return str(Address(host, port))
+
+
+def peer_of(stream: trio.SocketStream) -> str:
+    """Return the address of a connection's other end; empty for a Unix socket and for one that is gone."""
+    with suppress(OSError):
+        name = stream.socket.getpeername()
+        if isinstance(name, tuple):
+            return str(Address(name[0], name[1]))
+    return ""
+
+
+# ---------------------------------------------------------------------------- connecting
+
+
+async def dial(target: Address, allow: AllowList | None, *, seconds: float) -> trio.SocketStream:
+    """Connect to a target within `seconds`; raises `ForwardRefused`.
+
+    Under an allow list a name is resolved once, each address is judged, and what is connected to is the address that
+    was judged: another answer of the name server changes nothing.
+    """
+    with trio.move_on_after(seconds):
+        if target.path:
+            return await _dial_path(target.path, allow)
+        if allow is None:
+            return await _connect([(target.host, target.port)], target)
+        return await _connect(await _resolved(target, allow), target)
+    raise ForwardRefused(f"{target} did not answer within {seconds:g} s", Code.TIMED_OUT)
+
+
+async def _dial_path(path: str, allow: AllowList | None) -> trio.SocketStream:
+    if allow is not None and not allow.allows_path(path):
+        raise ForwardRefused(f"{path} is not allowed here", Code.NOT_ALLOWED)
+    while True:
+        try:
+            stream = await trio.open_unix_socket(path)
+        except OSError as error:
+            raise _failed(path, error) from error
+        try:
+            stream.socket.getpeername()
+        except OSError:  # Trio takes a connect that the kernel put off, since the backlog is full, for a connection
+            await trio.aclose_forcefully(stream)
+            await trio.sleep(BACKLOG_PAUSE)
+        else:
+            return stream
+
+
+async def _resolved(target: Address, allow: AllowList) -> list[tuple[str, int]]:
+    """Return the addresses of a target that are allowed."""
+    name = None if target.ip is not None else target.host
+    if name is not None and not allow.may_resolve(name, target.port):
+        raise ForwardRefused(f"{target} is not allowed here", Code.NOT_ALLOWED)
+    try:
+        found = await trio.socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ForwardRefused(f"{target.host}: the name was not found", Code.NOT_FOUND) from error
+    addresses = [str(place[0]) for _, _, _, _, place in found]
+    allowed = [each for each in dict.fromkeys(addresses) if _is_allowed(allow, name, ip_of(each), target.port)]
+    if not allowed:
+        # The address itself is not told: it may be one that a client must not learn.
+        what = f"{target} leads to an address that is not allowed here" if name else f"{target} is not allowed here"
+        raise ForwardRefused(what, Code.NOT_ALLOWED)
+    return [(each, target.port) for each in allowed]
+
+
+def _is_allowed(allow: AllowList, name: str | None, address: IPAddress | None, port: int) -> bool:
+    return address is not None and allow.allows(name, address, port)
+
+
+async def _connect(places: Sequence[tuple[str, int]], target: Address) -> trio.SocketStream:
+    """Connect to the first place that answers."""
+    failure: OSError | None = None
+    left = trio.current_effective_deadline() - trio.current_time()
+    for number, (host, port) in enumerate(places):
+        is_last = number == len(places) - 1
+        with trio.move_on_after(left if is_last else max(LEAST_ATTEMPT, left / len(places))):
+            try:
+                return await trio.open_tcp_stream(host, port)
+            except OSError as error:
+                failure = error
+    if failure is None:
+        raise ForwardRefused(f"{target} did not answer", Code.TIMED_OUT)
+    raise _failed(str(target), failure) from failure
+
+
+def _failed(target: str, error: OSError) -> ForwardRefused:
+    # Trio's own says only that all attempts failed.
+    cause = next((leaf for leaf in leaves_of(error.__cause__ or error) if isinstance(leaf, OSError)), error)
+    if isinstance(cause, socket.gaierror):
+        return ForwardRefused(f"{target}: the name was not found", Code.NOT_FOUND)
+    text = f"{target}: {os.strerror(cause.errno).lower() if cause.errno else cause}"
+    return ForwardRefused(text, Code.REFUSED if cause.errno in _REFUSED else Code.UNREACHABLE)

@@ -1,0 +1,295 @@
+"""`muxkit forward`: a server and a client as processes, what they refuse to do, and what they say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.cli._command import MUXKIT, PATIENCE, environment, muxkit
+
+CURL = shutil.which("curl")
+TOKEN = "a-token-that-no-log-shows"
+
+pytestmark = [
+    pytest.mark.timeout(400),  # programs start slowly on a busy machine
+    pytest.mark.skipif(sys.platform == "win32", reason="it sends signals"),
+]
+
+
+class Command:
+    """`muxkit forward` at work, and the lines that it says as JSON."""
+
+    def __init__(self, *arguments: str, **changes: str) -> None:
+        self.process = subprocess.Popen(
+            [*MUXKIT, "forward", *arguments, "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(**changes),
+        )
+        self.lines: list[str] = []
+
+    def started(self) -> AbstractContextManager[object]:
+        """Wait until it listens."""
+        return nullcontext(self.next("listening"))
+
+    def next(self, event: str) -> dict[str, object]:
+        """Wait for the next line about an event."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            said: dict[str, object] = json.loads(line) if line.startswith("{") else {}
+            if said.get("event") == event:
+                return said
+        raise AssertionError(f"it ended without {event}: {self.lines}")
+
+    def end(self, *signals: signal.Signals) -> tuple[int, str]:
+        """Send signals, wait for the end; return the exit code and everything that was said."""
+        for each in signals:
+            self.process.send_signal(each)
+        assert self.process.stdout is not None
+        rest = self.process.stdout.read()
+        return self.process.wait(PATIENCE), "".join(self.lines) + rest
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@contextmanager
+def command(*arguments: str, **changes: str) -> Iterator[Command]:
+    running = Command(*arguments, **changes)
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+@pytest.fixture
+def echo() -> Iterator[int]:
+    """A target that sends back what comes, in threads."""
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            while data := connection.recv(65_536):
+                connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=listener.accept()[:1], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def call(address: object, said: bytes = b"tea") -> bytes:
+    """Connect, say something, and return all that comes back."""
+    host, _, port = str(address).rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
+        connection.sendall(said)
+        connection.shutdown(socket.SHUT_WR)
+        heard = b""
+        while data := connection.recv(65_536):
+            heard += data
+        return heard
+
+
+@pytest.mark.parametrize(
+    "form", ["bpmux+ws://{}/forward", "relink+tcp://{}/forward", "aqueduct+tcp://{}", "e3x+tcp://{}"]
+)
+def test_forwards_of_all_kinds_go_through_one_line_and_come_back_after_a_kill(
+    form: str, echo: int, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"# clients\nalice {TOKEN}\nbob another\n")
+    url = form.format(f"127.0.0.1:{free_port()}")
+    serving = (url, "--serve", "--allow", str(echo), "--allow-listen", "*", "--token-file", str(tokens))
+    wanted = ("-L", f"0:{echo}", "-R", f"{free_port()}:{echo}", "-D", "0", "--token-file", str(token))
+    with command(*serving) as server, server.started(), command(url, *wanted) as client:
+        local = client.next("listening")["address"]
+        proxy = client.next("listening")["address"]
+        remote = client.next("listening_there")["address"]
+        assert call(local) == call(remote) == b"tea"
+        hello = b"\5\1\0" + b"\5\1\0\1\x7f\0\0\1" + echo.to_bytes(2, "big")
+        assert call(proxy, hello + b"milk").endswith(b"milk")
+
+        server.kill()
+        with command(*serving) as again:
+            again.next("listening")
+            assert call(local) == b"tea"  # the listener stayed, and the connection waited
+            assert client.next("listening_there")["address"] == remote  # the same port
+            assert call(remote) == b"tea"
+            client_code, client_said = client.end(signal.SIGTERM)
+            server_code, server_said = again.end(signal.SIGTERM)
+    assert (client_code, server_code) == (0, 0)
+    assert client_said.count('"disconnected"') == 1  # one line for one outage
+    assert '"total":2' in client_said
+    for said in (client_said, server_said, *server.lines):
+        assert TOKEN not in said
+
+
+@pytest.mark.skipif(CURL is None, reason="there is no curl")
+def test_curl_reads_a_page_through_a_line_of_tls_with_certificates_on_both_sides(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    for name, identity in (("server", "127.0.0.1"), ("client", "alice@example.com")):
+        authority.issue_cert(identity).private_key_and_cert_chain_pem.write_to_path(tmp_path / f"{name}.pem")
+    (tmp_path / "page").write_bytes(b"tea" * 100_000)
+    pages, port = free_port(), free_port()
+    url = f"bpmux+wss://127.0.0.1:{port}/forward"
+    web = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(tmp_path), str(pages)]
+    ca, mine, theirs = (str(tmp_path / f"{name}.pem") for name in ("ca", "client", "server"))
+    with (
+        subprocess.Popen(web, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as pages_server,
+        command(url, "--serve", "--allow", f"localhost:{pages}", "--cert", theirs, "--client-ca", ca) as server,
+        command(url, "-L", f"0:localhost:{pages}", "-D", "0", "--ca", ca, "--cert", mine) as client,
+    ):
+        try:
+            server.next("listening")
+            local, proxy = client.next("listening")["address"], client.next("listening")["address"]
+            client.next("connected")
+            curl = [str(CURL), "-sS", "--noproxy", "", "--retry", "9", "--retry-all-errors"]
+            for how in ([f"http://{local}/page"], ["--socks5-hostname", str(proxy), f"http://localhost:{pages}/page"]):
+                done = subprocess.run([*curl, *how], capture_output=True, check=False, timeout=PATIENCE)
+                assert done.stdout == b"tea" * 100_000, done.stderr
+            with command(url, "-L", f"0:localhost:{pages}", "--ca", ca) as stranger:
+                assert "certificate" in str(stranger.next("disconnected")["text"])
+        finally:
+            pages_server.kill()
+
+
+def test_a_wrong_token_ends_the_command_with_the_servers_reason(echo: int) -> None:
+    url = f"bpmux+tcp://127.0.0.1:{free_port()}"
+    with command(url, "--serve", "--allow", str(echo), MUXKIT_TOKEN=TOKEN) as server:
+        server.next("listening")
+        done = muxkit("forward", url, "-L", f"0:{echo}", MUXKIT_TOKEN="a-guess")
+    assert done.returncode == 3
+    assert "does not know the token" in done.stderr
+    assert "a-guess" not in done.stdout + done.stderr
+
+
+def test_a_listener_that_is_not_allowed_ends_the_command_with_the_servers_reason(echo: int) -> None:
+    url = f"bpmux+tcp://127.0.0.1:{free_port()}"
+    with command(url, "--serve", "--allow", str(echo)) as server:
+        server.next("listening")
+        done = muxkit("forward", url, "-R", f"0.0.0.0:0:{echo}")
+    assert done.returncode == 1
+    assert "listening on 0.0.0.0:0 is not allowed here" in done.stderr
+
+
+def test_the_first_interrupt_lets_connections_end_and_the_second_resets_them(echo: int) -> None:
+    url = f"bpmux+tcp://127.0.0.1:{free_port()}"
+    with (
+        command(url, "--serve", "--allow", str(echo)) as server,
+        command(url, "-L", f"0:{echo}", "--grace", "300") as client,
+    ):
+        server.next("listening")
+        host, _, port = str(client.next("listening")["address"]).rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
+            connection.sendall(b"a")
+            assert connection.recv(1) == b"a"
+            client.process.send_signal(signal.SIGINT)
+            assert client.next("ending")["connections"] == 1
+            connection.sendall(b"b")
+            assert connection.recv(1) == b"b"
+            code, _ = client.end(signal.SIGINT)
+            assert code == 130
+            with pytest.raises(ConnectionResetError):
+                connection.recv(1)
+
+
+def test_connections_are_refused_when_patience_is_over(echo: int) -> None:
+    with command(f"bpmux+tcp://127.0.0.1:{free_port()}", "-L", f"0:{echo}", "--patience", "0.2") as client:
+        address = client.next("listening")["address"]
+        client.next("disconnected")
+        with pytest.raises(ConnectionResetError):
+            call(address)
+        assert "within 0.2 s" in str(client.next("refused")["text"])
+
+
+def test_options_come_from_a_file_and_the_command_line_is_stronger(echo: int, tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "server.toml").write_text(
+        f'url = "bpmux+tcp://127.0.0.1:{port}"\nserve = true\nallow = ["{echo}"]\ntoken-file = "token"\n'
+    )
+    (tmp_path / "client.toml").write_text(
+        f'url = "bpmux+tcp://127.0.0.1:9"\nlocal = "0:{echo}"\ntoken-file = "token"\npatience = 60\n'
+    )
+    with (
+        command("--config", str(tmp_path / "server.toml")) as server,
+        command("--config", str(tmp_path / "client.toml"), f"bpmux+tcp://127.0.0.1:{port}") as client,
+    ):
+        server.next("listening")
+        assert call(client.next("listening")["address"]) == b"tea"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("tokens = 3", "there is no 'tokens'"), ("url = ", "Invalid value"), ('token = "x"', "there is no 'token'")],
+)
+def test_a_faulty_file_of_options_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "faulty.toml").write_text(text)
+    done = muxkit("forward", "--config", str(tmp_path / "faulty.toml"))
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+URL = "bpmux+tcp://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((URL,), "nothing to forward"),
+        (("-L", "1:2"), "Missing argument 'URL'"),
+        ((URL, "--serve"), "give one of them"),
+        ((URL, "--serve", "--allow", "1", "-L", "1:2"), "--local is for clients"),
+        ((URL, "-L", "1:2", "--client-ca", __file__), "--client-ca goes with --serve"),
+        ((URL, "-L", "1:2", "--allow", "3"), "--allow goes with --serve"),
+        ((URL, "-L", "nonsense"), "expected BIND:TARGET"),
+        ((URL, "-D", "::1:80"), "needs brackets"),
+        ((URL, "--serve", "--allow", "ho st:80"), "expected HOST:PORTS"),
+        ((URL, "-L", "0:1", "--cert", __file__), "no certificate"),
+        (("bpmux+tcp://0.0.0.0:0", "--serve", "--allow", "1"), "every client could come in"),
+        (
+            ("bpmux+tcp://0.0.0.0:0", "--serve", "--allow", "1", "--token-file", __file__),
+            "expected a name and a secret",
+        ),
+        (("bpmux+tcp://192.0.2.1:9", "-L", "0:1"), "--insecure"),
+        (("nonsense", "-L", "0:1"), "no URL of the form"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error_that_speaks_of_options(arguments: tuple[str, ...], said: str) -> None:
+    done = muxkit("forward", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert said in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+    assert "insecure=" not in done.stderr
