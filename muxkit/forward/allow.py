@@ -99,7 +99,7 @@ class AllowList:
     """Rules together: what one of them allows and none of those with a `!` denies."""
 
     def __init__(self, rules: Iterable[str] = ()) -> None:
-        self.rules = tuple(rule for text in rules for rule in parse_rule(text))
+        self.rules: tuple[Rule, ...] = tuple(rule for text in rules for rule in parse_rule(text))
 
     def __bool__(self) -> bool:
         return bool(self.rules)

@@ -36,7 +36,7 @@ class Line:
     """One session after another with the same server; made by `line`."""
 
     def __init__(self, url: str) -> None:
-        self.url = url.partition("?")[0]
+        self.url: str = url.partition("?")[0]
         """Where it leads, without what may be secret."""
         self._session: Session | None = None
         self._changed = trio.lowlevel.ParkingLot()

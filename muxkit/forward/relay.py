@@ -6,6 +6,7 @@ import logging
 import socket
 import struct
 from contextlib import suppress
+from typing import Final
 
 import attrs
 import trio
@@ -15,7 +16,7 @@ from muxkit.runtime import Channel
 
 READ = 64 * 1024  # bytes taken from a socket at once, and the largest message
 
-log = logging.getLogger("muxkit.forward")
+log: Final = logging.getLogger("muxkit.forward")
 
 
 def _count(default: int) -> int:

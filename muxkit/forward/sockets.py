@@ -32,7 +32,7 @@ class Listeners:
     def __init__(self, listeners: Sequence[trio.SocketListener], path: str = "") -> None:
         self._listeners = listeners
         self._path = path
-        self.addresses = tuple(path or _address_of(each) for each in listeners)
+        self.addresses: tuple[str, ...] = tuple(path or _address_of(each) for each in listeners)
         """What was bound, as text."""
 
     def close(self) -> None:
