@@ -91,6 +91,8 @@ def pages(reader: Reader) -> None:
     reader.types("examples/custom_transport/README.md", "pip install ./examples/custom_transport")
     listed = reader.types("examples/custom_transport/README.md", "muxkit plugins", folder=reader.folder)
     assert "exec" in listed.split(), listed
+    tried = reader.types("examples/custom_transport/README.md", "python -m muxkit_exec", folder=reader.folder)
+    assert "Traceback" not in tried, tried
 
     with_spark = reader.enter("spark")
     reader.types("docs/tutorial/spark.md", "pip install '.[spark]'")
