@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast, get_type_hints
 
 import trio
 
+from muxkit._errors import Refused
 from muxkit.runtime import (
     Channel,
     LinkLost,
@@ -39,8 +40,9 @@ def each_channel(
 
     At most `max_concurrent` handlers run at the same time in one session, by default its `Limits.channels`: work that
     goes on after its channel is gone still counts, or a peer could start it without bound. A channel is closed when
-    its handler returns. What a handler raises aborts its own channel and is logged, except when the peer ended the
-    channel or the connection was lost. `most` is the name of `max_concurrent` in version 0.1.
+    its handler returns. `Refused` aborts it with that reason. What else a handler raises aborts its own channel and is
+    logged, except when the peer ended the channel or the connection was lost. `most` is the name of `max_concurrent`
+    in version 0.1.
     """
     if most is not None:
         warnings.warn("each_channel(most=…) is named max_concurrent= now", DeprecationWarning, stacklevel=2)
@@ -63,6 +65,9 @@ def each_channel(
     async def handle_channel(channel: Channel, running: set[Channel], slots: SlotQueue) -> None:
         try:
             await handler(channel)
+        except Refused as error:
+            channel.abort(error.reason, code=error.code)
+            _log.info("a channel was refused: %s", error, extra=_fields(channel))
         except Exception as error:
             if is_loss(error, of_channel=True):
                 channel.abort()

@@ -152,6 +152,8 @@ class QuicLink(MultistreamLink):
             if code == ORDERLY:
                 return None
             text = f"{name}: the peer closed the connection with {_named(code, is_application)}{_with(reason)}"
+            if not is_application:
+                reason = f"{_named(code, is_application)}{_with(reason)}"
         elif quic.is_timed_out:
             by = "network"
             text = f"{name}: nothing was heard for {quic.configuration.idle_timeout:g} s"
@@ -630,12 +632,25 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text[:REASON_MOST])
 
 
+ALERTS: Final = {
+    40: "handshake failure",
+    42: "bad certificate",
+    43: "unsupported certificate",
+    45: "certificate expired",
+    46: "certificate unknown",
+    48: "unknown authority",
+    116: "certificate required",
+    120: "no application protocol in common",
+}
+
+
 def _named(code: int, is_application: bool) -> str:
     if is_application:
         return f"code {code}"
     if code in {known.value for known in QuicErrorCode}:
         return QuicErrorCode(code).name.lower().replace("_", " ")
-    return f"TLS alert {code - TLS_ALERTS}" if code >= TLS_ALERTS else f"code {code:#x} of QUIC"
+    alert = code - TLS_ALERTS
+    return f"TLS alert {ALERTS.get(alert, alert)}" if alert >= 0 else f"code {code:#x} of QUIC"
 
 
 def _with(reason: str) -> str:

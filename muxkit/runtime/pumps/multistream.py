@@ -210,10 +210,12 @@ class MultistreamPump(Pump[EventT]):
             self.lose(str(error.__cause__), by="peer", cause=error.__cause__)
         else:
             by: Side = "peer" if getattr(error, "by", "network") == "peer" else "network"
-            if by == "peer" and getattr(error, "is_application", False):  # else its code is one of the link's
-                code: int = getattr(error, "code", 0)
+            what = f"the connection broke while {doing}"
+            if by == "peer":
+                what = "the peer closed the connection"
+                code: int = getattr(error, "code", 0) if getattr(error, "is_application", False) else 0
                 self.told(Reason(getattr(error, "reason", ""), code if 0 <= code <= CODE_MOST else 0))
-            self.lose(f"the connection broke while {doing}", by=by, cause=error)
+            self.lose(what, by=by, cause=error)
 
     def _end(self) -> None:
         self._engine.receive_closed(trio.current_time())

@@ -438,8 +438,10 @@ class IncomingRequest:
         """Wait for one round trip about this request; return its seconds."""
         return await self._answer.ping()
 
-    def abort(self) -> None:
-        """Decline without waiting, if there is no response."""
+    def abort(self, reason: str = "", *, code: int = 0) -> None:
+        """Decline without waiting, if there is no response; the peer reads the reason if it gave credit for it."""
+        if not self._answer.answered:
+            self._answer.abort(reason, code=code)
         self._answer.close()
 
     async def __aenter__(self) -> IncomingRequest:

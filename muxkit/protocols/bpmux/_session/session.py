@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 import trio
 
 from muxkit._errors import Refused
-from muxkit._handlers import is_loss, log_failure
+from muxkit._handlers import HANDLER_FAILED, is_loss, log_failure
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit._typed import Connect, OpenServer, Reconnecting
@@ -136,7 +136,14 @@ def each_request(
         try:
             async with request, background() as nursery:
                 nursery.start_soon(stop_when_unwanted)
-                await run_interruptible(handler, request)
+                try:
+                    await run_interruptible(handler, request)
+                except Refused as error:
+                    request.abort(error.reason, code=error.code)
+                except Exception as error:
+                    if not is_loss(error, of_channel=True):
+                        request.abort("the handler of this request failed", code=HANDLER_FAILED)
+                    raise
         except Exception as error:
             if not is_loss(error, of_channel=True):
                 log_failure(

@@ -142,7 +142,12 @@ class LinkChanged(LinkLost):
             if change.link_id
             else "the listener has no link for us"
         )
-        super().__init__(f"{what}; {counted(change.lost, 'message', were=True)} not answered", by="peer", peer=peer)
+        super().__init__(
+            f"{what}; {counted(change.lost, 'message', were=True)} not answered",
+            by="peer",
+            peer=peer,
+            hint="If it ended the old one because of a rule or a limit, its log says which",
+        )
         self.change = change
         self.lost: int = change.lost
 

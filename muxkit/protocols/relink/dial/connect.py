@@ -41,6 +41,7 @@ from muxkit.runtime import (
     Side,
     can_heal,
     close_at_once,
+    looks_like,
     prefixed,
     protect_package,
     protected_manager,
@@ -183,8 +184,15 @@ async def ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[Agreed | Ref
                 if isinstance(event, (Agreed, Refused)):
                     return event, prefixed(stream, handshake.rest())
                 if isinstance(event, Failed):
-                    raise event.error
+                    raise _named(event.error, looks_like(bytes(data)))
     raise trio.TooSlowError(f"the handshake was not done within {engine.limits.handshake:g} s")
+
+
+def _named(error: RemoteProtocolError, what: str | None) -> RemoteProtocolError:
+    """Return the error of a handshake with what the listener probably speaks, if its bytes tell."""
+    if what is None:
+        return error
+    return RemoteProtocolError(f"{error.message}: these bytes look like {what}", rule=error.rule, offset=error.offset)
 
 
 Role = Literal["connector", "listener"]

@@ -1,0 +1,619 @@
+"""Make what can go wrong between two peers happen, and write what the other side reads about it.
+
+Writes docs/reference/what-the-peer-reads.md; with --check only says whether it is stale. Each situation is real: a
+server and a client with sockets between them, or a program of another kind at one end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+import trustme
+
+import muxkit
+from muxkit.protocols import bpmux
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+PAGE: Final = ROOT / "docs" / "reference" / "what-the-peer-reads.md"
+PATIENCE: Final = 60.0  # s; reached only when something hangs
+PROTOCOLS: Final = ("bpmux", "relink", "aqueduct", "e3x")
+
+Make = Callable[[str], Awaitable[BaseException]]
+
+
+@attrs.frozen
+class Situation:
+    """Something that goes wrong over a protocol or a transport; `make` returns what the other side reads."""
+
+    what: str
+    over: str
+    make: Make
+
+    def read(self) -> str:
+        """Make it happen in a run of its own, and return the error as the page shows it."""
+
+        async def run() -> BaseException:
+            with trio.fail_after(PATIENCE):
+                return await self.make(self.over)
+
+        return shown(trio.run(run))
+
+
+SITUATIONS: Final[list[Situation]] = []
+
+
+def situation(what: str, *over: str) -> Callable[[Make], Make]:
+    """Note that a function makes this happen, once for each of `over`."""
+
+    def note(make: Make) -> Make:
+        SITUATIONS.extend(Situation(what, each, make) for each in over)
+        return make
+
+    return note
+
+
+def shown(error: BaseException) -> str:
+    """Return type, text and fields of an error, without what differs between two runs."""
+    text = f"{type(error).__name__}: {error}"
+    fields = [
+        f"{name}={value!r}" for name in ("peer_reason", "reason", "code") if (value := getattr(error, name, None))
+    ]
+    if isinstance(error, muxkit.LinkLost):
+        fields = [each for each in fields if not each.startswith("reason=")]
+    text += f" [{', '.join(fields)}]" if fields else ""
+    text = re.sub(r"/tmp/\S+?/(\w+)", r"/tmp/…/\1", text)
+    text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", text)
+    text = re.sub(r"\b\d+\.\d s\b", "N s", text)
+    text = re.sub(r"\b0x[0-9a-f]{6,}\b", "0x…", text)
+    text = re.sub(r"epoch \d+", "epoch N", text)
+    text = re.sub(r"; [\d,]+ bytes were not sent", "", text)
+    # A system may say that a peer hung up in either way, according to what was on its way.
+    ended = r"the peer hung up( while [\d]+ \w+ (was|were) open)?|the connection broke while (reading|writing)"
+    text = re.sub(ended, "the peer hung up", text)
+    return re.sub(r"byte \d+", "byte N", text)
+
+
+# --- what the situations share
+
+
+async def echo(channel: muxkit.Channel) -> None:
+    async for message in channel:
+        await channel.send(message)
+
+
+async def use(session: muxkit.Session) -> None:
+    """Send and receive until something is wrong."""
+    async with session.open("call") as channel:
+        while True:
+            await channel.send(b"x")
+            await channel.receive()
+
+
+async def read_by(call: Callable[[], Awaitable[object]]) -> BaseException:
+    """Return the one error that a call raises."""
+    try:
+        await call()
+    except BaseExceptionGroup as group:
+        return group.exceptions[0]
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was wrong")
+
+
+async def client_reads(handler: object, url: str, *, client: str | None = None, **options: object) -> BaseException:
+    """Return what a client reads that uses a server with this handler; options with `c_` are the client's."""
+    ours = {name[2:]: value for name, value in options.items() if name.startswith("c_")}
+    theirs = {name: value for name, value in options.items() if not name.startswith("c_")}
+
+    async def call(url: str) -> None:
+        async with muxkit.connect(url, **ours) as session:  # type: ignore[arg-type]  # of whatever option
+            await use(session)
+
+    async with muxkit.open_server(handler, url, linger=0.2, **theirs) as server:  # type: ignore[arg-type]  # as above
+        address = server.url if client is None else f"{client}://{server.url.partition('://')[2]}"
+        return await read_by(partial(call, address))
+
+
+@asynccontextmanager
+async def program_that_says(answer: bytes) -> AsyncGenerator[str, None]:
+    """Listen, and answer each connection with these bytes; gives the address."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(answer)
+            while await stream.receive_some():
+                pass
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, [listener])
+        yield f"127.0.0.1:{listener.socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+def tcp(*protocols: str) -> list[str]:
+    return [f"{protocol}+tcp://127.0.0.1:0" for protocol in protocols or PROTOCOLS]
+
+
+class Certificates:
+    """An authority and files of what it signed."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.authority = trustme.CA()
+        self.authority.cert_pem.write_to_path(str(self.folder / "ca.pem"))
+        self.other = trustme.CA()
+        self.other.cert_pem.write_to_path(str(self.folder / "other.pem"))
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.pem"
+
+    def server(self, name: str = "127.0.0.1", *, expired: bool = False, client_ca: bool = False) -> muxkit.TLS:
+        past = datetime.now(UTC) - timedelta(days=1)
+        issued = self.authority.issue_cert(name, not_after=past if expired else None)
+        path = self.folder / f"{name}{'-expired' if expired else ''}.pem"
+        issued.private_key_and_cert_chain_pem.write_to_path(str(path))
+        return muxkit.TLS(cert=path, key=path, client_ca=self.ca if client_ca else None)
+
+
+CERTIFICATES: Final = Certificates()
+
+
+# --- the situations
+
+
+@situation("a message is larger than the receiver's limit", *tcp())
+async def too_large(url: str) -> BaseException:
+    async def send(url: str) -> None:
+        async with muxkit.connect(url) as session, session.open() as channel:
+            await channel.send(bytes(300_000))
+            await channel.receive()
+
+    limits = muxkit.Limits(message=200_000)
+    async with muxkit.open_server(echo, url, limits=limits, linger=0.2) as server:
+        return await read_by(partial(send, server.url))
+
+
+@situation("the handler of a channel fails", *tcp())
+async def channel_handler(url: str) -> BaseException:
+    async def fail(channel: muxkit.Channel) -> None:
+        await channel.receive()
+        raise RuntimeError("what must not be told")
+
+    return await client_reads(fail, url)
+
+
+@situation("the server aborts a channel, `abort('disk full', code=7)`", *tcp())
+async def server_aborts(url: str) -> BaseException:
+    async def abort(channel: muxkit.Channel) -> None:
+        await channel.receive()
+        channel.abort("disk full", code=7)
+
+    return await client_reads(abort, url)
+
+
+@situation("the handler of a channel refuses, `Refused('not today', code=7)`", *tcp())
+async def channel_refused(url: str) -> BaseException:
+    async def refuse(channel: muxkit.Channel) -> None:
+        await channel.receive()
+        raise muxkit.Refused("not today", code=7)
+
+    return await client_reads(refuse, url)
+
+
+@situation("the server aborts a channel with text that is made to harm a terminal", *tcp())
+async def hostile_text(url: str) -> BaseException:
+    async def abort(channel: muxkit.Channel) -> None:
+        await channel.receive()
+        channel.abort("\x1b[2J\r\nroot# " + "x" * 1_000_000)
+
+    error = await client_reads(abort, url)
+    assert isinstance(error, (muxkit.ChannelCancelled, muxkit.ChannelStopped))
+    assert error.reason.isprintable()
+    assert len(error.reason) <= 512
+    error.reason = f"{error.reason[:32]}… ({'at most 512 characters'})"
+    return error
+
+
+@situation("the client is cancelled", *tcp())
+async def client_cancelled(url: str) -> BaseException:
+    heard: list[BaseException] = []
+    taken, over = trio.Event(), trio.Event()
+
+    async def listen(session: muxkit.Session) -> None:
+        async for channel in session.incoming():
+
+            async def take(channel: muxkit.Channel = channel) -> None:
+                while True:
+                    await channel.receive()
+                    taken.set()
+
+            heard.append(await read_by(take))
+            over.set()
+
+    async with muxkit.open_server(listen, url, linger=0.2) as server:
+        with trio.CancelScope() as scope:
+            async with muxkit.connect(server.url) as session, session.open() as channel:
+                await channel.send(b"x")
+                await taken.wait()
+                scope.cancel()
+                await trio.sleep_forever()
+        await over.wait()
+    return heard[0]
+
+
+@situation("the handler of a channel returns while the client waits for an answer", *tcp())
+async def handler_returns(url: str) -> BaseException:
+    async def leave(channel: muxkit.Channel) -> None:
+        await channel.receive()
+
+    return await client_reads(leave, url)
+
+
+@situation("the client aborts a channel, `abort('disk full', code=7)`", *tcp())
+async def client_aborts(url: str) -> BaseException:
+    heard: list[BaseException] = []
+    taken, over = trio.Event(), trio.Event()
+
+    async def listen(channel: muxkit.Channel) -> None:
+        async def take() -> None:
+            while True:
+                await channel.receive()
+                taken.set()
+
+        heard.append(await read_by(take))
+        over.set()
+
+    async with muxkit.open_server(listen, url, linger=0.2) as server, muxkit.connect(server.url) as session:
+        channel = await session.open()
+        await channel.send(b"x")
+        await taken.wait()
+        channel.abort("disk full", code=7)
+        await over.wait()
+    return heard[0]
+
+
+@situation("no handler has the channel's name", *tcp())
+async def unknown_name(url: str) -> BaseException:
+    return await client_reads(muxkit.by_name({"calls": echo, "files": echo}), url)
+
+
+@situation("the handler of a session fails", *tcp())
+async def session_handler(url: str) -> BaseException:
+    async def fail(session: muxkit.Session) -> None:
+        async for channel in session.incoming():
+            await channel.receive()
+            raise RuntimeError("what must not be told")
+
+    return await client_reads(fail, url)
+
+
+@situation("the handler of a session refuses, `Refused('not today', code=7)`", *tcp())
+async def session_refused(url: str) -> BaseException:
+    async def refuse(session: muxkit.Session) -> None:
+        async for channel in session.incoming():
+            await channel.receive()
+            raise muxkit.Refused("not today", code=7)
+
+    return await client_reads(refuse, url)
+
+
+@situation("the client leaves by an error", *tcp())
+async def client_leaves(url: str) -> BaseException:
+    heard: list[BaseException] = []
+    taken, over = trio.Event(), trio.Event()
+
+    async def listen(session: muxkit.Session) -> None:
+        async for channel in session.incoming():
+
+            async def take(channel: muxkit.Channel = channel) -> None:
+                while True:
+                    await channel.receive()
+                    taken.set()
+
+            heard.append(await read_by(take))
+            over.set()
+
+    async with muxkit.open_server(listen, url, linger=0.2) as server:
+        with suppress(ValueError):
+            async with muxkit.connect(server.url) as session:
+                channel = await session.open()
+                await channel.send(b"x")
+                await taken.wait()
+                raise ValueError("what must not be told")
+        await over.wait()
+    return heard[0]
+
+
+@situation("the token is wrong", *tcp())
+async def wrong_token(url: str) -> BaseException:
+    return await client_reads(echo, url, authorize=muxkit.tokens({"alice": "correct horse"}), c_token="battery staple")
+
+
+@situation("the token is missing", *tcp("bpmux", "aqueduct", "e3x"))
+async def no_token(url: str) -> BaseException:
+    return await client_reads(echo, url, authorize=muxkit.tokens({"alice": "correct horse"}))
+
+
+@situation("the token is wrong", "bpmux+ws://127.0.0.1:0/mux")
+async def wrong_token_ws(url: str) -> BaseException:
+    return await wrong_token(url)
+
+
+def _other_protocol(server: str) -> Make:
+    async def make(url: str) -> BaseException:
+        options = {"c_patience": 1.0} if url.startswith("relink") else {}
+        client = url.partition("://")[0]
+        return await client_reads(echo, f"{server}+tcp://127.0.0.1:0", client=client, **options)
+
+    return make
+
+
+# Where both sides wait for the other to begin, silence ends it (a ping after 20 s, the end after 20 s more).
+WAIT_FOR_EACH_OTHER: Final = {("bpmux", "relink"), ("bpmux", "e3x"), ("aqueduct", "e3x"), ("relink", "e3x")}
+for _server in PROTOCOLS:
+    _others = [each for each in PROTOCOLS if each != _server and (each, _server) not in WAIT_FOR_EACH_OTHER]
+    if _others:
+        situation(f"a server of {_server}", *tcp(*_others))(_other_protocol(_server))
+
+
+def _other_program(answer: bytes) -> Make:
+    async def make(url: str) -> BaseException:
+        scheme = url.partition("://")[0]
+        options = {"patience": 1.0} if scheme.startswith("relink") else {}
+
+        async def call(address: str) -> None:
+            async with muxkit.connect(f"{scheme}://{address}", **options) as session:  # type: ignore[arg-type]
+                await use(session)
+
+        async with program_that_says(answer) as address:
+            return await read_by(partial(call, address))
+
+    return make
+
+
+situation("a web server", *tcp("bpmux", "relink", "aqueduct"))(
+    _other_program(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+)
+situation("an SSH server", *tcp("bpmux", "relink", "aqueduct"))(_other_program(b"SSH-2.0-OpenSSH_9.6\r\n"))
+situation("a web server without WebSockets", "bpmux+ws://127.0.0.1:0/mux")(
+    _other_program(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+)
+
+
+@situation("a server of TLS, and the client's URL says tcp", *tcp())
+async def plaintext_to_tls(url: str) -> BaseException:
+    protocol = url.partition("+")[0]
+    options: dict[str, object] = {"c_patience": 1.0} if protocol == "relink" else {}
+    tls = CERTIFICATES.server()
+    return await client_reads(echo, f"{protocol}+tls://127.0.0.1:0", client=f"{protocol}+tcp", tls=tls, **options)
+
+
+@situation(
+    "a server of plain TCP, and the client's URL says tls",
+    *(f"{each}+tls://127.0.0.1:0" for each in ("bpmux", "relink", "aqueduct")),
+)
+async def tls_to_plaintext(url: str) -> BaseException:
+    protocol = url.partition("+")[0]
+    options: dict[str, object] = {"c_patience": 1.0} if protocol == "relink" else {}
+    trusted = muxkit.TLS(ca=CERTIFICATES.ca)
+    return await client_reads(echo, tcp(protocol)[0], client=f"{protocol}+tls", c_tls=trusted, **options)
+
+
+ENCRYPTED: Final = (
+    "bpmux+tls://127.0.0.1:0",
+    "bpmux+wss://127.0.0.1:0/mux",
+    "aqueduct+quic://127.0.0.1:0",
+    "e3x+dtls://127.0.0.1:0",
+)
+
+
+@situation("the client shows no certificate, and the server wants one", *ENCRYPTED[:3])
+async def no_certificate(url: str) -> BaseException:
+    return await client_reads(echo, url, tls=CERTIFICATES.server(client_ca=True), c_tls=muxkit.TLS(ca=CERTIFICATES.ca))
+
+
+@situation("the server's certificate is of an authority that is not trusted", *ENCRYPTED)
+async def not_trusted(url: str) -> BaseException:
+    return await client_reads(
+        echo, url, tls=CERTIFICATES.server(), c_tls=muxkit.TLS(ca=CERTIFICATES.folder / "other.pem")
+    )
+
+
+@situation("the server's certificate is for another name", *ENCRYPTED)
+async def other_name(url: str) -> BaseException:
+    return await client_reads(echo, url, tls=CERTIFICATES.server("example.org"), c_tls=muxkit.TLS(ca=CERTIFICATES.ca))
+
+
+@situation("the server's certificate has expired", *ENCRYPTED)
+async def expired(url: str) -> BaseException:
+    return await client_reads(echo, url, tls=CERTIFICATES.server(expired=True), c_tls=muxkit.TLS(ca=CERTIFICATES.ca))
+
+
+async def _connects(url: str, **options: object) -> BaseException:
+    async def call() -> None:
+        async with muxkit.connect(url, **options) as session:  # type: ignore[arg-type]  # of whatever option
+            await use(session)
+
+    return await read_by(call)
+
+
+@situation(
+    "nothing listens there",
+    *(
+        f"{each}://127.0.0.1:PORT"
+        for each in ("bpmux+tcp", "bpmux+tls", "aqueduct+tcp", "e3x+tcp", "bpmux+ws", "relink+tcp")
+    ),
+)
+async def refused(url: str) -> BaseException:
+    with trio.socket.socket() as taken:
+        await taken.bind(("127.0.0.1", 0))
+        address = url.replace("PORT", str(taken.getsockname()[1]))
+        return await _connects(address, **({"patience": 1.0} if url.startswith("relink") else {}))
+
+
+@situation("the host has no address", "bpmux+tcp://nowhere.invalid:7000", "bpmux+ws://nowhere.invalid:7000/mux")
+async def no_address(url: str) -> BaseException:
+    return await _connects(url, **({"insecure": True}))
+
+
+@situation("the Unix socket is not there", "bpmux+unix:///nowhere/muxkit/socket")
+async def no_socket(url: str) -> BaseException:
+    return await _connects(url)
+
+
+@situation("the WebSocket server has another path", "bpmux+ws://127.0.0.1:0/mux")
+async def other_path(url: str) -> BaseException:
+    async with muxkit.open_server(echo, url) as server:
+        return await _connects(server.url.replace("/mux", "/other"))
+
+
+@situation("the server is shut down", *tcp())
+async def shut_down(url: str) -> BaseException:
+    async with muxkit.open_server(echo, url, linger=0.2) as server, muxkit.connect(server.url) as session:
+        async with session.open() as first:
+            await first.send(b"x")
+            await first.receive()
+
+        async def call() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(server.shutdown, grace=5))
+                while True:
+                    async with session.open() as channel:
+                        await channel.send(b"x")
+                        await channel.receive()
+
+        return await read_by(call)
+
+
+PROGRAM: Final = """
+import sys, trio, muxkit
+async def echo(channel: muxkit.Channel) -> None:
+    async for message in channel:
+        await channel.send(message)
+async def main() -> None:
+    async with muxkit.open_server(echo, sys.argv[1]) as server:
+        print(server.url, flush=True)
+        await trio.sleep_forever()
+trio.run(main)
+"""
+
+
+@situation("the server's process is killed", *(url for url in tcp() if not url.startswith("relink")))
+async def killed(url: str) -> BaseException:
+    process = await trio.to_thread.run_sync(
+        partial(
+            subprocess.Popen,
+            [sys.executable, "-c", PROGRAM, url],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'adapters'}"},
+        )
+    )
+    assert process.stdout is not None
+    address = (await trio.to_thread.run_sync(process.stdout.readline)).strip()
+
+    async def call() -> None:
+        async with muxkit.connect(address) as session, session.open() as channel:
+            await channel.send(b"x")
+            await channel.receive()
+            process.send_signal(signal.SIGKILL)
+            await channel.receive()
+
+    try:
+        return await read_by(call)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@situation("the server declines a request", "bpmux+tcp://127.0.0.1:0")
+async def request_declined(url: str) -> BaseException:
+    async def decline(request: bpmux.IncomingRequest) -> None:
+        request.abort("out of stock", code=7)
+
+    async def call(url: str) -> None:
+        async with bpmux.connect(url) as session:
+            await session.request(b"x")
+
+    async with bpmux.open_server(bpmux.each_request(decline), url) as server:
+        return await read_by(partial(call, server.url))
+
+
+@situation("the URL names restream, which has no channels", "restream+tcp://127.0.0.1:7000")
+async def no_channels(url: str) -> BaseException:
+    return await _connects(url)
+
+
+@situation("the handler of a request fails", "bpmux+tcp://127.0.0.1:0")
+async def request_fails(url: str) -> BaseException:
+    async def fail(request: bpmux.IncomingRequest) -> bytes:
+        raise RuntimeError("what must not be told")
+
+    async def call(url: str) -> None:
+        async with bpmux.connect(url) as session:
+            await session.request(b"x")
+
+    async with bpmux.open_server(bpmux.each_request(fail), url) as server:
+        return await read_by(partial(call, server.url))
+
+
+# --- the page
+
+
+def page() -> str:
+    lines = [
+        "# What the other side reads",
+        "",
+        "What a client or a server reads when something goes wrong at the other end, or when the other end speaks",
+        "something else. This page is made by `python tests/peer_reads.py`, which lets each of these happen over real",
+        "sockets; the suite keeps it true. Fields of the error stand in brackets. [Errors](errors.md) says which call",
+        "raises what.",
+        "",
+    ]
+    for what in dict.fromkeys(each.what for each in SITUATIONS):
+        lines += [f"## {what[0].upper()}{what[1:]}", "", "| over | is read |", "|---|---|"]
+        lines += [f"| `{scheme(each.over)}` | {cell(each.read())} |" for each in SITUATIONS if each.what == what]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def scheme(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "\\<")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is stale")
+    check = parser.parse_args(arguments).check
+    text = page()
+    if not check:
+        PAGE.write_text(text, encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != text:
+        print(f"{PAGE.name} is stale: run python tests/peer_reads.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

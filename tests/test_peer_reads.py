@@ -1,0 +1,23 @@
+"""What a peer reads when something goes wrong at the other end: each line of the page is made to happen."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.peer_reads import PAGE, SITUATIONS, Situation, cell, scheme
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the texts of the system differ there")
+
+
+@pytest.mark.filterwarnings("ignore::muxkit.PlaintextWarning")
+@pytest.mark.parametrize("each", SITUATIONS, ids=lambda each: f"{each.what}-{scheme(each.over)}")
+def test_the_page_says_what_is_read(each: Situation) -> None:
+    section = PAGE.read_text(encoding="utf-8").partition(f"## {each.what[0].upper()}{each.what[1:]}\n")[2]
+    lines = section.partition("\n## ")[0].splitlines()
+    assert f"| `{scheme(each.over)}` | {cell(each.read())} |" in lines
+
+
+def test_the_page_has_thirty_situations() -> None:
+    assert len({each.what for each in SITUATIONS}) >= 30
