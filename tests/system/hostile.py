@@ -353,7 +353,7 @@ class Server:
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
         self.close()
         log = self.log.read_bytes()
-        assert CANARY not in log
+        assert CANARY not in log, [line[:400] for line in log.split(b"\n") if CANARY in line]
         if kind is None:
             assert self.process.returncode == 0
             failures = [line for line in log.decode().splitlines() if line.startswith(("ERROR", "Traceback"))]

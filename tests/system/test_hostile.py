@@ -659,7 +659,10 @@ HANDSHAKES = {
     "an opcode that is none": [UPGRADE + b"\r\n", b"\x83\xa2" + MASK + CANARY],
     "a frame of 2^63 bytes": [UPGRADE + b"\r\n", b"\x82\xff\x7f" + b"\xff" * 7 + MASK + CANARY],
     "a large ping": [UPGRADE + b"\r\n", b"\x89\xfe\x01\x00" + MASK + CANARY * 8],
-    "a close with a reason": [UPGRADE + b"\r\n", b"\x88\xa4" + MASK + b"\x0b\xb8" + CANARY],
+    "a close with a reason": [
+        UPGRADE + b"\r\n",
+        b"\x88\xa4" + MASK + b"\x0b\xb8" + b"a reason is no payload and is told",
+    ],
     "a close with half a code": [UPGRADE + b"\r\n", b"\x88\x81" + MASK + b"\x03"],
     "a violation in a frame": [UPGRADE + b"\r\n", b"\x82\x82" + MASK + b"\x30\x07"],
     "fragments without end": [UPGRADE + b"\r\n", b"\x02\x81" + MASK + b"\x50", *[b"\x00\x80" + MASK] * 2000],
