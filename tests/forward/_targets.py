@@ -78,12 +78,18 @@ class Pair:
 
 @asynccontextmanager
 async def pair(
-    url: str, allow: Iterable[str] = (), *, listen: Iterable[str] = (), limits: forward.ForwardLimits | None = None
+    url: str,
+    allow: Iterable[str] = (),
+    *,
+    listen: Iterable[str] = (),
+    limits: forward.ForwardLimits | None = None,
+    tls: tuple[muxkit.TLS | None, muxkit.TLS | None] = (None, None),
 ) -> AsyncIterator[Pair]:
+    """Serve forwards and connect to them; `tls` is for the server and for the client."""
     handler = forward.handler(allow, listen=listen, limits=limits)
     async with (
-        muxkit.open_server(handler, url, linger=0.5) as server,
-        muxkit.connect(server.url, linger=0.5) as session,
+        muxkit.open_server(handler, url, tls=tls[0], linger=0.5) as server,
+        muxkit.connect(server.url, tls=tls[1], linger=0.5) as session,
     ):
         yield Pair(handler, server, session)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+import trustme
 
 import muxkit
 from muxkit import forward
@@ -22,11 +23,20 @@ def url(request: pytest.FixtureRequest) -> str:
     return f"{request.param}+tcp://127.0.0.1:0"
 
 
-@pytest.mark.parametrize("transport", ["tcp://127.0.0.1:0", "ws://127.0.0.1:0/mux", "mem://carried"])
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_connection_is_carried_to_a_target_of_the_server(protocol: str, transport: str) -> None:
+STREAMS = ["tcp://127.0.0.1:0", "ws://127.0.0.1:0/mux", "mem://carried", "tls://127.0.0.1:0"]
+OTHERS = ["aqueduct+quic://127.0.0.1:0", "e3x+udp://127.0.0.1:0", "e3x+dtls://127.0.0.1:0"]
+
+
+@pytest.mark.parametrize("url", [*(f"{each}+{stream}" for each in PROTOCOLS for stream in STREAMS), *OTHERS])
+async def test_a_connection_is_carried_to_a_target_of_the_server(url: str, tmp_path: Path) -> None:
+    server_tls = client_tls = None
+    if url.partition(":")[0].endswith(("tls", "quic")):
+        authority = trustme.CA()
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+        server_tls = muxkit.TLS(cert=tmp_path / "server.pem")
+        client_tls = muxkit.TLS(ca=authority.cert_pem.bytes())
     with trio.fail_after(PATIENCE):
-        async with target() as port, pair(f"{protocol}+{transport}", [str(port)]) as there:
+        async with target() as port, pair(url, [str(port)], tls=(server_tls, client_tls)) as there:
             async with (
                 forward.open_local(there.session, "0", str(port)) as local,
                 await dial(local.address) as stream,

@@ -138,7 +138,7 @@ async def test_a_handshake_that_stalls_is_closed(autojump_clock: trio.testing.Mo
 
 
 async def test_a_thousand_half_open_handshakes_keep_no_client_out() -> None:
-    limits = forward.ForwardLimits(half_open=64, connections=100)
+    limits = forward.ForwardLimits(half_open=64, connections=100, handshake=600.0)  # only room for newer ones helps
     with trio.fail_after(PATIENCE):
         async with target() as port, proxy([str(port)], limits=limits) as (_, opened):
             stalled: list[trio.SocketStream] = []
