@@ -9,10 +9,12 @@ from typing import Any, Final, Literal
 import attrs
 import trio
 
+from muxkit._errors import Refused as NotLetIn
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit.core import Reason
 from muxkit.protocols.relink._session.common import Channel
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, OnChanged, living
 from muxkit.protocols.relink.config import Config
@@ -110,6 +112,9 @@ class _Dialling:
                 heals=lambda error: not isinstance(error, RemoteProtocolError) and can_heal(error),
                 breath=SHORT_PAUSE,
             )
+        except NotLetIn as error:
+            told = Reason(error.reason, error.code)
+            self._link.lose_because("the server refused", by="peer", cause=error, told=told)
         except Exception as error:  # whatever dialling raises, tasks that wait for the link raise it
             reason = str(error) or type(error).__name__
             by: Side = "peer" if isinstance(error, RemoteProtocolError) else "network"
