@@ -88,3 +88,14 @@ async def test_a_link_with_channels_of_the_applications_own_says_nothing_of_ours
         with pytest.raises(muxkit.LinkLost) as caught:
             await receiver.receive()
         assert caught.value.peer_reason is None
+
+
+async def test_a_link_that_finds_no_listener_says_so_in_the_log(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F8: relink dialled for ever, and nothing was logged."""
+    async with muxkit.connect("relink+mem://nowhere"):
+        await trio.sleep(100)
+    lines = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert lines[0].startswith("relink: no connection for 0 s (mem nowhere: ")
+    assert 5 <= len(lines) <= 10  # one for each doubling, not for each attempt

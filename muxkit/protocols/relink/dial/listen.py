@@ -38,6 +38,8 @@ from muxkit.runtime import (
     background,
     bare_nursery,
     close_at_once,
+    looks_like,
+    peer_of,
     protect_package,
     protected_manager,
     run_interruptible,
@@ -70,7 +72,7 @@ class RequestReader:
         self.handshake.receive_bytes(data, trio.current_time())
         for event in self.handshake.events():
             if isinstance(event, Failed):
-                raise event.error
+                raise named(event.error, data)
             if isinstance(event, Requested):
                 return event
         return None
@@ -91,6 +93,15 @@ class RequestReader:
 
 def unknown(request: Requested) -> RemoteProtocolError:
     return RemoteProtocolError(f"there is no endpoint {request.endpoint!r} here", rule="relink-H22")
+
+
+def named(error: RemoteProtocolError, head: bytes) -> RemoteProtocolError:
+    """Return the error of a handshake with what the peer probably speaks, if what it sent first tells."""
+    found = looks_like(head)
+    if found is None:
+        return error
+    text = f"{error.message}: these bytes look like {found}"
+    return RemoteProtocolError(text, rule=error.rule, offset=error.offset, limit=error.limit)
 
 
 UNIDENTIFIED = b""
@@ -227,7 +238,8 @@ class Listener:
             else:
                 await self._send_away(rest, reader, request, refused)
         except (RemoteProtocolError, LinkLost) as error:
-            _log.debug("a connection was not let in: %s", error)
+            level = logging.INFO if isinstance(error, RemoteProtocolError) else logging.DEBUG
+            _log.log(level, "a connection was not let in: %s: %s", peer_of(stream) or "a peer", error)
         finally:
             # Shielded, though it does not wait: a cancellation from outside would leave it open.
             with trio.CancelScope(shield=True):
