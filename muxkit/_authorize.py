@@ -92,7 +92,7 @@ async def show_token(stream: trio.abc.Stream, protocol: str, token: str) -> trio
     line, _, rest = held.partition(b"\n")
     if line != b"ok":
         told = Reason.decode(line.removeprefix(b"no "))
-        raise Refused(f"{peer}: {told.text}" if peer else told.text, code=told.code)
+        raise Refused(told.text, code=told.code, peer=peer)
     return prefixed(stream, rest)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import count
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import trio
 
@@ -20,7 +20,6 @@ from muxkit._plugins import PROTOCOLS, STREAMS, link_kind, load, load_transport
 from muxkit._tls import TLS
 from muxkit.runtime import (
     Link,
-    LinkLost,
     Listening,
     ProtocolPlugin,
     ResumingPlugin,
@@ -37,9 +36,14 @@ from muxkit.runtime import (
 _log = logging.getLogger("muxkit")
 _numbers = count(1)  # of the sessions of this process, for its log
 
-REFUSAL_SECONDS = 1.0  # to wait for what a client wants that is sent away
 LINGER_SECONDS = 5.0  # for taking leave
 FORM = "protocol+transport://address, such as bpmux+tcp://127.0.0.1:7000"
+
+
+class Handle(Protocol):
+    """What is called with each connection that a transport accepts, as `Listening.handle`."""
+
+    async def __call__(self, link: Any, /, *, refused: Refused | None = None) -> None: ...  # noqa: ANN401 - of any kind
 
 
 class Door:
@@ -156,9 +160,7 @@ class Door:
             )
         return None
 
-    async def serve(
-        self, handle: Callable[[Link], Awaitable[None]], *, task_status: trio.TaskStatus[list[str]]
-    ) -> None:
+    async def serve(self, handle: Handle, *, task_status: trio.TaskStatus[list[str]]) -> None:
         """Accept connections until cancelled, and call `handle` with each that is let in."""
         self._check_options("server")
         await self.transport.serve(
@@ -169,7 +171,7 @@ class Door:
             **self._link_options,
         )
 
-    async def _admit(self, gatekeeper: Gatekeeper, handle: Callable[[Link], Awaitable[None]], link: Any) -> None:  # noqa: ANN401 - of any kind
+    async def _admit(self, gatekeeper: Gatekeeper, handle: Handle, link: Any) -> None:  # noqa: ANN401 - of any kind
         if link_kind(self.transport) == "stream":
             link, refused = await gatekeeper.admit(link)
         else:
@@ -178,14 +180,8 @@ class Door:
             await handle(link)
             return
         _log.info("a client was not let in: %s: %s", peer_of(link) or self.address, refused)
-        if link is not None and not isinstance(self.protocol, ResumingPlugin):
-            with suppress(Refused, LinkLost):
-                async with self._session(link, "server") as session:
-                    # A client is told within what it allows to be sent, which it says at the begin.
-                    with trio.move_on_after(REFUSAL_SECONDS):
-                        async for _ in session.incoming():
-                            break
-                    raise refused  # the session tells its peer why it ends
+        if link is not None:
+            await handle(link, refused=refused)
 
 
 @protected_manager

@@ -17,13 +17,14 @@ class ProtocolError(MuxError):
 class Refused(MuxError):
     """Raised by a server, in `authorize` or in the handler of a session, to send a client away; the text is the reason.
 
-    A client raises it too, when it was not let in with its token.
+    A client raises it too, when it was not let in with its token; `peer` is then the server.
     """
 
-    def __init__(self, reason: str = "this server does not let you in", *, code: int = 401) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str = "this server does not let you in", *, code: int = 401, peer: str = "") -> None:
+        super().__init__(f"{peer}: {reason}" if peer else reason)
         self.reason = reason
         self.code = code
+        self.peer = peer
 
 
 class LocalProtocolError(ProtocolError):

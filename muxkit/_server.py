@@ -34,6 +34,7 @@ from muxkit.runtime import (
 )
 
 GRACE_SECONDS = 30.0  # for clients of a program that is told to end
+REFUSAL_SECONDS = 1.0  # to wait for what a client wants that is sent away
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ABORTED = 1  # the exit code of a program that was told twice to end
 
@@ -289,15 +290,21 @@ class _Connections:
     def sessions(self) -> Collection[Session]:
         return [*self._sessions]
 
-    async def handle(self, link: Link) -> None:
+    async def handle(self, link: Link, /, *, refused: Refused | None = None) -> None:
         session: Session | None = None
         try:
             async with self._session_on(link, "server") as session:
+                if refused is not None:
+                    # A client is told within what it allows to be sent, which it says at the begin.
+                    with trio.move_on_after(REFUSAL_SECONDS):
+                        async for _ in session.incoming():
+                            break
+                    raise refused  # the session tells its peer why it ends
                 if not self._draining:
                     self._sessions[session] = None
                     await run_interruptible(self._handler, session)
         except Exception as error:
-            if is_loss(error):
+            if is_loss(error) or error is refused:
                 _log.debug("session lost: %s", error)
             elif isinstance(error, Refused):
                 _log.info("a client was sent away: %s", error)

@@ -7,9 +7,11 @@ server and a client with sockets between them, or a program of another kind at o
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,14 +20,14 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
 import trustme
 
 import muxkit
-from muxkit.protocols import bpmux
+from muxkit.protocols import bpmux, e3x, relink, restream
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs" / "reference" / "what-the-peer-reads.md"
@@ -347,7 +349,7 @@ async def wrong_token(url: str) -> BaseException:
     return await client_reads(echo, url, authorize=muxkit.tokens({"alice": "correct horse"}), c_token="battery staple")
 
 
-@situation("the token is missing", *tcp("bpmux", "aqueduct", "e3x"))
+@situation("the token is missing", *tcp())
 async def no_token(url: str) -> BaseException:
     return await client_reads(echo, url, authorize=muxkit.tokens({"alice": "correct horse"}))
 
@@ -582,6 +584,451 @@ async def request_fails(url: str) -> BaseException:
 
     async with bpmux.open_server(bpmux.each_request(fail), url) as server:
         return await read_by(partial(call, server.url))
+
+
+# --- what breaks on the way, and what never comes
+
+
+@situation("a handler of a session refuses at once, before there is a channel", *tcp())
+async def refused_at_once(url: str) -> BaseException:
+    async def refuse(session: muxkit.Session) -> None:
+        raise muxkit.Refused("not today", code=7)
+
+    return await client_reads(refuse, url)
+
+
+@situation("the server stops reading a channel, `aclose()`, while the client sends", *tcp())
+async def reading_stopped(url: str) -> BaseException:
+    return await _sends_until_wrong(lambda channel: channel.aclose(), url)
+
+
+@situation("the server aborts a channel, `abort('disk full', code=7)`, while the client sends", *tcp())
+async def aborted_while_sending(url: str) -> BaseException:
+    async def abort(channel: muxkit.Channel) -> None:
+        channel.abort("disk full", code=7)
+
+    return await _sends_until_wrong(abort, url)
+
+
+async def _sends_until_wrong(end: Callable[[muxkit.Channel], Awaitable[None]], url: str) -> BaseException:
+    async def stop(channel: muxkit.Channel) -> None:
+        await channel.receive()
+        await end(channel)
+
+    async def send(url: str) -> None:
+        async with muxkit.connect(url, linger=0.2) as session, session.open("call") as channel:
+            while True:
+                await channel.send(bytes(1000))
+
+    async with muxkit.open_server(stop, url, linger=0.2) as server:
+        return await read_by(partial(send, server.url))
+
+
+@situation("the server's backlog of channels is full, `Limits(backlog=1)`", *tcp())
+async def backlog_full(url: str) -> BaseException:
+    taken = trio.Event()
+
+    async def take_none(session: muxkit.Session) -> None:
+        await taken.wait()
+
+    async def call(url: str) -> None:
+        async with muxkit.connect(url, linger=0.2) as session:
+            channels = [await session.open("call", payload=b"x") for _ in range(20)]
+            for channel in reversed(channels):
+                await channel.receive()
+
+    async with muxkit.open_server(take_none, url, limits=muxkit.Limits(backlog=1), linger=0.2) as server:
+        try:
+            with trio.fail_after(3):
+                return await read_by(partial(call, server.url))
+        finally:
+            taken.set()
+
+
+@asynccontextmanager
+async def server_process(url: str) -> AsyncGenerator[tuple[str, subprocess.Popen[str]], None]:
+    """Run an echo server as a process of its own; gives what to connect to."""
+    process = await trio.to_thread.run_sync(
+        partial(
+            subprocess.Popen,
+            [sys.executable, "-c", PROGRAM, url],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'adapters'}"},
+        )
+    )
+    assert process.stdout is not None
+    try:
+        yield (await trio.to_thread.run_sync(process.stdout.readline)).strip(), process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@situation("the server falls silent: its process is stopped", *tcp("bpmux", "aqueduct", "e3x", "relink"))
+async def silent(url: str) -> BaseException:
+    protocol = url.partition("+")[0]
+    options: dict[str, object] = {"patience": 1.0} if protocol == "relink" else {}
+
+    async with server_process(url) as (address, process):
+
+        async def call() -> None:
+            config = SHORT_KEEPALIVE[protocol]
+            async with muxkit.connect(address, config=config, linger=0.2, **options) as session:  # type: ignore[arg-type]
+                async with session.open("call") as channel:
+                    await channel.send(b"x")
+                    await channel.receive()
+                    process.send_signal(signal.SIGSTOP)
+                    await channel.receive()
+
+        return await read_by(call)
+
+
+SHORT_KEEPALIVE: Final = {
+    "bpmux": bpmux.Config(keepalive=1, keepalive_timeout=1),
+    "relink": relink.Config(keepalive=1, keepalive_timeout=1),
+    "e3x": e3x.Config(keepalive=1, timeout=1),
+}
+
+
+@asynccontextmanager
+async def relay(address: str, *, back: int, once: bool = False) -> AsyncGenerator[str, None]:
+    """Forward connections to `address`, and cut each behind `back` bytes from there; gives the relay's own address."""
+    host, _, port = address.rpartition(":")
+
+    async def serve(client: trio.SocketStream) -> None:
+        async with client, await trio.open_tcp_stream(host, int(port)) as server, trio.open_nursery() as nursery:
+
+            async def forward() -> None:
+                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    async for data in client:
+                        await server.send_all(data)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(forward)
+            left = back
+            with suppress(trio.BrokenResourceError):
+                while left and (data := await server.receive_some(left)):
+                    await client.send_all(data)
+                    left -= len(data)
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, [listener])
+        yield f"127.0.0.1:{listener.socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+@situation("the line is cut in the middle of a message", *tcp("bpmux", "aqueduct", "e3x"))
+async def cut_in_a_message(url: str) -> BaseException:
+    async def answer(channel: muxkit.Channel) -> None:
+        await channel.receive()
+        await channel.send(bytes(500_000))
+
+    async with muxkit.open_server(answer, url, linger=0.2) as server:
+        scheme, _, address = server.url.partition("://")
+        async with relay(address, back=50_000) as between:
+            return await _connects(f"{scheme}://{between}", linger=0.2)
+
+
+@situation("each connection of a link is cut behind its handshake", *tcp("relink"))
+async def link_refused(url: str) -> BaseException:
+    async with muxkit.open_server(echo, url, linger=0.2) as server:
+        scheme, _, address = server.url.partition("://")
+        async with relay(address, back=24) as between:
+            return await _connects(f"{scheme}://{between}", linger=0.2, backoff=muxkit.Backoff(first=0.001, most=0.001))
+
+
+@situation("the listener of a link was started again", *tcp("relink"))
+async def link_changed(url: str) -> BaseException:
+    async with server_process(url) as (address, process):
+
+        async def call() -> None:
+            backoff = muxkit.Backoff(first=0.01, most=0.01)
+            async with relink.connect(address, linger=0.2, backoff=backoff) as session:
+                async with session.open("call") as channel:
+                    await channel.send(b"x")
+                    await channel.receive()
+                    process.kill()
+                    await trio.to_thread.run_sync(process.wait)
+                    async with muxkit.open_server(echo, address, linger=0.2):
+                        await channel.receive()
+
+        return await read_by(call)
+
+
+@situation("the link has an endpoint that the listener does not know", "relink+tcp://127.0.0.1:0/jobs")
+async def unknown_endpoint(url: str) -> BaseException:
+    async with muxkit.open_server(echo, url, linger=0.2) as server:
+        return await _connects(server.url.replace("/jobs", "/chat"), patience=1.0, linger=0.2)
+
+
+@situation("the peer breaks a rule of the frames", *tcp("bpmux", "relink", "aqueduct"))
+async def broken_rule(url: str) -> BaseException:
+    scheme = url.partition("://")[0]
+    answers = {
+        "bpmux+tcp": b"\x00",
+        "relink+tcp": bytes(8) + (1).to_bytes(8, "little") * 2 + bytes.fromhex("A0 00 00 00 00 00 00 00"),
+        "aqueduct+tcp": b"AQUEDUX1" + b"\xff" * 16,
+    }
+    async with program_that_says(answers[scheme]) as address:
+        return await _connects(f"{scheme}://{address}", linger=0.2)
+
+
+@situation(
+    "the server accepts the connection and says nothing",
+    *(f"{each}://" for each in ("relink+tcp", "bpmux+tls", "bpmux+ws", "bpmux+wss")),
+)
+async def no_handshake(url: str) -> BaseException:
+    if url.startswith("relink"):
+        options: dict[str, object] = {"patience": 1.0, "limits": muxkit.Limits(handshake=0.5)}
+    else:
+        options = {"handshake_timeout": 0.5}
+    async with program_that_says(b"") as address:
+        return await _connects(f"{url}{address}", linger=0.2, **options)
+
+
+@situation("nothing listens there", "bpmux+wss://127.0.0.1:PORT", "bpmux+mem://nowhere")
+async def refused_elsewhere(url: str) -> BaseException:
+    return await refused(url)
+
+
+@situation("nothing listens there", "aqueduct+quic://127.0.0.1:PORT")
+async def refused_quic(url: str) -> BaseException:
+    return await _datagrams_unheard(url, handshake_timeout=1.0)
+
+
+@situation("nothing listens there", "e3x+udp://127.0.0.1:PORT")
+async def refused_udp(url: str) -> BaseException:
+    return await _datagrams_unheard(url, config=e3x.Config(timeout=1))
+
+
+@situation("nothing listens there", "e3x+dtls://127.0.0.1:PORT")
+async def refused_dtls(url: str) -> BaseException:
+    return await _datagrams_unheard(url, handshake_timeout=1.0, tls=muxkit.TLS(ca=CERTIFICATES.ca))
+
+
+async def _datagrams_unheard(url: str, **options: object) -> BaseException:
+    with trio.socket.socket(type=trio.socket.SOCK_DGRAM) as taken:
+        await taken.bind(("127.0.0.1", 0))
+        address = url.replace("PORT", str(taken.getsockname()[1]))
+    return await _connects(address, linger=0.2, **options)
+
+
+@situation("the Unix socket is left from a server that has gone", "bpmux+unix:///socket")
+async def stale_socket(url: str) -> BaseException:
+    path = Path(tempfile.mkdtemp()) / "socket"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    return await _connects(f"bpmux+unix://{path}")
+
+
+@situation("the path of the Unix socket is a file", "bpmux+unix:///file")
+async def no_socket_but_a_file(url: str) -> BaseException:
+    path = Path(tempfile.mkdtemp()) / "file"
+    path.write_bytes(b"")
+    return await _connects(f"bpmux+unix://{path}")
+
+
+@situation("the WebSocket server wants another login", "bpmux+ws://127.0.0.1:0/mux")
+async def unauthorized(url: str) -> BaseException:
+    answer = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 9\r\n\r\nno cookie"
+    async with program_that_says(answer) as address:
+        return await _connects(f"bpmux+ws://{address}/mux")
+
+
+@situation("the WebSocket server agrees to none of the subprotocols", "bpmux+ws://127.0.0.1:0/mux")
+async def no_subprotocol(url: str) -> BaseException:
+    return await client_reads(echo, url, subprotocols=["chat-2"], c_subprotocols=["chat-1"])
+
+
+@situation("the QUIC server speaks another application's protocol (ALPN)", "aqueduct+quic://127.0.0.1:0")
+async def other_alpn(url: str) -> BaseException:
+    return await client_reads(echo, url, tls=CERTIFICATES.server(), alpn=("h3",), c_tls=muxkit.TLS(ca=CERTIFICATES.ca))
+
+
+@situation("a token is shown to a server without `authorize=`", *tcp())
+async def token_not_asked_for(url: str) -> BaseException:
+    options = {"c_patience": 1.0} if url.startswith("relink") else {}
+    return await client_reads(echo, url, c_token="correct horse", **options)
+
+
+@situation("the server has no WebSocket, and the client's URL says ws", "bpmux+ws://127.0.0.1:0")
+async def websocket_to_plain(url: str) -> BaseException:
+    return await client_reads(echo, "bpmux+tcp://127.0.0.1:0", client="bpmux+ws")
+
+
+class Answered(Exception):
+    """What a program of another kind reads from a server."""
+
+
+def _of_another_program(said: bytes) -> Make:
+    async def make(url: str) -> BaseException:
+        tls = CERTIFICATES.server() if "tls" in url or "wss" in url else None
+        async with muxkit.open_server(echo, url, tls=tls, limits=muxkit.Limits(handshake=0.5), linger=0.2) as server:
+            host, port = re.findall(r"//(.+):(\d+)", server.url)[0]
+            async with await trio.open_tcp_stream(host, int(port)) as stream:
+                await stream.send_all(said)
+                read = bytearray()
+                with suppress(trio.BrokenResourceError):
+                    while data := await stream.receive_some():
+                        read += data
+        head, _, body = read.partition(b"\r\n\r\n")
+        line = head.partition(b"\r\n")[0] if head.startswith(b"HTTP/") else read
+        return Answered(repr(line.decode("latin-1")) + (f" and {body.decode()!r}" if body else ""))
+
+    return make
+
+
+FOREIGN_PORTS: Final = (*tcp(), "bpmux+tls://127.0.0.1:0", "bpmux+ws://127.0.0.1:0/mux", "bpmux+wss://127.0.0.1:0/mux")
+situation("a browser at a port of ours", *FOREIGN_PORTS)(
+    _of_another_program(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+)
+
+
+# --- over other transports
+
+
+@situation("a message is larger than the receiver's limit", "bpmux+ws://127.0.0.1:0/mux")
+async def too_large_ws(url: str) -> BaseException:
+    return await too_large(url)
+
+
+@situation("the handler of a session fails", "bpmux+ws://127.0.0.1:0/mux", "bpmux+mem://fails")
+async def session_handler_elsewhere(url: str) -> BaseException:
+    return await session_handler(url)
+
+
+@situation("the handler of a session fails", "aqueduct+quic://127.0.0.1:0", "e3x+dtls://127.0.0.1:0")
+async def session_handler_encrypted(url: str) -> BaseException:
+    async def fail(session: muxkit.Session) -> None:
+        async for channel in session.incoming():
+            await channel.receive()
+            raise RuntimeError("what must not be told")
+
+    return await client_reads(fail, url, tls=CERTIFICATES.server(), c_tls=muxkit.TLS(ca=CERTIFICATES.ca))
+
+
+@situation("the handler of a channel refuses, `Refused('not today', code=7)`", "aqueduct+quic://127.0.0.1:0")
+async def channel_refused_quic(url: str) -> BaseException:
+    async def refuse(channel: muxkit.Channel) -> None:
+        await channel.receive()
+        raise muxkit.Refused("not today", code=7)
+
+    return await client_reads(refuse, url, tls=CERTIFICATES.server(), c_tls=muxkit.TLS(ca=CERTIFICATES.ca))
+
+
+# --- restream
+
+
+@asynccontextmanager
+async def restream_server(**options: Any) -> AsyncGenerator[str, None]:
+    limits = options.pop("store_limits", restream.StoreLimits())
+    async with restream.open_store("memory:", limits=limits) as store, trio.open_nursery() as nursery:
+        serve = partial(restream.serve, "restream+tcp://127.0.0.1:0", store, **options)
+        served: restream.Served = await nursery.start(serve)
+        yield served.url
+        nursery.cancel_scope.cancel()
+
+
+async def _reads_numbers(url: str, **options: Any) -> BaseException:
+    async def call() -> None:
+        async with restream.numbers(url, **{"count": 3, **options}) as stream:
+            with stream.fail_after(2):
+                while True:
+                    await stream.receive()
+
+    return await read_by(call)
+
+
+RESTREAM: Final = "restream+tcp://127.0.0.1:0"
+
+
+@situation("the session of a stream is not known, or has expired", RESTREAM)
+async def unknown_session(url: str) -> BaseException:
+    async with restream_server() as address:
+        async with restream.numbers(address, count=3, uuid=UUID) as stream:
+            await stream.receive()
+            saved = stream.snapshot()
+    async with restream_server() as address:
+        return await _reads_numbers(address, count=None, resume=saved)
+
+
+UUID: Final = "bf575c35-c25b-4386-8430-d5e2a93f3b1a"
+
+
+@situation("the server stores no more sessions, `StoreLimits(sessions=1)`", RESTREAM)
+async def store_full(url: str) -> BaseException:
+    async with restream_server(store_limits=restream.StoreLimits(sessions=1)) as address:
+        async with restream.numbers(address, count=3) as stream:
+            await stream.receive()
+            return await _reads_numbers(address)
+
+
+@situation("the application of the server fails", RESTREAM)
+async def application_fails(url: str) -> BaseException:
+    class Failing(restream.Numbers):
+        def step(self, *arguments: Any) -> Any:  # noqa: ANN401 - of whatever state
+            raise RuntimeError("what must not be told")
+
+    async with restream_server(application=Failing()) as address:
+        return await _reads_numbers(address)
+
+
+@situation("the server sends an error that is made to harm a terminal", RESTREAM)
+async def hostile_line(url: str) -> BaseException:
+    line = json.dumps({"error": "\x1b[2J\r\nroot# " + "x" * 60_000}).encode() + b"\n"
+    async with program_that_says(line) as address:
+        error = await _reads_numbers(f"restream+tcp://{address}")
+    assert isinstance(error, restream.StreamRefused)
+    assert error.reason.isprintable()
+    assert len(error.reason) <= 512
+    error.reason = error.reason[:32] + "… (at most 512 characters)"
+    return error
+
+
+situation("a web server", RESTREAM)(
+    lambda url: _restream_reads(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+)
+situation("an SSH server", RESTREAM)(lambda url: _restream_reads(b"SSH-2.0-OpenSSH_9.6\r\n"))
+situation("the peer breaks a rule of the frames", RESTREAM)(lambda url: _restream_reads(b'{"id": 7}\n'))
+
+
+async def _restream_reads(answer: bytes) -> BaseException:
+    async with program_that_says(answer) as address:
+        return await _reads_numbers(f"restream+tcp://{address}")
+
+
+def _restream_at(server: str, tls: muxkit.TLS | None = None) -> Make:
+    async def make(url: str) -> BaseException:
+        async with muxkit.open_server(echo, server, tls=tls, linger=0.2) as other:
+            return await _reads_numbers(f"restream+tcp://{other.url.partition('://')[2]}")
+
+    return make
+
+
+for _server in PROTOCOLS:
+    situation(f"a server of {_server}", RESTREAM)(_restream_at(tcp(_server)[0]))
+situation("a server of TLS, and the client's URL says tcp", RESTREAM)(
+    _restream_at("bpmux+tls://127.0.0.1:0", CERTIFICATES.server())
+)
+
+
+@situation("a server of restream", *tcp())
+async def server_of_restream(url: str) -> BaseException:
+    scheme = url.partition("://")[0]
+    async with restream_server() as address:
+        options = {"patience": 1.0} if scheme.startswith("relink") else {}
+        return await _connects(f"{scheme}://{address.partition('://')[2]}", linger=0.2, **options)
+
+
+@situation("nothing listens there", RESTREAM)
+async def refused_restream(url: str) -> BaseException:
+    with trio.socket.socket() as taken:
+        await taken.bind(("127.0.0.1", 0))
+        return await _reads_numbers(f"restream+tcp://127.0.0.1:{taken.getsockname()[1]}")
 
 
 # --- the page

@@ -212,9 +212,10 @@ async def connect(
     except trio.TooSlowError:
         raise TimeoutError(f"mem {name}: no answer within {connect_timeout:g} s (connect_timeout=)") from None
     except (KeyError, trio.BrokenResourceError):
-        raise ConnectionRefusedError(
-            errno.ECONNREFUSED, f"mem {name}: no listener of this process has this name"
-        ) from None
+        text = f"mem {name}: connection refused (no listener of this process has this name)"
+        refused = ConnectionRefusedError(text)
+        refused.errno = errno.ECONNREFUSED
+        raise refused from None
     async with ours:
         yield ours
 

@@ -21,7 +21,7 @@ from ._sockets import SocketListener, SocketStream, adopted, take_socket
 __all__ = ["PlaintextWarning", "SocketStream", "connect", "serve", "transport"]
 
 CONNECT_TIMEOUT = 30.0  # s, for each host
-TLS_PORT = "Is this a TLS port? Then the URL begins with …+tls://"
+TLS_PORT = "Is this a TLS port? Then the URL begins with …+tls://. Or the server speaks another protocol"
 UNSENT = 128 * 1024  # bytes that the kernel holds beyond what it has sent
 NOTSENT_LOWAT: int | None = getattr(trio.socket, "TCP_NOTSENT_LOWAT", None)
 

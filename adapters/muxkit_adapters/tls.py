@@ -256,7 +256,8 @@ async def _shake_hands(tls: trio.SSLStream[SocketStream], peer: str, within: flo
         if isinstance(cause, ssl.SSLError) and not _is_cut_off(cause):
             await _send_alert(tls)
             raise HandshakeFailed(f"{peer}: {reason_of(cause)}") from cause
-        raise HandshakeFailed(f"{peer}: the peer hung up during the TLS handshake") from cause
+        hint = "" if tls.server_side else "; is this a plaintext port?"
+        raise HandshakeFailed(f"{peer}: the peer hung up during the TLS handshake{hint}") from cause
 
 
 async def _send_alert(tls: trio.SSLStream[SocketStream]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Literal
 
@@ -152,6 +153,12 @@ class LossRecord:
 
 HEAD = 24  # bytes that are kept of what a peer sent first
 
+_AQUEDUCT = b"AQUEDUX1"
+_RELINK = bytes(8)  # the version, from either side
+_BPMUX = b"\xa8\x00"  # credit for the top level
+_E3X = re.compile(rb".{1,5}\{\"(c|type|seq|ack|miss|end|err)\"", re.DOTALL)  # the lengths before a head
+_TOKEN = b"muxkit 1 "
+
 _METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
 
 
@@ -173,4 +180,14 @@ def looks_like(head: bytes) -> str | None:
         return "a mail or FTP server"
     if head.lstrip()[:1] == b"{":
         return "JSON, such as restream"
+    if head.startswith(_AQUEDUCT):
+        return "Aqueduct"
+    if head.startswith(_RELINK):
+        return "Relink"
+    if head.startswith(_TOKEN):
+        return "the token of a muxkit client, for a server with authorize="
+    if _E3X.match(head):
+        return "e3x"
+    if head.startswith(_BPMUX):
+        return "bpmux"
     return None

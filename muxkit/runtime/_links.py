@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import attrs
 import trio
 
+from muxkit._errors import Refused
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit.core import Reason, StreamId
@@ -322,8 +323,8 @@ class Listening(Protocol):
     def sessions(self) -> Collection[Session]:
         """The sessions whose handlers run now."""
 
-    async def handle(self, link: Any, /) -> None:  # noqa: ANN401 - as in `ProtocolPlugin.session`
-        """Serve one connection until it ends."""
+    async def handle(self, link: Any, /, *, refused: Refused | None = None) -> None:  # noqa: ANN401 - as in `ProtocolPlugin.session`
+        """Serve one connection until it ends; one that is `refused` is only told why."""
 
     async def shutdown(self, *, grace: float) -> None:
         """Take no new sessions and channels, and let the live ones end for up to `grace` seconds."""

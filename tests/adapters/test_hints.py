@@ -14,6 +14,7 @@ import trustme
 
 import muxkit
 from muxkit import TLS, LinkLost, Session
+from muxkit.runtime import looks_like
 from muxkit_adapters import tcp, tls, websocket
 from muxkit_adapters.tls import HandshakeFailed
 
@@ -57,7 +58,7 @@ async def test_a_plaintext_client_whose_peer_ends_before_a_byte_reads_that_this_
     """F11: "the peer hung up while 1 channels were open, 0.0 s after it began"."""
     async with hanging_up() as port:
         error = await lost(f"bpmux+tcp://127.0.0.1:{port}")
-    assert error.hint == "Is this a TLS port? Then the URL begins with …+tls://"
+    assert error.hint == "Is this a TLS port? Then the URL begins with …+tls://. Or the server speaks another protocol"
     assert error.phase == "handshake"
     assert str(error).endswith(str(error.hint))
 
@@ -163,3 +164,35 @@ async def test_who_does_not_read_the_alert_is_not_waited_for_long(autojump_clock
                 with trio.fail_after(5):
                     while await wire.receive_some():
                         pass
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name"), [("aqueduct", "Aqueduct"), ("relink", "Relink"), ("e3x", "e3x"), ("bpmux", "bpmux")]
+)
+async def test_what_a_client_of_each_protocol_says_first_is_recognised(protocol: str, name: str) -> None:
+    """F8: "an opening without a payload (bpmux-R14, byte 0)"."""
+    heads: list[bytes] = []
+    heard = trio.Event()
+
+    async def listen(stream: trio.SocketStream) -> None:
+        heads.append(bytes(await stream.receive_some(64)))
+        heard.set()
+        await trio.sleep_forever()
+
+    async def call(port: int) -> None:
+        async with muxkit.connect(f"{protocol}+tcp://127.0.0.1:{port}") as session, session.open("call") as channel:
+            await channel.send(b"x")
+            await channel.receive()
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, listen, 0, host="127.0.0.1"))
+        nursery.start_soon(call, listener.socket.getsockname()[1])
+        with trio.fail_after(PATIENCE):
+            await heard.wait()
+        nursery.cancel_scope.cancel()
+    assert looks_like(heads[0]) == name
+
+
+@pytest.mark.parametrize("head", [b"", b"\x00\x00", b"x" * 24, b"\xa9\x00", b"AQUEDUX"])
+def test_what_could_be_anything_is_not_named(head: bytes) -> None:
+    assert looks_like(head) is None

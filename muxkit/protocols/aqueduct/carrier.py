@@ -267,9 +267,10 @@ class Carrier:
             self.engine.receive_stream(self._chunk_stream, data, is_last, self._now)
             return
         if not self._hello_received:
-            hello = cursor.exact(len(HELLO))
-            if hello != HELLO:
+            hello = cursor.data[cursor.position : cursor.position + len(HELLO)]
+            if not HELLO.startswith(hello):  # at once: a peer of another protocol may not send that many
                 raise RemoteProtocolError(f"the stream begins with {hello!r}, not with {HELLO!r}")
+            cursor.exact(len(HELLO))
             self._hello_received = True
             return
         tag = cursor.byte()

@@ -159,6 +159,11 @@ class Pump(ABC, Generic[EventT]):
         """Return what may be the reason of a loss, and what to try."""
         return None
 
+    @property
+    def foreign(self) -> str:
+        """What the peer probably speaks, as the end of a sentence, if what it sent first looks like something else."""
+        return ""
+
     def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
         """Return what can still be sent of what should be."""
         return parting

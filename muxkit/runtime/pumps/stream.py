@@ -7,7 +7,7 @@ reaches it, so no frame is ever cut. When nothing is queued a sender writes at o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Unpack
@@ -78,6 +78,8 @@ class StreamPump(Pump[EventT]):
         """The reader, in whose place a receiver may read."""
         self.phase: Phase = "handshake"
         self._head = b""  # what the peer sent first
+        self.is_understood: Callable[[], bool] = lambda: True
+        """Returns False while nothing that came had a meaning, for engines that ignore such bytes."""
 
     # --- the life of the connection
 
@@ -94,10 +96,16 @@ class StreamPump(Pump[EventT]):
         self.reading.stop()
 
     def _hint(self, by: Side, cause: BaseException | None) -> str | None:
-        if isinstance(cause, RemoteProtocolError):
+        if isinstance(cause, RemoteProtocolError) or (by != "local" and not self.is_understood()):
             found = looks_like(self._head)
-            return f"These bytes look like {found}" if found else None
+            if found or isinstance(cause, RemoteProtocolError):
+                return f"These bytes look like {found}" if found else None
         return self._hint_if_silent if self.phase == "handshake" and by != "local" else None
+
+    @property
+    def foreign(self) -> str:
+        found = looks_like(self._head)
+        return f"; its bytes look like {found}" if found else ""
 
     def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
         if self._hanging_up or not (parting or self._farewell):

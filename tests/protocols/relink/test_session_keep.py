@@ -11,7 +11,7 @@ import trio.testing
 
 from muxkit import Limits, LinkLost
 from muxkit.protocols import relink
-from muxkit.protocols.relink import Keep, Link, LinkChanged
+from muxkit.protocols.relink import Keep, Link
 from muxkit_adapters import memory
 from tests.protocols.relink._session_world import QUIET, SOON, at_rest, world
 
@@ -209,8 +209,11 @@ async def test_a_packet_that_breaks_the_rules_ends_the_link_on_both_sides(autoju
         with pytest.raises(LinkLost, match="relink-G06") as caught:
             await receiver.receive()
         assert caught.value.by == "peer"
-        with pytest.raises(LinkChanged):
+        assert caught.value.peer_reason is None
+        with pytest.raises(LinkLost, match="relink-G06") as caught:  # which no document has a place for
             await one.receiver(1).receive()
+        assert (caught.value.by, caught.value.code) == ("peer", 400)
+        assert str(caught.value.peer_reason).startswith("general packet type 5")
 
 
 @pytest.mark.requirement("R-50")

@@ -937,7 +937,8 @@ class Core:
             case events.Silent(seconds):
                 self.pump.lose(f"nothing was heard for {seconds:.0f} s", by="network")
             case events.Failed(error):
-                _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", error)
+                what = f"{error}{self.pump.foreign}"
+                _log.warning("%s broke a rule, the connection was closed: %s", self.pump.peer or "a peer", what)
                 self.lose(str(error), by="peer", cause=error, told=Reason(str(error), PEER_BROKE_A_RULE))
 
     def _on_ended(self, machine: Half, outcome: Outcome) -> None:

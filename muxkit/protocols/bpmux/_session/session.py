@@ -408,7 +408,8 @@ class Session(CommonSession):
             case Silent():
                 pump.lose(f"nothing was heard for {event.seconds:.0f} s", by="network")
             case Failed():
-                _log.warning("%s broke a rule, the session was closed: %s", pump.peer or "a peer", event.error)
+                what = f"{event.error}{pump.foreign}"
+                _log.warning("%s broke a rule, the session was closed: %s", pump.peer or "a peer", what)
                 told = Reason(str(event.error), PEER_BROKE_A_RULE)
                 self.connection.lose(str(event.error), by="peer", cause=event.error, told=told)
             case HungUp():

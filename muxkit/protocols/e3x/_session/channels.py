@@ -95,6 +95,8 @@ class Connection:
             queued=lambda: self.engine.stats().unsent,
             observer=observer,
         )
+        if isinstance(self.pump, StreamPump):
+            self.pump.is_understood = lambda: self.was_heard
         self.pump.phase = "handshake"  # a packet link has none: until something was heard
         self.request_write: Final = self.pump.request_write
         self.budget: OutboxBudget = OutboxBudget()  # the engine itself limits what each channel queues

@@ -48,6 +48,8 @@ CANCEL: Final[Parts] = (b"cancel", b"")
 """No more follow, and some are missing; the second part may say why."""
 STOP: Final[Parts] = (b"stop", b"")
 """No more are wanted in the other direction; the second part may say why."""
+GOODBYE: Final = b"muxkit.goodbye"
+"""The link ends, for the reason in the second part; the only message of a channel that is opened for it."""
 
 RESERVE: Final = 3 * (OVERHEAD + PART_OVERHEAD + 48)  # bytes kept free in each window, so that markers can always go
 TOLD_CALLS: Final = 16  # messages that are taken before the engine is told of them
@@ -172,6 +174,11 @@ class Sink(SendHalf):
 
 def _with_reason(marker: Parts, reason: Reason) -> Parts:
     return (marker[0], reason.encode()) if reason else marker
+
+
+def goodbye_in(parts: Parts) -> Reason | None:
+    """Return why the peer ends the link, if this message says so."""
+    return Reason.decode(bytes(parts[1])) if len(parts) == 2 and parts[0] == GOODBYE else None
 
 
 def _is_end(marker: Parts) -> bool:
@@ -359,6 +366,8 @@ class Channel(ReceiveHalf[bytes], CommonChannel):
                 self._core.on_cancelled(self)
             case b"stop":
                 self._stopped(partial(stopped, Reason.decode(bytes(parts[1]))))
+            case b"muxkit.goodbye":
+                self._core.on_goodbye(Reason.decode(bytes(parts[1])), self)
 
     def _peer_sends_no_more(self, error: ErrorMaker) -> None:
         if not self._peer_is_done:
@@ -530,6 +539,10 @@ class CommonChannels:
         else:
             dropped.abort()
 
+    def drop(self, channel: Channel) -> None:
+        """Keep a channel that the peer opened from the application, which has not taken it yet."""
+        self._channels.drop(channel)
+
     def taken(self) -> list[Channel]:
         """Return the live channels that the application has."""
         return [channel for channel in self.live.values() if channel not in self._channels]
@@ -640,6 +653,27 @@ class CommonChannels:
         self._on_idle()
 
     # --- the end
+
+    def say_goodbye(self, reason: Reason) -> int | None:
+        """Tell the peer why the link ends; return the channel on which that is said, None if it cannot be said.
+
+        A link that is used without common channels has no place for it: each message is the application's.
+        """
+        core, engine = self._core, self._core.engine
+        is_native = self._iterated is self._receivers or (core.outs and not self.is_common)
+        if is_native or self._space == 1:
+            return None
+        last = self._space - 2 + self._parity  # at the end, where no program has a receiver of its own
+        id = next(each for each in range(last, -1, -2) if each not in core.outs)
+        try:
+            number = engine.send(id, (GOODBYE, reason.encode()), overdraw=True)
+            if engine.out_transactions:
+                engine.commit(id, through=number)
+        except LocalProtocolError:  # no channel can be opened any more
+            return None
+        for channel in self.taken():
+            channel.say_goodbye(reason)  # for peers that know no goodbye
+        return id
 
     def refuse_unclaimed(self) -> None:
         """Abort common channels that no task has taken, so that the link can end."""

@@ -64,6 +64,7 @@ class Core:
         self.moved: Final = trio.lowlevel.ParkingLot()  # tasks that wait for any change
         self.on_weight: Callable[[], None] = lambda: None  # while absent: more is held, or less
         self.on_cancelled: Callable[[Any], None] = lambda channel: None  # the peer gave up a channel
+        self.on_goodbye: Callable[[Reason, Any], None] = lambda told, channel: None  # the peer ends the link
         self.messages_received = 0
         self.messages_sent = 0
         self.deadline: float | None = None  # of the engine, when the pump's clock was last set

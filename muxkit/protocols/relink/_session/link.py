@@ -12,7 +12,7 @@ import trio
 from muxkit._errors import LocalProtocolError, Refused
 from muxkit._limits import Limits
 from muxkit.core import Reason, with_name
-from muxkit.protocols.relink._session.common import Channel, CommonChannels
+from muxkit.protocols.relink._session.common import Channel, CommonChannels, goodbye_in
 from muxkit.protocols.relink._session.core import Core, In, LinkChanged, LinkRefused, Out
 from muxkit.protocols.relink._session.native import Receipt, Receiver, Sender, as_parts
 from muxkit.protocols.relink.engine import events
@@ -39,7 +39,9 @@ OnChanged = Callable[[events.LinkReplaced], None]
 
 LEAVE_TIMEOUT = 5.0  # s, for taking leave
 LEFT_BY_ERROR = Reason("the other side left the session by an error", 500)
-LAST_WORDS = 64 * 1024  # bytes of reasons that are written before the connection is closed
+PEER_BROKE_A_RULE = 400  # the code of a link that ends because its peer broke a rule
+LAST_WORDS = 64 * 1024  # bytes to pull at a time until the reason for the end is among them
+LAST_PULLS = 64  # buffers that may stand before it
 CLOSE_TIMEOUT = 1.0  # s, for the end of a connection whose link is finished
 CHANNEL_COST = 3 * 1024  # bytes that a channel in one direction counts, with nothing in it; it takes up to twice that
 SHORT_CONNECTION = 1.0  # s; a connection that ends sooner and brought nothing forward may have been refused
@@ -72,7 +74,7 @@ async def living(link: Link, linger: float, *work: Callable[[], Awaitable[None]]
         except BaseException as error:
             if isinstance(error, Exception):
                 told = Reason(error.reason, error.code) if isinstance(error, Refused) else LEFT_BY_ERROR
-                link.abort_channels(told)
+                link.say_goodbye(told)
             link.lose_because("the link was left by an error", by="local")
             raise
         await link.leave(linger)
@@ -130,6 +132,7 @@ class Link(CommonSession):
             events.Finished: self._on_finished,
             events.Failed: self._on_failed,
         }
+        self.core.on_goodbye = self._on_goodbye
 
     # --- messages
 
@@ -388,27 +391,42 @@ class Link(CommonSession):
                 await pump.hang_up()
         pump.lose("the link is over", by="local")
 
-    def lose_because(self, reason: str, *, by: Side, cause: BaseException | None = None) -> None:
-        """End the link with a `LinkLost`; later calls do nothing."""
+    def lose_because(
+        self,
+        reason: str,
+        *,
+        by: Side,
+        cause: BaseException | None = None,
+        told: Reason | None = None,
+        hint: str | None = None,
+    ) -> None:
+        """End the link with a `LinkLost`; later calls do nothing. `told` is what the peer gave as its reason."""
         peer, engine = self._peer, self._engine
+        text, code = (told.text or None, told.code or None) if told is not None else (None, None)
 
         def error() -> LinkLost:
-            lost = LinkLost(reason, by=by, peer=peer, unsent=engine.outbox)
+            unsent = engine.outbox
+            lost = LinkLost(reason, by=by, peer=peer, unsent=unsent, peer_reason=text, code=code, hint=hint)
             lost.__cause__ = cause
             return lost
 
         self._lose(error)
 
-    def abort_channels(self, told: Reason) -> None:
-        """Tell the peer on each common channel why the link ends, which has no place for it, and end the connection."""
+    def say_goodbye(self, told: Reason) -> None:
+        """Tell the peer why the link ends, for which its document has no place, and end the connection."""
         pump, engine = self.core.pump, self._engine
         if pump is None or self.core.error is not None:
             return
-        with self.core.written_together():
-            for channel in self._common.taken():
-                channel.say_goodbye(told)
-        parting = [bytes(each) for each in engine.buffers_to_send(LAST_WORDS)]
-        pump.lose("the link was left by an error", by="local", parting=parting)
+        parting: list[bytes] = []
+        with engine.last_words(), self.core.written_together():
+            channel = self._common.say_goodbye(told)
+            while channel is not None and engine.queued(channel) and len(parting) < LAST_PULLS:
+                pulled = engine.buffers_to_send(LAST_WORDS)
+                if not pulled:  # what stands before it may not be sent yet
+                    break
+                parting += map(bytes, pulled)
+            parting += map(bytes, engine.buffers_to_send(LAST_WORDS))
+        pump.lose("the link was ended", by="local", parting=parting)
 
     def lose_because_of_last(self) -> None:
         """End the link with the loss of its last connection."""
@@ -455,6 +473,8 @@ class Link(CommonSession):
                 taker = core.ins.get(event.channel)
                 if taker is not None:  # else it comes again when one asks for the channel
                     taker.arrived(event)
+                elif (told := goodbye_in(event.messages[0])) is not None:
+                    self._on_goodbye(told)
             elif kind in actions:
                 actions[kind](event)
         if core.moved:
@@ -522,13 +542,18 @@ class Link(CommonSession):
             what = "a packet made no progress" if event.stalled else "nothing was heard"
             self.core.pump.lose(f"{what} for {event.seconds:.0f} s", by="network")
 
+    def _on_goodbye(self, told: Reason, channel: Channel | None = None) -> None:
+        if channel is not None:
+            self._common.drop(channel)
+        self.lose_because("the peer ended the link", by="peer", told=told)
+
     def _on_finished(self, _event: events.Finished) -> None:
         self._is_finished = True
         self.lose_because("the link was shut down by both sides", by="peer")
 
     def _on_failed(self, event: events.Failed) -> None:
-        # The protocol has no error packet: the peer sees a closed connection, and only this log can say why.
         _log.warning("%s broke a rule, the link was given up: %s", self._peer or "a peer", event.error)
+        self.say_goodbye(Reason(str(event.error), PEER_BROKE_A_RULE))
         self._is_violated = self.core.error is None
         self.lose_because(str(event.error), by="peer", cause=event.error)
 

@@ -9,10 +9,12 @@ from typing import Any, Final, Literal
 import attrs
 import trio
 
+from muxkit._errors import Refused as NotLetIn
 from muxkit._errors import RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer
 from muxkit._typed import Connect, OpenServer, Reconnecting
+from muxkit.core import Reason
 from muxkit.protocols.relink._session.common import Channel
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, OnChanged, living
 from muxkit.protocols.relink.config import Config
@@ -22,6 +24,7 @@ from muxkit.protocols.relink.dial.listen import (
     Listener,
     RequestReader,
     listener,
+    named,
     new_epoch,
     new_link_id,
     unknown,
@@ -29,7 +32,7 @@ from muxkit.protocols.relink.dial.listen import (
 from muxkit.protocols.relink.dial.urls import config_for, dial_of, join_endpoint, split_endpoint
 from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.protocols.relink.engine.events import Agreed, Failed, Refused
-from muxkit.protocols.relink.handshake import MOST_BYTES, ConnectorHandshake, mismatch
+from muxkit.protocols.relink.handshake import MOST_BYTES, VERSION_SIZE, ConnectorHandshake, mismatch
 from muxkit.runtime import (
     Backoff,
     Dial,
@@ -38,10 +41,12 @@ from muxkit.runtime import (
     LinkLost,
     OnFailed,
     Outage,
+    OutageLog,
     Side,
     can_heal,
     close_at_once,
     looks_like,
+    peer_of,
     prefixed,
     protect_package,
     protected_manager,
@@ -78,13 +83,15 @@ def link(
 
     Leaving the block normally closes all channels, waits until the peer has consumed everything, and shuts the link
     down, all within `linger` seconds; if it cannot be known that nothing was lost, that raises. `on_failed` is told of
-    each attempt that failed, and of the seconds until the next. Other keyword arguments are options of the transport.
+    each attempt that failed, and of the seconds until the next; without it the first failure and each doubling of an
+    outage is a warning in the log. Other keyword arguments are options of the transport.
     """
     dial, named = dial_of(where, options)
     outage = Outage()
     engine = LinkEngine(config_for(config, endpoint, named), is_connector=True, limits=limits, observer=observer)
     mux = Link(engine, on_changed=on_changed, outage=outage)
-    dialling = _Dialling(mux, dial, backoff, on_failed, patience, outage)
+    name = where if isinstance(where, str) else f"relink {engine.config.endpoint}".strip()
+    dialling = _Dialling(mux, dial, backoff, on_failed, patience, outage, OutageLog(name, patience=patience))
     return living(mux, linger, dialling.run, dialling.give_up)
 
 
@@ -98,6 +105,7 @@ class _Dialling:
     _on_failed: OnFailed | None
     _patience: float | None
     _outage: Outage
+    _log: OutageLog
 
     async def run(self) -> None:
         try:
@@ -105,11 +113,14 @@ class _Dialling:
                 self._dial,
                 self._connection,
                 backoff=self._backoff,
-                on_failed=self._on_failed,
+                on_failed=self._on_failed or self._log.failed,
                 outage=self._outage,
                 heals=lambda error: not isinstance(error, RemoteProtocolError) and can_heal(error),
                 breath=SHORT_PAUSE,
             )
+        except NotLetIn as error:
+            told = Reason(error.reason, error.code)
+            self._link.lose_because("the server refused", by="peer", cause=error, told=told)
         except Exception as error:  # whatever dialling raises, tasks that wait for the link raise it
             reason = str(error) or type(error).__name__
             by: Side = "peer" if isinstance(error, RemoteProtocolError) else "network"
@@ -128,6 +139,7 @@ class _Dialling:
             core.dispatch_events()
             return Ended.DONE
         self._outage.over()
+        self._log.over()
         before, began = link.progress, trio.current_time()
         await link.run_connection(stream, epoch=event.epoch, link_id=event.link_id)
         if core.error is not None:
@@ -169,30 +181,35 @@ async def ask(stream: trio.abc.Stream, engine: LinkEngine) -> tuple[Agreed | Ref
     handshake = ConnectorHandshake(
         engine.config, now=trio.current_time(), epoch=engine.epoch, link_id=engine.link_id, limits=engine.limits
     )
+    head = b""
     with trio.move_on_after(engine.limits.handshake):
         while True:
             for buffer in handshake.buffers_to_send():
                 await stream.send_all(buffer)
             data = await stream.receive_some(READ)
             if not data:
-                raise ConnectionResetError(
-                    f"the listener hung up during the handshake; it may not know the endpoint "
-                    f"{engine.config.endpoint!r}, or not in this form"
-                )
+                raise ConnectionResetError(_why_hung_up(stream, engine, head))
+            head += data
             handshake.receive_bytes(bytes(data), trio.current_time())
             for event in handshake.events():
                 if isinstance(event, (Agreed, Refused)):
                     return event, prefixed(stream, handshake.rest())
                 if isinstance(event, Failed):
-                    raise _named(event.error, looks_like(bytes(data)))
+                    raise named(event.error, head)
     raise trio.TooSlowError(f"the handshake was not done within {engine.limits.handshake:g} s")
 
 
-def _named(error: RemoteProtocolError, what: str | None) -> RemoteProtocolError:
-    """Return the error of a handshake with what the listener probably speaks, if its bytes tell."""
-    if what is None:
-        return error
-    return RemoteProtocolError(f"{error.message}: these bytes look like {what}", rule=error.rule, offset=error.offset)
+def _why_hung_up(stream: trio.abc.Stream, engine: LinkEngine, head: bytes) -> str:
+    """Say what may be wrong when the listener ends the connection, which is all that a listener can say here."""
+    who = f"{peer}: " if (peer := peer_of(stream)) else ""
+    if len(head) >= VERSION_SIZE:
+        endpoint = engine.config.endpoint
+        hint = f"; it may not know the endpoint {endpoint!r}, or not in this form, or take no new links"
+    elif found := looks_like(head):
+        hint = f"; its bytes look like {found}"
+    else:
+        hint = f". {getattr(stream, 'hint_if_silent', None) or 'It may speak another protocol'}"
+    return f"{who}the listener hung up during the handshake{hint}"
 
 
 Role = Literal["connector", "listener"]

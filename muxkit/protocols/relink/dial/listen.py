@@ -20,6 +20,7 @@ from muxkit._errors import Refused, RemoteProtocolError
 from muxkit._limits import Limits
 from muxkit._observer import Observer, for_connection
 from muxkit._plugins import load_transport
+from muxkit.core import Reason
 from muxkit.protocols.relink._session.link import LEAVE_TIMEOUT, Link, living
 from muxkit.protocols.relink.config import Config
 from muxkit.protocols.relink.dial.urls import PROTOCOL, config_for, place_of
@@ -37,6 +38,8 @@ from muxkit.runtime import (
     background,
     bare_nursery,
     close_at_once,
+    looks_like,
+    peer_of,
     protect_package,
     protected_manager,
     run_interruptible,
@@ -69,7 +72,7 @@ class RequestReader:
         self.handshake.receive_bytes(data, trio.current_time())
         for event in self.handshake.events():
             if isinstance(event, Failed):
-                raise event.error
+                raise named(event.error, data)
             if isinstance(event, Requested):
                 return event
         return None
@@ -90,6 +93,15 @@ class RequestReader:
 
 def unknown(request: Requested) -> RemoteProtocolError:
     return RemoteProtocolError(f"there is no endpoint {request.endpoint!r} here", rule="relink-H22")
+
+
+def named(error: RemoteProtocolError, head: bytes) -> RemoteProtocolError:
+    """Return the error of a handshake with what the peer probably speaks, if what it sent first tells."""
+    found = looks_like(head)
+    if found is None:
+        return error
+    text = f"{error.message}: these bytes look like {found}"
+    return RemoteProtocolError(text, rule=error.rule, offset=error.offset, limit=error.limit)
 
 
 UNIDENTIFIED = b""
@@ -213,14 +225,21 @@ class Listener:
         """What these weigh."""
         return self._links.absent_bytes
 
-    async def handle(self, stream: trio.abc.Stream) -> None:
-        """One connection, until it is over; the stream is closed then. To be given to a server of streams."""
+    async def handle(self, stream: trio.abc.Stream, *, refused: Refused | None = None) -> None:
+        """One connection, until it is over; the stream is closed then. To be given to a server of streams.
+
+        A connector that is `refused` gets a link that ends at once, with this reason.
+        """
         try:
             reader = RequestReader(self._limits, self._versions)
             request, rest = await self._handshakes.read_handshake(stream, reader)
-            await self._admit(rest, reader, request, fingerprint(self._identify(stream)))
+            if refused is None:
+                await self._admit(rest, reader, request, fingerprint(self._identify(stream)))
+            else:
+                await self._send_away(rest, reader, request, refused)
         except (RemoteProtocolError, LinkLost) as error:
-            _log.debug("a connection was not let in: %s", error)
+            level = logging.INFO if isinstance(error, RemoteProtocolError) else logging.DEBUG
+            _log.log(level, "a connection was not let in: %s: %s", peer_of(stream) or "a peer", error)
         finally:
             # Shielded, though it does not wait: a cancellation from outside would leave it open.
             with trio.CancelScope(shield=True):
@@ -244,6 +263,24 @@ class Listener:
             await reader.answer(stream)
         elif not self._is_draining:
             await self._begin(stream, reader, endpoint, who)
+
+    async def _send_away(
+        self, stream: trio.abc.Stream, reader: RequestReader, request: Requested, refused: Refused
+    ) -> None:
+        """Tell a connector why it is not let in, on a link that is made for nothing else."""
+        if (known := self._endpoints.get(request.endpoint)) is None:
+            raise unknown(request)
+        if (error := mismatch(request, known.config)) is not None:
+            raise error
+        link_id = new_link_id()
+        reader.handshake.accept(self.epoch, link_id)
+        if await reader.answer(stream):
+            link = Link(LinkEngine(known.config, is_connector=False, limits=self._limits))
+            async with background() as nursery:
+                nursery.start_soon(partial(link.run_connection, stream, epoch=self.epoch, link_id=link_id))
+                await link.connected()
+                link.say_goodbye(Reason(refused.reason, refused.code))
+                link.lose_because("the connector was refused", by="local", cause=refused)
 
     def _key(self, link_id: int) -> bytes:
         """Map a link id to a secret key, so that lookup time reveals nothing about the ids in the table."""

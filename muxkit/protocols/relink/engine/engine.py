@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from muxkit._errors import LocalProtocolError
@@ -292,6 +293,15 @@ class LinkEngine(LinkState):
     def _may_write_shutdown(self) -> bool:
         """True if shutdown, once it is wanted, can be written: behind the first message of each of our channels."""
         return not (self.shutdown_written or self._ours.unannounced)
+
+    @contextmanager
+    def last_words(self) -> Iterator[None]:
+        """Let this block send and pull although the peer broke a rule, which ended only what we can read."""
+        was_over, self.over = self.over, False
+        try:
+            yield
+        finally:
+            self.over = was_over
 
     def _stop(self, last: Event) -> None:
         self.happened.append(last)

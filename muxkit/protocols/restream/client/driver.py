@@ -12,6 +12,7 @@ import trio
 
 from muxkit._errors import MuxError
 from muxkit._observer import Observer
+from muxkit.core import printable
 from muxkit.protocols.restream.engine import (
     ClientEngine,
     ClientEvent,
@@ -20,14 +21,13 @@ from muxkit.protocols.restream.engine import (
     StatusReceived,
     StreamState,
 )
-from muxkit.runtime import Backoff, Described, Dial, Ended, LinkLost, Outage, background, redial
+from muxkit.runtime import Backoff, Dial, Ended, LinkLost, Outage, background, peer_of, redial
 
 OnFailed = Callable[[Exception, float], None]
 
 
 MIN_PAUSE: Final = 5.0  # s, "it should wait at least 5 seconds before retrying"
 IDLE_SILENCE: Final = 300.0  # s, for streams that may be idle
-MAX_ERROR_TEXT: Final = 1000  # characters of a server's error
 MAX_FUTILE: Final = 8  # connections in a row that brought nothing, after which dialling waits as after a failure
 READ_BYTES: Final = 64 * 1024  # to ask for at once
 BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
@@ -70,20 +70,15 @@ class ClientPolicy:
 class StreamRefused(MuxError, trio.BrokenResourceError):
     """The server sent an error: the stream is over, and must not be resumed.
 
-    `text` is at most 1,000 characters of the server's text, with everything escaped that a terminal would obey.
+    `reason` is at most 512 characters of the server's text, with everything escaped that a terminal would obey.
     """
 
-    def __init__(self, text: str) -> None:
-        self.text: str = escaped(text)
-        super().__init__(f"the server refused: {self.text}")
-
-
-def escaped(text: str) -> str:
-    """Return a peer's text for people: bounded, and without characters that control a terminal."""
-    told = text if len(text) <= MAX_ERROR_TEXT else text[:MAX_ERROR_TEXT] + "…"
-    if told.isprintable():
-        return told
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in told)
+    def __init__(self, text: str, *, peer: str = "") -> None:
+        self.reason: str = printable(text)
+        self.text: str = self.reason
+        """The same."""
+        self.peer = peer
+        super().__init__(f"{peer}: the server refused: {self.reason}" if peer else f"the server refused: {self.reason}")
 
 
 class Stop(Enum):
@@ -140,6 +135,8 @@ class ClientDriver:
         """The recent failures to connect."""
         self.loss: LinkLost | None = None
         """Why the last connection was lost, if it was."""
+        self.peer = ""
+        """The other end of the last connection."""
         self.task = task
         self.policy = policy
         self.observer = observer
@@ -176,6 +173,7 @@ class ClientDriver:
 
     async def _run_connection(self, stream: trio.abc.Stream) -> Ended | Exception:
         self.connections += 1
+        self.peer = peer_of(stream)
         connection = self._connection = _Connection(stream, self)
         try:
             ended = await connection.run()
@@ -348,12 +346,11 @@ class _Connection:
         return self._engine.state is StreamState.FINISHED and self._engine.acknowledged < self._engine.last_id
 
     def _lose(self, reason: str, *, by: Literal["peer", "network"], cause: BaseException | None = None) -> None:
-        peer = self._stream.peer if isinstance(self._stream, Described) else ""
         hint: str | None = None if self._was_heard else getattr(self._stream, "hint_if_silent", None)
         self.loss = LinkLost(
             reason,
             by=by,
-            peer=peer,
+            peer=self._driver.peer,
             after=trio.current_time() - self._began,
             phase="leave" if self._is_leaving else "open" if self._was_heard else "handshake",
             hint=hint,

@@ -204,7 +204,7 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
                 case Received() | ReceivedValue() | StatusReceived():
                     self._waiting.append(event)
                 case Refused(text):
-                    self._stop(partial(StreamRefused, text))
+                    self._stop(partial(StreamRefused, text, peer=self._driver.peer))
                 case Failed(error):
                     self._stop(partial(_copy_of, error))
                 case Finished():
