@@ -17,7 +17,9 @@ import muxkit
 from muxkit._plugins import Plugin, installed
 from muxkit.cli.chaos import chaos
 from muxkit.cli.forward import forward
+from muxkit.cli.pipe import pipe
 from muxkit.cli.reading import read
+from muxkit.cli.serve import serve
 from muxkit.cli.serving import serve_restream, serve_stage
 from muxkit.cli.terminal import CommandFailed, Exit, console, failure_of, printable
 from muxkit.pipeline.fleet import UnknownSimulation, find, named_simulations, parse_seeds, simulate, simulate_all
@@ -81,6 +83,8 @@ restream.add_command(serve_restream)
 stage.add_command(serve_stage)
 commands.add_command(chaos)
 commands.add_command(forward)
+commands.add_command(pipe)
+commands.add_command(serve)
 
 
 # ---------------------------------------------------------------------------- the process

@@ -1,0 +1,74 @@
+"""`muxkit serve`: a server that sends back what comes, or runs a command for each channel."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+import muxkit
+from muxkit.cli.common import LinkOptions, serve_until_signal, server_options
+from muxkit.cli.processes import run_commands
+from muxkit.cli.terminal import printable
+
+
+async def send_back(channel: muxkit.Channel) -> None:
+    """Send back each message."""
+    async for message in channel:
+        await channel.send(message)
+    await channel.finish()
+
+
+def _command(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str] | None:
+    if value is None:
+        return None
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{printable(value)}: {error}") from None
+    if not words:
+        raise click.BadParameter("there is no command")
+    return words
+
+
+@click.command(no_args_is_help=True)
+@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@click.option("--echo", is_flag=True, help="Send back each message.")
+@click.option(
+    "--exec",
+    "command",
+    callback=_command,
+    metavar="COMMAND",
+    help="Run this command for each channel; it is split into words as by a shell, and no shell runs it.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 10**6),
+    default=64,
+    show_default=True,
+    help="With --exec: commands that run at the same time, at most.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0.0, 1e6),
+    default=10.0,
+    show_default=True,
+    help="Seconds that sessions have to end at Ctrl-C.",
+)
+@server_options
+def serve(
+    link: LinkOptions, urls: tuple[str, ...], echo: bool, command: list[str] | None, processes: int, grace: float
+) -> int:
+    """Serve at URL, such as bpmux+tcp://127.0.0.1:7000, or at several.
+
+    The first Ctrl-C takes no new sessions and lets the live ones end for --grace seconds, the second ends them at once:
+    the exit code is 0, or 1 after the second. Under systemd it reports to NOTIFY_SOCKET and listens on the sockets of
+    LISTEN_FDS, one for each URL.
+
+    A command finds the name of its channel in MUXKIT_CHANNEL, the client in MUXKIT_PEER and MUXKIT_USER.
+    """
+    chosen = [name for name, given in {"--echo": echo, "--exec": command is not None}.items() if given]
+    if len(chosen) != 1:
+        raise click.UsageError("give one of --echo and --exec")
+    handler = send_back if command is None else run_commands(command, at_once=processes)
+    return serve_until_signal(muxkit.each_channel(handler), urls, link, grace=grace)
