@@ -16,6 +16,7 @@ from rich.text import Text
 import muxkit
 from muxkit._plugins import Plugin, installed
 from muxkit.cli.chaos import chaos
+from muxkit.cli.doctor import doctor
 from muxkit.cli.forward import forward
 from muxkit.cli.pipe import pipe
 from muxkit.cli.reading import read
@@ -82,6 +83,7 @@ restream.add_command(read)
 restream.add_command(serve_restream)
 stage.add_command(serve_stage)
 commands.add_command(chaos)
+commands.add_command(doctor)
 commands.add_command(forward)
 commands.add_command(pipe)
 commands.add_command(serve)

@@ -93,6 +93,6 @@ async def _carry(channel: muxkit.Channel, conversation: Conversation) -> int:
         if conversation.is_framed:
             raise CommandFailed("the other side ended without an exit code")
         await sent.wait()
-    if stopped and getattr(stopped[0], "reason", ""):
+    if stopped and getattr(stopped[0], "reason", None):
         raise stopped[0]
     return Exit.OK
