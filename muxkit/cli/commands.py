@@ -23,6 +23,7 @@ from muxkit.cli.reading import read
 from muxkit.cli.serve import serve
 from muxkit.cli.serving import serve_restream, serve_stage
 from muxkit.cli.terminal import CommandFailed, Exit, console, failure_of, printable
+from muxkit.cli.transfer import recv, send
 from muxkit.pipeline.fleet import UnknownSimulation, find, named_simulations, parse_seeds, simulate, simulate_all
 
 ADDED = "muxkit.commands"  # the group of entry points
@@ -86,6 +87,8 @@ commands.add_command(chaos)
 commands.add_command(doctor)
 commands.add_command(forward)
 commands.add_command(pipe)
+commands.add_command(recv)
+commands.add_command(send)
 commands.add_command(serve)
 
 

@@ -219,11 +219,19 @@ def raise_in_options(error: BaseException) -> None:
         raise CommandFailed(in_options(str(first)), Exit.NOT_CONNECTED) from error
 
 
+class NotConnected(CommandFailed):
+    """No session came about; `may_heal` says whether another attempt could do better."""
+
+    def __init__(self, sentence: str, *, may_heal: bool = True) -> None:
+        super().__init__(in_options(sentence), Exit.NOT_CONNECTED)
+        self.may_heal = may_heal
+
+
 @asynccontextmanager
 async def session_with(
     url: str, options: LinkOptions, *, within: float = CONNECT_SECONDS, linger: float = 5.0
 ) -> AsyncIterator[muxkit.Session]:
-    """Open a session whose server has answered; raises `CommandFailed` if none has within so many seconds."""
+    """Open a session whose server has answered; raises `NotConnected` if none has within so many seconds."""
     stands = False
     try:
         with trio.CancelScope(deadline=trio.current_time() + within) as scope:
@@ -239,9 +247,9 @@ async def session_with(
         is_refusal = isinstance(error, muxkit.LinkLost) and error.code == UNAUTHORISED
         if (stands and not is_refusal) or isinstance(error.__cause__, muxkit.RemoteProtocolError):
             raise
-        raise CommandFailed(in_options(str(error)), Exit.NOT_CONNECTED) from error
+        raise NotConnected(str(error), may_heal=not is_refusal) from error
     if scope.cancelled_caught:
-        raise CommandFailed(f"{url}: no answer within {within:g} s", Exit.NOT_CONNECTED)
+        raise NotConnected(f"{url}: no answer within {within:g} s")
 
 
 # ---------------------------------------------------------------------------- servers

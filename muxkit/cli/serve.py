@@ -1,13 +1,15 @@
-"""`muxkit serve`: a server that sends back what comes, or runs a command for each channel."""
+"""`muxkit serve`: a server that sends back what comes, runs a command for each channel, or has files."""
 
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import click
 
 import muxkit
 from muxkit.cli.common import LinkOptions, serve_until_signal, server_options
+from muxkit.cli.files import NAME, Folder, serve_folder
 from muxkit.cli.processes import run_commands
 from muxkit.cli.terminal import printable
 
@@ -42,6 +44,15 @@ def _command(context: click.Context, parameter: click.Parameter, value: str | No
     help="Run this command for each channel; it is split into words as by a shell, and no shell runs it.",
 )
 @click.option(
+    "--files",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Let clients read the files in this folder, with `muxkit recv`.",
+)
+@click.option("--upload", is_flag=True, help="With --files: let clients add files, with `muxkit send`.")
+@click.option("--overwrite", is_flag=True, help="With --upload: let clients replace files as well.")
+@click.option(
     "--processes",
     type=click.IntRange(1, 10**6),
     default=64,
@@ -57,7 +68,15 @@ def _command(context: click.Context, parameter: click.Parameter, value: str | No
 )
 @server_options
 def serve(
-    link: LinkOptions, urls: tuple[str, ...], echo: bool, command: list[str] | None, processes: int, grace: float
+    link: LinkOptions,
+    urls: tuple[str, ...],
+    echo: bool,
+    command: list[str] | None,
+    folder: Path | None,
+    upload: bool,
+    overwrite: bool,
+    processes: int,
+    grace: float,
 ) -> int:
     """Serve at URL, such as bpmux+tcp://127.0.0.1:7000, or at several.
 
@@ -67,8 +86,16 @@ def serve(
 
     A command finds the name of its channel in MUXKIT_CHANNEL, the client in MUXKIT_PEER and MUXKIT_USER.
     """
-    chosen = [name for name, given in {"--echo": echo, "--exec": command is not None}.items() if given]
-    if len(chosen) != 1:
-        raise click.UsageError("give one of --echo and --exec")
-    handler = send_back if command is None else run_commands(command, at_once=processes)
-    return serve_until_signal(muxkit.each_channel(handler), urls, link, grace=grace)
+    given = {"--echo": echo, "--exec": command is not None, "--files": folder is not None}
+    if sum(given.values()) != 1:
+        raise click.UsageError("give one of --echo, --exec and --files")
+    if upload and folder is None:
+        raise click.UsageError("--upload goes with --files")
+    if overwrite and not upload:
+        raise click.UsageError("--overwrite goes with --upload")
+    handler = muxkit.each_channel(send_back)
+    if command is not None:
+        handler = muxkit.each_channel(run_commands(command, at_once=processes))
+    elif folder is not None:
+        handler = muxkit.by_name({NAME: serve_folder(Folder(folder), upload=upload, overwrite=overwrite)})
+    return serve_until_signal(handler, urls, link, grace=grace)
