@@ -18,6 +18,7 @@ from muxkit._plugins import Plugin, installed
 from muxkit.cli.chaos import chaos
 from muxkit.cli.doctor import doctor
 from muxkit.cli.forward import forward
+from muxkit.cli.interactive import open_
 from muxkit.cli.pipe import pipe
 from muxkit.cli.reading import read
 from muxkit.cli.serve import serve
@@ -86,6 +87,7 @@ stage.add_command(serve_stage)
 commands.add_command(chaos)
 commands.add_command(doctor)
 commands.add_command(forward)
+commands.add_command(open_)
 commands.add_command(pipe)
 commands.add_command(recv)
 commands.add_command(send)
