@@ -24,7 +24,7 @@ from muxkit.cli.reading import read
 from muxkit.cli.serve import serve
 from muxkit.cli.serving import serve_restream, serve_stage
 from muxkit.cli.terminal import CommandFailed, Exit, console, failure_of, printable
-from muxkit.cli.transfer import recv, send
+from muxkit.cli.transfer.commands import recv, send
 from muxkit.pipeline.fleet import UnknownSimulation, find, named_simulations, parse_seeds, simulate, simulate_all
 
 ADDED = "muxkit.commands"  # the group of entry points

@@ -9,9 +9,9 @@ import click
 
 import muxkit
 from muxkit.cli.common import LinkOptions, serve_until_signal, server_options
-from muxkit.cli.files import NAME, Folder, serve_folder
 from muxkit.cli.processes import run_commands
 from muxkit.cli.terminal import printable
+from muxkit.cli.transfer.files import NAME, Folder, serve_folder
 
 
 async def send_back(channel: muxkit.Channel) -> None:

@@ -19,8 +19,8 @@ import pytest
 import trio
 
 import muxkit as library
-from muxkit.cli import files
-from muxkit.cli.files import End, Entry, FileRefused, Folder, Offer, Request, Start, parts_of
+from muxkit.cli.transfer import files
+from muxkit.cli.transfer.files import End, Entry, FileRefused, Folder, Offer, Request, Start, parts_of
 from muxkit.testing import ChaosPlan, Way, chaos_relay
 from tests.cli._command import ESCAPE, MUXKIT, PATIENCE, environment, muxkit
 from tests.cli._terminal import on_a_terminal

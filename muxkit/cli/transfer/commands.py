@@ -17,10 +17,10 @@ import trio
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 import muxkit
-from muxkit.cli import files
 from muxkit.cli.common import CONNECT_SECONDS, LinkOptions, NotConnected, client_options, run, session_with
-from muxkit.cli.files import Entry, FileRefused, Folder, Transferred
 from muxkit.cli.terminal import CommandFailed, Exit, console, is_live, printable, say
+from muxkit.cli.transfer import files
+from muxkit.cli.transfer.files import Entry, FileRefused, Folder, Transferred
 from muxkit.runtime import background
 
 PATIENCE: Final = 60.0  # s
