@@ -201,6 +201,7 @@ def run_server(
     *,
     grace: float = GRACE_SECONDS,
     on_started: Callable[[Server], object] | None = None,
+    on_ending: Callable[[Server], object] | None = None,
     tls: TLS | None = None,
     authorize: Authorize | None = None,
     listeners: Sequence[socket.socket] = (),
@@ -213,7 +214,7 @@ def run_server(
 
     SIGINT or SIGTERM takes no new sessions and lets the live ones end for up to `grace` seconds: then it returns 0. The
     next signal ends them at once: then it returns 1. SIGHUP reads the files of `tls` again. `on_started` is called with
-    the server once it listens.
+    the server once it listens, `on_ending` when the first signal has come.
     """
     start = partial(
         open_server,
@@ -227,13 +228,14 @@ def run_server(
         linger=linger,
         **options,
     )
-    return trio.run(_run_until_signal, start, grace, on_started)
+    return trio.run(_run_until_signal, start, grace, on_started, on_ending)
 
 
 async def _run_until_signal(
     start: Callable[[], AbstractAsyncContextManager[Server]],
     grace: float,
     on_started: Callable[[Server], object] | None,
+    on_ending: Callable[[Server], object] | None,
 ) -> int:
     reload = {signal.SIGHUP} if hasattr(signal, "SIGHUP") else set()
     with trio.open_signal_receiver(*SIGNALS, *reload) as signals, trio.CancelScope() as scope:
@@ -247,6 +249,8 @@ async def _run_until_signal(
                     break
                 _reload(server)
             _log.info("ending; %g s for what is left of %s", grace, counted(len(server.sessions()), "session"))
+            if on_ending is not None:
+                on_ending(server)
 
             async def abort_at_the_next() -> None:
                 async for number in signals:

@@ -16,10 +16,15 @@ from rich.text import Text
 import muxkit
 from muxkit._plugins import Plugin, installed
 from muxkit.cli.chaos import chaos
+from muxkit.cli.doctor import doctor
 from muxkit.cli.forward import forward
+from muxkit.cli.interactive import open_
+from muxkit.cli.pipe import pipe
 from muxkit.cli.reading import read
+from muxkit.cli.serve import serve
 from muxkit.cli.serving import serve_restream, serve_stage
 from muxkit.cli.terminal import CommandFailed, Exit, console, failure_of, printable
+from muxkit.cli.transfer.commands import recv, send
 from muxkit.pipeline.fleet import UnknownSimulation, find, named_simulations, parse_seeds, simulate, simulate_all
 
 ADDED = "muxkit.commands"  # the group of entry points
@@ -80,7 +85,13 @@ restream.add_command(read)
 restream.add_command(serve_restream)
 stage.add_command(serve_stage)
 commands.add_command(chaos)
+commands.add_command(doctor)
 commands.add_command(forward)
+commands.add_command(open_)
+commands.add_command(pipe)
+commands.add_command(recv)
+commands.add_command(send)
+commands.add_command(serve)
 
 
 # ---------------------------------------------------------------------------- the process

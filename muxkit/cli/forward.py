@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 import attrs
 import click
@@ -19,22 +18,12 @@ import trio
 
 import muxkit
 from muxkit import forward as forwards
+from muxkit.cli.common import FILE, LinkOptions, either_options, names_and_secrets, run
 from muxkit.cli.terminal import CommandFailed, Exit, printable, say
-from muxkit.runtime import background, leaves_of
+from muxkit.runtime import background
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-TOKEN: Final = "MUXKIT_TOKEN"
-FILE: Final = click.Path(exists=True, dir_okay=False)
 PATHS: Final = frozenset({"token_file", "cert", "key", "ca", "client_ca", "socks_users"})
-# Errors of the library name its arguments; people who read them have options.
-OPTIONS_OF: Final = {
-    "insecure=True": "--insecure",
-    "connect(…, token=…)": "--token-file, or the environment's " + TOKEN,
-    "token=…": "--token-file",
-    "tls=muxkit.TLS(cert=…, key=…)": "--cert and --key",
-    "tls=muxkit.TLS(cert='cert.pem', key='key.pem')": "--cert and --key",
-    "tls=TLS(cert=..., key=...)": "--cert and --key",
-}
 
 ParsedT = TypeVar("ParsedT")
 
@@ -91,15 +80,13 @@ class _Options:
     """The options that both sides have."""
 
     url: str
-    tls: muxkit.TLS | None
-    insecure: bool
+    link: LinkOptions
     grace: float
     limits: forwards.ForwardLimits
-    as_json: bool
 
     @property
-    def link(self) -> dict[str, Any]:
-        return {"insecure": True} if self.insecure else {}
+    def as_json(self) -> bool:
+        return self.link.as_json
 
 
 @click.command(no_args_is_help=True)
@@ -145,18 +132,6 @@ class _Options:
     help="With --serve: where clients may have this machine listen.",
 )
 @click.option(
-    "--token-file",
-    type=FILE,
-    help=f"The token to show; with --serve a name and a token a line. [default: the environment's {TOKEN}]",
-)
-@click.option("--cert", type=FILE, help="The certificates to show, PEM.")
-@click.option("--key", type=FILE, help="The key, if it is not in the same file.")
-@click.option("--ca", type=FILE, help="Trusted certificates of servers, PEM. [default: those of the system]")
-@click.option("--client-ca", type=FILE, help="With --serve: let in only clients with certificates of these, PEM.")
-@click.option(
-    "--insecure", is_flag=True, help="Allow plaintext beyond this machine, and a server that lets in every client."
-)
-@click.option(
     "--patience",
     type=click.FloatRange(0.0, 1e6),
     default=forwards.PATIENCE,
@@ -186,8 +161,9 @@ class _Options:
     metavar="FILE.toml",
     help="Take options that are not given from this file.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
+@either_options
 def forward(
+    link: LinkOptions,
     url: str | None,
     local: list[tuple[str, str]],
     remote: list[tuple[str, str]],
@@ -196,16 +172,9 @@ def forward(
     serve: bool,
     allow: forwards.AllowList,
     allow_listen: forwards.AllowList,
-    token_file: str | None,
-    cert: str | None,
-    key: str | None,
-    ca: str | None,
-    client_ca: str | None,
-    insecure: bool,
     patience: float,
     connections: int,
     grace: float,
-    as_json: bool,
 ) -> int:
     """Forward connections over a session with the server at URL, such as bpmux+wss://example.com/forward.
 
@@ -221,7 +190,9 @@ def forward(
     if serve and (wrong := [name for name, given in mine.items() if given]):
         raise click.UsageError(f"{wrong[0]} is for clients, and --serve makes a server")
     if not serve and (
-        wrong := [name for name, given in {"--allow-listen": allow_listen, "--client-ca": client_ca}.items() if given]
+        wrong := [
+            name for name, given in {"--allow-listen": allow_listen, "--client-ca": link.has_client_ca}.items() if given
+        ]
     ):
         raise click.UsageError(f"{wrong[0]} goes with --serve")
     if not serve and allow and not socks:
@@ -232,104 +203,19 @@ def forward(
         )
     if not serve and not (local or remote or socks):
         raise click.UsageError("there is nothing to forward: give --local, --remote or --socks")
-    options = _Options(
-        url=url,
-        tls=_tls(cert, key, ca, client_ca),
-        insecure=insecure,
-        grace=grace,
-        limits=forwards.ForwardLimits(connections=connections),
-        as_json=as_json,
-    )
+    options = _Options(url=url, link=link, grace=grace, limits=forwards.ForwardLimits(connections=connections))
     if serve:
-        work = partial(_serve, options, allow, allow_listen, _tokens(token_file))
-        if not (insecure or client_ca or _tokens(token_file) or _is_here(url)):
-            raise click.UsageError("every client could come in: give --token-file or --client-ca (or --insecure)")
+        link.check_exposure([url])
+        work = partial(_serve, options, allow, allow_listen, link.tokens)
     else:
-        users = None if socks_users is None else _named(socks_users)
+        users = None if socks_users is None else names_and_secrets(socks_users)
         wanted = _Wanted(local=local, remote=remote, socks=socks, users=users, allow=allow or None, patience=patience)
-        work = partial(_forward, options, wanted, _token(token_file))
-    with _Lines(as_json):
-        return _run(work)
-
-
-def _run(work: Any) -> int:  # noqa: ANN401 - a partial of one of two functions
-    try:
-        number: int = trio.run(work)
-    except BaseException as error:
-        leaves = [*leaves_of(error)]
-        first = leaves[0]
-        if len(leaves) == 1 and isinstance(first, (ValueError, TypeError)) and type(first) in (ValueError, TypeError):
-            raise click.UsageError(printable(_in_options(str(first)))) from error
-        if len(leaves) == 1 and isinstance(first, muxkit.Refused):
-            raise CommandFailed(_in_options(str(first)), Exit.NOT_CONNECTED) from error
-        raise
+        work = partial(_forward, options, wanted, link.token())
+    with _Lines(link.as_json):
+        number = run(work)
     if number == signal.SIGINT:
         raise CommandFailed("interrupted", Exit.INTERRUPTED)
     return Exit.OK
-
-
-def _in_options(text: str) -> str:
-    for name, option in OPTIONS_OF.items():
-        text = text.replace(name, option)
-    return text
-
-
-# ---------------------------------------------------------------------------- options
-
-
-def _tls(cert: str | None, key: str | None, ca: str | None, client_ca: str | None) -> muxkit.TLS | None:
-    if cert is key is ca is client_ca is None:
-        return None
-    try:
-        return muxkit.TLS(cert=cert, key=key, ca=ca, client_ca=client_ca)
-    except ValueError as error:
-        raise click.UsageError(printable(str(error))) from None
-
-
-def _named(file: str) -> dict[str, str]:
-    """Read a file of names and secrets; one without a name is of `client` with its line."""
-    found: dict[str, str] = {}
-    for number, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) > 2:
-            raise click.UsageError(f"{printable(file)}, line {number}: expected a name and a secret")
-        name = words[0] if len(words) == 2 else f"client {number}"
-        if name in found:
-            raise click.UsageError(f"{printable(file)}, line {number}: {printable(name)} is there twice")
-        found[name] = words[-1]
-    if not found:
-        raise click.UsageError(f"{printable(file)}: there is nothing in it")
-    return found
-
-
-def _tokens(file: str | None) -> dict[str, str] | None:
-    if file is not None:
-        return _named(file)
-    return {"client": os.environ[TOKEN]} if os.environ.get(TOKEN) else None
-
-
-def _token(file: str | None) -> str | None:
-    tokens = _tokens(file)
-    if tokens is not None and len(tokens) > 1:
-        raise click.UsageError(f"{printable(file or TOKEN)}: a client has one token, and there are {len(tokens)} lines")
-    return None if tokens is None else next(iter(tokens.values()))
-
-
-def _is_here(url: str) -> bool:
-    """Return True for an address that only this machine reaches."""
-    transport = url.partition("://")[0].partition("+")[2]
-    if transport in ("unix", "mem"):
-        return True
-    try:
-        host = urlsplit(url).hostname or ""
-    except ValueError:
-        return False
-    if host == "localhost":
-        return True
-    address = forwards.Address(host).ip
-    return address is not None and address.is_loopback
 
 
 class _Lines(logging.Handler):
@@ -376,7 +262,7 @@ async def _forward(options: _Options, wanted: _Wanted, token: str | None) -> int
     with trio.open_signal_receiver(*SIGNALS) as signals:
         async with AsyncExitStack() as stack:
             line = await stack.enter_async_context(
-                forwards.line(options.url, tls=options.tls, token=token, linger=1.0, **options.link)
+                forwards.line(options.url, tls=options.link.tls, token=token, linger=1.0, **options.link.link)
             )
             opened = await _open(stack, options, wanted, line)
             number = await anext(signals)
@@ -444,12 +330,12 @@ async def _serve(
     serving = muxkit.open_server(
         handler,
         options.url,
-        tls=options.tls,
+        tls=options.link.tls,
         authorize=None if tokens is None else muxkit.tokens(tokens),
         linger=1.0,
-        **options.link,
+        **options.link.link,
     )
-    reload = {signal.SIGHUP} if options.tls is not None and hasattr(signal, "SIGHUP") else set()
+    reload = {signal.SIGHUP} if options.link.tls is not None and hasattr(signal, "SIGHUP") else set()
     with trio.open_signal_receiver(*SIGNALS, *reload) as signals:
         async with serving as server, background() as nursery:
             say(f"listening on {server.url}", {"event": "listening", "urls": server.urls}, as_json=options.as_json)

@@ -72,9 +72,20 @@ def _failure(error: BaseException) -> CommandFailed | None:
             return None
 
 
+# In this order: a longer one comes before one that it holds.
 _OPTIONS_OF_KEYWORDS = {
     "tls=muxkit.TLS(cert='cert.pem', key='key.pem')": "give --cert (and --key)",
+    "tls=muxkit.TLS(cert=…, key=…)": "--cert and --key",
+    "tls=TLS(cert=..., key=...)": "--cert and --key",
+    "connect(…, token=…)": "--token-file, or the environment's MUXKIT_TOKEN",
+    "token=…": "--token-file",
+    "insecure=True and tls=TLS(verify=True) contradict each other: leave insecure= out": (
+        "--insecure does not go with --cert and --ca"
+    ),
+    "TLS(client_ca=…): is for a server, which needs cert= and key=": "--client-ca goes with --cert (and --key)",
+    "a key needs its certificate, cert=": "--key goes with --cert",
     "pass insecure=True": "give --insecure",
+    "insecure=True": "--insecure",
 }
 
 

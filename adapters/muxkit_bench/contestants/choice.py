@@ -9,9 +9,10 @@ import trio.testing
 
 from muxkit import Limits
 from muxkit import _plugins as plugins
+from muxkit.cli.doctor import make_certificate
 from muxkit.cli.terminal import CommandFailed, Exit
 from muxkit.runtime import ResumingPlugin, Unsupported
-from muxkit_bench.contestants.contestant import CERTIFIED, Contestant, make_certificate, ours, raw
+from muxkit_bench.contestants.contestant import CERTIFICATE, CERTIFIED, KEY, Contestant, ours, raw
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +41,7 @@ def line_up(protocols: tuple[str, ...], transports: tuple[str, ...], scratch: Pa
     for transport in [*links] if sessions else []:
         try:
             if transport in CERTIFIED:
-                make_certificate(scratch)
+                make_certificate(scratch / CERTIFICATE, scratch / KEY)
         except CommandFailed as failure:
             left_out.append(f"{transport}: {failure.sentence}")
             del links[transport]

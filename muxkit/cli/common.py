@@ -1,0 +1,348 @@
+"""What the commands that connect or serve share: their options, a session with a URL, a server, and their errors."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import attrs
+import click
+import trio
+
+import muxkit
+from muxkit.cli.terminal import CommandFailed, Exit, in_options, printable, say
+from muxkit.forward import Address
+from muxkit.runtime import leaves_of
+
+TOKEN: Final = "MUXKIT_TOKEN"
+FILE: Final = click.Path(exists=True, dir_okay=False)
+UNAUTHORISED: Final = muxkit.Refused().code  # some protocols learn of it after they have begun
+CONNECT_SECONDS: Final = 10.0
+FIRST_SOCKET: Final = 3  # the descriptor of the first socket that a service manager passes on
+
+# Of this process alone: a program that it starts must not have them.
+OURS: Final = (TOKEN, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+
+
+@attrs.frozen(kw_only=True)
+class LinkOptions:
+    """How a command connects or serves: certificates, tokens, and what it prints."""
+
+    tls: muxkit.TLS | None
+    has_client_ca: bool
+    insecure: bool
+    tokens: dict[str, str] | None = attrs.field(repr=False)
+    """Those of a server's clients by their names, or that of a client; None if there are none."""
+    as_json: bool
+
+    @property
+    def link(self) -> dict[str, Any]:
+        """The options of the transport."""
+        return {"insecure": True} if self.insecure else {}
+
+    def token(self) -> str | None:
+        """Return the token that a client shows; None if it has none."""
+        if self.tokens is not None and len(self.tokens) > 1:
+            raise click.UsageError(f"a client has one token, and --token-file has {len(self.tokens)} lines")
+        return None if self.tokens is None else next(iter(self.tokens.values()))
+
+    def check_exposure(self, urls: Sequence[str]) -> None:
+        """Refuse a server that other machines reach and that lets in every client."""
+        if self.insecure or self.has_client_ca or self.tokens:
+            return
+        if all(is_here(url) for url in urls if "://" in url):  # what is no URL is refused by the library, in its words
+            return
+        raise click.UsageError("every client could come in: give --token-file or --client-ca (or --insecure)")
+
+
+_TOKEN_OF_CLIENT = click.option(
+    "--token-file", type=FILE, help=f"The token to show. [default: the environment's {TOKEN}]"
+)
+_TOKENS_OF_SERVER = click.option(
+    "--token-file",
+    type=FILE,
+    help=f"Let in only clients with these tokens: a name and a token a line. [default: the environment's {TOKEN}]",
+)
+_TOKEN_OF_EITHER = click.option(
+    "--token-file",
+    type=FILE,
+    help=f"The token to show; with --serve a name and a token a line. [default: the environment's {TOKEN}]",
+)
+_CERT = (
+    click.option("--cert", type=FILE, help="The certificates to show, PEM."),
+    click.option("--key", type=FILE, help="The key, if it is not in the same file."),
+)
+_CA = click.option("--ca", type=FILE, help="Trusted certificates of servers, PEM. [default: those of the system]")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
+
+
+def _client_ca(when: str) -> Callable[..., Any]:
+    return click.option(
+        "--client-ca", type=FILE, help=f"{when}Let in only clients with certificates of these authorities, PEM."
+    )
+
+
+def _insecure(help: str) -> Callable[..., Any]:
+    return click.option("--insecure", is_flag=True, help=help)
+
+
+def _with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        @wraps(command)
+        def with_options(
+            token_file: str | None,
+            cert: str | None,
+            key: str | None,
+            insecure: bool,
+            as_json: bool,
+            ca: str | None = None,
+            client_ca: str | None = None,
+            **given: Any,
+        ) -> int:
+            if client_ca is not None and given.get("serve") is False:
+                raise click.UsageError("--client-ca goes with --serve")
+            try:
+                given_any = (cert, key, ca, client_ca) != (None,) * 4
+                tls = muxkit.TLS(cert=cert, key=key, ca=ca, client_ca=client_ca) if given_any else None
+            except ValueError as error:
+                raise click.UsageError(printable(in_options(str(error)))) from None
+            link = LinkOptions(
+                tls=tls,
+                has_client_ca=client_ca is not None,
+                insecure=insecure,
+                tokens=_tokens(token_file),
+                as_json=as_json,
+            )
+            return command(link, **given)
+
+        decorated: Callable[..., int] = with_options
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+client_options = _with_options(
+    _TOKEN_OF_CLIENT, *_CERT, _CA, _insecure("Allow plaintext beyond this machine, and servers of any name."), _JSON
+)
+"""Give a command the options of a client; its function gets `LinkOptions` as the first argument."""
+
+server_options = _with_options(
+    _TOKENS_OF_SERVER,
+    *_CERT,
+    _client_ca(""),
+    _insecure("Allow plaintext beyond this machine, and every client to come in."),
+    _JSON,
+)
+"""Give a command the options of a server; its function gets `LinkOptions` as the first argument."""
+
+either_options = _with_options(
+    _TOKEN_OF_EITHER,
+    *_CERT,
+    _CA,
+    _client_ca("With --serve: "),
+    _insecure("Allow plaintext beyond this machine, and a server that lets in every client."),
+    _JSON,
+)
+"""Give a command the options of both sides, of which `--serve` says which one it is."""
+
+
+def _tokens(file: str | None) -> dict[str, str] | None:
+    if file is not None:
+        return names_and_secrets(file)
+    return {"client": os.environ[TOKEN]} if os.environ.get(TOKEN) else None
+
+
+def names_and_secrets(file: str) -> dict[str, str]:
+    """Read a file of names and secrets; a secret without a name is of `client` with the number of its line."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) > 2:
+            raise click.UsageError(f"{printable(file)}, line {number}: expected a name and a secret")
+        name = words[0] if len(words) == 2 else f"client {number}"
+        if name in found:
+            raise click.UsageError(f"{printable(file)}, line {number}: {printable(name)} is there twice")
+        found[name] = words[-1]
+    if not found:
+        raise click.UsageError(f"{printable(file)}: there is nothing in it")
+    return found
+
+
+def is_here(url: str) -> bool:
+    """Return True for an address that only this machine reaches."""
+    transport = url.partition("://")[0].partition("+")[2]
+    if transport in ("unix", "mem"):
+        return True
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    if host == "localhost":
+        return True
+    address = Address(host).ip
+    return address is not None and address.is_loopback
+
+
+# ---------------------------------------------------------------------------- clients
+
+
+def run(work: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - what the function returns
+    """Run an async function; what it raises about options speaks of those of the command."""
+    try:
+        return trio.run(work, *arguments)
+    except BaseException as error:
+        raise_in_options(error)
+        raise
+
+
+def raise_in_options(error: BaseException) -> None:
+    """Raise the error of a command for errors that a user mends with an option."""
+    leaves = [*leaves_of(error)]
+    first = leaves[0]
+    if len(leaves) > 1:
+        return
+    if type(first) in (ValueError, TypeError) or isinstance(first, (muxkit.Unsupported, muxkit.PluginError)):
+        raise click.UsageError(printable(in_options(str(first)))) from error
+    if isinstance(first, muxkit.Refused):
+        raise CommandFailed(in_options(str(first)), Exit.NOT_CONNECTED) from error
+
+
+class NotConnected(CommandFailed):
+    """No session came about; `may_heal` says whether another attempt could do better."""
+
+    def __init__(self, sentence: str, *, may_heal: bool = True) -> None:
+        super().__init__(in_options(sentence), Exit.NOT_CONNECTED)
+        self.may_heal = may_heal
+
+
+@asynccontextmanager
+async def session_with(
+    url: str, options: LinkOptions, *, within: float = CONNECT_SECONDS, linger: float = 5.0
+) -> AsyncIterator[muxkit.Session]:
+    """Open a session whose server has answered; raises `NotConnected` if none has within so many seconds."""
+    stands = False
+    try:
+        with trio.CancelScope(deadline=trio.current_time() + within) as scope:
+            async with muxkit.connect(
+                url, tls=options.tls, token=options.token(), linger=linger, **options.link
+            ) as session:
+                with suppress(muxkit.Unsupported):
+                    await session.ping()  # some protocols begin before they have a connection
+                scope.deadline = math.inf
+                stands = True
+                yield session
+    except (OSError, muxkit.LinkLost) as error:
+        is_refusal = isinstance(error, muxkit.LinkLost) and error.code == UNAUTHORISED
+        if (stands and not is_refusal) or isinstance(error.__cause__, muxkit.RemoteProtocolError):
+            raise
+        raise NotConnected(str(error), may_heal=not is_refusal) from error
+    if scope.cancelled_caught:
+        raise NotConnected(f"{url}: no answer within {within:g} s")
+
+
+# ---------------------------------------------------------------------------- servers
+
+
+def serve_until_signal(
+    handler: Callable[..., Any], urls: Sequence[str], options: LinkOptions, *, grace: float, **more: Any
+) -> int:
+    """Run a server as this process: the first signal drains, the second aborts; a service manager is told of both."""
+    options.check_exposure(urls)
+
+    def started(server: muxkit.Server) -> None:
+        for url in server.urls:
+            say(f"listening on {url}", {"event": "listening", "url": url}, as_json=options.as_json)
+        notify("READY=1")
+
+    def ending(server: muxkit.Server) -> None:
+        notify("STOPPING=1")
+        count = len(server.sessions())
+        text = f"ending; {grace:g} s for what is left of {count} session{'' if count == 1 else 's'}"
+        say(text, {"event": "ending", "sessions": count}, as_json=options.as_json)
+
+    try:
+        with _Logged():
+            return muxkit.run_server(
+                handler,
+                urls,
+                grace=grace,
+                on_started=started,
+                on_ending=ending,
+                tls=options.tls,
+                authorize=None if options.tokens is None else muxkit.tokens(options.tokens),
+                listeners=passed_sockets(),
+                linger=1.0,
+                **options.link,
+                **more,
+            )
+    except BaseException as error:
+        raise_in_options(error)
+        raise
+
+
+class _Logged(logging.Handler):
+    """Prints warnings of the library to standard error while its block runs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text, _, trace = record.getMessage().partition("\n")
+            click.echo(f"muxkit: {printable(text)}", err=True)
+            for line in trace.splitlines():
+                click.echo(f"  {printable(line)}", err=True)
+        except Exception:
+            self.handleError(record)
+
+    def __enter__(self) -> None:
+        logging.getLogger("muxkit").addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("muxkit").removeHandler(self)
+
+
+def notify(state: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Tell the service manager, if this process has one (systemd, `Type=notify`)."""
+    path = environment.get("NOTIFY_SOCKET")
+    if not path:
+        return
+    address = f"\0{path[1:]}" if path.startswith("@") else path
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.connect(address)
+            sock.send(state.encode())
+    except OSError as error:  # a server that works must not end because of it
+        click.echo(printable(f"muxkit: NOTIFY_SOCKET: {error}"), err=True)
+
+
+def passed_sockets(environment: Mapping[str, str] = os.environ) -> list[socket.socket]:
+    """Return the listening sockets that a service manager passes to this process (systemd socket activation)."""
+    if environment.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    try:
+        count = int(environment.get("LISTEN_FDS", ""))
+        if count < 1:
+            raise ValueError
+        return [socket.socket(fileno=FIRST_SOCKET + number) for number in range(count)]
+    except ValueError:
+        raise click.UsageError("the environment's LISTEN_FDS is no number of sockets") from None
+    except OSError as error:
+        raise click.UsageError(f"the environment's LISTEN_FDS promises sockets that are not there: {error}") from None
+
+
+def plain_environment() -> dict[str, str]:
+    """Return the environment for programs of this server, without what is its own, such as its token."""
+    return {name: value for name, value in os.environ.items() if name not in OURS}

@@ -1,0 +1,101 @@
+"""`muxkit serve`: a server that sends back what comes, runs a command for each channel, or has files."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+import muxkit
+from muxkit.cli.common import LinkOptions, serve_until_signal, server_options
+from muxkit.cli.processes import run_commands
+from muxkit.cli.terminal import printable
+from muxkit.cli.transfer.files import NAME, Folder, serve_folder
+
+
+async def send_back(channel: muxkit.Channel) -> None:
+    """Send back each message."""
+    async for message in channel:
+        await channel.send(message)
+    await channel.finish()
+
+
+def _command(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str] | None:
+    if value is None:
+        return None
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{printable(value)}: {error}") from None
+    if not words:
+        raise click.BadParameter("there is no command")
+    return words
+
+
+@click.command(no_args_is_help=True)
+@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@click.option("--echo", is_flag=True, help="Send back each message.")
+@click.option(
+    "--exec",
+    "command",
+    callback=_command,
+    metavar="COMMAND",
+    help="Run this command for each channel; it is split into words as by a shell, and no shell runs it.",
+)
+@click.option(
+    "--files",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Let clients read the files in this folder, with `muxkit recv`.",
+)
+@click.option("--upload", is_flag=True, help="With --files: let clients add files, with `muxkit send`.")
+@click.option("--overwrite", is_flag=True, help="With --upload: let clients replace files as well.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 10**6),
+    default=64,
+    show_default=True,
+    help="With --exec: commands that run at the same time, at most.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0.0, 1e6),
+    default=10.0,
+    show_default=True,
+    help="Seconds that sessions have to end at Ctrl-C.",
+)
+@server_options
+def serve(
+    link: LinkOptions,
+    urls: tuple[str, ...],
+    echo: bool,
+    command: list[str] | None,
+    folder: Path | None,
+    upload: bool,
+    overwrite: bool,
+    processes: int,
+    grace: float,
+) -> int:
+    """Serve at URL, such as bpmux+tcp://127.0.0.1:7000, or at several.
+
+    The first Ctrl-C takes no new sessions and lets the live ones end for --grace seconds, the second ends them at once:
+    the exit code is 0, or 1 after the second. Under systemd it reports to NOTIFY_SOCKET and listens on the sockets of
+    LISTEN_FDS, one for each URL.
+
+    A command finds the name of its channel in MUXKIT_CHANNEL, the client in MUXKIT_PEER and MUXKIT_USER.
+    """
+    given = {"--echo": echo, "--exec": command is not None, "--files": folder is not None}
+    if sum(given.values()) != 1:
+        raise click.UsageError("give one of --echo, --exec and --files")
+    if upload and folder is None:
+        raise click.UsageError("--upload goes with --files")
+    if overwrite and not upload:
+        raise click.UsageError("--overwrite goes with --upload")
+    handler = muxkit.each_channel(send_back)
+    if command is not None:
+        handler = muxkit.each_channel(run_commands(command, at_once=processes))
+    elif folder is not None:
+        handler = muxkit.by_name({NAME: serve_folder(Folder(folder), upload=upload, overwrite=overwrite)})
+    return serve_until_signal(handler, urls, link, grace=grace)

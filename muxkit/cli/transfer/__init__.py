@@ -1,0 +1,1 @@
+"""Files over channels: the transfer of one file, and the commands `muxkit send` and `muxkit recv`."""

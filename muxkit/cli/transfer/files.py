@@ -1,0 +1,597 @@
+"""Files over channels: a folder that cannot be left, and one transfer that goes on where an earlier one was cut.
+
+Each request has a channel of its own with the name `muxkit.files`. Messages are MessagePack, apart from the bytes of a
+file:
+
+    client  Request              what is wanted
+    sender  Offer                the size and the time of a file
+    receiver  Answer             how much of it is there, and the SHA-256 of that
+    sender  Start                where the bytes begin: behind what is there, or at 0 if that is something else
+    sender  bytes …              until the size is reached
+    sender  End                  the SHA-256 of the whole file
+    receiver  Done               it is stored under its name
+
+The sender is the client of a `put` and the server of a `get`. A receiver writes to a file of another name, which is
+renamed once the checksum is right; an interrupted one stays, and is what `Answer` is about the next time.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import attrs
+import msgspec
+import trio
+
+import muxkit
+from muxkit.cli.terminal import printable
+
+if sys.platform != "win32":
+    import fcntl
+
+NAME: Final = "muxkit.files"
+SUFFIX: Final = b".muxkit-part"
+PIECE: Final = 65_536  # bytes in one message
+BLOCK: Final = 1 << 20  # bytes that are read, hashed or written at a time
+BATCH: Final = 500  # entries of a listing in one message
+PATH_MOST: Final = 4096  # bytes
+NAME_MOST: Final = 255  # bytes, of one part of a path
+
+REFUSED, DIFFERS, BROKEN, TAKEN_OVER = 403, 409, 422, 410  # codes of aborts
+
+Parts = tuple[bytes, ...]
+OnBytes = Callable[[int], object]
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+class Request(msgspec.Struct):
+    """What a client wants; the path is relative to the folder of the server, and empty for all of it."""
+
+    op: Literal["list", "get", "put", "mkdir"]
+    path: bytes = b""
+
+
+class Entry(msgspec.Struct):
+    """A file, or a folder that has nothing in it."""
+
+    path: bytes
+    size: int
+    is_folder: bool
+
+
+class Offer(msgspec.Struct):
+    """A file that is about to be sent."""
+
+    size: int
+    mtime_ns: int
+    executable: bool
+
+
+class Answer(msgspec.Struct):
+    """What the receiver has of it."""
+
+    have: int
+    sha256: bytes
+
+
+class Start(msgspec.Struct):
+    """Where the bytes that follow begin."""
+
+    offset: int
+
+
+class End(msgspec.Struct):
+    """The checksum of the whole file."""
+
+    sha256: bytes
+
+
+class Done(msgspec.Struct):
+    """The file is stored."""
+
+
+class FileRefused(Exception):
+    """A file that is not sent, or not taken; the text is for the other side too, and names no path of this one."""
+
+    def __init__(self, reason: str, code: int = REFUSED) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = code
+
+
+@attrs.frozen
+class Transferred:
+    """One file that was sent or received."""
+
+    size: int
+    already: int
+    """Bytes that were there before."""
+    sha256: bytes
+
+
+# ---------------------------------------------------------------------------- folders
+
+
+def parts_of(path: bytes) -> Parts:
+    """Take a path of the other side apart; raises `FileRefused` for one that could lead out of a folder."""
+    if not path or len(path) > PATH_MOST or b"\0" in path:
+        raise FileRefused("this is no path of a file")
+    parts = tuple(path.split(b"/"))
+    for part in parts:
+        if part in (b"", b".", b"..") or len(part) > NAME_MOST:
+            raise FileRefused("the path is not one inside the folder")
+        if part.endswith(SUFFIX):
+            raise FileRefused(f"names that end with {SUFFIX.decode()} are for unfinished files")
+    return parts
+
+
+def shown(path: bytes) -> str:
+    """Return a path for people."""
+    return printable(os.fsdecode(path))
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn errors of the file system into refusals without paths."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):
+            raise FileRefused("it is, or is behind, a symbolic link") from error
+        if error.errno == errno.ENOTDIR:
+            raise FileRefused("a part of the path is no folder, or a symbolic link") from error
+        raise FileRefused(os.strerror(error.errno or errno.EIO).lower(), BROKEN) from error
+
+
+class Folder:
+    """A folder on disk, in which each step of a path is opened by itself and no symbolic link is followed."""
+
+    def __init__(self, path: Path) -> None:
+        if sys.platform == "win32":
+            raise muxkit.Unsupported(
+                "files are sent and received on Unix only: Windows cannot open a path step by step"
+            )
+        self._root: int = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.mask: int = os.umask(0o077)
+        os.umask(self.mask)
+        self.taken: dict[tuple[int, int], tuple[trio.CancelScope, trio.Event]] = {}
+        """The transfers that write to unfinished files here, and their ends, by the device and number of the file."""
+
+    def close(self) -> None:
+        os.close(self._root)
+
+    @contextmanager
+    def open_folder(self, parts: Parts, *, create: bool = False) -> Iterator[int]:
+        """Open a folder inside this one."""
+        with ExitStack() as stack, _refusals():
+            current = self._root
+            for part in parts:
+                if create:
+                    with suppress(FileExistsError):
+                        os.mkdir(part, 0o777, dir_fd=current)
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                current = os.open(part, flags, dir_fd=current)
+                stack.callback(os.close, current)
+            yield current
+
+    def make(self, parts: Parts) -> None:
+        """Make a folder inside this one, and those that it is in."""
+        with self.open_folder(parts, create=True):
+            pass
+
+    @contextmanager
+    def open_file(self, parts: Parts) -> Iterator[int]:
+        """Open a regular file for reading."""
+        with self.open_folder(parts[:-1]) as folder, _refusals():
+            # O_NONBLOCK, or a named pipe would wait for a writer.
+            number = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                raise FileRefused("it is no regular file")
+            yield number
+        finally:
+            os.close(number)
+
+    def entries(self, parts: Parts = ()) -> Iterator[Entry]:
+        """Iterate over the files below a path, which may be one; what is neither file nor folder is left out."""
+        if parts:
+            with self.open_folder(parts[:-1]) as folder, _refusals():
+                found = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode):
+                yield Entry(b"/".join(parts), found.st_size, is_folder=False)
+                return
+        waiting = [parts]
+        while waiting:
+            current = waiting.pop()
+            is_empty = True
+            with self.open_folder(current) as folder, _refusals(), os.scandir(folder) as inside:
+                for each in sorted(inside, key=lambda each: each.name):
+                    name = os.fsencode(each.name)
+                    if name.endswith(SUFFIX):
+                        continue
+                    is_empty = False
+                    if each.is_dir(follow_symlinks=False):
+                        waiting.append((*current, name))
+                    elif each.is_file(follow_symlinks=False):
+                        size = each.stat(follow_symlinks=False).st_size
+                        yield Entry(b"/".join((*current, name)), size, is_folder=False)
+            if is_empty and current:
+                yield Entry(b"/".join(current), 0, is_folder=True)
+
+
+# ---------------------------------------------------------------------------- messages
+
+
+async def tell(channel: muxkit.Channel, message: msgspec.Struct) -> None:
+    await channel.send(msgspec.msgpack.encode(message))
+
+
+async def hear(channel: muxkit.Channel, kind: type[StructT]) -> StructT:
+    """Receive a message of a transfer; raises `FileRefused` if it is another."""
+    try:
+        return msgspec.msgpack.decode(await channel.receive(), type=kind)
+    except msgspec.MsgspecError as error:
+        raise FileRefused(f"a message is no {kind.__name__}", BROKEN) from error
+    except trio.EndOfChannel as error:
+        raise FileRefused("the other side ended before it was done", BROKEN) from error
+
+
+in_thread = trio.to_thread.run_sync
+
+
+# ---------------------------------------------------------------------------- one file
+
+
+async def send_file(channel: muxkit.Channel, number: int, on_bytes: OnBytes = lambda _: None) -> Transferred:
+    """Send an open file; `on_bytes` is called with how many bytes more are at the other side."""
+    found = os.fstat(number)
+    size = found.st_size
+    offer = Offer(size, found.st_mtime_ns, executable=bool(found.st_mode & stat.S_IXUSR))
+    await tell(channel, offer)
+    answer = await hear(channel, Answer)
+    offset, digest = 0, hashlib.sha256()
+    if 0 < answer.have <= size:
+        of_begin = await in_thread(_hash_begin, number, answer.have)
+        if of_begin.digest() == answer.sha256:
+            offset, digest = answer.have, of_begin
+    await tell(channel, Start(offset))
+    on_bytes(offset)
+    position = offset
+    while position < size:
+        block = await in_thread(_read, number, position, min(BLOCK, size - position), digest)
+        if not block:
+            raise FileRefused("the file became shorter while it was sent", BROKEN)
+        await channel.send_many([block[start : start + PIECE] for start in range(0, len(block), PIECE)])
+        position += len(block)
+        on_bytes(len(block))
+    await tell(channel, End(digest.digest()))
+    await hear(channel, Done)
+    return Transferred(size, offset, digest.digest())
+
+
+def _read(number: int, position: int, count: int, digest: hashlib._Hash) -> bytes:
+    data = os.pread(number, count, position)
+    digest.update(data)
+    return data
+
+
+def _hash_begin(number: int, count: int) -> hashlib._Hash:
+    digest = hashlib.sha256()
+    position = 0
+    while position < count and _read_into(number, position, min(BLOCK, count - position), digest):
+        position += min(BLOCK, count - position)
+    return digest
+
+
+def _read_into(number: int, position: int, count: int, digest: hashlib._Hash) -> bool:
+    return len(_read(number, position, count, digest)) == count
+
+
+async def receive_file(
+    channel: muxkit.Channel, folder: Folder, parts: Parts, *, overwrite: bool, on_bytes: OnBytes = lambda _: None
+) -> Transferred:
+    """Receive a file into a folder; `on_bytes` is called with how many bytes more are here."""
+    offer = await hear(channel, Offer)
+    if offer.size < 0:
+        raise FileRefused("a size is below 0", BROKEN)
+    with _Arrival.open(folder, parts, offer, overwrite=overwrite) as arrival:
+        is_long_enough = await in_thread(arrival.compare)
+        if is_long_enough:  # the file stands under its name, and may be the same
+            await tell(channel, Answer(offer.size, arrival.digest.digest()))
+            if (await hear(channel, Start)).offset == offer.size:
+                on_bytes(offer.size)
+                await _end(channel, arrival)
+                return Transferred(offer.size, offer.size, arrival.digest.digest())
+        arrival.check_overwrite()
+        offset = 0
+        async with arrival.taking() as scope:
+            if not is_long_enough:
+                have = await in_thread(arrival.begin)
+                await tell(channel, Answer(have, arrival.digest.digest()))
+                offset = (await hear(channel, Start)).offset
+                if offset not in (0, have):
+                    raise FileRefused("the bytes begin at another place", BROKEN)
+            await in_thread(arrival.begin_at, offset)
+            on_bytes(offset)
+            while arrival.position < offer.size:
+                pieces = await _receive_pieces(channel, offer.size - arrival.position)
+                await in_thread(arrival.write, pieces)
+                on_bytes(sum(map(len, pieces)))
+            await _end(channel, arrival)
+        if scope.cancelled_caught:
+            raise FileRefused("another transfer of this file has begun", TAKEN_OVER)
+        return Transferred(offer.size, offset, arrival.digest.digest())
+
+
+async def _receive_pieces(channel: muxkit.Channel, most: int) -> list[bytes]:
+    """Receive what has come of a file, and not what follows it."""
+    try:
+        # At least so many messages are to come, since none is longer than a piece.
+        pieces = await channel.receive_many(min(-(-most // PIECE), BLOCK // PIECE))
+    except trio.EndOfChannel as error:
+        raise FileRefused("the other side ended before it was done", BROKEN) from error
+    if not all(0 < len(piece) <= PIECE for piece in pieces) or sum(map(len, pieces)) > most:
+        raise FileRefused("the bytes of the file come in other pieces than agreed", BROKEN)
+    return pieces
+
+
+async def _end(channel: muxkit.Channel, arrival: _Arrival) -> None:
+    end = await hear(channel, End)
+    if end.sha256 != arrival.digest.digest():
+        await in_thread(arrival.forget)
+        raise FileRefused("the checksum is wrong", BROKEN)
+    await in_thread(arrival.store)
+    await tell(channel, Done())
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+class _Arrival:
+    """A file that arrives: the unfinished one, and the name that it gets."""
+
+    def __init__(self, folder: Folder, parent: int, name: bytes, offer: Offer, *, overwrite: bool) -> None:
+        self._folder = folder
+        self._parent = parent
+        self._name = name
+        self._offer = offer
+        self._overwrite = overwrite
+        long = len(name) + len(SUFFIX) + 1 > NAME_MOST
+        self._unfinished = b"." + (hashlib.sha256(name).hexdigest().encode() if long else name) + SUFFIX
+        self._number: int | None = None
+        self.digest = hashlib.sha256()
+        self.position = 0
+
+    @classmethod
+    @contextmanager
+    def open(cls, folder: Folder, parts: Parts, offer: Offer, *, overwrite: bool) -> Iterator[_Arrival]:
+        with folder.open_folder(parts[:-1], create=True) as parent:
+            arrival = cls(folder, parent, parts[-1], offer, overwrite=overwrite)
+            try:
+                yield arrival
+            finally:
+                arrival._close()
+
+    def _close(self) -> None:
+        if self._number is not None:
+            os.close(self._number)
+            self._number = None
+
+    def _stored(self) -> os.stat_result | None:
+        with _refusals():
+            try:
+                found = os.stat(self._name, dir_fd=self._parent, follow_symlinks=False)
+            except FileNotFoundError:
+                return None
+        if stat.S_ISLNK(found.st_mode):
+            raise FileRefused("its name is that of a symbolic link")
+        if not stat.S_ISREG(found.st_mode):
+            raise FileRefused("its name is that of something else than a file")
+        return found
+
+    def compare(self) -> bool:
+        """Hash the file that has the name if it is as long as the offered one; return False if there is none."""
+        stored = self._stored()
+        if stored is None or stored.st_size != self._offer.size:
+            return False
+        with _refusals():
+            number = os.open(
+                self._name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._parent
+            )
+        try:
+            self.digest = _hash_begin(number, self._offer.size)
+        finally:
+            os.close(number)
+        return True
+
+    def check_overwrite(self) -> None:
+        if not self._overwrite and self._stored() is not None:
+            raise FileRefused("there is another file with this name already", DIFFERS)
+
+    @asynccontextmanager
+    async def taking(self) -> AsyncIterator[trio.CancelScope]:
+        """Open the unfinished file as the only one that writes to it.
+
+        An earlier transfer of this process is cancelled, since its client may be dead, and has ended before this one
+        begins. Raises `FileRefused` if another process writes to the file.
+        """
+        number = await self._take()
+        scope, ended = trio.CancelScope(), trio.Event()
+        key = _identity(os.fstat(number))
+        self._folder.taken[key] = scope, ended
+        try:
+            with scope:
+                yield scope
+        finally:
+            del self._folder.taken[key]
+            self._close()
+            ended.set()
+
+    async def _take(self) -> int:
+        while True:
+            self._number = number = self._open_unfinished()
+            key = _identity(os.fstat(number))
+            if key in self._folder.taken:
+                scope, ended = self._folder.taken[key]
+                scope.cancel()
+                await ended.wait()
+            else:
+                try:
+                    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise FileRefused("another process receives this file", TAKEN_OVER) from error
+                with suppress(FileNotFoundError):
+                    # Or it was given its name meanwhile, and what is open here is a file that is finished.
+                    found = os.stat(self._unfinished, dir_fd=self._parent, follow_symlinks=False)
+                    if _identity(found) == key:
+                        return number
+            self._close()
+
+    def _open_unfinished(self) -> int:
+        with _refusals():
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            number = os.open(self._unfinished, flags, 0o600, dir_fd=self._parent)
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            os.close(number)
+            raise FileRefused("the name of the unfinished file is that of something else")
+        return number
+
+    def begin(self) -> int:
+        """Hash what the unfinished file has; return how many bytes that is."""
+        assert self._number is not None
+        with _refusals():
+            have = min(os.fstat(self._number).st_size, self._offer.size)
+            self.digest = _hash_begin(self._number, have)
+        return have
+
+    def begin_at(self, offset: int) -> None:
+        assert self._number is not None
+        with _refusals():
+            os.ftruncate(self._number, offset)
+        if offset == 0:
+            self.digest = hashlib.sha256()
+        self.position = offset
+
+    def write(self, pieces: Sequence[bytes]) -> None:
+        assert self._number is not None
+        data = b"".join(pieces)
+        rest = memoryview(data)
+        with _refusals():
+            while rest:
+                count = os.pwrite(self._number, rest, self.position)
+                self.position += count
+                rest = rest[count:]
+        self.digest.update(data)
+
+    def forget(self) -> None:
+        """Remove the unfinished file, whose bytes are wrong."""
+        if self._number is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._unfinished, dir_fd=self._parent)
+
+    def store(self) -> None:
+        """Give the file its name, once its bytes are on the disk."""
+        if self._number is None:  # it was there, and is the same
+            return
+        with _refusals():
+            mode = 0o777 if self._offer.executable else 0o666
+            os.fchmod(self._number, mode & ~self._folder.mask)
+            os.utime(self._number, ns=(self._offer.mtime_ns, self._offer.mtime_ns))
+            os.fsync(self._number)
+            if self._overwrite:
+                self._stored()  # raises for what is no file
+                os.replace(self._unfinished, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+                return
+            try:
+                os.link(self._unfinished, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+            except FileExistsError as error:
+                raise FileRefused("there is another file with this name already", DIFFERS) from error
+            os.unlink(self._unfinished, dir_fd=self._parent)
+
+
+# ---------------------------------------------------------------------------- the server
+
+
+def serve_folder(folder: Folder, *, upload: bool, overwrite: bool) -> Callable[[muxkit.Channel], Awaitable[None]]:
+    """Make a handler of channels for the files in a folder; clients may add some if `upload` is true."""
+
+    async def handle(channel: muxkit.Channel) -> None:
+        try:
+            request = await hear(channel, Request)
+            if request.op == "list":
+                await _send_list(channel, folder, parts_of(request.path) if request.path else ())
+            elif request.op == "get":
+                with folder.open_file(parts_of(request.path)) as number:
+                    await send_file(channel, number)
+            elif not upload:
+                raise FileRefused("this server takes no files")
+            elif request.op == "put":
+                await receive_file(channel, folder, parts_of(request.path), overwrite=overwrite)
+            else:
+                folder.make(parts_of(request.path))
+                await tell(channel, Done())
+        except FileRefused as refused:
+            channel.abort(refused.reason, code=refused.code)
+        else:
+            await channel.finish()
+
+    return handle
+
+
+async def _send_list(channel: muxkit.Channel, folder: Folder, parts: Parts) -> None:
+    entries = folder.entries(parts)
+
+    def take_batch() -> list[Entry]:
+        return list(islice(entries, BATCH))
+
+    while batch := await in_thread(take_batch):
+        await channel.send(msgspec.msgpack.encode(batch))
+
+
+# ---------------------------------------------------------------------------- the client
+
+
+async def list_files(session: muxkit.Session, path: bytes) -> list[Entry]:
+    """Ask for the files below a path of the server."""
+    async with session.open(NAME) as channel:
+        await tell(channel, Request("list", path))
+        found: list[Entry] = []
+        async for message in channel:
+            try:
+                found += msgspec.msgpack.decode(message, type=list[Entry])
+            except msgspec.MsgspecError as error:
+                raise FileRefused("a message is no list of files", BROKEN) from error
+        return found
+
+
+async def put(session: muxkit.Session, number: int, path: bytes, on_bytes: OnBytes) -> Transferred:
+    """Send an open file to the server."""
+    async with session.open(NAME) as channel:
+        await tell(channel, Request("put", path))
+        return await send_file(channel, number, on_bytes)
+
+
+async def put_folder(session: muxkit.Session, path: bytes) -> None:
+    """Make a folder at the server."""
+    async with session.open(NAME) as channel:
+        await tell(channel, Request("mkdir", path))
+        await hear(channel, Done)
+
+
+async def get(
+    session: muxkit.Session, path: bytes, folder: Folder, parts: Parts, *, overwrite: bool, on_bytes: OnBytes
+) -> Transferred:
+    """Receive a file of the server."""
+    async with session.open(NAME) as channel:
+        await tell(channel, Request("get", path))
+        return await receive_file(channel, folder, parts, overwrite=overwrite, on_bytes=on_bytes)
