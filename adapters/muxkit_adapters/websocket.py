@@ -112,6 +112,7 @@ async def connect(
             tls=tls,
             ssl_context=ssl_context,
             connect_timeout=connect_timeout,
+            handshake_timeout=handshake_timeout,
             close_timeout=close_timeout,
             insecure=insecure,
         )

@@ -93,6 +93,7 @@ async def in_thread(work: partial[subprocess.CompletedProcess[str]]) -> subproce
 
 async def test_reasons_go_both_ways() -> None:
     heard: list[str] = []
+    told = trio.Event()
 
     async def handle(channel: library.Channel) -> None:
         if channel.name == "no":
@@ -104,9 +105,12 @@ async def test_reasons_go_both_ways() -> None:
                 pass
         except library.ChannelCancelled as error:
             heard.append(error.reason)
+            told.set()
 
     async with library.open_server(handle, "bpmux+tcp://127.0.0.1:0") as server:
         done = await in_thread(partial(script, server.url, ":open no", ":open yes", ":abort the user is tired"))
+        with trio.fail_after(PATIENCE):
+            await told.wait()
     assert heard == ["the user is tired"]
     assert "1 no: aborted: " in done.stdout
     assert "not \\\\x1b[31mtoday (code 7)" in done.stdout or "not \\x1b[31mtoday (code 7)" in done.stdout

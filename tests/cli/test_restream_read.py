@@ -233,7 +233,10 @@ def test_a_stream_that_takes_too_long_is_given_up() -> None:
 def test_what_the_server_says_is_told_and_cannot_command_the_terminal() -> None:
     with saying(json.dumps({"error": "\x1b[31mno\n"}).encode() + b"\n") as url:
         done = muxkit("restream", "read", url)
-    assert (done.returncode, done.stderr) == (1, "muxkit: the server refused: \\x1b[31mno\\n\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"muxkit: {url.replace('restream+tcp://', 'tcp ')}: the server refused: \\x1b[31mno\\n\n",
+    )
 
 
 def test_a_server_that_lies_has_an_exit_code_of_its_own() -> None:

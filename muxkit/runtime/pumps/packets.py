@@ -208,6 +208,9 @@ class DatagramPump(Pump[EventT]):
                     self._kept.extend(self._nowait.receive_nowait(TURN_PACKETS - 1))
                 except OSError as error:
                     self._judge(error)
+                except (trio.EndOfChannel, *BROKEN):
+                    self._dispatch()  # the packet before the end may say why it ends
+                    raise
         if self._kept:
             self._take_in_kept(now, began + self._turns.allowance)
         self._dispatch()

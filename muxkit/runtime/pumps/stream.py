@@ -80,6 +80,8 @@ class StreamPump(Pump[EventT]):
         self._head = b""  # what the peer sent first
         self.is_understood: Callable[[], bool] = lambda: True
         """Returns False while nothing that came had a meaning, for engines that ignore such bytes."""
+        self.speaks = ""
+        """The name that `looks_like` has for this end's own protocol."""
 
     # --- the life of the connection
 
@@ -97,15 +99,19 @@ class StreamPump(Pump[EventT]):
 
     def _hint(self, by: Side, cause: BaseException | None) -> str | None:
         if isinstance(cause, RemoteProtocolError) or (by != "local" and not self.is_understood()):
-            found = looks_like(self._head)
+            found = self._foreign_protocol()
             if found or isinstance(cause, RemoteProtocolError):
                 return f"These bytes look like {found}" if found else None
         return self._hint_if_silent if self.phase == "handshake" and by != "local" else None
 
     @property
     def foreign(self) -> str:
-        found = looks_like(self._head)
+        found = self._foreign_protocol()
         return f"; its bytes look like {found}" if found else ""
+
+    def _foreign_protocol(self) -> str | None:
+        found = looks_like(self._head)
+        return None if found == self.speaks else found
 
     def _last_words(self, parting: Sequence[bytes]) -> Sequence[bytes]:
         if self._hanging_up or not (parting or self._farewell):

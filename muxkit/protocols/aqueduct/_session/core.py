@@ -692,6 +692,8 @@ class Core:
         self.budget: OutboxBudget = OutboxBudget()
         self._carrier = None if isinstance(link, MultistreamLink) else Carrier(self.engine)
         self.pump: MultistreamPump[Event] | StreamPump[Event] = self._make_pump(link, observer)
+        if isinstance(self.pump, StreamPump):
+            self.pump.speaks = "Aqueduct"
         self.info: SessionInfo = describe(link, "aqueduct")
         self.round_trip: Callable[[], float | None] | None = None
         if isinstance(link, MultistreamLink):

@@ -63,6 +63,7 @@ class Connection:
             outbox=self.engine.waiting,
             observer=observer,
         )
+        self.pump.speaks = "bpmux"
         self.session = session
         self.request_write: Final = self.pump.request_write
         self.pings: Pings[Entity] = Pings()

@@ -97,6 +97,7 @@ class Connection:
         )
         if isinstance(self.pump, StreamPump):
             self.pump.is_understood = lambda: self.was_heard
+            self.pump.speaks = "e3x"
         self.pump.phase = "handshake"  # a packet link has none: until something was heard
         self.request_write: Final = self.pump.request_write
         self.budget: OutboxBudget = OutboxBudget()  # the engine itself limits what each channel queues

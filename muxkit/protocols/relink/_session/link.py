@@ -329,6 +329,7 @@ class Link(CommonSession):
             outbox=engine.waiting,
             observer=engine.observer,
         )
+        pump.speaks = "Relink"
         engine.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)
         core.pump = pump
         core.deadline = None
