@@ -29,7 +29,8 @@ WHOLE = [item for item in everything() if item.kind == "program" and item.key no
 )
 def test_a_program_on_a_page_runs(code: str, tmp_path: Path) -> None:
     done = run(python(code), tmp_path)
-    assert done.stderr == ""
+    # A link that is cut as soon as it was made tells of the outage; whether a program's own cuts do that is chance.
+    assert [line for line in done.stderr.splitlines() if "; trying again in " not in line] == []
     assert done.returncode == 0
 
 
@@ -89,7 +90,8 @@ def run_part(before: str, code: str, folder: Path) -> str:
     with ports(7000) as free:
         given = json.dumps([free_ports(before, free), free_ports(code, free)])
         done = run([*python(FRAGMENT), given], folder)
-    assert done.stderr == ""
+    # A link that is cut as soon as it was made tells of the outage; whether a program's own cuts do that is chance.
+    assert [line for line in done.stderr.splitlines() if "; trying again in " not in line] == []
     assert done.returncode == 0
     return done.stdout
 

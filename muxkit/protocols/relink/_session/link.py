@@ -329,7 +329,7 @@ class Link(CommonSession):
             outbox=engine.waiting,
             observer=engine.observer,
         )
-        pump.speaks = "Relink"
+        pump.speaks, pump.phase = "Relink", "open"  # the handshake was done before there was a pump
         engine.connection_made(trio.current_time(), epoch=epoch, link_id=link_id)
         core.pump = pump
         core.deadline = None
