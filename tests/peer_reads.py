@@ -79,7 +79,7 @@ def shown(error: BaseException) -> str:
     text += f" [{', '.join(fields)}]" if fields else ""
     text = re.sub(r"/tmp/\S+?/(\w+)", r"/tmp/…/\1", text)
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", text)
-    text = re.sub(r"\b\d+\.\d s\b", "N s", text)
+    text = re.sub(r"\b\d+(\.\d+)? s\b", "N s", text)
     text = re.sub(r"\b0x[0-9a-f]{6,}\b", "0x…", text)
     text = re.sub(r"epoch \d+", "epoch N", text)
     text = re.sub(r"stream \d+", "stream N", text)
