@@ -105,6 +105,29 @@ async def test_an_abort_of_the_client_tells_the_handler_why(url: str) -> None:
     assert heard == [("the user pressed cancel", 3)]
 
 
+async def test_a_block_that_is_left_by_an_error_tells_the_other_side_so_and_not_which(url: str) -> None:
+    heard: list[muxkit.ChannelCancelled] = []
+    told = trio.Event()
+
+    async def listen(channel: muxkit.Channel) -> None:
+        try:
+            async for _ in channel:
+                await channel.send(b"go on")
+        except muxkit.ChannelCancelled as error:
+            heard.append(error)
+            told.set()
+
+    async with muxkit.open_server(listen, url) as server, muxkit.connect(server.url) as session:
+        with suppress(ZeroDivisionError):
+            async with session.open("work") as channel:
+                await channel.send(b"x")
+                await channel.receive()
+                raise ZeroDivisionError("a secret")
+        with trio.fail_after(PATIENCE):
+            await told.wait()
+    assert [(error.reason, error.code) for error in heard] == [("the other side left the channel by an error", 500)]
+
+
 async def test_what_a_peer_gives_as_its_reason_is_shown_escaped_and_bounded(url: str) -> None:
     async def refuse(channel: muxkit.Channel) -> None:
         await channel.receive()

@@ -59,6 +59,7 @@ from muxkit.runtime.halves.mailbox import ItemQueue as ItemQueue
 from muxkit.runtime.halves.mailbox import Mailbox as Mailbox
 from muxkit.runtime.halves.mailbox import Storage as Storage
 from muxkit.runtime.halves.opening import Backlog as Backlog
+from muxkit.runtime.halves.opening import ChannelOpening as ChannelOpening
 from muxkit.runtime.halves.opening import Openable as Openable
 from muxkit.runtime.halves.opening import Opening as Opening
 from muxkit.runtime.halves.opening import SlotQueue as SlotQueue
@@ -109,6 +110,7 @@ __all__ = [
     "ByteStream",
     "Channel",
     "ChannelCancelled",
+    "ChannelOpening",
     "ChannelStats",
     "ChannelStopped",
     "Datagram",

@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Hasha
 from itertools import count
 from operator import itemgetter
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
 from muxkit.runtime.halves.send import ErrorMaker
+
+LEFT_BY_ERROR: Final = "the other side left the channel by an error"
+LEFT_BY_ERROR_CODE: Final = 500
 
 
 class Openable(Protocol):
@@ -22,7 +25,15 @@ class Openable(Protocol):
     def abort(self) -> None: ...
 
 
+class OpenableWithReason(Protocol):
+    """What a `ChannelOpening` can close."""
+
+    async def aclose(self) -> None: ...
+    def abort(self, reason: str = "", *, code: int = 0) -> None: ...
+
+
 OpenedT = TypeVar("OpenedT", bound=Openable, covariant=True)
+ChannelT = TypeVar("ChannelT", bound=OpenableWithReason, covariant=True)
 ItemT = TypeVar("ItemT", bound=Hashable)
 
 
@@ -58,10 +69,25 @@ class Opening(Generic[OpenedT]):
     ) -> None:
         if self._opened is None:
             return
-        if kind is None:
+        if error is None:
             await self._opened.aclose()
         else:
-            self._opened.abort()
+            self._abort(self._opened, error)
+
+    def _abort(self, opened: Any, error: BaseException) -> None:  # noqa: ANN401 - an argument cannot be covariant
+        opened.abort()
+
+
+class ChannelOpening(Opening[ChannelT]):
+    """Opens a channel whose other side is told if the block is left by an error, but not by which."""
+
+    __slots__ = ()
+
+    def _abort(self, opened: Any, error: BaseException) -> None:  # noqa: ANN401 - as above
+        if isinstance(error, Exception) and not isinstance(error, (trio.BrokenResourceError, trio.EndOfChannel)):
+            opened.abort(LEFT_BY_ERROR, code=LEFT_BY_ERROR_CODE)
+        else:
+            opened.abort()
 
 
 class SlotQueue:

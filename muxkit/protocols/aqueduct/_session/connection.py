@@ -26,10 +26,10 @@ from muxkit.protocols.aqueduct.engine.halves import Ticket
 from muxkit.protocols.aqueduct.frames import Headers, Pairs, Role
 from muxkit.runtime import (
     Backlog,
+    ChannelOpening,
     ErrorMaker,
     LinkKind,
     MultistreamLink,
-    Opening,
     SessionInfo,
     SessionStats,
     Unsupported,
@@ -157,7 +157,7 @@ class Connection(CommonSession):
 
     # --- the common session
 
-    def open(self, name: str = "", *, payload: bytes = b"") -> Opening[Channel]:
+    def open(self, name: str = "", *, payload: bytes = b"") -> ChannelOpening[Channel]:
         """Open a two-way channel; the peer hears of it at once. A server waits until its client has called `open` or
         `incoming`.
 
@@ -165,7 +165,7 @@ class Connection(CommonSession):
         """
         headers = ((NAME, encode_name(name)),) if name else ()
         self.core.engine.size_of(payload, headers, ())  # raises if it is too large
-        return Opening(partial(self._common.open, name, payload, headers))
+        return ChannelOpening(partial(self._common.open, name, payload, headers))
 
     def channels(self) -> Sequence[Channel]:
         return self._common.channels()

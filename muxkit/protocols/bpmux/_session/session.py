@@ -44,6 +44,7 @@ from muxkit.protocols.bpmux.engine.events import (
 )
 from muxkit.runtime import (
     Backlog,
+    ChannelOpening,
     ChannelStopped,
     ErrorMaker,
     LinkLost,
@@ -196,33 +197,35 @@ class Session(CommonSession):
 
     # --- opening: waits for a slot under the limits, and for top-level credit if there is a payload
 
-    def open(self, name: str = "", *, payload: bytes = b"") -> Opening[Duplex]:
+    def open(self, name: str = "", *, payload: bytes = b"") -> ChannelOpening[Duplex]:
         return self.open_duplex(with_name(name, payload))
 
-    def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Duplex]:
+    def open_duplex(self, payload: bytes = b"", *, credit: int | None = None) -> ChannelOpening[Duplex]:
         """Open a two-way channel, which is announced at once. With `credit` all further grants are made by hand."""
 
         def make() -> Duplex:
             sink, stream = self._engine.open_duplex(payload, credit=credit)
             return Duplex(Sink(self.connection, sink), Source(self.connection, stream), payload)
 
-        return self._opening(payload, make)
+        return ChannelOpening(self._opener(payload, make))
 
-    def open_sink(self, payload: bytes = b"") -> Opening[Sink]:
+    def open_sink(self, payload: bytes = b"") -> ChannelOpening[Sink]:
         """Open a channel to send on."""
-        return self._opening(payload, lambda: Sink(self.connection, self._engine.open_sink(payload)))
+        return ChannelOpening(self._opener(payload, lambda: Sink(self.connection, self._engine.open_sink(payload))))
 
     def open_source(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Source]:
         """Open a channel to receive from. With `credit` all further grants are made by hand."""
-        return self._opening(payload, lambda: Source(self.connection, self._engine.open_stream(payload, credit=credit)))
+        return Opening(
+            self._opener(payload, lambda: Source(self.connection, self._engine.open_stream(payload, credit=credit)))
+        )
 
     def open_request(self, payload: bytes = b"", *, credit: int | None = None) -> Opening[Request]:
         """Send a request. `credit` is the largest response, in bytes; without it that is the usual window."""
-        return self._opening(
-            payload, lambda: Request(self.connection, self._engine.open_request(payload, credit=credit))
+        return Opening(
+            self._opener(payload, lambda: Request(self.connection, self._engine.open_request(payload, credit=credit)))
         )
 
-    def _opening(self, payload: bytes, make: Callable[[], MadeT]) -> Opening[MadeT]:
+    def _opener(self, payload: bytes, make: Callable[[], MadeT]) -> Callable[[], Awaitable[MadeT]]:
         async def open() -> MadeT:
             try:
                 await self._wait_to_open(payload)
@@ -235,7 +238,7 @@ class Session(CommonSession):
             finally:
                 self._openers.wake_waiters()
 
-        return Opening(open)
+        return open
 
     async def _wait_to_open(self, payload: bytes) -> None:
         """Wait until a channel may be opened; the caller must open it before its next checkpoint."""

@@ -26,12 +26,12 @@ from muxkit.protocols.e3x.engine.engine import Stats
 from muxkit.protocols.e3x.engine.events import Cause
 from muxkit.runtime import (
     Backlog,
+    ChannelOpening,
     ChannelStopped,
     DatagramPump,
     ErrorMaker,
     LinkKind,
     LinkLost,
-    Opening,
     PacketLink,
     Pings,
     SessionInfo,
@@ -156,7 +156,7 @@ class Session(CommonSession):
         reliable: bool = True,
         type: str | None = None,
         body: bytes | None = None,
-    ) -> Opening[Channel]:
+    ) -> ChannelOpening[Channel]:
         """Open a channel, which is announced at once; waits only for a slot under the limits.
 
         The peer reads `name` as `channel.name`, the type of the document. It reads `payload` as `channel.opening`; on
@@ -167,7 +167,7 @@ class Session(CommonSession):
             warnings.warn("open(type=, body=) are now called name and payload", DeprecationWarning, stacklevel=2)
         if name:
             encode_name(name)  # raises for one that cannot be sent
-        return Opening(lambda: self._open(type or name or TYPE, reliable, payload if body is None else body))
+        return ChannelOpening(lambda: self._open(type or name or TYPE, reliable, payload if body is None else body))
 
     async def _open(self, type: str, reliable: bool, body: bytes) -> Channel:
         await trio.lowlevel.checkpoint_if_cancelled()

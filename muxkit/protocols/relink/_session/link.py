@@ -18,9 +18,9 @@ from muxkit.protocols.relink._session.native import Receipt, Receiver, Sender, a
 from muxkit.protocols.relink.engine import events
 from muxkit.protocols.relink.engine.engine import LinkEngine
 from muxkit.runtime import (
+    ChannelOpening,
     ErrorMaker,
     LinkLost,
-    Opening,
     Outage,
     Pings,
     SessionInfo,
@@ -195,12 +195,12 @@ class Link(CommonSession):
 
     # --- the common channels
 
-    def open(self, name: str = "", *, payload: bytes = b"") -> Opening[Channel]:
+    def open(self, name: str = "", *, payload: bytes = b"") -> ChannelOpening[Channel]:
         """A channel in both directions; the peer hears of it with its first message.
 
         With a name or a payload it hears of it at once.
         """
-        return Opening(partial(self._common.open, with_name(name, payload)))
+        return ChannelOpening(partial(self._common.open, with_name(name, payload)))
 
     def incoming(self) -> AsyncIterator[Channel]:
         return self._common.incoming()
