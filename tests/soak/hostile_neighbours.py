@@ -1,10 +1,11 @@
 """Measure what a hostile session costs its neighbours on the same server.
 
-For each attack: a server process, a hostile process that writes raw bytes, and in this process an echo client (64 bytes
-a time) and a task that opens new connections. The figures depend on the machine; with `--strict` the program fails when
-one of them is above its goal.
+For each attack: a server process, a hostile process that writes raw bytes, and in this process echo clients (64 bytes a
+time) and a task that opens new connections; beside their times stand the server's share of a core and its peak of
+memory. The figures depend on the machine; with `--strict` the program fails when one of them is above its goal.
 
     hostile_neighbours.py --only aqueduct --seconds 5
+    hostile_neighbours.py --only "opened and reset" --clients 10
 """
 
 from __future__ import annotations
@@ -405,6 +406,28 @@ def honest_openings(url: str, *, abort: bool) -> None:
     trio.run(run)
 
 
+def unpaced_resets(url: str) -> None:
+    """Channels that are opened, used and reset as fast as one process can, by a client without a pace of its own."""
+    unpaced = muxkit.Limits(resets_per_second=10**9, resets_burst=10**9)
+
+    async def one(session: muxkit.Session) -> None:
+        while True:
+            with suppress(muxkit.ChannelStopped, muxkit.ChannelCancelled):
+                async with session.open() as channel:
+                    await channel.send(b"x")
+                    channel.abort()
+
+    async def run() -> None:
+        async with (
+            muxkit.connect(url, limits=unpaced, **client_options(url)) as session,
+            trio.open_nursery() as nursery,
+        ):
+            for _ in range(100):
+                nursery.start_soon(one, session)
+
+    trio.run(run)
+
+
 def honest_leaving(url: str, *, channels: int) -> None:
     """Through our own client: so many channels, all with a handler that waits, and then no goodbye."""
 
@@ -574,6 +597,10 @@ ATTACKS: Final[dict[str, Attack]] = {
     "dtls: handshakes": Attack("e3x+dtls://127.0.0.1:0", honest_reconnect),
     "e3x+udp: leaving 4000 channels": Attack("e3x+udp://127.0.0.1:0", partial(honest_leaving, channels=4000)),
     "e3x+udp: messages": Attack("e3x+udp://127.0.0.1:0", partial(honest_bytes, message=b"x")),
+    **{
+        f"{scheme}: opened and reset": Attack(f"{scheme}://127.0.0.1:0", unpaced_resets)
+        for scheme in ("bpmux+tcp", "relink+tcp", "aqueduct+tcp", "aqueduct+quic", "e3x+tcp", "e3x+udp")
+    },
 }
 
 
@@ -586,6 +613,10 @@ class Figures:
 
     echoes: list[float] = attrs.field(factory=list)
     connections: list[float] = attrs.field(factory=list)
+    memory: int = 0
+    """Bytes that the server's resident memory grew by at most."""
+    busy: float = 0.0
+    """The server's share of a core."""
 
     def row(self) -> tuple[float, float, float, float]:
         return (
@@ -673,7 +704,24 @@ async def reading_newcomer(url: str, times: list[float], until: float) -> None:
         await trio.sleep(NEXT)
 
 
-async def measure(url: str, seconds: float) -> Figures:
+def resident(process: int, which: str) -> int:
+    """Bytes of resident memory, `VmRSS` now or `VmHWM` at most; 0 where the system does not say."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines():
+            if line.startswith(which):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def processor_time(process: int) -> float:
+    """Seconds; 0 where the system does not say."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+async def measure(url: str, seconds: float, clients: int) -> Figures:
     figures = Figures()
     is_restream = url.startswith("restream")
     # The first connection of a process imports what it needs, which would be the p99 of so few.
@@ -681,12 +729,13 @@ async def measure(url: str, seconds: float) -> Figures:
     until = trio.current_time() + seconds
     with trio.move_on_after(seconds + 3 * PATIENCE):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(fed_neighbour if is_restream else neighbour, url, figures.echoes, until)
+            for _ in range(clients):
+                nursery.start_soon(fed_neighbour if is_restream else neighbour, url, figures.echoes, until)
             nursery.start_soon(reading_newcomer if is_restream else newcomer, url, figures.connections, until)
     return figures
 
 
-def run(name: str, seconds: float, hostile: int, *, verbose: bool = False) -> Figures:
+def run(name: str, seconds: float, *, hostile: int = 1, clients: int = 1, verbose: bool = False) -> Figures:
     attack = ATTACKS[name]
     url = attack.url.replace("DIRECTORY", os.environ[DIRECTORY])
     Path(in_directory("bell")).unlink(missing_ok=True)
@@ -701,10 +750,14 @@ def run(name: str, seconds: float, hostile: int, *, verbose: bool = False) -> Fi
         processes.append(server)
         assert server.stdout is not None
         url = server.stdout.readline().strip()
+        at_first = resident(server.pid, "VmRSS")
         order = [sys.executable, __file__, "--attack", name, "--at", url]
         processes += [subprocess.Popen(order, stderr=subprocess.PIPE, text=True) for _ in range(hostile)]
         trio.run(trio.sleep, 1.0)
-        figures = trio.run(measure, url, seconds)
+        began, spent = time.monotonic(), processor_time(server.pid)
+        figures = trio.run(measure, url, seconds, clients)
+        figures.busy = (processor_time(server.pid) - spent) / (time.monotonic() - began)
+        figures.memory = resident(server.pid, "VmHWM") - at_first
         for process in processes[1:]:
             if process.poll() is not None and process.stderr is not None:
                 sys.exit(f"{name}: the hostile process ended: {process.stderr.read()}")
@@ -712,7 +765,7 @@ def run(name: str, seconds: float, hostile: int, *, verbose: bool = False) -> Fi
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.communicate()  # closes the pipes too
 
 
 def milliseconds(seconds: float) -> str:
@@ -727,6 +780,7 @@ def main() -> None:
     parser.add_argument("--at", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each attack is measured")
     parser.add_argument("--only", default="", help="attacks with this in their name")
+    parser.add_argument("--clients", type=int, default=1, help="how many echo clients")
     parser.add_argument("--hostile", type=int, default=1, help="how many hostile processes")
     parser.add_argument("--verbose", action="store_true", help="show the log of the server")
     parser.add_argument("--strict", action="store_true", help="fail when a figure is above its goal")
@@ -751,16 +805,19 @@ def main() -> None:
 
 
 def measure_all(arguments: argparse.Namespace) -> None:
-    print(f"{'attack':<42}{'echo p50':>10}{'p99':>10}{'connect p50':>13}{'p99':>10}  ms   load")
+    print(f"{'attack':<42}{'echo p50':>10}{'p99':>10}{'connect p50':>13}{'p99':>10}  ms   cores   +MiB   load")
     missed = []
     for name in ATTACKS:
         if arguments.only not in name:
             continue
-        figures = run(name, arguments.seconds, arguments.hostile, verbose=arguments.verbose)
+        figures = run(
+            name, arguments.seconds, hostile=arguments.hostile, clients=arguments.clients, verbose=arguments.verbose
+        )
         row = figures.row()
         cells = [milliseconds(seconds) for seconds in row]
         print(
-            f"{name:<42}{cells[0]:>10}{cells[1]:>10}{cells[2]:>13}{cells[3]:>10}       {os.getloadavg()[0]:.1f}"
+            f"{name:<42}{cells[0]:>10}{cells[1]:>10}{cells[2]:>13}{cells[3]:>10}"
+            f"{figures.busy:>12.2f}{figures.memory / 2**20:>7.1f}{os.getloadavg()[0]:>7.1f}"
             f"   {len(figures.echoes)} echoes, {len(figures.connections)} connections",
             flush=True,
         )
