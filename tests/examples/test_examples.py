@@ -24,7 +24,9 @@ def run(name: str, *, seconds: float = 300, complains: bool = False) -> list[str
         env={**os.environ, "PYTHONUTF8": "1"},
     )
     assert done.returncode == 0, done.stderr
-    assert complains or done.stderr == ""
+    # A link that is cut as soon as it was made tells of the outage; whether an example's own cuts do that is chance.
+    complaints = [line for line in done.stderr.splitlines() if "; trying again in " not in line]
+    assert complains or complaints == []
     return done.stdout.splitlines()
 
 

@@ -98,4 +98,4 @@ async def test_a_link_that_finds_no_listener_says_so_in_the_log(
         await trio.sleep(100)
     lines = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert lines[0].startswith("relink: no connection for 0 s (mem nowhere: ")
-    assert 5 <= len(lines) <= 10  # one for each doubling, not for each attempt
+    assert 2 <= len(lines) <= 10  # at most one for each doubling, not one for each attempt

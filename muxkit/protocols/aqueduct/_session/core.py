@@ -212,7 +212,10 @@ class Sender(SendHalf):
             self.confirmed()
 
     def __repr__(self) -> str:
-        return f"<aqueduct.Sender {name_of(self.machine)}: {self.state.value}>"
+        return f"<aqueduct.Sender {name_of(self.machine)}: {self.state_text()}>"
+
+    def unread_beside(self) -> int:
+        return 0 if self.channel is None else self.channel.receiver.unread
 
     # --- for the connection
 

@@ -173,7 +173,10 @@ class Sink(SendHalf):
         self.stopped(stopped)
 
     def __repr__(self) -> str:
-        return f"<bpmux.Sink {self.entity.label} {self.state.value}>"
+        return f"<bpmux.Sink {self.entity.label} {self.state_text()}>"
+
+    def unread_beside(self) -> int:
+        return 0 if self.channel is None else self.channel.source.unread
 
 
 class Source(ReceiveHalf[bytes]):

@@ -334,9 +334,8 @@ class Channel(CommonChannel):
 
     def __repr__(self) -> str:
         kind = "reliable" if self.is_reliable else "unreliable"
-        return (
-            f"<e3x.Channel {self.id} {self.type[:64]!r}, {kind}, {self.sender.state.value}, {self.inbox.unread} unread>"
-        )
+        state = self.sender.state_text()
+        return f"<e3x.Channel {self.id} {self.type[:64]!r}, {kind}, {state}, {self.inbox.unread} unread>"
 
     # --- for the session
 
@@ -414,6 +413,9 @@ class Sender(SendHalf):
         self._is_broken = False  # by the peer, so it knows that messages are missing
         if spoke and channel.outgoing is not None:
             self.last = channel.outgoing.next_seq - 1  # the opening carried a message
+
+    def unread_beside(self) -> int:
+        return self.channel.incoming.waiting if self.channel.incoming is not None else 0
 
     # --- for the application
 
