@@ -178,7 +178,9 @@ class Relay:
 
 
 async def reset(stream: trio.SocketStream) -> None:
-    """Close a connection so that its peer sees it broken, not ended."""
+    """Close a connection so that its peer sees it broken, not ended; one that is closed stays as it was."""
+    if stream.socket.fileno() == -1:
+        return
     with suppress(OSError):
         stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     await trio.aclose_forcefully(stream)

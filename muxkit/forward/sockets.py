@@ -184,17 +184,21 @@ async def _resolved(target: Address, allow: AllowList) -> list[tuple[str, int]]:
     name = None if target.ip is not None else target.host
     if name is not None and not allow.may_resolve(name, target.port):
         raise ForwardRefused(f"{target} is not allowed here", Code.NOT_ALLOWED)
-    try:
-        found = await trio.socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ForwardRefused(f"{target.host}: the name was not found", Code.NOT_FOUND) from error
-    addresses = [str(place[0]) for _, _, _, _, place in found]
+    addresses = [target.host] if name is None else await _looked_up(target)
     allowed = [each for each in dict.fromkeys(addresses) if _is_allowed(allow, name, ip_of(each), target.port)]
     if not allowed:
         # The address itself is not told: it may be one that a client must not learn.
         what = f"{target} leads to an address that is not allowed here" if name else f"{target} is not allowed here"
         raise ForwardRefused(what, Code.NOT_ALLOWED)
     return [(each, target.port) for each in allowed]
+
+
+async def _looked_up(target: Address) -> list[str]:
+    try:
+        found = await trio.socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ForwardRefused(f"{target.host}: the name was not found", Code.NOT_FOUND) from error
+    return [str(place[0]) for _, _, _, _, place in found]
 
 
 def _is_allowed(allow: AllowList, name: str | None, address: IPAddress | None, port: int) -> bool:
@@ -209,12 +213,26 @@ async def _connect(places: Sequence[tuple[str, int]], target: Address) -> trio.S
         is_last = number == len(places) - 1
         with trio.move_on_after(left if is_last else max(LEAST_ATTEMPT, left / len(places))):
             try:
-                return await trio.open_tcp_stream(host, port)
+                return await _connect_to(host, port)
             except OSError as error:
                 failure = error
     if failure is None:
         raise ForwardRefused(f"{target} did not answer", Code.TIMED_OUT)
     raise _failed(str(target), failure) from failure
+
+
+async def _connect_to(host: str, port: int) -> trio.SocketStream:
+    address = ip_of(host)
+    if address is None:
+        return await trio.open_tcp_stream(host, port)
+    # One address needs none of what Trio does for several, which is a third of the work of a connection.
+    sock = trio.socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
+    try:
+        await sock.connect((host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return trio.SocketStream(sock)
 
 
 def _failed(target: str, error: OSError) -> ForwardRefused:
