@@ -32,6 +32,15 @@ def _pair(context: click.Context, parameter: click.Parameter, values: tuple[str,
     return [(str(bind), str(target)) for bind, target in _each(forwards.parse_forward, values)]
 
 
+def _local(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, str, bool]]:
+    split = [forwards.without_udp(value) for value in values]
+    pairs = _pair(context, parameter, tuple(text for text, _ in split))
+    for (bind, target), (_, is_udp) in zip(pairs, split, strict=True):
+        if is_udp and "/" in bind + target:
+            raise click.BadParameter(printable(f"{bind} to {target}: UDP has no Unix sockets here"))
+    return [(bind, target, is_udp) for (bind, target), (_, is_udp) in zip(pairs, split, strict=True)]
+
+
 def _bind(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[str]:
     return [str(each) for each in _each(partial(forwards.parse_address, any_port=True), values)]
 
@@ -95,8 +104,8 @@ class _Options:
     "--local",
     "-L",
     multiple=True,
-    callback=_pair,
-    metavar="BIND:TARGET",
+    callback=_local,
+    metavar="BIND:TARGET[/udp]",
     help="Listen here; reach TARGET from the server.",
 )
 @click.option(
@@ -165,7 +174,7 @@ class _Options:
 def forward(
     link: LinkOptions,
     url: str | None,
-    local: list[tuple[str, str]],
+    local: list[tuple[str, str, bool]],
     remote: list[tuple[str, str]],
     socks: list[str],
     socks_users: str | None,
@@ -249,7 +258,8 @@ class _Lines(logging.Handler):
 class _Wanted:
     """What a client forwards."""
 
-    local: list[tuple[str, str]]
+    local: list[tuple[str, str, bool]]
+    """What to listen on, what to reach, and whether by UDP."""
     remote: list[tuple[str, str]]
     socks: list[str]
     users: Mapping[str, str] | None
@@ -285,10 +295,12 @@ async def _open(
     """Open all forwards; each has a name for people."""
     how: dict[str, Any] = {"patience": wanted.patience, "limits": options.limits}
     opened: dict[str, forwards.Forward] = {}
-    for bind, target in wanted.local:
-        each = await stack.enter_async_context(forwards.open_local(line, bind, target, **how))
-        opened[f"{each.address} to {target}"] = each
-        _say_listening("local", each, target, options)
+    for bind, target, is_udp in wanted.local:
+        kind, opener = ("udp", forwards.open_datagrams) if is_udp else ("local", forwards.open_local)
+        each = await stack.enter_async_context(opener(line, bind, target, **how))
+        shown = f"{target}/udp" if is_udp else target
+        opened[f"{each.address} to {shown}"] = each
+        _say_listening(kind, each, shown, options)
     for bind in wanted.socks:
         proxy = forwards.socks(line, bind, allow=wanted.allow, users=wanted.users, **how)
         each = await stack.enter_async_context(proxy)

@@ -50,6 +50,8 @@ class ForwardLimits:
     """For resolving a name and connecting to its addresses."""
     take: float = _seconds(60.0)
     """For a client to take a connection that a listener has accepted."""
+    idle: float = _seconds(120.0)
+    """Without a datagram, after which a sender of UDP is forgotten, and its socket at the server closed."""
 
 
 @attrs.frozen(kw_only=True)
