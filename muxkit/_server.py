@@ -268,7 +268,7 @@ def _reload(server: Server) -> None:
     except ValueError as error:
         _log.error("nothing was read again: %s", error)
     else:
-        _log.info("the certificates were read again")
+        _log.info("the certificates were read again", extra={"event": "reload"})
 
 
 def listening_at(door: Door, handler: SessionHandler) -> AbstractAsyncContextManager[Listening]:

@@ -7,7 +7,7 @@ import math
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
@@ -256,9 +256,18 @@ async def session_with(
 
 
 def serve_until_signal(
-    handler: Callable[..., Any], urls: Sequence[str], options: LinkOptions, *, grace: float, **more: Any
+    handler: Callable[..., Any],
+    urls: Sequence[str],
+    options: LinkOptions,
+    *,
+    grace: float,
+    logged: AbstractContextManager[object] | None = None,
+    **more: Any,
 ) -> int:
-    """Run a server as this process: the first signal drains, the second aborts; a service manager is told of both."""
+    """Run a server as this process: the first signal drains, the second aborts; a service manager is told of both.
+
+    `logged` prints what the library logs, in place of warnings on standard error.
+    """
     options.check_exposure(urls)
 
     def started(server: muxkit.Server) -> None:
@@ -273,7 +282,7 @@ def serve_until_signal(
         say(text, {"event": "ending", "sessions": count}, as_json=options.as_json)
 
     try:
-        with _Logged():
+        with logged or _Logged():
             return muxkit.run_server(
                 handler,
                 urls,

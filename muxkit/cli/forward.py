@@ -16,9 +16,8 @@ import attrs
 import click
 import trio
 
-import muxkit
 from muxkit import forward as forwards
-from muxkit.cli.common import FILE, LinkOptions, either_options, names_and_secrets, run
+from muxkit.cli.common import FILE, LinkOptions, either_options, names_and_secrets, notify, run, serve_until_signal
 from muxkit.cli.terminal import CommandFailed, Exit, printable, say
 from muxkit.runtime import background
 
@@ -29,14 +28,25 @@ ParsedT = TypeVar("ParsedT")
 
 
 def _pair(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, str]]:
+    if any(forwards.without_udp(value)[1] for value in values):
+        raise click.BadParameter("UDP goes with --local")
     return [(str(bind), str(target)) for bind, target in _each(forwards.parse_forward, values)]
+
+
+def _local(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, str, bool]]:
+    split = [forwards.without_udp(value) for value in values]
+    pairs = _pair(context, parameter, tuple(text for text, _ in split))
+    for (bind, target), (_, is_udp) in zip(pairs, split, strict=True):
+        if is_udp and "/" in bind + target:
+            raise click.BadParameter(printable(f"{bind} to {target}: UDP has no Unix sockets here"))
+    return [(bind, target, is_udp) for (bind, target), (_, is_udp) in zip(pairs, split, strict=True)]
 
 
 def _bind(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[str]:
     return [str(each) for each in _each(partial(forwards.parse_address, any_port=True), values)]
 
 
-def _rules(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> forwards.AllowList:
+def rules(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> forwards.AllowList:
     _each(lambda text: forwards.AllowList([text]), values)
     return forwards.AllowList(values)
 
@@ -77,7 +87,7 @@ def _config(context: click.Context, parameter: click.Parameter, value: str | Non
 
 @attrs.frozen(kw_only=True)
 class _Options:
-    """The options that both sides have."""
+    """How a client connects, and ends."""
 
     url: str
     link: LinkOptions
@@ -95,8 +105,8 @@ class _Options:
     "--local",
     "-L",
     multiple=True,
-    callback=_pair,
-    metavar="BIND:TARGET",
+    callback=_local,
+    metavar="BIND:TARGET[/udp]",
     help="Listen here; reach TARGET from the server.",
 )
 @click.option(
@@ -120,14 +130,14 @@ class _Options:
 @click.option(
     "--allow",
     multiple=True,
-    callback=_rules,
+    callback=rules,
     metavar="RULE",
     help="What clients may reach, such as db.internal@10.0.0.0/8:5432; without --serve: what the proxy may be asked.",
 )
 @click.option(
     "--allow-listen",
     multiple=True,
-    callback=_rules,
+    callback=rules,
     metavar="RULE",
     help="With --serve: where clients may have this machine listen.",
 )
@@ -165,7 +175,7 @@ class _Options:
 def forward(
     link: LinkOptions,
     url: str | None,
-    local: list[tuple[str, str]],
+    local: list[tuple[str, str, bool]],
     remote: list[tuple[str, str]],
     socks: list[str],
     socks_users: str | None,
@@ -203,16 +213,13 @@ def forward(
         )
     if not serve and not (local or remote or socks):
         raise click.UsageError("there is nothing to forward: give --local, --remote or --socks")
-    options = _Options(url=url, link=link, grace=grace, limits=forwards.ForwardLimits(connections=connections))
     if serve:
-        link.check_exposure([url])
-        work = partial(_serve, options, allow, allow_listen, link.tokens)
-    else:
-        users = None if socks_users is None else names_and_secrets(socks_users)
-        wanted = _Wanted(local=local, remote=remote, socks=socks, users=users, allow=allow or None, patience=patience)
-        work = partial(_forward, options, wanted, link.token())
+        return serve_forwards(link, [url], allow, allow_listen, connections=connections, grace=grace)
+    options = _Options(url=url, link=link, grace=grace, limits=forwards.ForwardLimits(connections=connections))
+    users = None if socks_users is None else names_and_secrets(socks_users)
+    wanted = _Wanted(local=local, remote=remote, socks=socks, users=users, allow=allow or None, patience=patience)
     with _Lines(link.as_json):
-        number = run(work)
+        number = run(_forward, options, wanted, link.token())
     if number == signal.SIGINT:
         raise CommandFailed("interrupted", Exit.INTERRUPTED)
     return Exit.OK
@@ -224,6 +231,7 @@ class _Lines(logging.Handler):
     def __init__(self, as_json: bool) -> None:
         super().__init__(logging.INFO)
         self._as_json = as_json
+        self.addFilter(_is_told)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -234,12 +242,16 @@ class _Lines(logging.Handler):
             self.handleError(record)
 
     def __enter__(self) -> None:
-        for name, level in (("muxkit", logging.WARNING), ("muxkit.forward", logging.INFO)):
-            logging.getLogger(name).setLevel(level)
+        logging.getLogger("muxkit").setLevel(logging.INFO)
         logging.getLogger("muxkit").addHandler(self)
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger("muxkit").removeHandler(self)
+
+
+def _is_told(record: logging.LogRecord) -> bool:
+    """Return True for warnings, for what forwards log, and for events of the library."""
+    return record.levelno >= logging.WARNING or record.name == "muxkit.forward" or hasattr(record, "event")
 
 
 # ---------------------------------------------------------------------------- the client
@@ -249,7 +261,8 @@ class _Lines(logging.Handler):
 class _Wanted:
     """What a client forwards."""
 
-    local: list[tuple[str, str]]
+    local: list[tuple[str, str, bool]]
+    """What to listen on, what to reach, and whether by UDP."""
     remote: list[tuple[str, str]]
     socks: list[str]
     users: Mapping[str, str] | None
@@ -265,7 +278,9 @@ async def _forward(options: _Options, wanted: _Wanted, token: str | None) -> int
                 forwards.line(options.url, tls=options.link.tls, token=token, linger=1.0, **options.link.link)
             )
             opened = await _open(stack, options, wanted, line)
+            notify("READY=1")
             number = await anext(signals)
+            notify("STOPPING=1")
             live = sum(each.stats().connections for each in opened.values())
             text = f"ending, {live} connections have {options.grace:g} s"
             say(text, {"event": "ending", "connections": live}, as_json=options.as_json)
@@ -285,10 +300,12 @@ async def _open(
     """Open all forwards; each has a name for people."""
     how: dict[str, Any] = {"patience": wanted.patience, "limits": options.limits}
     opened: dict[str, forwards.Forward] = {}
-    for bind, target in wanted.local:
-        each = await stack.enter_async_context(forwards.open_local(line, bind, target, **how))
-        opened[f"{each.address} to {target}"] = each
-        _say_listening("local", each, target, options)
+    for bind, target, is_udp in wanted.local:
+        kind, opener = ("udp", forwards.open_datagrams) if is_udp else ("local", forwards.open_local)
+        each = await stack.enter_async_context(opener(line, bind, target, **how))
+        shown = f"{target}/udp" if is_udp else target
+        opened[f"{each.address} to {shown}"] = each
+        _say_listening(kind, each, shown, options)
     for bind in wanted.socks:
         proxy = forwards.socks(line, bind, allow=wanted.allow, users=wanted.users, **how)
         each = await stack.enter_async_context(proxy)
@@ -322,39 +339,15 @@ async def _cancel_at_the_next(signals: AsyncIterator[int], scope: trio.CancelSco
 # ---------------------------------------------------------------------------- the server
 
 
-async def _serve(
-    options: _Options, allow: forwards.AllowList, listen: forwards.AllowList, tokens: Mapping[str, str] | None
+def serve_forwards(
+    link: LinkOptions,
+    urls: Sequence[str],
+    allow: forwards.AllowList,
+    allow_listen: forwards.AllowList,
+    *,
+    connections: int,
+    grace: float,
 ) -> int:
-    """Serve until a signal; return its number."""
-    handler = forwards.handler(allow, listen=listen, limits=options.limits)
-    serving = muxkit.open_server(
-        handler,
-        options.url,
-        tls=options.link.tls,
-        authorize=None if tokens is None else muxkit.tokens(tokens),
-        linger=1.0,
-        **options.link.link,
-    )
-    reload = {signal.SIGHUP} if options.link.tls is not None and hasattr(signal, "SIGHUP") else set()
-    with trio.open_signal_receiver(*SIGNALS, *reload) as signals:
-        async with serving as server, background() as nursery:
-            say(f"listening on {server.url}", {"event": "listening", "urls": server.urls}, as_json=options.as_json)
-            number = await _next_end(signals, server, options)
-            text = f"ending, {len(server.sessions())} clients have {options.grace:g} s"
-            say(text, {"event": "ending", "sessions": len(server.sessions())}, as_json=options.as_json)
-            nursery.start_soon(_cancel_at_the_next, signals, nursery.cancel_scope)
-            await server.shutdown(grace=options.grace)
-            nursery.cancel_scope.cancel()
-    return number
-
-
-async def _next_end(signals: AsyncIterator[int], server: muxkit.Server, options: _Options) -> int:
-    """Wait for a signal to end, and read the certificates again at each other one."""
-    while (number := await anext(signals)) not in SIGNALS:
-        try:
-            server.reload()
-            text = "the certificates were read again"
-        except ValueError as error:
-            text = f"nothing was read again: {error}"
-        say(text, {"event": "reload", "text": text}, as_json=options.as_json)
-    return number
+    """Run a server of forwards as this process."""
+    handler = forwards.handler(allow, listen=allow_listen, limits=forwards.ForwardLimits(connections=connections))
+    return serve_until_signal(handler, urls, link, grace=grace, logged=_Lines(link.as_json))

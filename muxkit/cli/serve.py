@@ -1,4 +1,4 @@
-"""`muxkit serve`: a server that sends back what comes, runs a command for each channel, or has files."""
+"""`muxkit serve`: a server that sends back what comes, runs a command for each channel, has files, or forwards."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import click
 
 import muxkit
 from muxkit.cli.common import LinkOptions, serve_until_signal, server_options
+from muxkit.cli.forward import rules, serve_forwards
 from muxkit.cli.processes import run_commands
 from muxkit.cli.terminal import printable
 from muxkit.cli.transfer.files import NAME, Folder, serve_folder
+from muxkit.forward import AllowList
 
 
 async def send_back(channel: muxkit.Channel) -> None:
@@ -60,6 +62,27 @@ def _command(context: click.Context, parameter: click.Parameter, value: str | No
     help="With --exec: commands that run at the same time, at most.",
 )
 @click.option(
+    "--allow",
+    multiple=True,
+    callback=rules,
+    metavar="RULE",
+    help="Let clients of `muxkit forward` reach this, such as db.internal@10.0.0.0/8:5432.",
+)
+@click.option(
+    "--allow-listen",
+    multiple=True,
+    callback=rules,
+    metavar="RULE",
+    help="Let clients of `muxkit forward` have this machine listen here.",
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(1, 10**6),
+    default=4096,
+    show_default=True,
+    help="With --allow and --allow-listen: carried at once for one client, at most.",
+)
+@click.option(
     "--grace",
     type=click.FloatRange(0.0, 1e6),
     default=10.0,
@@ -76,6 +99,9 @@ def serve(
     upload: bool,
     overwrite: bool,
     processes: int,
+    allow: AllowList,
+    allow_listen: AllowList,
+    connections: int,
     grace: float,
 ) -> int:
     """Serve at URL, such as bpmux+tcp://127.0.0.1:7000, or at several.
@@ -86,13 +112,15 @@ def serve(
 
     A command finds the name of its channel in MUXKIT_CHANNEL, the client in MUXKIT_PEER and MUXKIT_USER.
     """
-    given = {"--echo": echo, "--exec": command is not None, "--files": folder is not None}
-    if sum(given.values()) != 1:
-        raise click.UsageError("give one of --echo, --exec and --files")
+    forwards = bool(allow or allow_listen)
+    if sum((echo, command is not None, folder is not None, forwards)) != 1:
+        raise click.UsageError("give one of --echo, --exec, --files and --allow (or --allow-listen)")
     if upload and folder is None:
         raise click.UsageError("--upload goes with --files")
     if overwrite and not upload:
         raise click.UsageError("--overwrite goes with --upload")
+    if forwards:
+        return serve_forwards(link, urls, allow, allow_listen, connections=connections, grace=grace)
     handler = muxkit.each_channel(send_back)
     if command is not None:
         handler = muxkit.each_channel(run_commands(command, at_once=processes))

@@ -97,6 +97,12 @@ def checked_path(path: str) -> str:
     return str(PurePosixPath(path))
 
 
+def without_udp(text: str) -> tuple[str, bool]:
+    """Return a forward without the `/udp` behind its last port, and whether that was there."""
+    found = re.fullmatch(r"(.*[:=]\d+)/udp", text)
+    return (text, False) if found is None else (found[1], True)
+
+
 def parse_forward(text: str) -> tuple[Address, Address]:
     """Read `BIND:TARGET` or `BIND=TARGET`, as of `ssh -L`: what to listen on, and what to reach from the other side.
 

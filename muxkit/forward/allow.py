@@ -9,7 +9,8 @@ A rule is `HOST:PORTS`, a port, or the path of a Unix socket:
     *:443                            every name and address that is public
     5432                             a port of this machine: loopback:5432
     /run/postgresql/*                Unix sockets in a folder
-    !10.1.0.1:*                      not that, whatever the other rules say
+    db.internal@10.0.0.0/8:53/udp    UDP, which other rules do not allow
+    !10.1.0.1:*                      not that, by TCP or UDP, whatever the other rules say
 
 For an address or a network, `loopback`, `private`, `link-local` and `any` may stand.
 """
@@ -27,6 +28,7 @@ from muxkit.forward.addresses import PORT_MOST, Address, IPAddress, checked_host
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+UDP = "/udp"
 FORM = "expected HOST:PORTS, such as *.example.com:443 or 10.0.0.0/8:8000-8100, a port, or the path of a Unix socket"
 
 _LOOPBACK = ("127.0.0.0/8", "::1/128")
@@ -73,6 +75,11 @@ class Rule:
     """Where the address has to be; None stands for every public address."""
     ports: tuple[range, ...] = ()
     path: str | None = None
+    udp: bool = False
+    """True for a rule about UDP alone; others allow TCP, and deny both."""
+
+    def is_about(self, *, udp: bool) -> bool:
+        return self.udp == udp or (self.denies and not self.udp)
 
     def has_port(self, port: int) -> bool:
         return any(port in each for each in self.ports)
@@ -107,18 +114,19 @@ class AllowList:
     def __repr__(self) -> str:
         return f"AllowList({[rule.text for rule in self.rules]})"
 
-    def allows(self, name: str | None, address: IPAddress, port: int) -> bool:
+    def allows(self, name: str | None, address: IPAddress, port: int, *, udp: bool = False) -> bool:
         """Return True if this address may be reached, which was asked for as `name` or, if that is None, as itself."""
         real = plain(address)
-        as_written = [rule for rule in self.rules if rule.denies and rule.matches(name, address, port)]
-        return self._decide([*as_written, *(rule for rule in self.rules if rule.matches(name, real, port))])
+        about = [rule for rule in self.rules if rule.is_about(udp=udp)]
+        as_written = [rule for rule in about if rule.denies and rule.matches(name, address, port)]
+        return self._decide([*as_written, *(rule for rule in about if rule.matches(name, real, port))])
 
     def allows_path(self, path: str) -> bool:
         return self._decide([rule for rule in self.rules if rule.matches_path(path)])
 
-    def may_resolve(self, name: str, port: int) -> bool:
+    def may_resolve(self, name: str, port: int, *, udp: bool = False) -> bool:
         """Return True if looking up a name could lead to an allowed address; else its name server hears nothing."""
-        about = [rule for rule in self.rules if rule.path is None and rule.has_port(port)]
+        about = [rule for rule in self.rules if rule.path is None and rule.has_port(port) and rule.is_about(udp=udp)]
         named = [rule for rule in about if rule.names is None or fnmatchcase(name, rule.names)]
         refused = any(rule.denies and rule.names is not None and rule.networks is None for rule in named)
         return not refused and any(not rule.denies for rule in named)
@@ -132,8 +140,11 @@ class AllowList:
         public_or_not = [
             rule
             for rule in self.rules
-            if rule.matches(None, plain(target.ip), target.port)
-            or (rule.names == "*" and rule.networks is None and rule.has_port(target.port))
+            if rule.is_about(udp=False)
+            and (
+                rule.matches(None, plain(target.ip), target.port)
+                or (rule.names == "*" and rule.networks is None and rule.has_port(target.port))
+            )
         ]
         return self._decide(public_or_not)
 
@@ -147,19 +158,20 @@ def parse_rule(text: str) -> list[Rule]:
     rest = text.removeprefix("!").strip()
     if rest.startswith("/"):
         return [Rule(text, denies, path=checked_path(rest))]
-    host, colon, ports = rest.rpartition(":")
+    udp = rest.endswith(UDP)
+    host, colon, ports = rest.removesuffix(UDP).rpartition(":")
     try:
         spans = tuple(map(_span, ports.split(",")))
         if not colon:
-            return [Rule(text, denies, networks=NETWORKS["loopback"], ports=spans)]
+            return [Rule(text, denies, networks=NETWORKS["loopback"], ports=spans, udp=udp)]
         name, at, within = host.partition("@")
         if at:
-            return [Rule(text, denies, names=_pattern(name), networks=_networks(within), ports=spans)]
+            return [Rule(text, denies, names=_pattern(name), networks=_networks(within), ports=spans, udp=udp)]
         if _is_network(host):
-            return [Rule(text, denies, networks=_networks(host), ports=spans)]
+            return [Rule(text, denies, networks=_networks(host), ports=spans, udp=udp)]
         # `localhost` is this machine by its standard, so nothing else need say so.
         within_loopback = NETWORKS["loopback"] if host.lower() == "localhost" else None
-        return [Rule(text, denies, names=_pattern(host), networks=within_loopback, ports=spans)]
+        return [Rule(text, denies, names=_pattern(host), networks=within_loopback, ports=spans, udp=udp)]
     except ValueError as error:
         raise ValueError(f"rule {text[:80]!a}: {error}; {FORM}") from None
 

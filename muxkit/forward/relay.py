@@ -50,6 +50,8 @@ class ForwardLimits:
     """For resolving a name and connecting to its addresses."""
     take: float = _seconds(60.0)
     """For a client to take a connection that a listener has accepted."""
+    idle: float = _seconds(120.0)
+    """Without a datagram, after which a sender of UDP is forgotten, and its socket at the server closed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -178,7 +180,9 @@ class Relay:
 
 
 async def reset(stream: trio.SocketStream) -> None:
-    """Close a connection so that its peer sees it broken, not ended."""
+    """Close a connection so that its peer sees it broken, not ended; one that is closed stays as it was."""
+    if stream.socket.fileno() == -1:
+        return
     with suppress(OSError):
         stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     await trio.aclose_forcefully(stream)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
 from itertools import count
 
 import attrs
@@ -10,13 +12,16 @@ import trio
 
 from muxkit.forward.addresses import LOOPBACK, Address, parse_address
 from muxkit.forward.allow import AllowList
+from muxkit.forward.datagrams import DatagramRelay, read_datagrams
 from muxkit.forward.relay import ForwardLimits, ForwardStats, Relay, Tally, log, reset
-from muxkit.forward.sockets import Listeners, dial, listening, peer_of
+from muxkit.forward.sockets import Listeners, dial, dial_udp, listening, peer_of
 from muxkit.forward.wire import (
     NAME,
+    NUMBER_SIZE,
     Accepted,
     Code,
     Connect,
+    Datagrams,
     Done,
     Dropped,
     ForwardRefused,
@@ -83,6 +88,7 @@ class _Client:
     tally: Tally
     channels: int = 0
     listeners: dict[int, _Listener] = attrs.field(factory=dict)
+    datagrams: dict[int, DatagramRelay] = attrs.field(factory=dict)
     numbers: count[int] = attrs.field(factory=lambda: count(1))
 
     @property
@@ -125,7 +131,10 @@ class ForwardHandler:
             client = self._clients[session] = _Client(session, Tally(self._limits.connections))
         client.channels += 1
         try:
-            await self._serve(channel, client)
+            if getattr(channel, "is_reliable", True):
+                await self._serve(channel, client)
+            else:
+                await self._take_datagrams(channel, client)
         except ForwardRefused as refused:
             self._all.refused += 1
             log.info("refused %s: %s", session.info.peer or "a client", refused.reason, extra=_fields(refused))
@@ -144,6 +153,33 @@ class ForwardHandler:
                 await self._listen(channel, client, _parsed(bind, any_port=True))
             case Take(listener, connection):
                 await self._take(channel, client, listener, connection)
+
+            case Datagrams(target):
+                await self._datagrams(channel, client, _parsed(target))
+
+    # --- datagrams
+
+    async def _datagrams(self, channel: Channel, client: _Client, target: Address) -> None:
+        self._enter(client)
+        number = next(client.numbers)
+        try:
+            with await dial_udp(target, self._allow, seconds=self._limits.connect) as sock:
+                relay = client.datagrams[number] = DatagramRelay(channel, self._all, sock.send, idle=self._limits.idle)
+                await channel.send(encode(Done(str(target), number)))
+                await relay.run(partial(read_datagrams, sock, relay.push))
+        finally:
+            client.datagrams.pop(number, None)
+            client.tally.leave()
+            self._all.leave()
+
+    async def _take_datagrams(self, channel: Channel, client: _Client) -> None:
+        """Hear an unreliable channel: each message is a number and a datagram; those of no sender are dropped."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async for message in channel:
+                relay = client.datagrams.get(int.from_bytes(message[:NUMBER_SIZE], "big"))
+                if relay is not None:
+                    relay.use(channel)
+                    await relay.take(message[NUMBER_SIZE:])
 
     # --- connections
 

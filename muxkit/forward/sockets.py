@@ -21,6 +21,7 @@ BACKLOG = 512
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 BACKLOG_PAUSE = 0.01  # s; the kernel does not say when a full backlog has room again
 EXHAUSTED_PAUSE = 0.1  # s; the kernel does not say when there are descriptors again
+MOST = 65_535  # bytes of a datagram
 LEAST_ATTEMPT = 2.0  # s for one address of several
 
 _REFUSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOENT})
@@ -179,17 +180,34 @@ async def _dial_path(path: str, allow: AllowList | None) -> trio.SocketStream:
             return stream
 
 
-async def _resolved(target: Address, allow: AllowList) -> list[tuple[str, int]]:
+async def dial_udp(target: Address, allow: AllowList, *, seconds: float) -> trio.socket.SocketType:
+    """Return a UDP socket that sends to a target and hears nothing else; raises `ForwardRefused`."""
+    if target.path:
+        raise ForwardRefused(f"{target} is not for UDP", Code.MALFORMED)
+    with trio.move_on_after(seconds):
+        host, port = (await _resolved(target, allow, udp=True))[0]
+        address = ip_of(host)
+        family = socket.AF_INET6 if address is not None and address.version == 6 else socket.AF_INET
+        sock = trio.socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            await sock.connect((host, port))
+        except OSError as error:
+            sock.close()
+            raise _failed(str(target), error) from error
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    raise ForwardRefused(f"{target}: its name was not resolved within {seconds:g} s", Code.TIMED_OUT)
+
+
+async def _resolved(target: Address, allow: AllowList, *, udp: bool = False) -> list[tuple[str, int]]:
     """Return the addresses of a target that are allowed."""
     name = None if target.ip is not None else target.host
-    if name is not None and not allow.may_resolve(name, target.port):
+    if name is not None and not allow.may_resolve(name, target.port, udp=udp):
         raise ForwardRefused(f"{target} is not allowed here", Code.NOT_ALLOWED)
-    try:
-        found = await trio.socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ForwardRefused(f"{target.host}: the name was not found", Code.NOT_FOUND) from error
-    addresses = [str(place[0]) for _, _, _, _, place in found]
-    allowed = [each for each in dict.fromkeys(addresses) if _is_allowed(allow, name, ip_of(each), target.port)]
+    addresses = [target.host] if name is None else await _looked_up(target)
+    allowed = [each for each in dict.fromkeys(addresses) if _is_allowed(allow, name, ip_of(each), target.port, udp)]
     if not allowed:
         # The address itself is not told: it may be one that a client must not learn.
         what = f"{target} leads to an address that is not allowed here" if name else f"{target} is not allowed here"
@@ -197,8 +215,16 @@ async def _resolved(target: Address, allow: AllowList) -> list[tuple[str, int]]:
     return [(each, target.port) for each in allowed]
 
 
-def _is_allowed(allow: AllowList, name: str | None, address: IPAddress | None, port: int) -> bool:
-    return address is not None and allow.allows(name, address, port)
+async def _looked_up(target: Address) -> list[str]:
+    try:
+        found = await trio.socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ForwardRefused(f"{target.host}: the name was not found", Code.NOT_FOUND) from error
+    return [str(place[0]) for _, _, _, _, place in found]
+
+
+def _is_allowed(allow: AllowList, name: str | None, address: IPAddress | None, port: int, udp: bool) -> bool:
+    return address is not None and allow.allows(name, address, port, udp=udp)
 
 
 async def _connect(places: Sequence[tuple[str, int]], target: Address) -> trio.SocketStream:
@@ -209,12 +235,26 @@ async def _connect(places: Sequence[tuple[str, int]], target: Address) -> trio.S
         is_last = number == len(places) - 1
         with trio.move_on_after(left if is_last else max(LEAST_ATTEMPT, left / len(places))):
             try:
-                return await trio.open_tcp_stream(host, port)
+                return await _connect_to(host, port)
             except OSError as error:
                 failure = error
     if failure is None:
         raise ForwardRefused(f"{target} did not answer", Code.TIMED_OUT)
     raise _failed(str(target), failure) from failure
+
+
+async def _connect_to(host: str, port: int) -> trio.SocketStream:
+    address = ip_of(host)
+    if address is None:
+        return await trio.open_tcp_stream(host, port)
+    # One address needs none of what Trio does for several, which is a third of the work of a connection.
+    sock = trio.socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
+    try:
+        await sock.connect((host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return trio.SocketStream(sock)
 
 
 def _failed(target: str, error: OSError) -> ForwardRefused:

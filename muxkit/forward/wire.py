@@ -18,6 +18,7 @@ from muxkit.runtime import Channel, LinkLost, Session
 NAME = "muxkit.forward"
 """The name of every channel of a forward."""
 REQUEST_MOST = 2048  # bytes
+NUMBER_SIZE = 4  # bytes of a number before a datagram on an unreliable channel
 END = b""
 """The message behind the last one of a direction. A direction that ends without it was reset."""
 
@@ -77,8 +78,14 @@ class Take(msgspec.Struct, frozen=True, tag_field="do", tag="take"):
     connection: int
 
 
+class Datagrams(msgspec.Struct, frozen=True, tag_field="do", tag="datagrams"):
+    """Carry datagrams to `target` and from there on this channel, until it ends."""
+
+    target: str
+
+
 class Done(msgspec.Struct, frozen=True, tag_field="answer", tag="done"):
-    """It was done; `address` is what was connected to or listened on, `listener` the number of the listener."""
+    """It was done; `address` is what was connected to or listened on, `listener` the number of it."""
 
     address: str = ""
     listener: int = 0
@@ -105,7 +112,7 @@ class Dropped(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-Request = Connect | Listen | Take
+Request = Connect | Listen | Take | Datagrams
 Answer = Done | Refusal
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)

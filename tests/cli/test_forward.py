@@ -276,6 +276,8 @@ URL = "bpmux+tcp://127.0.0.1:9"
         ((URL, "-L", "1:2", "--allow", "3"), "--allow goes with --serve"),
         ((URL, "-L", "nonsense"), "expected BIND:TARGET"),
         ((URL, "-D", "::1:80"), "needs brackets"),
+        ((URL, "-L", "0:/run/x.sock:53/udp"), "no Unix sockets"),
+        ((URL, "-R", "0:53/udp"), "UDP goes with --local"),
         ((URL, "--serve", "--allow", "ho st:80"), "expected HOST:PORTS"),
         ((URL, "-L", "0:1", "--cert", __file__), "no certificate"),
         (("bpmux+tcp://0.0.0.0:0", "--serve", "--allow", "1"), "every client could come in"),
@@ -293,3 +295,81 @@ def test_what_cannot_be_meant_is_a_usage_error_that_speaks_of_options(arguments:
     assert said in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
     assert "insecure=" not in done.stderr
+
+
+def test_datagrams_go_through_and_need_a_rule_of_their_own() -> None:
+    url = f"e3x+udp://127.0.0.1:{free_port()}"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as target, socket.socket(type=socket.SOCK_DGRAM) as caller:
+        target.bind(("127.0.0.1", 0))
+        port = target.getsockname()[1]
+
+        def answer() -> None:
+            while (said := target.recvfrom(65_535))[0] != b"end":
+                target.sendto(said[0], said[1])
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with (
+            command(url, "--serve", "--allow", f"{port}/udp") as server,
+            command(url, "-L", f"0:{port}/udp", "-L", f"0:{port}") as client,
+        ):
+            server.next("listening")
+            listening = client.next("listening")
+            assert (listening["kind"], listening["target"]) == ("udp", f"127.0.0.1:{port}/udp")
+            caller.connect(("127.0.0.1", int(str(listening["address"]).rpartition(":")[2])))
+            caller.settimeout(1.0)
+            heard = b""
+            while not heard:
+                with suppress(TimeoutError):  # said again until it is answered, as it is with UDP
+                    caller.send(b"tea")
+                    heard = caller.recv(100)
+            assert heard == b"tea"
+            by_tcp = client.next("listening")["address"]
+            with suppress(ConnectionResetError):
+                assert call(by_tcp) == b""
+            assert client.next("refused")["code"] == 403
+            code, said = client.end(signal.SIGTERM)
+            assert code == 0
+            assert '"bytes_out":3' in said
+        target.sendto(b"end", target.getsockname())
+        thread.join(PATIENCE)
+
+
+@pytest.mark.parametrize("form", [("forward", "--serve"), ("serve",)])
+def test_a_server_of_forwards_is_a_service(form: tuple[str, ...], echo: int, tmp_path: Path) -> None:
+    """It listens on the socket that it is given, says when it is ready and when it ends, and the client does so too."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(PATIENCE)
+        notify = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        url = f"bpmux+tls://127.0.0.1:{listener.getsockname()[1]}"
+        arguments = [form[0], url, *form[1:], "--allow", str(echo), "--cert", str(tmp_path / "server.pem"), "--json"]
+        # As systemd does it: descriptor 3, and a shell that becomes the service keeps its number.
+        descriptor = listener.fileno()
+        line = f'exec 3<&{descriptor}; export LISTEN_PID=$$ LISTEN_FDS=1; exec "$@"'
+        with subprocess.Popen(
+            ["bash", "-c", line, "bash", *MUXKIT, *arguments],
+            pass_fds=[descriptor],
+            env=environment(**notify),
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as service:
+            assert manager.recv(100) == b"READY=1"
+            with command(url, "-L", f"0:{echo}", "--ca", str(tmp_path / "ca.pem"), **notify) as client:
+                assert manager.recv(100) == b"READY=1"
+                assert call(client.next("listening")["address"]) == b"tea"
+                code, _ = client.end(signal.SIGTERM)
+                assert (code, manager.recv(100)) == (0, b"STOPPING=1")
+            service.send_signal(signal.SIGHUP)
+            assert service.stdout is not None
+            said = [json.loads(service.stdout.readline())["event"] for _ in range(2)]
+            assert said == ["listening", "reload"]
+            service.send_signal(signal.SIGINT)
+            assert manager.recv(100) == b"STOPPING=1"
+            assert service.wait(PATIENCE) == 0

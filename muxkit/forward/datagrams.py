@@ -1,0 +1,251 @@
+"""Forwards of UDP: each address that sends to a listener has a channel of its own, and may lose datagrams as UDP does.
+
+Over e3x datagrams travel on an unreliable channel beside the one that was asked for, if they fit into its packets; over
+everything else each is a message of that channel, and those that find its queue full are dropped.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import trio
+
+from muxkit.forward.addresses import Address, parse_address
+from muxkit.forward.client import Forward
+from muxkit.forward.line import LOST, PATIENCE, Carrier, request
+from muxkit.forward.relay import ForwardLimits, Tally, log
+from muxkit.forward.sockets import EXHAUSTED, EXHAUSTED_PAUSE, MOST
+from muxkit.forward.wire import NAME, NUMBER_SIZE, Code, Datagrams, ForwardRefused
+from muxkit.runtime import Channel, Session, background, protect_package, protected_manager
+
+WAITING = 64  # datagrams of one sender that wait for the session; then the next ones are dropped
+
+
+class DatagramRelay:
+    """Carries the datagrams of one sender, until none has passed for a while or the channel ends."""
+
+    def __init__(
+        self, channel: Channel, tally: Tally, deliver: Callable[[bytes], Awaitable[object]], *, idle: float
+    ) -> None:
+        self._channel = channel
+        self._tally = tally
+        self._deliver = deliver
+        self._idle = idle
+        self._scope = trio.CancelScope()
+        self._queue, self._queued = trio.open_memory_channel[bytes](WAITING)
+        self._unreliable: Channel | None = None
+        self._prefix = b""
+        self.dropped = 0
+
+    def use(self, unreliable: Channel, prefix: bytes = b"") -> None:
+        """Send what fits into its packets over an unreliable channel from now on, behind a prefix."""
+        self._unreliable, self._prefix = unreliable, prefix
+
+    def push(self, data: bytes) -> None:
+        """Queue a datagram for the session."""
+        self._stir()
+        try:
+            self._queue.send_nowait(data)
+        except trio.WouldBlock:
+            self.dropped += 1
+        else:
+            self._tally.bytes_in += len(data)
+
+    async def take(self, data: bytes) -> None:
+        """Deliver a datagram that the session has brought."""
+        self._stir()
+        self._tally.bytes_out += len(data)
+        with suppress(OSError):  # nothing listens there now, or it is too large: it is lost, as datagrams may be
+            await self._deliver(data)
+
+    async def run(self, *sources: Callable[[], Awaitable[None]]) -> None:
+        """Carry datagrams; `sources` run beside it and push them. Both channels are closed at the end."""
+        self._tally.total += 1
+        try:
+            with self._scope:
+                self._stir()
+                async with trio.open_nursery() as nursery:
+                    for each in (self._send_queued, *sources):
+                        nursery.start_soon(each)
+                    await self.hear(self._channel)
+                    nursery.cancel_scope.cancel()
+        finally:
+            for channel in (self._channel, self._unreliable):
+                if channel is not None:
+                    channel.abort("the datagrams are over", code=Code.GONE)
+
+    async def hear(self, channel: Channel) -> None:
+        """Deliver what comes on a channel, until it ends."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async for data in channel:
+                await self.take(data)
+
+    async def _send_queued(self) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async for data in self._queued:
+                unreliable = self._unreliable
+                if unreliable is not None and len(self._prefix) + len(data) <= getattr(unreliable, "quota", 0):
+                    await unreliable.send(self._prefix + data)
+                else:
+                    await self._channel.send(data)
+        self._scope.cancel()
+
+    def _stir(self) -> None:
+        self._scope.deadline = trio.current_time() + self._idle
+
+
+async def read_datagrams(sock: trio.socket.SocketType, push: Callable[[bytes], None]) -> None:
+    """Push what a connected socket receives."""
+    while True:
+        try:
+            push(await sock.recv(MOST))
+        except (
+            OSError
+        ) as error:  # that nothing listens there is told by the next call; a later datagram may be answered
+            if error.errno in EXHAUSTED:
+                await trio.sleep(EXHAUSTED_PAUSE)
+
+
+class _DatagramForward(Forward):
+    """A UDP listener here whose datagrams all go to one target."""
+
+    def __init__(
+        self,
+        sock: trio.socket.SocketType,
+        target: Address,
+        carrier: Carrier,
+        patience: float,
+        limits: ForwardLimits | None,
+    ) -> None:
+        super().__init__(carrier, patience, limits)
+        self._sock = sock
+        self._target = target
+        host, port = sock.getsockname()[:2]
+        self._addresses = (str(Address(host, port)),)
+        self._relays: dict[Any, DatagramRelay | list[bytes]] = {}  # by the address of the sender
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    async def shutdown(self, *, grace: float) -> None:
+        """End at once: datagrams have no end that could be waited for."""
+        self._scope.cancel()
+        await trio.lowlevel.checkpoint()
+
+    async def run(self) -> None:
+        """Carry datagrams until it is shut down."""
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    try:
+                        data, sender = await self._sock.recvfrom(MOST)
+                    except OSError as error:
+                        if error.errno in EXHAUSTED:
+                            await trio.sleep(EXHAUSTED_PAUSE)
+                        continue
+                    match self._relays.get(sender):
+                        case DatagramRelay() as relay:
+                            relay.push(data)
+                        case list() as early:
+                            if len(early) < WAITING:
+                                early.append(data)
+                        case None if self._tally.is_full:
+                            self._tally.refused += 1
+                        case None:
+                            self._tally.enter()
+                            self._relays[sender] = [data]
+                            nursery.start_soon(self._carry, sender)
+
+    async def _carry(self, sender: Any) -> None:  # noqa: ANN401 - an address of the kernel, of any family
+        try:
+            wanted = Datagrams(str(self._target))
+            channel, done, session = await request(self._carrier, wanted, patience=self._patience, limits=self._limits)
+
+            async def deliver(data: bytes) -> None:
+                await self._sock.sendto(data, sender)
+
+            relay = DatagramRelay(channel, self._tally, deliver, idle=self._limits.idle)
+            unreliable = await _open_unreliable(session, channel)
+            for data in self._replaced(sender, relay):
+                relay.push(data)
+            if unreliable is None:
+                await relay.run()
+            else:
+                relay.use(unreliable, done.listener.to_bytes(NUMBER_SIZE, "big"))
+                await relay.run(lambda: relay.hear(unreliable))
+        except (ForwardRefused, *LOST) as error:
+            self._refused(f"{self.address}: datagrams were not carried", error)
+        finally:
+            self._relays.pop(sender, None)
+            self._tally.leave()
+
+    def _replaced(self, sender: Any, relay: DatagramRelay) -> list[bytes]:  # noqa: ANN401
+        """Give a sender its relay; return the datagrams that came earlier."""
+        early = self._relays[sender]
+        self._relays[sender] = relay
+        return early if isinstance(early, list) else []
+
+    def __repr__(self) -> str:
+        return f"<forward {self.address}/udp to {self._target}/udp: {self._tally.live} senders>"
+
+
+async def _open_unreliable(session: Session, channel: Channel) -> Channel | None:
+    """Open an unreliable channel, if the protocol has such beside those that say that they are reliable."""
+    if getattr(channel, "is_reliable", None) is None:
+        return None
+    open_as: Any = session.open
+    try:
+        opened: Channel = await open_as(NAME, reliable=False)
+    except BaseException:
+        channel.abort("given up", code=Code.GONE)
+        raise
+    return opened
+
+
+@protected_manager
+async def open_datagrams(
+    carrier: Carrier,
+    bind: str | Address,
+    target: str | Address,
+    *,
+    patience: float = PATIENCE,
+    limits: ForwardLimits | None = None,
+) -> AsyncGenerator[Forward, None]:
+    """Listen for UDP at `bind` here, and carry datagrams to `target` and back, from a socket of the server.
+
+    Each address that sends has a socket of its own at the server, which is closed after `ForwardLimits.idle` seconds
+    without a datagram. Datagrams may be lost. The server's rules have to allow the target for UDP, as `db:53/udp`. The
+    rest is as for `open_local`; a Unix socket raises ValueError.
+    """
+    at = bind if isinstance(bind, Address) else parse_address(bind, any_port=True)
+    to = target if isinstance(target, Address) else parse_address(target)
+    if at.path or to.path:
+        raise ValueError(f"{at} to {to}: UDP has no Unix sockets here; expected host:port")
+    with await _bound(at) as sock:
+        async with background() as nursery:
+            forward = _DatagramForward(sock, to, carrier, patience, limits)
+            nursery.start_soon(forward.run)
+            yield forward
+
+
+async def _bound(at: Address) -> trio.socket.SocketType:
+    try:
+        found = await trio.socket.getaddrinfo(at.host, at.port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, place = found[0]
+        sock = trio.socket.socket(family, kind, protocol)
+        try:
+            await sock.bind(place)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {at}/udp: {error.strerror or error}") from error
+    log.debug("listening for UDP on %s", at)
+    return sock
+
+
+protect_package(__name__)
