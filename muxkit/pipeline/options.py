@@ -39,6 +39,13 @@ def option_names(kind: type[attrs.AttrsInstance]) -> tuple[str, ...]:
     return tuple(names)
 
 
+REMOVED: Final = {
+    "jsonSchema": 'decode with from_json(col("value").cast("string"), ddl), which knows times, dates and decimals',
+    "filterPushdown": "it gave too few rows when a frame was used twice; name streams, startingOffsets, endingOffsets",
+}
+"""Options of earlier versions, and what to write in their place."""
+
+
 class GivenOptions:
     """The options that Spark was given: names in any case, values as text. Empty ones count as not given.
 
@@ -48,6 +55,9 @@ class GivenOptions:
     def __init__(self, options: Mapping[str, str], known: Collection[str], *, passed_over: Collection[str]) -> None:
         self._values = {name.lower(): str(options[name]).strip() for name in options}
         unknown = self._values.keys() - {name.lower() for name in (*known, *passed_over)}
+        for name, instead in REMOVED.items():
+            if name.lower() in unknown:
+                raise OptionError(name, f"it was removed: {instead}")
         if unknown:
             raise OptionError(min(unknown), f"there is no such option; there are {', '.join(sorted(known))}")
 
@@ -344,8 +354,6 @@ class SourceOptions:
     most_partitions: int | None = option("maxPartitions", count, None)
     message_bytes: int = option("maxMessageBytes", size, 2 << 20)
     verify: Verify = option("verify", choice(Verify), Verify.NONE)
-    json_schema: str | None = option("jsonSchema", text, None)
-    filter_pushdown: bool = option("filterPushdown", yes_or_no, False)
     tls: Tls = attrs.field(factory=Tls, metadata={"nested": Tls})
 
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -85,14 +85,14 @@ class Planner:
         self._waiting_since = None
         return self._offset(before, statuses, ends).to_json()
 
-    async def everything(self, only: Collection[str] | None = None) -> list[Span]:
-        """Return the spans of a batch query, perhaps only of some streams."""
+    async def everything(self) -> list[Span]:
+        """Return the spans of a batch query."""
         if self._options.starting is Start.LATEST:
             raise OptionError(
                 "startingOffsets", "latest is for streaming queries; a batch query would find nothing after it"
             )
         ending, spans = self._options.ending or {}, []
-        for status in await self._streams.statuses(Offset(), only=only, whole=True):
+        for status in await self._streams.statuses(Offset(), whole=True):
             end = ending.get(status.uuid, status.head)
             if end > status.head:
                 raise OptionError("endingOffsets", f"stream {status.uuid} has {status.head} messages, not {end}")
@@ -245,15 +245,13 @@ class StreamPlanner:
         self._finished: dict[str, int] = {}  # the last message of streams that ended
         self._warned: set[str] = set()
 
-    async def statuses(
-        self, before: Offset, *, only: Collection[str] | None = None, whole: bool = False
-    ) -> list[StreamStatus]:
-        """Return the state of all streams that may have messages, or only of some, in order. Raises `DataLoss`.
+    async def statuses(self, before: Offset, *, whole: bool = False) -> list[StreamStatus]:
+        """Return the state of all streams that may have messages, in order. Raises `DataLoss`.
 
         With `whole`, streams without status requests are counted to their end, not only as far as one batch may go.
         """
         references = await self._discovery.streams()
-        answers = await self._find(references, [uuid for uuid in references if only is None or uuid in only])
+        answers = await self._find(references, references)
         statuses, uncounted = [], []
         for uuid, answer in sorted(answers.items()):
             status = self._judge(uuid, answer, before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import cast
 
@@ -18,12 +18,13 @@ from muxkit.pipeline.options import MOST_ID, SourceOptions
 from muxkit.pipeline.source.client import Client
 from muxkit.pipeline.source.offsets import Span, group
 from muxkit.pipeline.source.planner import Planner
-from muxkit.pipeline.source.rows import Rows, read, schema_of
+from muxkit.pipeline.source.rows import SCHEMA, Rows, read
 
 
 def schema(options: Mapping[str, str]) -> str:
     """Return the columns as DDL. It checks the options, before anything runs."""
-    return schema_of(SourceOptions.parse(options).json_schema)
+    SourceOptions.parse(options)
+    return SCHEMA
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
@@ -31,9 +32,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReade
 
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
-    parsed = SourceOptions.parse(options)
-    # Spark takes no reader that could be given filters while its own setting for that is off.
-    return FilteredReader(parsed, schema) if parsed.filter_pushdown else BatchReader(parsed, schema)
+    return BatchReader(SourceOptions.parse(options), schema)
 
 
 class Spans(datasource.InputPartition):
@@ -101,66 +100,7 @@ class StreamReader(_Reading, datasource.DataSourceStreamReader, SupportsTriggerA
 class BatchReader(_Reading, datasource.DataSourceReader):
     """`spark.read.format("muxkit")`: the messages that servers hold now; nothing is acknowledged."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        super().__init__(options, schema)
-        self._bounds = Bounds()
-
     def partitions(self) -> Sequence[datasource.InputPartition]:
-        spans = run_bare(partial(self._planner.everything, self._bounds.streams))
+        spans = run_bare(self._planner.everything)
         # At least one partition: without any, Spark would call `read` once with none.
-        return self._partitions(self._bounds.narrow(spans)) or [Spans(())]
-
-
-class FilteredReader(BatchReader):
-    """A batch reader that takes filters, for option `filterPushdown`."""
-
-    def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:
-        self._bounds = Bounds()  # a data frame may be used again with other filters
-        return [each for each in filters if not self._bounds.cover(each)]
-
-
-@attrs.define
-class Bounds:
-    """What filters allow: these streams (None: all), and ids above `above` up to `upto`."""
-
-    streams: set[str] | None = None
-    above: int = 0
-    upto: int = MOST_ID
-
-    def narrow(self, spans: Iterable[Span]) -> list[Span]:
-        """Cut ranges to these bounds."""
-        narrowed = []
-        for span in spans:
-            begin, end = max(span.begin, self.above), min(span.end, self.upto)
-            if begin < end and (self.streams is None or span.uuid in self.streams):
-                narrowed.append(Span(span.uuid, span.server, begin, end))
-        return narrowed
-
-    def cover(self, each: datasource.Filter) -> bool:
-        """Narrow the bounds by a filter on `stream` or `id`; return False for one that is left to Spark."""
-        match each:
-            case datasource.EqualTo(("stream",), str() as value):
-                self._only({value})
-            case datasource.In(("stream",), values):
-                self._only({value for value in values if isinstance(value, str)})
-            case datasource.EqualTo(("id",), int() as value):
-                self._between(value - 1, value)
-            case datasource.GreaterThan(("id",), int() as value):
-                self._between(value, MOST_ID)
-            case datasource.GreaterThanOrEqual(("id",), int() as value):
-                self._between(value - 1, MOST_ID)
-            case datasource.LessThan(("id",), int() as value):
-                self._between(0, value - 1)
-            case datasource.LessThanOrEqual(("id",), int() as value):
-                self._between(0, value)
-            case datasource.IsNotNull(("stream",) | ("id",) | ("value",)):
-                pass
-            case _:
-                return False
-        return True
-
-    def _only(self, streams: set[str]) -> None:
-        self.streams = streams if self.streams is None else self.streams & streams
-
-    def _between(self, above: int, upto: int) -> None:
-        self.above, self.upto = max(self.above, above), min(self.upto, upto)
+        return self._partitions(spans) or [Spans(())]
