@@ -51,8 +51,13 @@ class StreamBroken(_StreamError):
 class DataLoss(_StreamError):
     """Messages that this query has not read are gone, or are not those that it knew.
 
-    `stream` says of which; the text has the ids. The option `failOnDataLoss=false` goes on with what is left.
+    `stream` says of which; the text has the ids. `acknowledged` is the last message that the server may have deleted,
+    if it said so. The option `failOnDataLoss=false` goes on with what is left.
     """
+
+    def __init__(self, stream: str, problem: str, *, acknowledged: int | None = None) -> None:
+        super().__init__(stream, problem)
+        self.acknowledged = acknowledged
 
     def __str__(self) -> str:
         return (

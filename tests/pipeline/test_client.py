@@ -60,7 +60,7 @@ async def test_a_server_without_the_extension_is_plain(autojump_clock: MockClock
 async def test_a_server_whose_store_is_away_is_asked_again_until_the_time_is_up(autojump_clock: MockClock) -> None:
     async def act(requests: Requests, stream: trio.abc.Stream) -> None:
         if len(requests) < 3:
-            await stream.send_all(lines({"error": "the server cannot use its session store at the moment"}))
+            await stream.send_all(lines({"error": "no disk", "code": "unavailable"}))
         else:
             await stream.send_all(lines({"status": {"head": 1, "acknowledged": 0, "final": False, "epoch": 0}}))
 

@@ -1,14 +1,12 @@
 """Requests of the pipeline to restream servers: status, a range of messages, a count, an acknowledgement.
 
-It does not need Spark. Each request has a connection of its own, which takes over the session's older ones. The
-protocol has errors as text only; `refusal_of` is the one place that interprets it.
+It does not need Spark. Each request has a connection of its own, which takes over the session's older ones.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
@@ -24,7 +22,7 @@ from muxkit.pipeline.errors import DataLoss, OptionError, StreamBroken, StreamUn
 from muxkit.pipeline.options import SourceOptions, Tls, Verify, link_options
 from muxkit.pipeline.source.offsets import Span
 from muxkit.protocols import restream
-from muxkit.protocols.restream import ClientEngine, ClientEvent, Json, Received, Verifier
+from muxkit.protocols.restream import ClientEngine, ClientEvent, ErrorCode, Json, Received, Verifier
 from muxkit.protocols.restream.client import ClientDriver, Closing, Stop, dial_of
 from muxkit.runtime import Dial, Ended
 
@@ -35,6 +33,8 @@ READ_SIZE: Final = 256 * 1024  # bytes to ask for at once
 SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is dropped and dialled again
 CLOSE_TIMEOUT: Final = 5.0  # s that a server may take to close the connection after an acknowledgement
 TOO_LONG: Final = "restream-F12"
+LATER: Final = (ErrorCode.BUSY, ErrorCode.UNAVAILABLE)
+LOST: Final = (ErrorCode.GONE, ErrorCode.BEYOND, ErrorCode.UNKNOWN)
 NO_CONNECTION: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
 _log = logging.getLogger("muxkit")
@@ -167,7 +167,7 @@ class _Request(ABC):
         """Handle events; return True if the request is complete."""
 
     @abstractmethod
-    def on_refusal(self, text: str, refusal: Refusal) -> bool:
+    def on_refusal(self, refused: restream.Refused) -> bool:
         """Handle an error of the server: raise, or return True if the request is complete, False to try again."""
 
     # --- what the driver calls
@@ -181,10 +181,10 @@ class _Request(ABC):
         came = False
         for event in events:
             match event:
-                case restream.Refused(text):
-                    told = restream.StreamRefused(text).text
-                    self._is_done = self.on_refusal(told, refusal_of(told))
-                    return Ended.DONE if self._is_done else _Refused(f"the server refused: {told}")
+                case restream.Refused(text) as refused:
+                    refused.text = restream.StreamRefused(text).text
+                    self._is_done = self.on_refusal(refused)
+                    return Ended.DONE if self._is_done else _Refused(f"the server refused: {refused.text}")
                 case restream.Failed(error):
                     hint = "; raise option maxMessageBytes if it is right" if error.rule == TOO_LONG else ""
                     raise StreamBroken(self.stream, f"the server broke a rule: {error}{hint}") from error
@@ -222,10 +222,10 @@ class _Status(_Request):
                 self.answer = event.status
         return True
 
-    def on_refusal(self, text: str, refusal: Refusal) -> bool:
-        if refusal in LATER:
+    def on_refusal(self, refused: restream.Refused) -> bool:
+        if refused.code in LATER:
             return False
-        self.answer = NoStatus.UNKNOWN if refusal is Refusal.UNKNOWN else NoStatus.PLAIN
+        self.answer = NoStatus.UNKNOWN if refused.code is ErrorCode.UNKNOWN else NoStatus.PLAIN
         return True
 
 
@@ -260,11 +260,13 @@ class _Reading(_Request):
         self.last = event.id
         self._saved = {**engine.snapshot(), "finished": False}
 
-    def on_refusal(self, text: str, refusal: Refusal) -> bool:
-        if refusal in LOST:
-            raise DataLoss(self.stream, f"messages after {self.last} were asked for, and the server says: {text}")
-        if refusal is Refusal.OTHER:
-            raise StreamUnavailable(self.stream, f"messages after {self.last} were asked for and refused: {text}")
+    def on_refusal(self, refused: restream.Refused) -> bool:
+        asked = f"messages after {self.last} were asked for"
+        if refused.code in LOST:
+            problem = f"{asked}, and the server says: {refused.text}"
+            raise DataLoss(self.stream, problem, acknowledged=refused.acknowledged)
+        if refused.code is None:
+            raise StreamUnavailable(self.stream, f"{asked} and refused: {refused.text}")
         return False
 
 
@@ -285,11 +287,11 @@ class _Range(_Reading):
             raise DataLoss(self.stream, f"it ends with message {self.last}, and {end} was known")
         return self.last >= end
 
-    def on_refusal(self, text: str, refusal: Refusal) -> bool:
-        if not self._may_lose or refusal not in LOST:
-            return super().on_refusal(text, refusal)
-        _log.warning("stream %s: messages after %d are lost, the server says: %s", self.stream, self.last, text)
-        gone = acknowledged(text) if refusal is Refusal.GONE else None
+    def on_refusal(self, refused: restream.Refused) -> bool:
+        if not self._may_lose or refused.code not in LOST:
+            return super().on_refusal(refused)
+        _log.warning("stream %s: messages after %d are lost, the server says: %s", self.stream, self.last, refused.text)
+        gone = refused.acknowledged
         if gone is None or not self.last < gone < self._end:
             return True
         self._skip(gone)
@@ -339,42 +341,7 @@ class _Acknowledge(_Reading):
                 return True
         return False
 
-    def on_refusal(self, text: str, refusal: Refusal) -> bool:
-        if refusal is Refusal.GONE and (acknowledged(text) or 0) >= self._id:
+    def on_refusal(self, refused: restream.Refused) -> bool:
+        if (refused.acknowledged or 0) >= self._id:
             return True
-        return super().on_refusal(text, refusal)
-
-
-# ---------------------------------------------------------------------------- refusals
-
-
-class Refusal(Enum):
-    """The kinds of refusal, by what a client can do about them, with the texts that show them."""
-
-    GONE = r"is before message \d+, which was acknowledged|all up to \d+ are acknowledged"
-    """What was asked for may be deleted."""
-    BEYOND = r"is beyond the last message"
-    UNKNOWN = r"(?i:is not known here|has expired|session expired|unknown session)"
-    BUSY = r"taken over by a newer connection|has an open connection"
-    """The session may be free later."""
-    TROUBLE = r"cannot use its session store|no room for more messages|the server failed|did not come in time"
-    """The server may be better later."""
-    OTHER = r""
-    """Any other text, such as that of a server that does not know the request."""
-
-
-LATER: Final = (Refusal.BUSY, Refusal.TROUBLE)
-LOST: Final = (Refusal.GONE, Refusal.BEYOND, Refusal.UNKNOWN)
-
-_ACKNOWLEDGED: Final = re.compile(r"before message (\d{1,10}), which was acknowledged|all up to (\d{1,10}) are ack")
-
-
-def refusal_of(text: str) -> Refusal:
-    """Interpret the text of an error line."""
-    return next(refusal for refusal in Refusal if re.search(refusal.value, text))
-
-
-def acknowledged(text: str) -> int | None:
-    """Return the id up to which messages are deleted, if the text names it."""
-    found = _ACKNOWLEDGED.search(text)
-    return None if found is None else int(found[1] or found[2])
+        return super().on_refusal(refused)

@@ -28,7 +28,7 @@ from muxkit.pipeline.options import (
     parse_reference,
     parse_references,
 )
-from muxkit.pipeline.source.client import Answer, Client, NoStatus, acknowledged
+from muxkit.pipeline.source.client import Answer, Client, NoStatus
 from muxkit.pipeline.source.offsets import JsonOffset, Offset, Position, Span, share
 from muxkit.protocols import restream
 from muxkit.protocols.restream import Json, Received
@@ -328,7 +328,7 @@ class StreamPlanner:
         try:
             status.head = await self._client.count(status.server, status.uuid, status.begin, most=most)
         except DataLoss as error:
-            gone = acknowledged(str(error))
+            gone = error.acknowledged
             if gone is None or gone <= status.begin:
                 raise
             if not status.jumps:

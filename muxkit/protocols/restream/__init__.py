@@ -36,6 +36,7 @@ from muxkit.protocols.restream.engine import StatusReceived as StatusReceived
 from muxkit.protocols.restream.engine import StatusRequested as StatusRequested
 from muxkit.protocols.restream.engine import StreamState as StreamState
 from muxkit.protocols.restream.wire import INLINE_DIGITS as INLINE_DIGITS
+from muxkit.protocols.restream.wire import ErrorCode as ErrorCode
 from muxkit.protocols.restream.wire import Json as Json
 from muxkit.protocols.restream.wire import JsonObject as JsonObject
 from muxkit.protocols.restream.wire import Status as Status
@@ -81,6 +82,7 @@ __all__ = [
     "ClientEvent",
     "ClientPolicy",
     "Doubling",
+    "ErrorCode",
     "Failed",
     "Fed",
     "Finished",

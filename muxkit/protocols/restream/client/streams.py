@@ -203,8 +203,8 @@ class Reader(trio.abc.ReceiveChannel[ItemT]):
             match event:
                 case Received() | ReceivedValue() | StatusReceived():
                     self._waiting.append(event)
-                case Refused(text):
-                    self._stop(partial(StreamRefused, text, peer=self._driver.peer))
+                case Refused(text, code):
+                    self._stop(partial(StreamRefused, text, peer=self._driver.peer, code=code))
                 case Failed(error):
                     self._stop(partial(_copy_of, error))
                 case Finished():

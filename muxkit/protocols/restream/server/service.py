@@ -42,11 +42,32 @@ from muxkit.protocols.restream.server.sessions import (
     ServerSession,
     ServerSessions,
     Sessions,
+    SessionsFailed,
     StoredSessions,
     has_owners,
 )
-from muxkit.protocols.restream.store import NotJson, StoreError, StoreFailed, Superseded
-from muxkit.protocols.restream.wire import INLINE_DIGITS, Status, format_integer, parse_integer
+from muxkit.protocols.restream.store import (
+    IdsExhausted,
+    MessageGone,
+    NotJson,
+    OutOfOrderAck,
+    SessionBusy,
+    SessionExists,
+    SessionFinished,
+    StoreError,
+    StoreFailed,
+    Superseded,
+    UnknownMessage,
+    UnknownSession,
+)
+from muxkit.protocols.restream.wire import (
+    INLINE_DIGITS,
+    ErrorCode,
+    RequestRefused,
+    Status,
+    format_integer,
+    parse_integer,
+)
 from muxkit.runtime import StreamPump, background, close_at_once, protect_package
 
 Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
@@ -341,7 +362,7 @@ class ClientConnection:
 
     def supersede(self, uuid: str) -> None:
         """End the connection because a newer one owns the session."""
-        self._fail(f"session {uuid} was taken over by a newer connection")
+        self._fail(f"session {uuid} was taken over by a newer connection", ErrorCode.BUSY)
 
     def drop(self, reason: str) -> None:
         """Close the connection at once."""
@@ -579,18 +600,22 @@ class ClientConnection:
         match error:
             case RemoteProtocolError():
                 _log.info("%s broke a rule: %s", self.client, shown(str(error)))
-                self._fail(error.message)
+                if isinstance(error, RequestRefused):
+                    self._fail(error.message, error.code, error.acknowledged)
+                else:
+                    self._fail(error.message)
             case StoreError() if not isinstance(error, NotJson):
                 # A text that may go to the client as it is, is about this session only.
                 if error.for_client != str(error) and not isinstance(error, Superseded):
                     self._service._warn(self.client, error)
-                self._fail(error.for_client)
+                gone = error.acknowledged if isinstance(error, MessageGone) else None
+                self._fail(error.for_client, code_of(error), gone)
             case _:
                 self._service._warn(self.client, error)
-                self._fail("the server failed")
+                self._fail("the server failed", ErrorCode.UNAVAILABLE)
 
-    def _fail(self, text: str) -> None:
-        self._engine.fail(text)
+    def _fail(self, text: str, code: ErrorCode | None = None, acknowledged: int | None = None) -> None:
+        self._engine.fail(text, code, acknowledged)
         self._pump.request_write()
         self._end()
 
@@ -626,6 +651,23 @@ async def _convert(digits: int, act: Callable[[ArgumentT], ResultT], argument: A
     if digits <= INLINE_DIGITS:
         return act(argument)
     return await trio.to_thread.run_sync(act, argument, abandon_on_cancel=True)
+
+
+def code_of(error: StoreError) -> ErrorCode | None:
+    """Return the code of an error line for an error of the store; None for one of a session object's own."""
+    match error:
+        case UnknownSession():
+            return ErrorCode.UNKNOWN
+        case SessionBusy() | Superseded():
+            return ErrorCode.BUSY
+        case MessageGone():
+            return ErrorCode.GONE
+        case UnknownMessage():
+            return ErrorCode.BEYOND
+        case SessionsFailed() | SessionFinished() | SessionExists() | OutOfOrderAck() | IdsExhausted():
+            return None
+        case _:
+            return ErrorCode.UNAVAILABLE
 
 
 # ---------------------------------------------------------------------------- logs

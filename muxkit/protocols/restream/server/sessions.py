@@ -28,7 +28,7 @@ from muxkit.protocols.restream.store import (
     Superseded,
     UnknownSession,
 )
-from muxkit.protocols.restream.wire import JsonObject
+from muxkit.protocols.restream.wire import JsonObject, beyond, gone
 
 AnyStore = SessionStore[Any, Any]
 AnyApplication = Application[Any, Any]
@@ -175,9 +175,9 @@ class StoredSessions:
         # A request that cannot be met must not take the session from another connection.
         status = await self.store.status(uuid)
         if state < status.acknowledged:
-            raise _is_gone(state, status.acknowledged)
+            raise gone(state, status.acknowledged)
         if state > status.head:
-            raise RemoteProtocolError(f"state {state} is beyond the last message, {status.head}", rule="restream-S27")
+            raise beyond(state, status.head)
         return StoredSession(self, await self.store.attach(uuid, takeover=self._takeover))
 
     async def status(self, uuid: str) -> Status | None:
@@ -325,7 +325,7 @@ class PlainSessions:
             raise SessionBusy(uuid)
         head, acknowledged = self._known(uuid)
         if state < acknowledged:
-            raise _is_gone(state, acknowledged)
+            raise gone(state, acknowledged)
         return self._hold(uuid, max(state, head), acknowledged)  # `after` raises if there is no such session
 
     async def status(self, uuid: str) -> Status | None:
@@ -435,12 +435,6 @@ def _is_acknowledged(acknowledged: int) -> RemoteProtocolError:
     return RemoteProtocolError(
         f"this session exists already, and its messages up to {acknowledged} were acknowledged; resume it with state",
         rule="restream-S29",
-    )
-
-
-def _is_gone(state: int, acknowledged: int) -> RemoteProtocolError:
-    return RemoteProtocolError(
-        f"state {state} is before message {acknowledged}, which was acknowledged", rule="restream-S26"
     )
 
 

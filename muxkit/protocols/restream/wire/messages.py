@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import uuid as uuids
+from enum import Enum
 from typing import Final, Generic, TypeVar
 
 import attrs
@@ -94,11 +95,60 @@ class Status:
     epoch: int | None = None
 
 
+class ErrorCode(Enum):
+    """What a program can do about an error of a server, an extension: the field `code` of an error line."""
+
+    GONE = "gone"
+    """The requested messages were acknowledged; those after the line's `acknowledged` are left."""
+    BEYOND = "beyond"
+    """The session has fewer messages than the client knows."""
+    UNKNOWN = "unknown"
+    """There is no such session, or it has expired."""
+    BUSY = "busy"
+    """Another connection has the session; it may be free later."""
+    UNAVAILABLE = "unavailable"
+    """The server or its store is in trouble; the same request may succeed later."""
+
+
+_CODES: Final = {code.value: code for code in ErrorCode}
+
+
 @attrs.define
 class Refused:
-    """The server sent an error. Close, and do not resume. The text is the server's own: escape it before showing it."""
+    """The server sent an error. Close, and do not resume. The text is the server's own: escape it before showing it.
+
+    `code` is None from a server that gives none, and `acknowledged` only comes with `GONE`.
+    """
 
     text: str
+    code: ErrorCode | None = None
+    acknowledged: int | None = None
+
+
+class RequestRefused(RemoteProtocolError):
+    """A request that does not fit its session, with the code and number that the error line has."""
+
+    def __init__(self, message: str, *, rule: str, code: ErrorCode, acknowledged: int | None = None) -> None:
+        super().__init__(message, rule=rule)
+        self.code = code
+        self.acknowledged = acknowledged
+
+
+def gone(state: int, acknowledged: int) -> RequestRefused:
+    """Make the error for a request of messages that were acknowledged."""
+    return RequestRefused(
+        f"state {state} is before message {acknowledged}, which was acknowledged",
+        rule="restream-S26",
+        code=ErrorCode.GONE,
+        acknowledged=acknowledged,
+    )
+
+
+def beyond(state: int, head: int) -> RequestRefused:
+    """Make the error for a request of messages that do not exist."""
+    return RequestRefused(
+        f"state {state} is beyond the last message, {head}", rule="restream-S27", code=ErrorCode.BEYOND
+    )
 
 
 # ---------------------------------------------------------------------------- parsing a client's messages
@@ -268,7 +318,11 @@ def _error_in(fields: JsonObject) -> Refused:
     text = fields["error"]
     if type(text) is not str:
         raise RemoteProtocolError("error has to be a string", rule="restream-F08")
-    return Refused(text)
+    code, acknowledged = fields.get("code"), fields.get("acknowledged")
+    known = _CODES.get(code) if isinstance(code, str) else None
+    if known is not ErrorCode.GONE or type(acknowledged) is not int or not 0 <= acknowledged <= U32_MAX:
+        return Refused(text, known)
+    return Refused(text, known, acknowledged)
 
 
 def _read_time(time: Json) -> float | None:
@@ -324,10 +378,15 @@ def encode_status(status: Status) -> bytes:
     })  # fmt: skip
 
 
-def encode_error(text: str) -> bytes:
+def encode_error(text: str, code: ErrorCode | None = None, acknowledged: int | None = None) -> bytes:
     """Return the error line for any text; an empty one gets a general reason."""
     told = text[:MAX_ERROR_TEXT].encode("utf-8", "replace").decode("utf-8") or "the server gives no reason"
-    return encode_line({"error": told})
+    line: dict[str, Json] = {"error": told}
+    if code is not None:
+        line["code"] = code.value
+    if acknowledged is not None:
+        line["acknowledged"] = acknowledged
+    return encode_line(line)
 
 
 def shown(number: int) -> str:
