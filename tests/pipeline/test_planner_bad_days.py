@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
 from muxkit.pipeline import DataLoss
-from tests.pipeline._source_place import ids, place, ranges, step
+from muxkit.protocols import restream
+from tests.pipeline._source_place import place, ranges, step
 from tests.pipeline._source_servers import ONE, TWO
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trio.testing import MockClock
 
 
@@ -49,29 +53,39 @@ async def test_an_expired_session_is_a_loss(autojump_clock: MockClock) -> None:
             await step(there.planner(), end)
 
 
-async def test_a_session_of_the_same_name_with_an_older_epoch_is_another_one(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("count", [3, 5, 100])
+async def test_a_session_that_was_made_anew_is_a_loss_however_long_it_is(autojump_clock: MockClock, count: int) -> None:
+    async with place() as there:
+        await there.feed(ONE, 5)
+        end = await step(there.planner(), there.planner().initial())
+    async with place() as there:
+        await there.feed(ONE, count)
+        with pytest.raises(DataLoss, match="another session of the same name, made anew since; message 5 of the old"):
+            await step(there.planner(), end)
+        again = there.planner(failOnDataLoss="false")
+        assert await ranges(again, end, await step(again, end)) == {ONE: (0, count)}
+
+
+async def test_takeovers_make_no_other_session(autojump_clock: MockClock) -> None:
     async with place() as there:
         await there.feed(ONE, 5)
         planner = there.planner()
-        start = await step(planner, planner.initial())
+        end = await step(planner, planner.initial())
         for _ in range(3):
-            await ids(there.client(), (await planner.spans(planner.initial(), start))[0])
-        await there.feed(ONE, 1)
-        end = await step(planner, start)
-    async with place() as there:
-        await there.feed(ONE, 100)
-        with pytest.raises(DataLoss, match="its epoch was 3 and is 0, so this is another session of the same name"):
-            await step(there.planner(), end)
-        again = there.planner(failOnDataLoss="false")
-        assert await ranges(again, end, await step(again, end)) == {ONE: (0, 100)}
+            await there.store.attach(ONE)
+        await there.feed(ONE, 1, first=6)
+        assert await ranges(planner, end, await step(planner, end)) == {ONE: (5, 6)}
 
 
-async def test_a_server_that_has_gone_back_is_a_loss(autojump_clock: MockClock) -> None:
-    async with place() as there:
-        await there.feed(ONE, 50)
-        end = await step(there.planner(), there.planner().initial())
-    async with place() as there:
+async def test_a_server_that_has_gone_back_is_a_loss(autojump_clock: MockClock, tmp_path: Path) -> None:
+    kept = f"sqlite:{tmp_path / 'kept.db'}"
+    async with restream.open_store(kept) as store, place(store=store) as there:
         await there.feed(ONE, 20)
+    copy = shutil.copyfile(tmp_path / "kept.db", tmp_path / "copy.db")
+    async with restream.open_store(kept) as store, place(store=store) as there:
+        await there.feed(ONE, 30, first=21)
+        end = await step(there.planner(), there.planner().initial())
+    async with restream.open_store(f"sqlite:{copy}") as store, place(store=store) as there:
         with pytest.raises(DataLoss, match="message 50 was known and 20 is the last one now"):
             await step(there.planner(), end)
 

@@ -71,7 +71,7 @@ class Planner:
         before = Offset.from_json(start)
         statuses = await self._streams.statuses(before, whole=self._target is not None and not self._target_is_whole)
         self._target_is_whole = self._target is not None
-        self._heads = {status.uuid: Position(status.head, status.epoch) for status in statuses}
+        self._heads = {status.uuid: Position(status.head, status.incarnation) for status in statuses}
         ends = await self._ends(statuses, limited=limited)
         # An empty batch stores its end, so that `latest` means the same after a crash.
         fixes = not before.streams and self._options.starting is Start.LATEST and bool(statuses)
@@ -172,7 +172,7 @@ class Planner:
         begins = {}
         for status in statuses:
             if status.uuid in ends or not status.is_over:
-                streams[status.uuid] = Position(ends.get(status.uuid, status.begin), status.epoch)
+                streams[status.uuid] = Position(ends.get(status.uuid, status.begin), status.incarnation)
                 if status.jumps:
                     begins[status.uuid] = status.begin
         return Offset(streams, begins)
@@ -211,7 +211,7 @@ class StreamStatus:
     server: str
     begin: int
     head: int
-    epoch: int | None = None
+    incarnation: str | None = None
     acknowledged: int = 0
     final: bool = False
     jumps: bool = False
@@ -362,7 +362,7 @@ class StreamPlanner:
                         "startingOffsets", f"stream {uuid} has {answer.head} messages and cannot begin after {begin}"
                     )
         status = StreamStatus(
-            uuid, self.servers[uuid], begin, answer.head, answer.epoch, answer.acknowledged, answer.final
+            uuid, self.servers[uuid], begin, answer.head, answer.incarnation, answer.acknowledged, answer.final
         )
         status.jumps = position is None
         problem = _loss(position, begin, answer)
@@ -392,17 +392,21 @@ class StreamPlanner:
 
 def _loss(position: Position | None, begin: int, answer: restream.Status) -> str | None:
     """What is gone or another now, if something is."""
-    before = None if position is None else position.epoch
-    if before is not None and answer.epoch is not None and answer.epoch < before:
+    if position is not None and is_another(position, answer.incarnation):
         return (
-            f"its epoch was {before} and is {answer.epoch}, so this is another session of the same name; "
-            f"message {begin} was read last, {answer.head} is the last that it has now"
+            "this is another session of the same name, made anew since; "
+            f"message {begin} of the old one was read last, the new one has {answer.head}"
         )
     if begin > answer.head:
         return f"message {begin} was known and {answer.head} is the last one now: the server has gone back"
     if begin < answer.acknowledged:
         return _acknowledged_by_others(begin, answer.acknowledged)
     return None
+
+
+def is_another(position: Position, incarnation: str | None) -> bool:
+    """Return True if a position is in another incarnation of its session."""
+    return None not in (position.incarnation, incarnation) and position.incarnation != incarnation
 
 
 def _acknowledged_by_others(begin: int, acknowledged: int) -> str:

@@ -427,7 +427,9 @@ class ClientConnection:
         if status is None:
             self._fail("this server knows no status of its sessions")
         elif self._engine.phase is Phase.STATUS:
-            self._engine.send_status(Status(status.head, status.acknowledged, status.final, status.epoch))
+            self._engine.send_status(
+                Status(status.head, status.acknowledged, status.final, status.epoch, status.incarnation, status.written)
+            )
             self._pump.request_write()
 
     # --- the stream of a session

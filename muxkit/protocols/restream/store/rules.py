@@ -6,7 +6,8 @@ last, so one that raises has changed nothing. There is no Trio and no disk here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import attrs
@@ -24,6 +25,8 @@ Now = Callable[[], float]  # seconds since 1970, like `time.time`; called in any
 
 LAST_ID = 2**32 - 1  # ids are unsigned 32-bit integers and never wrap
 KEEP = 30.0  # s, "if it fails to re-establish a connection within 30 seconds"
+NO_READERS = b"{}"
+NO_MARKS = b"[]"
 MOST = 256  # messages of one `replay` or `put_many` by default
 
 
@@ -39,6 +42,9 @@ class Status:
     params: object  # as given to `register`
     attached: bool
     expires: float | None  # when it expires; None while it is attached
+    incarnation: str = ""  # drawn by `register`: another one means another session of the same uuid
+    written: int = 0  # bytes of the data of all messages so far, as JSON
+    readers: Mapping[str, int] = attrs.field(factory=dict)  # the last message that each named reader is done with
 
     @property
     def waiting(self) -> int:
@@ -73,6 +79,10 @@ class Session:
     epoch: int
     keep: float | None  # s of absence that it survives; None: the store's own number
     due: float | None  # when it expires; None while it is attached
+    incarnation: str
+    readers: bytes  # JSON: the last message that each named reader is done with
+    written: int  # bytes of the data of all messages so far
+    marks: bytes  # JSON: times, and the last message at each, for retention
 
 
 class Row(NamedTuple):
@@ -132,6 +142,8 @@ class Rows(Protocol):
         """Return some unused space to the disk; True if there is more."""
 
 
+_positions = msgspec.json.Decoder(dict[str, int])
+
 # ---------------------------------------------------------------------------- the rules
 
 
@@ -159,7 +171,11 @@ class Rules(Generic[State, Data]):
                 f"{count:,} sessions are all that StoreLimits(sessions={self.limits.sessions}) allows; "
                 "wait until some expire, or raise it"
             )
-        session = Session(uuid, params, state, head, head, False, False, 1 if attached else 0, keep, None)
+        epoch = 1 if attached else 0
+        incarnation = secrets.token_hex(4)
+        session = Session(
+            uuid, params, state, head, head, False, False, epoch, keep, None, incarnation, NO_READERS, 0, NO_MARKS
+        )
         if not attached:
             session.due = self._due(session)
         rows.save(session)
@@ -218,6 +234,7 @@ class Rules(Generic[State, Data]):
                 final = True
                 break
         rows.add(uuid, new)
+        session.written += sum(len(row.data) for row in new)
         session.head, session.state, session.final = new[-1].id, state, final
         rows.save(session)
         rows.changed(uuid, everywhere=False)
@@ -230,6 +247,7 @@ class Rules(Generic[State, Data]):
         first = session.head + 1
         rows.add(uuid, [Row(id, time, each) for id, each in enumerate(data, first)])
         session.head += len(data)
+        session.written += sum(map(len, data))
         session.fed = True
         rows.save(session)
         rows.changed(uuid, everywhere=True)
@@ -325,6 +343,9 @@ class Rules(Generic[State, Data]):
             self.codec.params(session.params),
             session.due is None,
             session.due,
+            session.incarnation,
+            session.written,
+            {} if session.readers == NO_READERS else _positions.decode(session.readers),
         )
 
 

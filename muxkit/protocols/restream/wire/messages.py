@@ -86,13 +86,17 @@ class Message(Generic[DataT]):
 class Status:
     """The progress of a session: the last id, the last acknowledged id, and whether the last message is final.
 
-    `epoch` counts the owners; None if the server does not count them.
+    `epoch` counts the owners; None if the server does not count them. `incarnation` is drawn when a session is made, so
+    another one means another session of the same uuid; None from a server that gives none. `written` are the bytes of
+    all messages so far.
     """
 
     head: int
     acknowledged: int
     final: bool
     epoch: int | None = None
+    incarnation: str | None = None
+    written: int | None = None
 
 
 class ErrorCode(Enum):
@@ -299,10 +303,13 @@ def parse_status(line: bytes) -> Status | Refused:
     fields = parse_object(line)
     if "error" in fields:
         return _error_in(fields)
-    status = fields.get("status")
+    return _read_status(fields.get("status"))
+
+
+def _read_status(status: Json) -> Status:
     if type(status) is dict:
         head, acknowledged, final = status.get("head"), status.get("acknowledged"), status.get("final")
-        epoch = status.get("epoch")
+        epoch, incarnation, written = status.get("epoch"), status.get("incarnation"), status.get("written")
         if (
             type(head) is int
             and type(acknowledged) is int
@@ -310,7 +317,14 @@ def parse_status(line: bytes) -> Status | Refused:
             and type(final) is bool
             and (epoch is None or (type(epoch) is int and 0 <= epoch < 1 << 63))
         ):
-            return Status(head, acknowledged, final, epoch)
+            return Status(
+                head,
+                acknowledged,
+                final,
+                epoch,
+                incarnation if type(incarnation) is str and incarnation else None,
+                written if type(written) is int and written >= 0 else None,
+            )
     raise RemoteProtocolError("the answer to a status request holds no status")
 
 
@@ -368,14 +382,21 @@ def encode_message(id: int, data: Json, time: float | None = None) -> bytes:
 
 
 def encode_status(status: Status) -> bytes:
-    return encode_line({
-        "status": {
-            "head": status.head,
-            "acknowledged": status.acknowledged,
-            "final": status.final,
-            "epoch": status.epoch,
-        }
-    })  # fmt: skip
+    return encode_line({"status": _fields_of(status)})
+
+
+def _fields_of(status: Status) -> dict[str, Json]:
+    fields: dict[str, Json] = {
+        "head": status.head,
+        "acknowledged": status.acknowledged,
+        "final": status.final,
+        "epoch": status.epoch,
+    }
+    if status.incarnation is not None:
+        fields["incarnation"] = status.incarnation
+    if status.written is not None:
+        fields["written"] = status.written
+    return fields
 
 
 def encode_error(text: str, code: ErrorCode | None = None, acknowledged: int | None = None) -> bytes:
