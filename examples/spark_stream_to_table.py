@@ -36,7 +36,7 @@ def run(spark: SparkSession, url: str, folder: str) -> None:
     """Write everything that is there now into the table."""
     stream = spark.readStream.format("muxkit").option("servers", url).option("streams", f"{KITCHEN} {CELLAR}")
     data = from_json(col("value").cast("string"), "celsius DOUBLE")
-    rows = stream.load().withColumn("data", data).select("stream", "id", "data.celsius")
+    rows = stream.option("reader", "table").load().withColumn("data", data).select("stream", "id", "data.celsius")
     writer = rows.writeStream.format("parquet").option("path", f"{folder}/table")
     query = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
     query.awaitTermination()

@@ -343,7 +343,8 @@ class SourceOptions:
     least_messages: int | None = option("minMessagesPerTrigger", count, None)
     most_delay: float = option("maxTriggerDelay", seconds, 900.0)
     fail_on_data_loss: bool = option("failOnDataLoss", yes_or_no, True)
-    ack_mode: AckMode = option("ackMode", choice(AckMode), AckMode.IDLE)
+    reader: str = option("reader", parse_name, "")
+    ack_mode: AckMode | None = option("ackMode", choice(AckMode), None)
     planning: Planning = option("planning", choice(Planning), Planning.AUTO)
     status_timeout: float = option("statusTimeout", seconds, 60.0)
     read_timeout: float = option("readTimeout", seconds, 120.0)
@@ -363,6 +364,16 @@ class SourceOptions:
         parsed = given.read(cls)
         parsed._check()
         return parsed
+
+    @property
+    def acknowledging(self) -> AckMode:
+        """When to acknowledge: a query without a name only looks, unless it is told to acknowledge."""
+        return self.ack_mode or (AckMode.IDLE if self.reader else AckMode.NEVER)
+
+    @property
+    def enrolled(self) -> str:
+        """The name for which servers keep messages; empty if they keep none for this query."""
+        return "" if self.acknowledging is AckMode.NEVER else self.reader
 
     def _check(self) -> None:
         if not self.streams and self.streams_file is None and self.directory is None:

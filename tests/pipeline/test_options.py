@@ -23,7 +23,8 @@ def test_two_options_are_enough_and_the_others_have_defaults() -> None:
     assert options.starting is Start.EARLIEST
     assert (options.most_messages, options.most_bytes, options.least_messages) == (None, None, None)
     assert options.fail_on_data_loss
-    assert options.ack_mode is AckMode.IDLE
+    assert options.acknowledging is AckMode.NEVER
+    assert parse(reader="store").acknowledging is AckMode.IDLE
     assert options.planning is Planning.AUTO
     assert options.verify is Verify.NONE
 

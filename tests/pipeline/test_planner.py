@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 async def test_batches_follow_each_other_and_the_server_forgets_what_is_committed(autojump_clock: MockClock) -> None:
     async with place() as there:
         await there.feed(ONE, 100)
-        planner = there.planner(maxMessagesPerTrigger=40)
+        planner = there.planner(reader="store", maxMessagesPerTrigger=40)
         start = planner.initial()
         got: list[int] = []
         for expected in (40, 80, 100):
@@ -51,7 +51,7 @@ async def test_nothing_new_is_the_same_offset_to_the_letter(autojump_clock: Mock
 async def test_the_last_batch_is_acknowledged_when_nothing_comes_behind_it(autojump_clock: MockClock) -> None:
     async with place() as there:
         await there.feed(ONE, 10)
-        planner = there.planner()
+        planner = there.planner(reader="store")
         end = await step(planner, planner.initial())
         assert await there.acknowledged(ONE) == 0
         assert await step(planner, end) == end
@@ -77,7 +77,7 @@ async def test_an_acknowledgement_that_fails_hurts_nobody_and_is_made_up_for(aut
     async with restream.open_store("memory:", keep=KEEP, now=trio.current_time) as store:
         async with place("first", store=store) as there:
             await there.feed(ONE, 10)
-            planner = there.planner()
+            planner = there.planner(reader="store")
             end = await step(planner, planner.initial())
         began = trio.current_time()
         await planner.commit(end)  # no server is there
@@ -86,10 +86,10 @@ async def test_an_acknowledgement_that_fails_hurts_nobody_and_is_made_up_for(aut
         await recovers(store, end)
 
 
-async def recovers(store: Any, end: Mapping[str, object]) -> None:
+async def recovers(store: Any, end: Mapping[str, object]) -> None:  # noqa: ANN401 - any kind of store
     async with place("first", store=store) as there:
-        assert await step(there.planner(), end) != end
-        planner = there.planner()
+        assert await step(there.planner(reader="store"), end) != end
+        planner = there.planner(reader="store")
         after = await step(planner, end)
         assert await step(planner, after) == after
         assert await there.acknowledged(ONE) == 11
@@ -101,7 +101,7 @@ async def test_a_session_that_is_gone_when_it_is_acknowledged_is_only_told_of(
     async with place() as there:
         await there.store.register(ONE, {}, params={}, attached=False, keep=60.0)
         await there.store.append_many(ONE, [1, 2, 3])
-        planner = there.planner()
+        planner = there.planner(reader="store")
         end = await step(planner, planner.initial())
         await trio.sleep(61)
         await planner.commit(end)
@@ -241,7 +241,7 @@ async def test_what_is_available_now_has_an_end(autojump_clock: MockClock) -> No
     async with place() as there:
         await there.feed(ONE, 100)
         planner = there.planner(
-            f"{ONE} {TWO}", maxMessagesPerTrigger=60, minMessagesPerTrigger=50, failOnDataLoss="false"
+            f"{ONE} {TWO}", reader="store", maxMessagesPerTrigger=60, minMessagesPerTrigger=50, failOnDataLoss="false"
         )
         await planner.prepare_available_now()
         await there.feed(ONE, 100)

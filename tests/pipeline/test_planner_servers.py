@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 async def test_a_plain_server_is_read_ahead_of_workers(autojump_clock: MockClock) -> None:
     async with place(status=False) as there:
         await there.feed(ONE, 25)
-        planner = there.planner(maxMessagesPerTrigger=10)
+        planner = there.planner(reader="store", maxMessagesPerTrigger=10)
         start, got = planner.initial(), []
         for _ in range(3):
             end = await step(planner, start)

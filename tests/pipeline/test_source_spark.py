@@ -35,7 +35,7 @@ def there() -> Iterator[Hall]:
 
 def stream(spark: SparkSession, there: Hall, streams: str | None = ONE, **options: object) -> DataFrame:
     reader = spark.readStream.format("muxkit")
-    given = {"servers": there.url, "streams": streams} | options
+    given = {"servers": there.url, "streams": streams, "reader": "table"} | options
     for name, value in given.items():
         if value is not None:
             reader = reader.option(name, str(value))

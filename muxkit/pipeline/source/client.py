@@ -1,6 +1,7 @@
 """Requests of the pipeline to restream servers: status, a range of messages, a count, an acknowledgement.
 
-It does not need Spark. Each request has a connection of its own, which takes over the session's older ones.
+It does not need Spark. Each request has a connection of its own. Reading takes no session over and deletes nothing;
+only `acknowledge` does, for the named reader of the options, or as the only client if there is none.
 """
 
 from __future__ import annotations
@@ -211,10 +212,11 @@ class _Request(ABC):
 class _Status(_Request):
     def __init__(self, uuid: str, options: SourceOptions) -> None:
         super().__init__(uuid, options.status_timeout)
+        self._config = restream.ClientConfig(reader=options.enrolled or None)
         self.answer: Answer | None = None
 
     def next_engine(self) -> ClientEngine:
-        return restream.ClientEngine.status(self.stream)
+        return restream.ClientEngine.status(self.stream, config=self._config)
 
     async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
         for event in events:
@@ -234,9 +236,13 @@ class _Reading(_Request):
 
     option = "readTimeout"
 
-    def __init__(self, uuid: str, begin: int, options: SourceOptions) -> None:
+    def __init__(
+        self, uuid: str, begin: int, options: SourceOptions, *, reader: str | None = "", incarnation: str | None = None
+    ) -> None:
         super().__init__(uuid, options.read_timeout)
-        self._config = restream.ClientConfig(ack_every=None, line=options.message_bytes)
+        self._config = restream.ClientConfig(
+            ack_every=None, line=options.message_bytes, reader=reader, incarnation=incarnation
+        )
         # The CRC covers all messages, so it can be checked only from the first one on.
         checked = options.verify is Verify.NUMBERS and begin == 0
         self._verifier: Verifier = restream.NumbersVerifier() if checked else restream.Unverified()
@@ -272,7 +278,7 @@ class _Reading(_Request):
 
 class _Range(_Reading):
     def __init__(self, span: Span, take: Take, options: SourceOptions) -> None:
-        super().__init__(span.uuid, span.begin, options)
+        super().__init__(span.uuid, span.begin, options, incarnation=span.incarnation)
         self._end = span.end
         self._take = take
         self._may_lose = not options.fail_on_data_loss
@@ -329,7 +335,7 @@ class _Acknowledge(_Reading):
     closing = Closing.CONFIRMED
 
     def __init__(self, uuid: str, id: int, options: SourceOptions) -> None:
-        super().__init__(uuid, id - 1, options)
+        super().__init__(uuid, id - 1, options, reader=options.reader or None)
         self.timeout = options.ack_timeout
         self._id = id
 

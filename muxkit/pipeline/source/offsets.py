@@ -66,12 +66,16 @@ class Offset:
 
 @attrs.frozen
 class Span:
-    """Messages of one stream: those after `begin`, up to `end`. `server` is where it was found."""
+    """Messages of one stream: those after `begin`, up to `end`. `server` is where it was found.
+
+    `incarnation` is the one of the session that they are in, or None if unknown.
+    """
 
     uuid: str
     server: str
     begin: int
     end: int
+    incarnation: str | None = None
 
     @property
     def count(self) -> int:

@@ -76,7 +76,7 @@ class Planner:
         # An empty batch stores its end, so that `latest` means the same after a crash.
         fixes = not before.streams and self._options.starting is Start.LATEST and bool(statuses)
         if not ends and not fixes:
-            if self._options.ack_mode is AckMode.IDLE:
+            if self._options.acknowledging is AckMode.IDLE:
                 # Spark has stored the last batch, and would commit it only with a next one.
                 known = {status.uuid for status in statuses if not status.jumps}
                 await self._acknowledge({uuid: each.id for uuid, each in before.streams.items() if uuid in known})
@@ -97,7 +97,7 @@ class Planner:
             if end > status.head:
                 raise OptionError("endingOffsets", f"stream {status.uuid} has {status.head} messages, not {end}")
             if end > status.begin:
-                spans.append(Span(status.uuid, status.server, status.begin, end))
+                spans.append(Span(status.uuid, status.server, status.begin, end, status.incarnation))
         return spans
 
     def report(self) -> JsonOffset | None:
@@ -109,17 +109,19 @@ class Planner:
         before, after = Offset.from_json(start), Offset.from_json(end)
         begins = {uuid: position.id for uuid, position in before.streams.items()} | dict(after.begins)
         wanted = [
-            (uuid, begins.get(uuid, 0), position.id)
+            (uuid, begins.get(uuid, 0), position)
             for uuid, position in sorted(after.streams.items())
             if position.id > begins.get(uuid, 0)
         ]
         await self._streams.locate(uuid for uuid, _, _ in wanted)
-        return [Span(uuid, self._streams.servers[uuid], begin, until) for uuid, begin, until in wanted]
+        servers = self._streams.servers
+        return [Span(uuid, servers[uuid], begin, until.id, until.incarnation) for uuid, begin, until in wanted]
 
     async def commit(self, end: Mapping[str, object]) -> None:
         """Acknowledge a stored batch. Errors are logged: the next acknowledgement covers this one."""
-        if self._options.ack_mode is not AckMode.NEVER:
-            await self._acknowledge({uuid: position.id for uuid, position in Offset.from_json(end).streams.items()})
+        streams = Offset.from_json(end).streams
+        if self._options.acknowledging is not AckMode.NEVER:
+            await self._acknowledge({uuid: position.id for uuid, position in streams.items()})
 
     # --- planning
 
@@ -260,7 +262,7 @@ class StreamPlanner:
                 if isinstance(answer, NoStatus):
                     uncounted.append(status)
                 else:
-                    self.acknowledged[uuid] = answer.acknowledged
+                    self.acknowledged[uuid] = status.acknowledged
         most = MOST_ID if whole else self._options.most_messages or PREFETCH
         await for_each_limited(uncounted, partial(self._count, most), at_once=self._options.connections)
         return statuses
@@ -361,9 +363,10 @@ class StreamPlanner:
                     raise OptionError(
                         "startingOffsets", f"stream {uuid} has {answer.head} messages and cannot begin after {begin}"
                     )
-        status = StreamStatus(
-            uuid, self.servers[uuid], begin, answer.head, answer.incarnation, answer.acknowledged, answer.final
-        )
+            elif begin == answer.acknowledged > 0:
+                self._warn(uuid, f"{begin} messages were acknowledged before this query began, and are not read")
+        own = answer.acknowledged if answer.position is None else answer.position
+        status = StreamStatus(uuid, self.servers[uuid], begin, answer.head, answer.incarnation, own, answer.final)
         status.jumps = position is None
         problem = _loss(position, begin, answer)
         if problem is not None:

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from muxkit.protocols.restream.store import IdsExhausted as IdsExhausted
     from muxkit.protocols.restream.store import Message as Message
     from muxkit.protocols.restream.store import NotJson as NotJson
+    from muxkit.protocols.restream.store import Retention as Retention
     from muxkit.protocols.restream.store import SessionExists as SessionExists
     from muxkit.protocols.restream.store import SessionExpired as SessionExpired
     from muxkit.protocols.restream.store import SessionFinished as SessionFinished
@@ -102,6 +103,7 @@ __all__ = [
     "Refused",
     "Registered",
     "Resumed",
+    "Retention",
     "Served",
     "ServerConfig",
     "ServerEngine",
@@ -148,6 +150,7 @@ _LAZY: dict[str, str] = {
     "Message": "store",
     "NotJson": "store",
     "Reader": "client",
+    "Retention": "store",
     "Served": "server",
     "Service": "server",
     "SessionExists": "store",

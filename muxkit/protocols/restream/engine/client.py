@@ -42,6 +42,11 @@ class ClientConfig:
     """Each id must be the one after the last; otherwise it only has to be higher, as in the specification."""
     digits: int = 100_000
     """The longest integer of a stateless stream, in decimal digits."""
+    reader: str | None = None
+    """Read an existing session beside others, without taking its connection over, an extension: acknowledgements are
+    those of the reader with this name, or are ignored if it is empty. A server without it takes over as usual."""
+    incarnation: str | None = None
+    """With a reader: refuse a session that was made anew since it had this incarnation."""
     line: int = 64 * KIB
     """The longest line; in a stateless stream at least what the longest integer needs."""
 
@@ -466,9 +471,9 @@ class ClientEngine(LineEngine[ClientEvent]):
         if self.mode is Mode.STATELESS:
             return messages.StatelessRequested(self.last_value)
         if self.mode is Mode.STATUS:
-            return messages.StatusRequested(self.uuid)
+            return messages.StatusRequested(self.uuid, self.config.reader or "")
         if self.last_id or self.params is None:
-            return messages.Resumed(self.uuid, self.last_id)
+            return messages.Resumed(self.uuid, self.last_id, self.config.reader, self.config.incarnation)
         return messages.Registered(self.uuid, self.params)
 
 

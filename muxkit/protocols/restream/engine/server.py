@@ -276,9 +276,9 @@ class ServerEngine(LineEngine[ServerEvent]):
                 self.phase = Phase.VALUES
             case messages.Registered(uuid):
                 self.phase, self.uuid = Phase.OPENING, uuid
-            case messages.Resumed(uuid, state):
+            case messages.Resumed(uuid=uuid, state=state):
                 self.phase, self.uuid, self._queued, self._state = Phase.OPENING, uuid, state, state
-            case messages.StatusRequested(uuid):
+            case messages.StatusRequested(uuid=uuid):
                 self.phase, self.uuid = Phase.STATUS, uuid
         self._events.append(request)
 

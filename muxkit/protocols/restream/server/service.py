@@ -415,20 +415,31 @@ class ClientConnection:
                     await self._stream_values(state)
                 case Registered(uuid, params):
                     await self._stream_session(uuid, lambda: sessions.register(uuid, params), 0)
-                case Resumed(uuid, state):
+                case Resumed(uuid, state, reader, incarnation) if reader is not None:
+                    looking = await self._look(sessions.look(uuid, state, reader, incarnation))
+                    await self._stream_messages(looking, state)
+                case Resumed(uuid=uuid, state=state):
                     await self._stream_session(uuid, lambda: sessions.resume(uuid, state), state)
-                case StatusRequested(uuid):
-                    await self._send_status(uuid)
+                case StatusRequested(uuid, reader):
+                    await self._send_status(uuid, reader)
         except Exception as error:
             self._fail_with(error)
 
-    async def _send_status(self, uuid: str) -> None:
-        status = await self._service._sessions.status(uuid)
+    async def _send_status(self, uuid: str, reader: str) -> None:
+        status = await self._service._sessions.status(uuid, reader)
         if status is None:
             self._fail("this server knows no status of its sessions")
         elif self._engine.phase is Phase.STATUS:
             self._engine.send_status(
-                Status(status.head, status.acknowledged, status.final, status.epoch, status.incarnation, status.written)
+                Status(
+                    status.head,
+                    status.acknowledged,
+                    status.final,
+                    status.epoch,
+                    status.incarnation,
+                    status.written,
+                    status.readers.get(reader),
+                )
             )
             self._pump.request_write()
 
@@ -436,8 +447,16 @@ class ClientConnection:
 
     async def _stream_session(self, uuid: str, claim: Callable[[], Awaitable[ServerSession]], after: int) -> None:
         session = await self._claim(uuid, claim)
+        if session is not None:
+            await self._stream_messages(session, after)
+
+    async def _look(self, looking: Awaitable[ServerSession]) -> ServerSession:
+        self._session = await looking
+        return self._session
+
+    async def _stream_messages(self, session: ServerSession, after: int) -> None:
         engine, pump = self._engine, self._pump
-        if session is None or engine.closing or engine.over:
+        if engine.closing or engine.over:
             return
         is_accepted = engine.accept(acknowledged=session.acknowledged, head=session.head)
         self._stored = session.acknowledged

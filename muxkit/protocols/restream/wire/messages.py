@@ -18,6 +18,7 @@ DataT = TypeVar("DataT")
 
 U32_MAX: Final = 0xFFFFFFFF
 MAX_NUMBER_DIGITS: Final = 4000  # of a `state` that is a JSON number instead of a string
+MAX_READER: Final = 255  # characters of the name of a reader
 MAX_ERROR_TEXT: Final = 4000  # characters of an error that a server sends
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -47,17 +48,27 @@ class Registered:
 
 @attrs.define
 class Resumed:
-    """The client requests a session from the message after `state`; 0 for the first. Answer with `accept` or `fail`."""
+    """The client requests a session from the message after `state`; 0 for the first. Answer with `accept` or `fail`.
+
+    With a `reader`, an extension, the client reads beside others and takes no connection over; its acknowledgements
+    are those of the reader with this name, and are ignored if it is empty. `incarnation` is the one that it has to be.
+    """
 
     uuid: str
     state: int
+    reader: str | None = None
+    incarnation: str | None = None
 
 
 @attrs.define
 class StatusRequested:
-    """The client requests the progress of a session, an extension. Answer with `send_status` or `fail`."""
+    """The client requests the progress of a session, an extension. Answer with `send_status` or `fail`.
+
+    A named `reader` is enrolled, if it is not known yet.
+    """
 
     uuid: str
+    reader: str = ""
 
 
 @attrs.define
@@ -88,7 +99,7 @@ class Status:
 
     `epoch` counts the owners; None if the server does not count them. `incarnation` is drawn when a session is made, so
     another one means another session of the same uuid; None from a server that gives none. `written` are the bytes of
-    all messages so far.
+    all messages so far, `position` is the last message that the reader of the request is done with.
     """
 
     head: int
@@ -97,6 +108,7 @@ class Status:
     epoch: int | None = None
     incarnation: str | None = None
     written: int | None = None
+    position: int | None = None
 
 
 class ErrorCode(Enum):
@@ -175,9 +187,13 @@ def parse_request(line: bytes, *, digits: int, status: bool) -> Request:
             raise RemoteProtocolError("params has to be an object", rule="restream-S01")
         return Registered(uuid, params)
     if known == ["uuid", "state"]:
-        return Resumed(uuid, _id_of_state(fields["state"]))
+        state = _id_of_state(fields["state"])
+        if not status:
+            return Resumed(uuid, state)
+        incarnation = fields.get("incarnation")
+        return Resumed(uuid, state, _reader_of(fields), incarnation if type(incarnation) is str else None)
     if known == ["uuid", "status"] and fields["status"] is True:
-        return StatusRequested(uuid)
+        return StatusRequested(uuid, _reader_of(fields) or "")
     raise _unusable(known, first=True)
 
 
@@ -212,6 +228,15 @@ def read_uuid(value: Json) -> str:
 def new_uuid() -> str:
     """Return a UUID of 122 random bits, which cannot be guessed."""
     return str(uuids.uuid4())
+
+
+def _reader_of(fields: JsonObject) -> str | None:
+    reader = fields.get("reader")
+    if reader is None:
+        return None
+    if type(reader) is not str or len(reader) > MAX_READER or not reader.isprintable():
+        raise RemoteProtocolError(f"reader has to be text of up to {MAX_READER} printable characters")
+    return reader
 
 
 def _value_of_state(state: Json, digits: int) -> str:
@@ -310,6 +335,7 @@ def _read_status(status: Json) -> Status:
     if type(status) is dict:
         head, acknowledged, final = status.get("head"), status.get("acknowledged"), status.get("final")
         epoch, incarnation, written = status.get("epoch"), status.get("incarnation"), status.get("written")
+        position = status.get("position")
         if (
             type(head) is int
             and type(acknowledged) is int
@@ -324,6 +350,7 @@ def _read_status(status: Json) -> Status:
                 epoch,
                 incarnation if type(incarnation) is str and incarnation else None,
                 written if type(written) is int and written >= 0 else None,
+                position if type(position) is int and acknowledged <= position <= head else None,
             )
     raise RemoteProtocolError("the answer to a status request holds no status")
 
@@ -358,10 +385,16 @@ def encode_request(request: Request) -> bytes:
             return encode_line({} if state is None else {"state": state})
         case Registered(uuid, params):
             return encode_line({"uuid": uuid, "params": params})
-        case Resumed(uuid, state):
+        case Resumed(uuid, state, None):
             return encode_line({"uuid": uuid, "state": state})
-        case StatusRequested(uuid):
+        case Resumed(uuid, state, reader, None):
+            return encode_line({"uuid": uuid, "state": state, "reader": reader})
+        case Resumed(uuid, state, reader, incarnation):
+            return encode_line({"uuid": uuid, "state": state, "reader": reader, "incarnation": incarnation})
+        case StatusRequested(uuid, ""):
             return encode_line({"uuid": uuid, "status": True})
+        case StatusRequested(uuid, reader):
+            return encode_line({"uuid": uuid, "status": True, "reader": reader})
 
 
 def encode_ack(ack: Acknowledged) -> bytes:
@@ -396,6 +429,8 @@ def _fields_of(status: Status) -> dict[str, Json]:
         fields["incarnation"] = status.incarnation
     if status.written is not None:
         fields["written"] = status.written
+    if status.position is not None:
+        fields["position"] = status.position
     return fields
 
 
