@@ -41,7 +41,14 @@ class _StreamError(PipelineError):
 
 
 class StreamUnavailable(_StreamError):
-    """A stream could not be reached or read within the time of an option; its messages are not lost."""
+    """A stream could not be reached or read within the time of an option; its messages are not lost.
+
+    `can_heal` is False if trying again would not help, such as with a certificate that was refused.
+    """
+
+    def __init__(self, stream: str, problem: str, *, can_heal: bool = True) -> None:
+        super().__init__(stream, problem)
+        self.can_heal = can_heal
 
 
 class StreamBroken(_StreamError):

@@ -342,6 +342,7 @@ class SourceOptions:
     most_bytes: int | None = option("maxBytesPerTrigger", size, None)
     least_messages: int | None = option("minMessagesPerTrigger", count, None)
     most_delay: float = option("maxTriggerDelay", seconds, 900.0)
+    fail_on_missing_server: bool = option("failOnMissingServer", yes_or_no, False)
     fail_on_data_loss: bool = option("failOnDataLoss", yes_or_no, True)
     reader: str = option("reader", parse_name, "")
     ack_mode: AckMode | None = option("ackMode", choice(AckMode), None)

@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from muxkit.pipeline import DataLoss
-from muxkit.protocols.restream.store import rules
 from tests.pipeline._source_place import place, ranges, step
 from tests.pipeline._source_servers import ONE, TWO
 
@@ -78,7 +77,7 @@ async def test_a_server_that_has_gone_back_is_a_loss(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if its store had been restored from a copy: the same session, and less of it.
-    monkeypatch.setattr(rules.secrets, "token_hex", lambda size: "00" * size)
+    monkeypatch.setattr("secrets.token_hex", lambda size: "00" * size)
     async with place() as there:
         await there.feed(ONE, 50)
         end = await step(there.planner(), there.planner().initial())

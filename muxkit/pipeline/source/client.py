@@ -46,6 +46,7 @@ class NoStatus(Enum):
 
     UNKNOWN = "it knows no such session"
     PLAIN = "it answers no status requests"
+    AWAY = "it does not answer"
 
 
 Answer = restream.Status | NoStatus
@@ -57,9 +58,10 @@ class Client:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
-    async def status(self, server: str, uuid: str) -> Answer:
-        """Ask a server for the status of a stream."""
+    async def status(self, server: str, uuid: str, *, within: float | None = None) -> Answer:
+        """Ask a server for the status of a stream, within so many seconds or those of option `statusTimeout`."""
         request = _Status(uuid, self._options)
+        request.timeout = within or request.timeout
         await request.run(self._dial(server))
         assert request.answer is not None
         return request.answer
@@ -149,7 +151,7 @@ class _Request(ABC):
             try:
                 await driver.run()
             except NO_CONNECTION as error:
-                raise StreamUnavailable(self.stream, f"there can be no connection: {error}") from error
+                raise StreamUnavailable(self.stream, f"there can be no connection: {error}", can_heal=False) from error
         if not self._is_done:
             last = driver.outage.last or self._why or driver.loss
             because = "" if last is None else f": {last}"

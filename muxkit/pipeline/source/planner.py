@@ -34,6 +34,10 @@ from muxkit.protocols import restream
 from muxkit.protocols.restream import Json, Received
 
 MOST_AHEAD: Final = 1_000_000  # messages of a directory that are read at once
+MISSING_AFTER: Final = 10.0  # s without an answer after which a server counts as missing
+PROBE_INTERVAL: Final = 5.0  # s between two attempts to find a missing server again
+PROBE_TIMEOUT: Final = 1.0  # s that such an attempt may take, while the others wait
+ALL_AWAY_PAUSE: Final = 1.0  # s; Spark would ask again at once
 PREFETCH: Final = 100_000  # messages of a stream that are counted ahead, unless a limit is lower
 
 _log = logging.getLogger("muxkit")
@@ -47,8 +51,10 @@ class Planner:
     ) -> None:
         self._options = options
         self._client = client or Client(options)
-        self._streams = StreamPlanner(options, self._client)
+        self._streams = StreamPlanner(options, self._client, now)
         self._now = now
+        self._answered: dict[str, int] = {}  # the turn in which a stream was last acknowledged, or failed to be
+        self._ack_turn = 0
         self._heads: dict[str, Position] = {}  # when the servers were last asked
         self._target: dict[str, int] | None = None  # the end of a query with trigger availableNow
         self._target_is_whole = False  # also for streams without status requests
@@ -71,7 +77,9 @@ class Planner:
         before = Offset.from_json(start)
         statuses = await self._streams.statuses(before, whole=self._target is not None and not self._target_is_whole)
         self._target_is_whole = self._target is not None
-        self._heads = {status.uuid: Position(status.head, status.incarnation) for status in statuses}
+        heads = {status.uuid: Position(status.head, status.incarnation) for status in statuses}
+        # What a server had when it answered last is behind until it answers again.
+        self._heads = {uuid: head for uuid, head in self._heads.items() if uuid in before.streams} | heads
         ends = await self._ends(statuses, limited=limited)
         # An empty batch stores its end, so that `latest` means the same after a crash.
         fixes = not before.streams and self._options.starting is Start.LATEST and bool(statuses)
@@ -92,7 +100,7 @@ class Planner:
                 "startingOffsets", "latest is for streaming queries; a batch query would find nothing after it"
             )
         ending, spans = self._options.ending or {}, []
-        for status in await self._streams.statuses(Offset(), whole=True):
+        for status in await self._streams.statuses(Offset(), whole=True, all_of_them=True):
             end = ending.get(status.uuid, status.head)
             if end > status.head:
                 raise OptionError("endingOffsets", f"stream {status.uuid} has {status.head} messages, not {end}")
@@ -184,22 +192,35 @@ class Planner:
     async def _acknowledge(self, ids: Mapping[str, int]) -> None:
         streams = self._streams
         due = [(uuid, id) for uuid, id in sorted(ids.items()) if id > streams.acknowledged.get(uuid, 0)]
+        # Those that the time did not suffice for come first now, or streams that keep moving would starve the others.
+        due.sort(key=lambda each: self._answered.get(each[0], 0))
+        self._ack_turn += 1
 
         async def acknowledge(one: tuple[str, int]) -> None:
             uuid, id = one
             server = streams.servers.get(uuid)
-            if server is None:
+            if server is None or streams.is_away(server):
                 return
             try:
                 await self._client.acknowledge(server, uuid, id)
+                self._answered[uuid] = self._ack_turn
             except Exception as error:  # any error here would end the query
+                self._answered[uuid] = self._ack_turn
                 _log.warning("stream %s: message %d is not acknowledged, the next will cover it: %s", uuid, id, error)
                 return
             if uuid in streams.plain:  # the other servers report it in their status
                 streams.acknowledged[uuid] = id
 
-        with trio.move_on_after(self._options.ack_timeout):
+        with trio.move_on_after(self._options.ack_timeout) as scope:
             await for_each_limited(due, acknowledge, at_once=self._options.connections)
+        if scope.cancelled_caught:
+            left = sum(self._answered.get(uuid) != self._ack_turn for uuid, _ in due)
+            _log.warning(
+                "%d of %d streams were not acknowledged within ackTimeout=%g s: they come first next time",
+                left,
+                len(due),
+                self._options.ack_timeout,
+            )
 
 
 # ---------------------------------------------------------------------------- the state of streams
@@ -234,7 +255,7 @@ class StreamStatus:
 class StreamPlanner:
     """Knows the streams of one query. It may be dropped at any time: it only saves requests and warnings."""
 
-    def __init__(self, options: SourceOptions, client: Client) -> None:
+    def __init__(self, options: SourceOptions, client: Client, now: Callable[[], float] = time.monotonic) -> None:
         self.servers: dict[str, str] = {}
         """The server of each stream that was found."""
         self.plain: set[str] = set()
@@ -246,14 +267,21 @@ class StreamPlanner:
         self._discovery = Discovery(options, client)
         self._finished: dict[str, int] = {}  # the last message of streams that ended
         self._warned: set[str] = set()
+        self._now = now
+        self._away: dict[str, float] = {}  # servers that do not answer, and when to ask them again
 
-    async def statuses(self, before: Offset, *, whole: bool = False) -> list[StreamStatus]:
+    async def statuses(self, before: Offset, *, whole: bool = False, all_of_them: bool = False) -> list[StreamStatus]:
         """Return the state of all streams that may have messages, in order. Raises `DataLoss`.
 
         With `whole`, streams without status requests are counted to their end, not only as far as one batch may go.
+        Streams whose server is away are left out, unless `all_of_them` are needed.
         """
         references = await self._discovery.streams()
-        answers = await self._find(references, references)
+        # Where a stream begins is decided once, in the first batch.
+        decides = not before.streams and self._options.starting is not Start.EARLIEST
+        answers = await self._find(references, references, all_of_them=all_of_them or decides)
+        if answers and all(answer is NoStatus.AWAY for answer in answers.values()):
+            await trio.sleep(ALL_AWAY_PAUSE)
         statuses, uncounted = [], []
         for uuid, answer in sorted(answers.items()):
             status = self._judge(uuid, answer, before)
@@ -281,7 +309,7 @@ class StreamPlanner:
             unnamed = [uuid for uuid in lost if uuid not in references]
             if unnamed and len(self._options.servers) != 1:
                 raise OptionError("streams", f"a batch has to be read again and has stream {unnamed[0]}: name it")
-            await self._find(references, lost)
+            await self._find(references, lost, all_of_them=True)
 
     def is_done(self, uuid: str) -> bool:
         """Return True if the stream ended and all of it is acknowledged."""
@@ -295,26 +323,37 @@ class StreamPlanner:
 
     # --- asking
 
-    async def _find(self, references: Mapping[str, Reference], wanted: Iterable[str]) -> dict[str, Answer]:
+    def is_away(self, server: str) -> bool:
+        """Return True if a server did not answer when it was last asked."""
+        return server in self._away
+
+    async def _find(
+        self, references: Mapping[str, Reference], wanted: Iterable[str], *, all_of_them: bool = False
+    ) -> dict[str, Answer]:
         answers: dict[str, Answer] = {}
+        is_needed = all_of_them or self._options.fail_on_missing_server
 
         async def ask(uuid: str) -> None:
-            answers[uuid] = await self._ask(references.get(uuid, Reference(uuid)))
+            answers[uuid] = await self._ask(references.get(uuid, Reference(uuid)), is_needed=is_needed)
 
         await for_each_limited(list(wanted), ask, at_once=self._options.connections)
         return answers
 
-    async def _ask(self, reference: Reference) -> Answer:
+    async def _ask(self, reference: Reference, *, is_needed: bool) -> Answer:
         uuid = reference.uuid
         known = reference.server or self.servers.get(uuid)
         if self.is_done(uuid):
             return NoStatus.UNKNOWN
         servers = self._options.servers if known is None else (known,)
         self.servers.setdefault(uuid, servers[0])
+        none: Answer = NoStatus.UNKNOWN
         for server in servers:
             answer: Answer = NoStatus.PLAIN
             if self._options.planning is not Planning.PREFETCH:
-                answer = await self._client.status(server, uuid)
+                answer = await self._status(server, uuid, is_needed=is_needed)
+            if answer is NoStatus.AWAY:
+                none = answer
+                continue
             if answer is NoStatus.UNKNOWN:
                 continue
             if answer is NoStatus.PLAIN:
@@ -323,7 +362,32 @@ class StreamPlanner:
                 self.plain.add(uuid)
             self.servers[uuid] = server
             return answer
-        return NoStatus.UNKNOWN
+        return none
+
+    async def _status(self, server: str, uuid: str, *, is_needed: bool) -> Answer:
+        """Ask one server; if it may be missing, only once in a while for all its streams together."""
+        if is_needed:
+            answer = await self._client.status(server, uuid)
+            self._away.pop(server, None)
+            return answer
+        within = min(MISSING_AFTER, self._options.status_timeout)
+        if server in self._away:
+            if self._now() < self._away[server]:
+                return NoStatus.AWAY
+            within = min(PROBE_TIMEOUT, within)
+            self._away[server] = self._now() + PROBE_INTERVAL  # the other streams do not wait for this one's answer
+        try:
+            answer = await self._client.status(server, uuid, within=within)
+        except StreamUnavailable as error:
+            if not error.can_heal:
+                raise
+            if server not in self._away:
+                _log.warning("%s is away, its streams are left out until it answers: %s", server, error)
+            self._away[server] = self._now() + PROBE_INTERVAL
+            return NoStatus.AWAY
+        if self._away.pop(server, None) is not None:
+            _log.warning("%s answers again, its streams are read again", server)
+        return answer
 
     async def _count(self, most: int, status: StreamStatus) -> None:
         """Count the messages of a stream without status requests."""
@@ -345,6 +409,8 @@ class StreamPlanner:
     def _judge(self, uuid: str, answer: Answer, before: Offset) -> StreamStatus | None:
         """Decide where a stream continues; None if it cannot be read."""
         position, is_new = before.streams.get(uuid), not before.streams
+        if answer is NoStatus.AWAY:
+            return None
         if answer is NoStatus.UNKNOWN:
             self._miss(uuid, position, is_new=is_new)
             return None
