@@ -232,7 +232,7 @@ async def test_a_gap_and_a_repeat_end_the_read_with_the_ids(
 async def test_a_message_that_is_too_long_names_the_option_to_raise(autojump_clock: MockClock) -> None:
     async with place() as there:
         await feed(there.store, ONE, ["x" * 5000])
-        with pytest.raises(StreamBroken, match="raise option maxMessageBytes"):
+        with pytest.raises(OptionError, match="option maxMessageBytes"):
             await ids(there.client(maxMessageBytes="4k"), Span(ONE, there.url, 0, 1))
 
 

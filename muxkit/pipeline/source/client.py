@@ -19,7 +19,7 @@ import msgspec
 import trio
 
 from muxkit import PluginError
-from muxkit.pipeline.errors import DataLoss, OptionError, StreamBroken, StreamUnavailable
+from muxkit.pipeline.errors import DataLoss, OptionError, PipelineError, StreamBroken, StreamUnavailable
 from muxkit.pipeline.options import SourceOptions, Tls, Verify, link_options
 from muxkit.pipeline.source.offsets import Span
 from muxkit.protocols import restream
@@ -150,6 +150,11 @@ class _Request(ABC):
         with self._scope:
             try:
                 await driver.run()
+            except PipelineError:
+                raise
+            except ValueError as error:  # an address that the transport does not take as it is
+                hint = "for plaintext beyond loopback set option insecure=true"
+                raise OptionError("servers", f"stream {self.stream}: {error}; {hint}") from error
             except NO_CONNECTION as error:
                 raise StreamUnavailable(self.stream, f"there can be no connection: {error}", can_heal=False) from error
         if not self._is_done:
@@ -189,8 +194,11 @@ class _Request(ABC):
                     self._is_done = self.on_refusal(refused)
                     return Ended.DONE if self._is_done else _Refused(f"the server refused: {refused.text}")
                 case restream.Failed(error):
-                    hint = "; raise option maxMessageBytes if it is right" if error.rule == TOO_LONG else ""
-                    raise StreamBroken(self.stream, f"the server broke a rule: {error}{hint}") from error
+                    if error.rule == TOO_LONG:
+                        raise OptionError(
+                            "maxMessageBytes", f"stream {self.stream} has a longer message: {error.message}"
+                        ) from error
+                    raise StreamBroken(self.stream, f"the server broke a rule: {error}") from error
                 case restream.Silent(seconds):
                     self._why = ConnectionError(f"nothing came for {seconds:g} s while a line was unfinished")
                     return Ended.LOST

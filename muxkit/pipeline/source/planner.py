@@ -277,6 +277,9 @@ class StreamPlanner:
         Streams whose server is away are left out, unless `all_of_them` are needed.
         """
         references = await self._discovery.streams()
+        if not before.streams:
+            _check_named("startingOffsets", self._options.starting, references)
+            _check_named("endingOffsets", self._options.ending, references)
         # Where a stream begins is decided once, in the first batch.
         decides = not before.streams and self._options.starting is not Start.EARLIEST
         answers = await self._find(references, references, all_of_them=all_of_them or decides)
@@ -457,6 +460,13 @@ class StreamPlanner:
         if (told := f"stream {uuid}: {problem}") not in self._warned:
             self._warned.add(told)
             _log.warning("%s", told)
+
+
+def _check_named(option: str, ids: object, references: Mapping[str, Reference]) -> None:
+    """Refuse offsets of streams that the query does not have: a slip in a name would read from elsewhere."""
+    unnamed = sorted(ids.keys() - references.keys()) if isinstance(ids, dict) else []
+    if unnamed:
+        raise OptionError(option, f"stream {unnamed[0]} is none of the {len(references)} streams of this query")
 
 
 def _loss(position: Position | None, begin: int, answer: restream.Status) -> str | None:

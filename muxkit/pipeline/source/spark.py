@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from muxkit.pipeline.concurrency import run_bare
+from muxkit.pipeline.errors import OptionError
 from muxkit.pipeline.options import MOST_ID, SourceOptions
 from muxkit.pipeline.source.client import Client
 from muxkit.pipeline.source.offsets import Span, group
@@ -28,11 +29,26 @@ def schema(options: Mapping[str, str]) -> str:
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
-    return StreamReader(SourceOptions.parse(options), schema)
+    parsed = SourceOptions.parse(options)
+    if parsed.ending is not None:
+        raise OptionError("endingOffsets", "it is for batch queries; a streaming query ends with its trigger")
+    return StreamReader(parsed, checked(schema))
 
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
-    return BatchReader(SourceOptions.parse(options), schema)
+    return BatchReader(SourceOptions.parse(options), checked(schema))
+
+
+def checked(schema: StructType) -> StructType:
+    """Return a schema that the source can fill; raises `OptionError` for another column or type."""
+    known = {name: kind for name, kind, *_ in (column.split() for column in SCHEMA.split(", "))}
+    for field in schema.fields:
+        kind = known.get(field.name)
+        if kind is None:
+            raise OptionError("schema", f"there is no column {field.name!r}; there are {', '.join(known)}")
+        if field.dataType.simpleString() != kind:
+            raise OptionError("schema", f"column {field.name} is a {kind}, not a {field.dataType.simpleString()}")
+    return schema
 
 
 class Spans(datasource.InputPartition):
