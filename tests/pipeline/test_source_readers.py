@@ -8,10 +8,11 @@ import pytest
 import trio
 
 from muxkit.pipeline import DataLoss
+from muxkit.pipeline.source.client import Client
 from muxkit.protocols import restream
 from muxkit.protocols.restream import Retention, StoreLimits
-from tests.pipeline._source_place import ids, place, ranges, step
-from tests.pipeline._source_servers import KEEP, ONE
+from tests.pipeline._source_place import ids, lines, place, ranges, scripted, step
+from tests.pipeline._source_servers import KEEP, ONE, TWO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from muxkit.pipeline.source.planner import Planner
+    from muxkit.runtime import Dial
     from tests.pipeline._source_place import Place
 
 
@@ -129,6 +131,50 @@ async def test_a_session_that_is_only_looked_at_does_not_expire(autojump_clock: 
             assert (await reader.receive()).data == "late"
 
 
+async def test_a_thousand_streams_take_two_requests_to_plan_and_two_to_acknowledge(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(1000)]
+    async with place() as there:
+        for name in names:
+            await there.store.register(name, {}, params={}, attached=False)
+            await there.store.append(name, 1)
+        dialled = 0
+        real = Client._dial
+
+        def dial(client: Client, server: str) -> Dial:
+            nonlocal dialled
+            dialled += 1
+            return real(client, server)
+
+        monkeypatch.setattr(Client, "_dial", dial)
+        planner = there.planner(" ".join(names), reader="store")
+        end = await step(planner, planner.initial())
+        assert dialled == 2
+        await planner.commit(end)
+        assert dialled == 4
+        assert {(await there.store.status(name)).acknowledged for name in names} == {1}
+        assert await step(planner, end) == end
+        assert dialled == 6  # and nothing is left to be acknowledged
+
+
+async def test_a_server_that_answers_for_one_stream_at_a_time_is_asked_so(autojump_clock: MockClock) -> None:
+    asked: list[str] = []
+
+    async def act(requests: list[dict[str, Any]], stream: trio.abc.Stream) -> None:
+        asked.append(requests[-1]["uuid"])
+        status = {"head": 5, "acknowledged": 2, "final": False, "epoch": 1}
+        await stream.send_all(lines({"status": status}))  # as earlier versions did, which know no `also`
+
+    async with place() as there, scripted("earlier", act) as url:
+        planner = there.planner(f"{ONE} {TWO}", servers=url)
+        end = await step(planner, planner.initial())
+        assert await ranges(planner, planner.initial(), end) == {ONE: (2, 5), TWO: (2, 5)}
+        assert sorted(asked) == [ONE, ONE, TWO]
+        await step(planner, end)
+        assert len(asked) == 5
+
+
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def where(request: pytest.FixtureRequest, tmp_path: Any) -> str:  # noqa: ANN401 - a folder
     if request.param == "postgres":
@@ -170,3 +216,15 @@ async def test_readers_of_a_session_are_bounded() -> None:
         await store.advance(ONE, "b")
         with pytest.raises(Exception, match=r"StoreLimits\(readers=2\)"):
             await store.advance(ONE, "c")
+
+
+async def test_a_store_tells_the_progress_of_several_sessions_at_once(where: str) -> None:
+    names = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(600)]
+    async with restream.open_store(where, keep=KEEP) as store:
+        for name in names[:3]:
+            await store.register(name, {}, attached=False)
+        await store.append(names[1], "x")
+        await store.advance(names[1], "me", 1)
+        found = await store.statuses(names)
+        assert found == {name: await store.status(name) for name in names[:3]}
+        assert found[names[1]].readers == {"me": 1}

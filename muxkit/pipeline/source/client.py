@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+import attrs
 import msgspec
 import trio
 
@@ -34,6 +35,8 @@ READ_SIZE: Final = 256 * 1024  # bytes to ask for at once
 SILENCE_TIMEOUT: Final = 20.0  # s without a byte after which a connection is dropped and dialled again
 CLOSE_TIMEOUT: Final = 5.0  # s that a server may take to close the connection after an acknowledgement
 TOO_LONG: Final = "restream-F12"
+TOGETHER: Final = 500  # streams that one status request is for
+STATUSES_LINE: Final = 4 << 20  # bytes of its answer
 LATER: Final = (ErrorCode.BUSY, ErrorCode.UNAVAILABLE)
 LOST: Final = (ErrorCode.GONE, ErrorCode.BEYOND, ErrorCode.UNKNOWN)
 NO_CONNECTION: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
@@ -65,6 +68,18 @@ class Client:
         await request.run(self._dial(server))
         assert request.answer is not None
         return request.answer
+
+    async def statuses(
+        self, server: str, uuids: Sequence[str], *, done: Mapping[str, int] | None = None, within: float | None = None
+    ) -> dict[str, Answer] | None:
+        """Ask a server for the status of several streams at once, after telling it up to where some are `done`.
+
+        Returns None if it answers only for one at a time. At most `TOGETHER` streams go into one request.
+        """
+        request = _Statuses(uuids, done, self._options)
+        request.timeout = within or request.timeout
+        await request.run(self._dial(server))
+        return request.answers
 
     async def fetch(self, span: Span, take: Take) -> None:
         """Pass all messages of a range to `take`, in order and each once, and await it.
@@ -231,13 +246,38 @@ class _Status(_Request):
     async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
         for event in events:
             if isinstance(event, restream.StatusReceived):
-                self.answer = event.status
+                self.answer = event.status or NoStatus.UNKNOWN
         return True
 
     def on_refusal(self, refused: restream.Refused) -> bool:
         if refused.code in LATER:
             return False
         self.answer = NoStatus.UNKNOWN if refused.code is ErrorCode.UNKNOWN else NoStatus.PLAIN
+        return True
+
+
+class _Statuses(_Status):
+    def __init__(self, uuids: Sequence[str], done: Mapping[str, int] | None, options: SourceOptions) -> None:
+        super().__init__(uuids[0], options)
+        self._config = attrs.evolve(self._config, line=STATUSES_LINE)
+        self._uuids = uuids
+        self._done = done
+        self.answers: dict[str, Answer] | None = None
+
+    def next_engine(self) -> ClientEngine:
+        return restream.ClientEngine.status(self.stream, also=self._uuids[1:], done=self._done, config=self._config)
+
+    async def on_events(self, events: Sequence[ClientEvent], engine: ClientEngine) -> bool:
+        for event in events:
+            if isinstance(event, restream.StatusReceived) and event.statuses is not None:
+                self.answers = {uuid: event.statuses.get(uuid) or NoStatus.UNKNOWN for uuid in self._uuids}
+        return True
+
+    def on_refusal(self, refused: restream.Refused) -> bool:
+        if not super().on_refusal(refused):
+            return False
+        # A server that answers for one at a time knows perhaps the others.
+        self.answers = None if self.answer is NoStatus.UNKNOWN else dict.fromkeys(self._uuids, NoStatus.PLAIN)
         return True
 
 

@@ -28,7 +28,7 @@ from muxkit.pipeline.options import (
     parse_reference,
     parse_references,
 )
-from muxkit.pipeline.source.client import Answer, Client, NoStatus
+from muxkit.pipeline.source.client import TOGETHER, Answer, Client, NoStatus
 from muxkit.pipeline.source.offsets import JsonOffset, Offset, Position, Span, share
 from muxkit.protocols import restream
 from muxkit.protocols.restream import Json, Received
@@ -38,6 +38,8 @@ MISSING_AFTER: Final = 10.0  # s without an answer after which a server counts a
 PROBE_INTERVAL: Final = 5.0  # s between two attempts to find a missing server again
 PROBE_TIMEOUT: Final = 1.0  # s that such an attempt may take, while the others wait
 ALL_AWAY_PAUSE: Final = 1.0  # s; Spark would ask again at once
+REST: Final = 30  # after a look that found nothing, times what it took, so that an idle query costs little
+LONGEST_REST: Final = 2.0  # s
 PREFETCH: Final = 100_000  # messages of a stream that are counted ahead, unless a limit is lower
 
 _log = logging.getLogger("muxkit")
@@ -59,6 +61,7 @@ class Planner:
         self._target: dict[str, int] | None = None  # the end of a query with trigger availableNow
         self._target_is_whole = False  # also for streams without status requests
         self._waiting_since: float | None = None
+        self._rest_until = 0.0  # when an idle query looks again
         self._turn = 0
 
     def initial(self) -> Mapping[str, object]:
@@ -75,6 +78,8 @@ class Planner:
         Unless it is `limited`, the limits of the options do not apply.
         """
         before = Offset.from_json(start)
+        await trio.sleep(max(0.0, self._rest_until - self._now()))
+        began = self._now()
         statuses = await self._streams.statuses(before, whole=self._target is not None and not self._target_is_whole)
         self._target_is_whole = self._target is not None
         heads = {status.uuid: Position(status.head, status.incarnation) for status in statuses}
@@ -84,6 +89,7 @@ class Planner:
         # An empty batch stores its end, so that `latest` means the same after a crash.
         fixes = not before.streams and self._options.starting is Start.LATEST and bool(statuses)
         if not ends and not fixes:
+            self._rest_until = self._now() + min(LONGEST_REST, (self._now() - began) * REST)
             if self._options.acknowledging is AckMode.IDLE:
                 # Spark has stored the last batch, and would commit it only with a next one.
                 known = {status.uuid for status in statuses if not status.jumps}
@@ -189,12 +195,42 @@ class Planner:
 
     # --- acknowledging
 
+    async def _acknowledge_together(self, due: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Acknowledge for a named reader, many streams in one request; return those that have to be done one by one."""
+        streams = self._streams
+        if not self._options.reader:
+            return due
+        left, by_server = [], dict[str, dict[str, int]]()
+        for uuid, id in due:
+            server = streams.servers.get(uuid)
+            if server is None or uuid in streams.plain or streams.is_single(server):
+                left.append((uuid, id))
+            elif not streams.is_away(server):
+                by_server.setdefault(server, {})[uuid] = id
+
+        async def tell(request: tuple[str, list[str]]) -> None:
+            server, uuids = request
+            ids = {uuid: by_server[server][uuid] for uuid in uuids}
+            try:
+                if not await streams.acknowledge(server, ids):
+                    left.extend(ids.items())
+            except Exception as error:  # any error here would end the query
+                _log.warning("%s: %d streams are not acknowledged, the next will cover it: %s", server, len(ids), error)
+            self._answered.update(dict.fromkeys(uuids, self._ack_turn))
+
+        requests = [(server, some) for server, ids in by_server.items() for some in _chunks([*ids])]
+        with trio.move_on_after(self._options.ack_timeout):
+            await for_each_limited(requests, tell, at_once=self._options.connections)
+        return left
+
     async def _acknowledge(self, ids: Mapping[str, int]) -> None:
         streams = self._streams
         due = [(uuid, id) for uuid, id in sorted(ids.items()) if id > streams.acknowledged.get(uuid, 0)]
         # Those that the time did not suffice for come first now, or streams that keep moving would starve the others.
         due.sort(key=lambda each: self._answered.get(each[0], 0))
         self._ack_turn += 1
+
+        due = await self._acknowledge_together(due)
 
         async def acknowledge(one: tuple[str, int]) -> None:
             uuid, id = one
@@ -268,6 +304,7 @@ class StreamPlanner:
         self._finished: dict[str, int] = {}  # the last message of streams that ended
         self._warned: set[str] = set()
         self._now = now
+        self._single: set[str] = set()  # servers that answer for one stream at a time
         self._away: dict[str, float] = {}  # servers that do not answer, and when to ask them again
 
     async def statuses(self, before: Offset, *, whole: bool = False, all_of_them: bool = False) -> list[StreamStatus]:
@@ -333,64 +370,98 @@ class StreamPlanner:
     async def _find(
         self, references: Mapping[str, Reference], wanted: Iterable[str], *, all_of_them: bool = False
     ) -> dict[str, Answer]:
-        answers: dict[str, Answer] = {}
         is_needed = all_of_them or self._options.fail_on_missing_server
+        answers: dict[str, Answer] = {}
+        places: dict[str, list[str]] = {}  # the servers that may have a stream, the most likely first
+        for uuid in wanted:
+            known = references.get(uuid, Reference(uuid)).server or self.servers.get(uuid)
+            if self.is_done(uuid):
+                answers[uuid] = NoStatus.UNKNOWN
+            else:
+                places[uuid] = [known] if known else [*self._options.servers]
+                self.servers.setdefault(uuid, places[uuid][0])
+        while places:
+            requests = [(server, some) for server, uuids in _by_server(places).items() for some in _chunks(uuids)]
+            found: dict[str, Answer] = {}
 
-        async def ask(uuid: str) -> None:
-            answers[uuid] = await self._ask(references.get(uuid, Reference(uuid)), is_needed=is_needed)
+            async def ask(request: tuple[str, list[str]], found: dict[str, Answer] = found) -> None:
+                found.update(await self._ask(*request, is_needed=is_needed))
 
-        await for_each_limited(list(wanted), ask, at_once=self._options.connections)
+            await for_each_limited(requests, ask, at_once=self._options.connections)
+            for uuid, answer in found.items():
+                server = places[uuid].pop(0)
+                if not isinstance(answer, NoStatus) or answer is NoStatus.PLAIN:
+                    self.servers[uuid], places[uuid] = server, []
+                if answer is NoStatus.PLAIN:
+                    if self._options.planning is Planning.STATUS:
+                        raise OptionError("planning", f"{server} answers no status requests, as planning=status needs")
+                    self.plain.add(uuid)
+                if answers.get(uuid) is not NoStatus.AWAY or answer is not NoStatus.UNKNOWN:
+                    answers[uuid] = answer
+                if not places[uuid]:
+                    del places[uuid]
         return answers
 
-    async def _ask(self, reference: Reference, *, is_needed: bool) -> Answer:
-        uuid = reference.uuid
-        known = reference.server or self.servers.get(uuid)
-        if self.is_done(uuid):
-            return NoStatus.UNKNOWN
-        servers = self._options.servers if known is None else (known,)
-        self.servers.setdefault(uuid, servers[0])
-        none: Answer = NoStatus.UNKNOWN
-        for server in servers:
-            answer: Answer = NoStatus.PLAIN
-            if self._options.planning is not Planning.PREFETCH:
-                answer = await self._status(server, uuid, is_needed=is_needed)
-            if answer is NoStatus.AWAY:
-                none = answer
-                continue
-            if answer is NoStatus.UNKNOWN:
-                continue
-            if answer is NoStatus.PLAIN:
-                if self._options.planning is Planning.STATUS:
-                    raise OptionError("planning", f"{server} answers no status requests, which planning=status needs")
-                self.plain.add(uuid)
-            self.servers[uuid] = server
-            return answer
-        return none
+    async def acknowledge(self, server: str, ids: Mapping[str, int]) -> bool:
+        """Tell a server up to where the reader is done; False if it takes that for one stream at a time."""
+        if self.is_single(server):
+            return False
+        answers = await self._client.statuses(server, [*ids], done=ids)
+        for uuid, answer in (answers or {}).items():
+            if isinstance(answer, restream.Status) and answer.position is not None:
+                self.acknowledged[uuid] = answer.position
+            elif answer is NoStatus.UNKNOWN:
+                _log.warning(
+                    "stream %s: message %d is not acknowledged, the next will cover it: it is not known",
+                    uuid,
+                    ids[uuid],
+                )
+        return answers is not None
 
-    async def _status(self, server: str, uuid: str, *, is_needed: bool) -> Answer:
-        """Ask one server; if it may be missing, only once in a while for all its streams together."""
+    def is_single(self, server: str) -> bool:
+        """Return True if a server is asked for one stream at a time."""
+        return server in self._single
+
+    async def _ask(self, server: str, uuids: list[str], *, is_needed: bool) -> dict[str, Answer]:
+        """Ask one server for some streams; if it may be missing, only once in a while."""
+        if self._options.planning is Planning.PREFETCH:
+            return dict.fromkeys(uuids, NoStatus.PLAIN)
         if is_needed:
-            answer = await self._client.status(server, uuid)
+            answers = await self._statuses(server, uuids, None)
             self._away.pop(server, None)
-            return answer
+            return answers
         within = min(MISSING_AFTER, self._options.status_timeout)
         if server in self._away:
             if self._now() < self._away[server]:
-                return NoStatus.AWAY
+                return dict.fromkeys(uuids, NoStatus.AWAY)
             within = min(PROBE_TIMEOUT, within)
-            self._away[server] = self._now() + PROBE_INTERVAL  # the other streams do not wait for this one's answer
+            self._away[server] = self._now() + PROBE_INTERVAL  # the other streams do not wait for this answer
         try:
-            answer = await self._client.status(server, uuid, within=within)
+            answers = await self._statuses(server, uuids, within)
         except StreamUnavailable as error:
             if not error.can_heal:
                 raise
             if server not in self._away:
                 _log.warning("%s is away, its streams are left out until it answers: %s", server, error)
             self._away[server] = self._now() + PROBE_INTERVAL
-            return NoStatus.AWAY
+            return dict.fromkeys(uuids, NoStatus.AWAY)
         if self._away.pop(server, None) is not None:
             _log.warning("%s answers again, its streams are read again", server)
-        return answer
+        return answers
+
+    async def _statuses(self, server: str, uuids: list[str], within: float | None) -> dict[str, Answer]:
+        if server not in self._single:
+            answers = await self._client.statuses(server, uuids, within=within)
+            if answers is not None:
+                return answers
+            self._single.add(server)
+        found: dict[str, Answer] = {}
+
+        async def ask(uuid: str) -> None:
+            found[uuid] = await self._client.status(server, uuid, within=within)
+
+        await for_each_limited(uuids, ask, at_once=self._options.connections)
+        return found
 
     async def _count(self, most: int, status: StreamStatus) -> None:
         """Count the messages of a stream without status requests."""
@@ -460,6 +531,18 @@ class StreamPlanner:
         if (told := f"stream {uuid}: {problem}") not in self._warned:
             self._warned.add(told)
             _log.warning("%s", told)
+
+
+def _by_server(places: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Group streams by the server that is to be asked next."""
+    groups: dict[str, list[str]] = {}
+    for uuid, servers in places.items():
+        groups.setdefault(servers[0], []).append(uuid)
+    return groups
+
+
+def _chunks(uuids: list[str]) -> list[list[str]]:
+    return [uuids[first : first + TOGETHER] for first in range(0, len(uuids), TOGETHER)]
 
 
 def _check_named(option: str, ids: object, references: Mapping[str, Reference]) -> None:

@@ -437,6 +437,7 @@ def _as_integer(item: Item) -> int:
 
 def _as_status(item: Item) -> Status:
     assert isinstance(item, StatusReceived)
+    assert item.status is not None  # the request is for one session
     return item.status
 
 

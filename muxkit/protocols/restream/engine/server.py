@@ -181,6 +181,13 @@ class ServerEngine(LineEngine[ServerEvent]):
         self._push(messages.encode_status(status))
         self.finish()
 
+    def send_statuses(self, statuses: messages.Statuses) -> None:
+        """Answer a status request for several sessions; the connection is closing then."""
+        if self.phase is not Phase.STATUS:
+            raise self._wrong_phase("a status")
+        self._push(messages.encode_statuses(statuses))
+        self.finish()
+
     def fail(self, text: str, code: messages.ErrorCode | None = None, acknowledged: int | None = None) -> None:
         """Queue an error line and close. Harmless if the connection is ending already."""
         if self.phase is not Phase.CLOSING and self.phase is not Phase.OVER:

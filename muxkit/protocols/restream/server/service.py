@@ -9,7 +9,7 @@ import os
 import random
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
@@ -60,6 +60,7 @@ from muxkit.protocols.restream.store import (
     UnknownMessage,
     UnknownSession,
 )
+from muxkit.protocols.restream.store import Status as SessionStatus
 from muxkit.protocols.restream.wire import (
     INLINE_DIGITS,
     ErrorCode,
@@ -420,8 +421,10 @@ class ClientConnection:
                     await self._stream_messages(looking, state)
                 case Resumed(uuid=uuid, state=state):
                     await self._stream_session(uuid, lambda: sessions.resume(uuid, state), state)
-                case StatusRequested(uuid, reader):
+                case StatusRequested(uuid, reader, None):
                     await self._send_status(uuid, reader)
+                case StatusRequested(uuid, reader, also, done) if also is not None:
+                    await self._send_statuses([uuid, *also], reader, done)
         except Exception as error:
             self._fail_with(error)
 
@@ -430,16 +433,16 @@ class ClientConnection:
         if status is None:
             self._fail("this server knows no status of its sessions")
         elif self._engine.phase is Phase.STATUS:
-            self._engine.send_status(
-                Status(
-                    status.head,
-                    status.acknowledged,
-                    status.final,
-                    status.epoch,
-                    status.incarnation,
-                    status.written,
-                    status.readers.get(reader),
-                )
+            self._engine.send_status(told_status(status, reader))
+            self._pump.request_write()
+
+    async def _send_statuses(self, uuids: list[str], reader: str, done: Mapping[str, int]) -> None:
+        found = await self._service._sessions.statuses(uuids, reader, done)
+        if found is None:
+            self._fail("this server knows no status of its sessions")
+        elif self._engine.phase is Phase.STATUS:
+            self._engine.send_statuses(
+                {uuid: told_status(found[uuid], reader) if uuid in found else None for uuid in uuids}
             )
             self._pump.request_write()
 
@@ -672,6 +675,19 @@ async def _convert(digits: int, act: Callable[[ArgumentT], ResultT], argument: A
     if digits <= INLINE_DIGITS:
         return act(argument)
     return await trio.to_thread.run_sync(act, argument, abandon_on_cancel=True)
+
+
+def told_status(status: SessionStatus, reader: str) -> Status:
+    """Return what a client is told of the progress of a session."""
+    return Status(
+        status.head,
+        status.acknowledged,
+        status.final,
+        status.epoch,
+        status.incarnation,
+        status.written,
+        status.readers.get(reader) if reader else None,
+    )
 
 
 def code_of(error: StoreError) -> ErrorCode | None:

@@ -6,7 +6,7 @@ A connection has a `StoredSession` of `StoredSessions` or a `PlainSession` of `P
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeGuard, TypeVar
 
@@ -26,6 +26,7 @@ from muxkit.protocols.restream.store import (
     StoreError,
     StoreFull,
     Superseded,
+    UnknownMessage,
     UnknownSession,
 )
 from muxkit.protocols.restream.wire import JsonObject, beyond, gone
@@ -42,6 +43,7 @@ MAX_ABSENT: Final = 10_000  # sessions of which that is known
 RECLAIM_DELAY: Final = 0.25  # s between a takeover by another server and the attempt to take the session back
 MAX_MADE_IN_THREAD: Final = 1024  # messages that are being made at once by a store with threads of its own
 MAX_MADE_IN_LOOP: Final = 16  # the same for a store in Trio's thread, where all other tasks wait
+ADVANCED_AT_ONCE: Final = 128  # sessions whose reader advances together
 TOUCH_INTERVAL: Final = 10.0  # s between two notes that a session without an owner is in use
 MADE_PER_YIELD: Final = 4  # messages that a store's thread makes before it lets Trio's thread run
 
@@ -200,6 +202,28 @@ class StoredSessions:
         if reader and reader not in status.readers:
             status = await self.store.advance(uuid, reader)
         return status
+
+    async def statuses(self, uuids: Sequence[str], reader: str, done: Mapping[str, int]) -> dict[str, Status] | None:
+        """Return the progress of several sessions, after noting what a named reader is done with."""
+        statuses = await self.store.statuses(uuids)
+        if not reader:
+            return statuses
+
+        async def advance(uuid: str, id: int) -> None:
+            with suppress(UnknownSession, UnknownMessage, StoreFull):
+                statuses[uuid] = await self.store.advance(uuid, reader, id)
+
+        news = [
+            (uuid, id)
+            for uuid, status in statuses.items()
+            if (id := done.get(uuid, 0)) > status.readers.get(reader, -1)
+        ]
+        # Together, so that a store writes many of them at once.
+        for first in range(0, len(news), ADVANCED_AT_ONCE):
+            async with trio.open_nursery() as nursery:
+                for uuid, id in news[first : first + ADVANCED_AT_ONCE]:
+                    nursery.start_soon(advance, uuid, id)
+        return statuses
 
     async def expire(self) -> None:
         """Delete expired sessions."""
@@ -379,6 +403,9 @@ class PlainSessions:
         return await self.resume(uuid, state)
 
     async def status(self, uuid: str, reader: str) -> Status | None:
+        return None
+
+    async def statuses(self, uuids: Sequence[str], reader: str, done: Mapping[str, int]) -> dict[str, Status] | None:
         return None
 
     async def expire(self) -> None:

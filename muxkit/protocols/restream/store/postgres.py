@@ -348,6 +348,9 @@ class PostgresRows:
     def page(self, after: str, most: int, now: float) -> list[Session]:
         return [Session(*row) for row in self.connection.execute(PAGE, (after, now, most), binary=True)]
 
+    def several(self, uuids: Sequence[str]) -> list[Session]:
+        return [Session(*row) for row in self.connection.execute(LOAD, (list(uuids),), binary=True)]
+
     def overdue(self, now: float, most: int) -> list[str]:
         return [uuid for (uuid,) in self.connection.execute(OVERDUE, (now, most))]
 

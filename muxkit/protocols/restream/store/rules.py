@@ -173,6 +173,9 @@ class Rows(Protocol):
     def page(self, after: str, most: int, now: float) -> list[Session]:
         """Return sessions that have not expired, in the order of their uuids."""
 
+    def several(self, uuids: Sequence[str]) -> list[Session]:
+        """Return those of these sessions that exist, to be read only."""
+
     def overdue(self, now: float, most: int) -> list[str]:
         """Return some of the expired sessions."""
 
@@ -401,6 +404,11 @@ class Rules(Generic[State, Data]):
 
     def status(self, rows: Rows, uuid: str) -> Status:
         return self._status(self._load(rows, uuid))
+
+    def statuses(self, rows: Rows, uuids: Sequence[str]) -> dict[str, Status]:
+        """Return the progress of those of these sessions that are known."""
+        found = rows.several(uuids)
+        return {session.uuid: self._status(session) for session in found if not self._is_over(session)}
 
     def page(self, rows: Rows, after: str, most: int) -> list[Status]:
         return [self._status(session) for session in rows.page(after, most, self.now())]

@@ -160,6 +160,9 @@ class _Rows:
         )
         return [self._session(row) for row in found]
 
+    def several(self, uuids: Sequence[str]) -> list[Session]:
+        return [session for uuid in uuids if (session := self.session(uuid)) is not None]
+
     def overdue(self, now: float, most: int) -> list[str]:
         found = self._run("SELECT uuid FROM sessions WHERE due IS NOT NULL AND due <= ? LIMIT ?", (now, most))
         return [cast("str", uuid) for (uuid,) in found]

@@ -251,6 +251,15 @@ class SessionStore(Generic[State, Data]):
         _check(uuid)
         return await self._backend.look(uuid, lambda rows: self._rules.status(rows, uuid))
 
+    async def statuses(self, uuids: Sequence[str]) -> dict[str, Status]:
+        """Return the progress of several sessions at once, without those that are not known."""
+        found: dict[str, Status] = {}
+        storable = [uuid for uuid in uuids if _is_storable(uuid)]
+        for first in range(0, len(storable), MOST):
+            some = storable[first : first + MOST]
+            found |= await self._backend.look("", partial(self._rules.statuses, uuids=some))
+        return found
+
     async def sessions(self, after: str = "", most: int = MOST) -> list[Status]:
         """Return one page of the sessions that have not expired, ordered by uuid, after the uuid `after`."""
         _check_most(most)

@@ -9,6 +9,7 @@ from muxkit.protocols.restream.wire.messages import ErrorCode as ErrorCode
 from muxkit.protocols.restream.wire.messages import Message as Message
 from muxkit.protocols.restream.wire.messages import RequestRefused as RequestRefused
 from muxkit.protocols.restream.wire.messages import Status as Status
+from muxkit.protocols.restream.wire.messages import Statuses as Statuses
 from muxkit.protocols.restream.wire.messages import beyond as beyond
 from muxkit.protocols.restream.wire.messages import encode_message as encode_message
 from muxkit.protocols.restream.wire.messages import gone as gone
@@ -22,6 +23,7 @@ __all__ = [
     "Message",
     "RequestRefused",
     "Status",
+    "Statuses",
     "beyond",
     "encode_message",
     "format_integer",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import uuid as uuids
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
@@ -64,11 +65,14 @@ class Resumed:
 class StatusRequested:
     """The client requests the progress of a session, an extension. Answer with `send_status` or `fail`.
 
-    A named `reader` is enrolled, if it is not known yet.
+    A named `reader` is enrolled, if it is not known yet. With `also`, the progress of these sessions is told as well,
+    and an unknown one is no error; `done` are messages up to which the reader is done, by session.
     """
 
     uuid: str
     reader: str = ""
+    also: Sequence[str] | None = None
+    done: Mapping[str, int] = attrs.field(factory=dict)
 
 
 @attrs.define
@@ -109,6 +113,10 @@ class Status:
     incarnation: str | None = None
     written: int | None = None
     position: int | None = None
+
+
+Statuses = dict[str, Status | None]
+"""The progress of several sessions by uuid; None for one that is not known."""
 
 
 class ErrorCode(Enum):
@@ -193,7 +201,11 @@ def parse_request(line: bytes, *, digits: int, status: bool) -> Request:
         incarnation = fields.get("incarnation")
         return Resumed(uuid, state, _reader_of(fields), incarnation if type(incarnation) is str else None)
     if known == ["uuid", "status"] and fields["status"] is True:
-        return StatusRequested(uuid, _reader_of(fields) or "")
+        also, done = fields.get("also"), fields.get("done", {})
+        if not isinstance(also, list) or not isinstance(done, dict):
+            return StatusRequested(uuid, _reader_of(fields) or "")
+        ids = {read_uuid(each): _id_of_ack(id) for each, id in done.items()}
+        return StatusRequested(uuid, _reader_of(fields) or "", [read_uuid(each) for each in also], ids)
     raise _unusable(known, first=True)
 
 
@@ -323,11 +335,14 @@ def parse_message(line: bytes) -> Message[Json] | Refused:
     return Message(id, fields["data"], None if time is None else _read_time(time))
 
 
-def parse_status(line: bytes) -> Status | Refused:
-    """Parse the answer to a status request."""
+def parse_status(line: bytes) -> Status | Statuses | Refused:
+    """Parse the answer to a status request, for one session or for several."""
     fields = parse_object(line)
     if "error" in fields:
         return _error_in(fields)
+    several = fields.get("statuses")
+    if isinstance(several, dict):
+        return {read_uuid(uuid): None if each is None else _read_status(each) for uuid, each in several.items()}
     return _read_status(fields.get("status"))
 
 
@@ -391,10 +406,15 @@ def encode_request(request: Request) -> bytes:
             return encode_line({"uuid": uuid, "state": state, "reader": reader})
         case Resumed(uuid, state, reader, incarnation):
             return encode_line({"uuid": uuid, "state": state, "reader": reader, "incarnation": incarnation})
-        case StatusRequested(uuid, ""):
-            return encode_line({"uuid": uuid, "status": True})
-        case StatusRequested(uuid, reader):
-            return encode_line({"uuid": uuid, "status": True, "reader": reader})
+        case StatusRequested(uuid, reader, also, done):
+            fields: dict[str, Json] = {"uuid": uuid, "status": True}
+            if reader:
+                fields["reader"] = reader
+            if also is not None:
+                fields["also"] = list(also)
+            if done:
+                fields["done"] = dict(done)
+            return encode_line(fields)
 
 
 def encode_ack(ack: Acknowledged) -> bytes:
@@ -412,6 +432,13 @@ def encode_message(id: int, data: Json, time: float | None = None) -> bytes:
     if time is None:
         return encode_line({"id": id, "data": data})
     return encode_line({"id": id, "data": data, "time": time})
+
+
+def encode_statuses(statuses: Statuses) -> bytes:
+    """Return the answer to a status request for several sessions."""
+    return encode_line(
+        {"statuses": {uuid: None if each is None else _fields_of(each) for uuid, each in statuses.items()}}
+    )
 
 
 def encode_status(status: Status) -> bytes:
