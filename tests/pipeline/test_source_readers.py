@@ -158,6 +158,34 @@ async def test_a_thousand_streams_take_two_requests_to_plan_and_two_to_acknowled
         assert dialled == 6  # and nothing is left to be acknowledged
 
 
+async def test_the_driver_reads_no_data_where_all_that_waits_fits_into_the_limit_of_bytes(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place() as there:
+        counted: list[int] = []
+        real = Client.count
+
+        async def count(client: Client, *where: Any, **limits: Any) -> int:
+            counted.append(1)
+            return await real(client, *where, **limits)
+
+        monkeypatch.setattr(Client, "count", count)
+        planner = there.planner(maxBytesPerTrigger=1000)
+        at = planner.initial()
+        for turn in range(5):
+            await there.feed(ONE, 50, first=turn * 50 + 1)  # of some 8 to 9 bytes
+            end = await step(planner, at)
+            assert await ranges(planner, at, end) == {ONE: (turn * 50, turn * 50 + 50)}
+            at = end
+        assert not counted
+        await there.feed(ONE, 500, first=251)
+        end = await step(planner, at)
+        (begin, until) = (await ranges(planner, at, end))[ONE]
+        assert begin == 250
+        assert until < 450
+        assert counted
+
+
 async def test_a_server_that_answers_for_one_stream_at_a_time_is_asked_so(autojump_clock: MockClock) -> None:
     asked: list[str] = []
 

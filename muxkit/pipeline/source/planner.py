@@ -38,7 +38,7 @@ MISSING_AFTER: Final = 10.0  # s without an answer after which a server counts a
 PROBE_INTERVAL: Final = 5.0  # s between two attempts to find a missing server again
 PROBE_TIMEOUT: Final = 1.0  # s that such an attempt may take, while the others wait
 ALL_AWAY_PAUSE: Final = 1.0  # s; Spark would ask again at once
-REST: Final = 30  # after a look that found nothing, times what it took, so that an idle query costs little
+REST: Final = 40  # after a look that found nothing, times what it took, so that an idle query costs little
 LONGEST_REST: Final = 2.0  # s
 PREFETCH: Final = 100_000  # messages of a stream that are counted ahead, unless a limit is lower
 
@@ -61,6 +61,8 @@ class Planner:
         self._target: dict[str, int] | None = None  # the end of a query with trigger availableNow
         self._target_is_whole = False  # also for streams without status requests
         self._waiting_since: float | None = None
+        # The last message that was planned, if it was the head, with the incarnation and bytes of its session then.
+        self._planned: dict[str, tuple[int, str | None, int]] = {}
         self._rest_until = 0.0  # when an idle query looks again
         self._turn = 0
 
@@ -95,6 +97,9 @@ class Planner:
                 known = {status.uuid for status in statuses if not status.jumps}
                 await self._acknowledge({uuid: each.id for uuid, each in before.streams.items() if uuid in known})
             return start
+        for status in statuses:
+            if status.written is not None and ends.get(status.uuid, status.begin) == status.head:
+                self._planned[status.uuid] = status.head, status.incarnation, status.written
         self._turn += 1
         self._waiting_since = None
         return self._offset(before, statuses, ends).to_json()
@@ -145,7 +150,9 @@ class Planner:
             for status in statuses:
                 if status.uuid in self._streams.plain:
                     self._target.setdefault(status.uuid, status.head)
-                status.head = min(status.head, self._target.get(status.uuid, status.begin))
+                target = self._target.get(status.uuid, status.begin)
+                if target < status.head:
+                    status.head, status.written = target, None
         lags = {status.uuid: status.lag for status in statuses if status.lag > 0}
         if limited:
             options = self._options
@@ -170,6 +177,9 @@ class Planner:
         """Count how many messages fit into `most` bytes, by reading them; one message of each stream always fits."""
         if not statuses:
             return {}
+        waiting = [self._waiting_bytes(status) for status in statuses]
+        if None not in waiting and sum(filter(None, waiting)) <= most:
+            return lags
         most_of_each = max(1, most // len(statuses))
         fitting: dict[str, int] = {}
 
@@ -181,6 +191,16 @@ class Planner:
 
         await for_each_limited(statuses, count, at_once=self._options.connections)
         return {uuid: count for uuid, count in sorted(fitting.items()) if count}
+
+    def _waiting_bytes(self, status: StreamStatus) -> int | None:
+        """Return the bytes of the messages that wait, from what the server told; None if that is not known."""
+        if status.written is None:
+            return None
+        if status.begin == 0:
+            return status.written
+        id, incarnation, written = self._planned.get(status.uuid, (0, None, 0))
+        known = id == status.begin and incarnation == status.incarnation
+        return status.written - written if known else None
 
     def _offset(self, before: Offset, statuses: list[StreamStatus], ends: Mapping[str, int]) -> Offset:
         """Make the offset, without streams that ended and were acknowledged, so that it does not grow for ever."""
@@ -273,6 +293,8 @@ class StreamStatus:
     incarnation: str | None = None
     acknowledged: int = 0
     final: bool = False
+    written: int | None = None
+    """The bytes of all messages up to the head; None if the server does not tell, or the head was lowered."""
     jumps: bool = False
     """The batch does not begin where the last one ended."""
     skips: bool = False
@@ -506,7 +528,9 @@ class StreamPlanner:
             elif begin == answer.acknowledged > 0:
                 self._warn(uuid, f"{begin} messages were acknowledged before this query began, and are not read")
         own = answer.acknowledged if answer.position is None else answer.position
-        status = StreamStatus(uuid, self.servers[uuid], begin, answer.head, answer.incarnation, own, answer.final)
+        status = StreamStatus(
+            uuid, self.servers[uuid], begin, answer.head, answer.incarnation, own, answer.final, answer.written
+        )
         status.jumps = position is None
         problem = _loss(position, begin, answer)
         if problem is not None:
