@@ -45,6 +45,7 @@ async def check(where: str) -> None:
             assert (one.head, one.acknowledged, one.epoch, one.params) == (3, 1, 4, {"a": 1})
             assert [message.data for message in await store.replay(U1, 1)] == ["2", "3"]
             assert one.readers == {}
+            assert (one.written, two.written) == (6, 0)  # of the two messages that are left
             seen.append((one.incarnation, two.incarnation))
     assert seen[0] == seen[1]
     assert len(set(seen[0])) == 2

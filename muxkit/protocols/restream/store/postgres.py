@@ -45,7 +45,9 @@ MIGRATIONS = (
         "ALTER TABLE restream_sessions ADD COLUMN incarnation text NOT NULL DEFAULT '', "
         "ADD COLUMN readers bytea NOT NULL DEFAULT '{}', ADD COLUMN written bigint NOT NULL DEFAULT 0, "
         "ADD COLUMN marks bytea NOT NULL DEFAULT '[]'",
-        "UPDATE restream_sessions SET incarnation = left(md5(random()::text || clock_timestamp()::text || uuid), 8)",
+        "UPDATE restream_sessions SET incarnation = left(md5(random()::text || clock_timestamp()::text || uuid), 8), "
+        "written = (SELECT coalesce(sum(length(data)), 0) FROM restream_messages AS m "
+        "WHERE m.uuid = restream_sessions.uuid)",
     ),
 )
 SCHEMA = Schema(0x6D787273, "a store", MIGRATIONS, version_table="restream_store")

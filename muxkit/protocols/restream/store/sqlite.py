@@ -38,7 +38,8 @@ MIGRATIONS = (
         "readers BLOB NOT NULL, written INTEGER NOT NULL, marks BLOB NOT NULL, seal INTEGER NOT NULL)",
         "CREATE INDEX sessions_due ON sessions (due) WHERE due IS NOT NULL",
         "INSERT INTO sessions SELECT sid, uuid, params, state, head, acknowledged, final, fed, epoch, keep, due, "
-        "lower(hex(randomblob(4))), CAST('{}' AS BLOB), 0, CAST('[]' AS BLOB), seal FROM before",
+        "lower(hex(randomblob(4))), CAST('{}' AS BLOB), (SELECT coalesce(sum(length(data)), 0) FROM messages "
+        "WHERE key BETWEEN before.sid << 32 AND (before.sid + 1 << 32) - 1), CAST('[]' AS BLOB), seal FROM before",
         "DROP TABLE before",
     ),
 )
